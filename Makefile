@@ -72,7 +72,7 @@ test-observability: $(VENV)/installed-dev
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest -q tests/unit/alert_rules_test.py tests/unit/label_values_test.py tests/unit/compressed_rules_test.py tests/unit/dashboards_test.py tests/unit/deploy_rules_test.py \
 	  tests/unit/metrics_lint_test.py tests/unit/controller_metrics_test.py tests/unit/controller_exemplars_test.py \
-	  tests/unit/page_text_test.py tests/unit/fleet_page_test.py tests/unit/*page*_test.py tests/props/energy_*_test.py \
+	  tests/unit/openmetrics_page_test.py tests/unit/fleet_page_test.py tests/unit/*page*_test.py tests/props/energy_*_test.py \
 	  tests/e2e/telemetry_test.py tests/e2e/dashboards_test.py tests/e2e/ledger_test.py tests/e2e/victoria_metrics_test.py tests/e2e/demo_keep_test.py \
 	  tests/e2e/page*_test.py
 	@echo "every alert in its fault (about twelve minutes)"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 
-from tests.controller_rig import until
+from tests.waiting import wait_until
 
 
 @contextlib.asynccontextmanager
@@ -28,7 +28,7 @@ async def agent_process(address, fleet, log, *flags):
             stderr=out,
         )
     try:
-        await until(lambda: "event=serving" in log.read_text(), within_s=60.0)
+        await wait_until(lambda: "event=serving" in log.read_text(), within_s=60.0)
         (line,) = [line for line in log.read_text().splitlines() if "event=serving" in line]
         yield dict(part.split("=", 1) for part in line.split() if "=" in part)
     finally:

@@ -18,8 +18,8 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     GATE,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
-from tests.claims_rig import device_class, devices, overdrawn, slices
-from tests.kubernetes_rig import node as node_value
+from tests.builders.kubernetes import build_claim_spec, build_device_class, build_slices, find_overdrawn
+from tests.builders.kubernetes import build_node_model as node_value
 
 STAMP = "2026-11-22T08:00:00Z"
 SETTINGS = ClaimAllocatorSettings(unbound_s=10.0)
@@ -27,7 +27,7 @@ SETTINGS = ClaimAllocatorSettings(unbound_s=10.0)
 
 @cache
 def _published(name, gpus):
-    return slices(name, gpus)
+    return build_slices(name, gpus)
 
 
 class Cluster:
@@ -37,7 +37,7 @@ class Cluster:
         self.version = 0
         self.sides = []
         self.pods, self.claims, self.nodes, self.slices, self.wants, self.bad = {}, {}, {}, {}, {}, {}
-        self.classes = {"eelgrid": device_class(), "nv": device_class("nv", "gpu.nvidia.com")}
+        self.classes = {"eelgrid": build_device_class(), "nv": build_device_class("nv", "gpu.nvidia.com")}
         self.writes = []  # (claim uid, epoch, leading)
         for name in nodes:
             self.node(name)
@@ -97,7 +97,7 @@ class Cluster:
         asked = [{"name": f"c{i}", "resourceClaimName": one} for i, one in enumerate(claims)]
         if profile is not None or spec is not None:
             asked.append({"name": "own", "resourceClaimTemplateName": "t"})
-            self.wants[f"u-{name}"] = spec or devices(profile)
+            self.wants[f"u-{name}"] = spec or build_claim_spec(profile)
         metadata = {"name": name, "namespace": "x", "uid": f"u-{name}", "annotations": {**notes, **(annotations or {})}}
         if owner:
             metadata["ownerReferences"] = [
@@ -125,7 +125,7 @@ class Cluster:
 
     def shared(self, name, profile):
         metadata = {"namespace": "x", "name": name, "uid": f"u-{name}"}
-        self.put_claim({"metadata": metadata, "spec": devices(profile), "status": {}})
+        self.put_claim({"metadata": metadata, "spec": build_claim_spec(profile), "status": {}})
 
     def make_claims(self):
         """The claim controller's round."""
@@ -213,7 +213,7 @@ class Cluster:
             self.bind(name, node)
 
     def overdrawn(self):
-        return overdrawn(self.slices.values(), self.claims.values())
+        return find_overdrawn(self.slices.values(), self.claims.values())
 
     # Writes
 

@@ -29,24 +29,21 @@ from eelgrid_protos.messages import (
     PoolMode,
     PowerBudget,
     PricePeriod,
-    ResourceRequest,
     ServicePromise,
-    SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
-    SpendingScope,
-    SubmitWorkloadRequest,
     TrainingPromise,
     UpdatePolicyRequest,
     WorkloadKind,
-    WorkloadSpec,
 )
 from tests.agent_process import agent_process
-from tests.controller_rig import running, until
+from tests.builders.cluster import build_request, build_spending_limit
+from tests.builders.profiles import build_engine_points
+from tests.builders.server import run_controller
+from tests.e2e.objectives_test import Fleet
 from tests.e2e.processes import free_address
-from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener, answer
-from tests.fakes.stewarded import points
+from tests.waiting import wait_until
 
 # Each node is an agent of its own: one that simulates several tells nothing of their devices.
 MODEL = "H100-80GB-HBM3"
@@ -143,16 +140,8 @@ def _policy(before):
         ),
         prices=EnergyPrices(currency="EUR", periods=price, pue=1.2, carbon_price_per_kg=0.1),
         spending=(
-            SpendingLimit(
-                scope=SpendingScope.NAMESPACE,
-                name="default",
-                quantity=SpendingQuantity.GPU_TIME,
-                most=10 * 3600.0,
-                period=SpendingPeriod.DAY,
-                mode=EnforcementMode.OBSERVE,
-            ),
-            SpendingLimit(
-                scope=SpendingScope.NAMESPACE,
+            build_spending_limit(name="default", mode=EnforcementMode.OBSERVE),
+            build_spending_limit(
                 name="default",
                 quantity=SpendingQuantity.MONEY,
                 most=5.0,
@@ -164,15 +153,12 @@ def _policy(before):
 
 
 async def _submit(rig, key, *, gpus=1, milli=1000, models=(), **spec):
-    request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=milli, gpu_models=models)
-    await rig.operators.submit_workload(
-        SubmitWorkloadRequest(workload_id=key, spec=WorkloadSpec(name=key, request=request, **spec))
-    )
+    await rig.operators.submit_workload(build_request(key, name=key, gpus=gpus, milli=milli, models=models, **spec))
 
 
 async def _submit_all(rig, url):
     """A service, two jobs, some that have a place and one that waits."""
-    await rig.controller.loop.record_points(points(model=MODEL))
+    await rig.controller.loop.record_points(build_engine_points(model=MODEL))
     inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     pages = MetricsSource(server=MetricsServer.VLLM, url=url + "/{replica}/metrics", model="m")
     promise = ServicePromise(
@@ -206,11 +192,11 @@ async def scene(folder, *, seconds):
     """The fleet after it has lived so long, still living: Prometheus' address, and when it began."""
     with Served() as fleet, Listener(fleet.reply) as listener:
         async with contextlib.AsyncExitStack() as held:
-            rig = await held.enter_async_context(running(folder / "data", **QUICK))
+            rig = await held.enter_async_context(run_controller(folder / "data", **QUICK))
             agents = [await held.enter_async_context(agent(folder, rig.address, node)) for node in NODES]
             url = listener.url.removesuffix("/metrics")
             with prometheus(folder, rig.metrics, agents, url.removeprefix("http://")) as address:
-                await until(lambda: rig.controller.agents.connected == len(NODES), within_s=30.0)
+                await wait_until(lambda: rig.controller.agents.connected == len(NODES), within_s=30.0)
                 policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
                 await rig.operators.update_policy(UpdatePolicyRequest(policy=_policy(policy)))
                 began_s = time.time()

@@ -15,7 +15,8 @@ from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_protos.kubelet_api import PreferredAllocationRequest
 from eelgrid_protos.messages import HeldDevices, NodePlan, PodDevices
-from tests.controller_rig import running, until
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 GPU = "nvidia.com/gpu"
 ABILITIES = frozenset({"devices", "slices"})
@@ -50,8 +51,8 @@ async def controlled(folder, access, **options):
         abilities=ABILITIES,
         **options,
     )
-    async with running(folder / "data", kubernetes=config, plan_interval_s=0.0) as rig:
-        await until(lambda: rig.controller.placing.elector.term() is not None, within_s=20.0)
+    async with run_controller(folder / "data", kubernetes=config, plan_interval_s=0.0) as rig:
+        await wait_until(lambda: rig.controller.placing.elector.term() is not None, within_s=20.0)
         yield rig
 
 

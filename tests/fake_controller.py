@@ -6,15 +6,14 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, SimulatedEngine
+from eelgrid_agent.node.inventory import read_each_gpu, survey_devices
+from eelgrid_agent.node.node import SimulatedEngine
 from eelgrid_agent.node.uplink import Uplink, UplinkLimits, open_channels
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from eelgrid_protos.messages import Acknowledgement, Cadence, ConnectResponse, Hello, SampleBatch, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_handler
 from eelgrid_protos.transport import listen_on_address, server_options
+from tests.builders.agent import ManualClock, build_agent_node, build_devices
 
 SECOND = 1_000_000_000
 FAST = UplinkLimits(backoff_first_s=0.02, backoff_most_s=0.05, welcome_s=1.0, good_s=5.0, tls_check_s=0.02)
@@ -72,29 +71,12 @@ async def acknowledge_all(number, messages, reply, cadence=EACH_SECOND):
             reply(Acknowledgement(sequence=message.sequence))
 
 
-class HandClock:
-    def __init__(self):
-        self.now_ns = SECOND
-
-    def monotonic_ns(self):
-        return self.now_ns
-
-    def wall_ns(self):
-        return 1_700_000_000 * SECOND + self.now_ns
-
-
 class Agent:
     """A node whose time stands still unless it is told to tick."""
 
     def __init__(self, port, *, ticks_most=100, tls_version=None, limits=None, jitter=lambda: 1.0):
-        self.clock = HandClock()
-        spec = NodeSpec(
-            node_name="n",
-            cpu_milli=1000,
-            memory_bytes=10**9,
-            gpus=tuple(GpuSpec(product="openb-g2", model="G2") for _ in range(2)),
-        )
-        self.simulation = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
+        self.clock = ManualClock(epoch_ns=1_700_000_000 * SECOND)
+        self.simulation = build_devices(self.clock, gpus=(GpuSpec(product="openb-g2", model="G2"),) * 2)
         first = survey_devices(self.simulation)
         engine = SimulatedEngine(
             first.gpus,
@@ -103,13 +85,10 @@ class Agent:
             ),
         )
         incarnations = iter(range(1, 1000))
-        self.node = AgentNode(
-            NodeIdentity(node_name="n", agent_version="t", simulated=True),
-            host=SimulatedHost(
-                cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
-            ),
+        self.node = build_agent_node(
+            self.simulation,
+            self.clock,
             engine=engine,
-            clock=self.clock,
             draw_incarnation=lambda: next(incarnations),
             ticks_most=ticks_most,
             first=first,
@@ -131,12 +110,6 @@ class Agent:
             self.node.record_tick(read_each_gpu(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
             if self.node.is_stalled(now_ns=self.clock.now_ns):
                 self.uplink.drop_connection("no acknowledgement in time")
-
-
-async def until(condition, timeout_s=5.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # any state of any object
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

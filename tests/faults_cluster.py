@@ -10,10 +10,10 @@ import threading
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_GROUP_SIZE
 from tests.alerting_rig import Alerting
+from tests.builders.kubernetes import build_node, build_pod
 from tests.e2e.kubernetes_gate_test import config, rules
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.faults import server_error
-from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.faults_rig import Scene
 
@@ -53,7 +53,7 @@ class FaultyCluster(Scene):
         self.fake.knobs.bookmark_every_s = 1.0
         config(self.fake, self.cluster.folder)
         for index in range(NODES_THERE):
-            self.call(self._create(NODES, node(f"n{index}")))
+            self.call(self._create(NODES, build_node(f"n{index}")))
         self.call(self.fake.add(Scheduler(self.fake)))
         self._held.enter_context(self.cluster)
         try:
@@ -80,7 +80,7 @@ class FaultyCluster(Scene):
 
     def ask(self, name, *, gpus=1, annotations=None):
         """Somebody makes a pod behind the gate."""
-        made = pod(name, gpus=gpus)
+        made = build_pod(name, gpus=gpus)
         made["metadata"]["annotations"] = annotations or {}
         self.call(self._create(PODS, made))
 

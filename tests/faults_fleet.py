@@ -28,18 +28,16 @@ from eelgrid_protos.messages import (
     RemoveEnergyExporterRequest,
     ResourceRequest,
     ServicePromise,
-    SpendingLimit,
     SpendingPeriod,
-    SpendingQuantity,
-    SpendingScope,
     SubmitWorkloadRequest,
     TrainingPromise,
     WorkloadKind,
     WorkloadSpec,
 )
-from tests.e2e.steward_test import Fleet
+from tests.builders.cluster import build_spending_limit
+from tests.builders.profiles import build_engine_points
+from tests.e2e.objectives_test import Fleet
 from tests.fakes.metrics_servers import Listener
-from tests.fakes.stewarded import points
 from tests.faults_rig import Scene
 from tests.slow_disk import SlowDisk
 
@@ -136,7 +134,7 @@ class FaultyFleet(Scene):
     def _work(self):
         self.set_policy(pools=(PoolMode(pool="serving", mode=EnforcementMode.ENFORCE),))
         self.cluster.operators.record_points(
-            RecordPointsRequest(points=tuple(points(model="H100-80GB-HBM3"))), timeout=10.0
+            RecordPointsRequest(points=tuple(build_engine_points(model="H100-80GB-HBM3"))), timeout=10.0
         )
         url = self.listener.url.removesuffix("/metrics")
         inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
@@ -179,14 +177,8 @@ class FaultyFleet(Scene):
     def limit_spending(self, *limits):
         """The GPU time of everybody's namespace has these limits, of (period, seconds, share that warns), and no others."""
         made = [
-            SpendingLimit(
-                scope=SpendingScope.NAMESPACE,
-                name="default",
-                quantity=SpendingQuantity.GPU_TIME,
-                most=seconds,
-                period=SpendingPeriod[period.upper()],
-                warn_ratio=warn_ratio,
-                mode=EnforcementMode.ENFORCE,
+            build_spending_limit(
+                name="default", period=SpendingPeriod[period.upper()], most=seconds, warn_ratio=warn_ratio
             )
             for period, seconds, warn_ratio in limits
         ]

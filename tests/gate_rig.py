@@ -41,6 +41,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 from eelgrid_protos.messages import Gpu, Inventory
+from tests.builders.kubernetes import count_gpus
 from tests.fakes.kubernetes.relations import Relations
 
 PRODUCTS = catalogue.load_catalogue()
@@ -201,7 +202,7 @@ class Api:
 
     def free(self, node):
         held = sum(
-            _gpus(pod)
+            count_gpus(pod)
             for pod in self.pods.values()
             if pod["spec"].get("nodeName") == node and pod["status"]["phase"] != "Succeeded"
         )
@@ -232,7 +233,7 @@ class Api:
             if (
                 (not pinned or name == pinned)
                 and not node["spec"].get("unschedulable")
-                and self.free(name) >= _gpus(pod)
+                and self.free(name) >= count_gpus(pod)
                 and not self.why_not(pod, name)
             ):
                 return name
@@ -551,7 +552,3 @@ def check(api):
         assert epoch is None or node, "ungated without a pin"
     for name in api.nodes:
         assert api.free(name) >= 0
-
-
-def _gpus(pod):
-    return int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])

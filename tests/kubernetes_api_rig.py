@@ -6,11 +6,9 @@
 Each test has a namespace of its own; what it makes outside of it, it registers to be removed.
 """
 
-import asyncio
 import contextlib
 import os
 import secrets
-import time
 from pathlib import Path
 
 from eelgrid_controller.engines.kubernetes.api.client import ApiRequest, HttpClusterClient
@@ -119,17 +117,6 @@ class Rig:
                 await self.cluster.delete(resource, name)
         for client in self._clients:
             await client.close()
-
-
-async def eventually(look, *, timeout_s=10.0):
-    """What `look` gives as soon as it is true; a look that finds nothing is repeated."""
-    until_s = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(ObjectNotFound):
-            if found := await look():
-                return found
-        assert time.monotonic() < until_s, "it did not come to pass"
-        await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager

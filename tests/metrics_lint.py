@@ -6,6 +6,7 @@ naming" and "Instrumentation" of Prometheus' documentation.
 """
 
 import re
+import subprocess
 from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -174,3 +175,10 @@ def faults(text, docs, most=None):
         if most is not None and len(keys) > most(name):
             yield f"{name}: {len(keys)} series, bound is {most(name)}"
     yield from (f"{name}: {count} heads" for name, count in seen.items() if count > 1)
+
+
+def run_promtool(text):
+    """The exit code of `promtool check metrics` on a page, and what it prints."""
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, check=False, timeout=30, text=True)
+    return done.returncode, done.stdout + done.stderr

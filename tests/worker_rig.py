@@ -71,10 +71,3 @@ def rigs_in(folder: Path) -> Iterator[Callable[..., Rig]]:
         children = rig.remote.children
         rig.remote.close()
         assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-
-
-def until(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.01)

@@ -211,7 +211,7 @@ def test_symbols_are_as_old_as_the_published_table_says(branch: int) -> None:
     }
 
 
-def test_a_driver_that_tells_no_places_is_helped_out_by_the_catalogue() -> None:
+def test_a_driver_that_reports_no_places_is_helped_out_by_the_catalogue() -> None:
     node = make([5 * SECOND], "460.73.01")
     uuid = node.devices[A100].uuid
     with installed_library(node):

@@ -34,7 +34,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         yield rig
 
 
-def test_limits_are_told_and_set_and_an_out_of_band_cap_shows(rig: Rig) -> None:
+def test_limits_are_reported_and_set_and_an_out_of_band_cap_shows(rig: Rig) -> None:
     uuid = rig.uuid(H100)
     before = rig.control.power_settings(uuid)
     assert (before.min_w, before.default_w, before.max_w) == (200.0, 700.0, 700.0)

@@ -146,7 +146,7 @@ def test_a_lost_device_is_silent_stays_listed_and_comes_back_with_its_counter_at
     assert rig.device.gpus() == before
 
 
-def test_a_device_that_came_back_is_read_without_being_listed_anew(rig: Rig) -> None:
+def test_a_device_that_came_back_is_read_without_being_listed_again(rig: Rig) -> None:
     rig.read(T4)
     rig.node.faults.lose_gpu(rig.uuid(T4))
     assert throughout(rig.read(T4), AbsenceReason.GPU_LOST)
@@ -205,7 +205,7 @@ def test_without_a_driver_there_is_nothing_and_with_it_all_is_back(rig: Rig) -> 
     assert rig.device.driver_version() == rig.node.spec.driver_version
 
 
-def test_devices_are_told_apart_by_uuid_when_the_driver_counts_them_anew(rig: Rig) -> None:
+def test_devices_are_told_apart_by_uuid_when_the_driver_counts_them_again(rig: Rig) -> None:
     """Known failure 21: indices change with a reset or a reboot."""
     before = {gpu.uuid: gpu for gpu in rig.device.gpus()}
     rig.load(H100, 1.0)

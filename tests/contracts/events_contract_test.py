@@ -100,7 +100,7 @@ def test_calls_take_as_long_as_the_driver_was_measured_to_take(rig: Rig) -> None
     assert 2e-4 < took_s["read"] < 5e-3 < 0.017 < took_s["processes"] < 0.05 < 0.09 < took_s["read_instances"] < 2.0
 
 
-def test_an_unknown_device_or_no_driver_is_told_by_every_method(rig: Rig) -> None:
+def test_an_unknown_device_or_no_driver_is_reported_by_every_method(rig: Rig) -> None:
     for ask in (rig.device.read_slow, rig.device.read_instances, rig.device.processes):
         with pytest.raises(UnknownGpu, match="GPU-0000"):
             ask("GPU-0000")
@@ -114,7 +114,7 @@ def test_an_unknown_device_or_no_driver_is_told_by_every_method(rig: Rig) -> Non
     assert set(rig.slow(P100).values()) == {Missing(AbsenceReason.GPU_LOST)}
 
 
-def test_a_closed_port_opens_again_and_begins_anew(rig: Rig) -> None:
+def test_a_closed_port_opens_again_and_begins_again(rig: Rig) -> None:
     rig.load(H100, 1.0)
     rig.slow(H100)
     rig.device.processes(rig.uuid(H100))

@@ -4,7 +4,7 @@ Sources: KEP-4381, KEP-4817 and the hardening guide for dynamic resource allocat
 """
 
 import pytest
-from tests.fakes.kubernetes.manifests import pod
+from tests.builders.kubernetes import build_pod
 from tests.kubernetes_api_rig import WAYS, open_rig
 
 from eelgrid_controller.engines.kubernetes.api import errors
@@ -54,7 +54,7 @@ async def write(rig, status, name="a", who=None):
 
 async def consumer(rig):
     """A reservation for a pod that is there: others are taken back by a controller."""
-    made = await rig.add(PODS, pod("p", gpus=0, resourceClaims=[{"name": "gpu", "resourceClaimName": "a"}]))
+    made = await rig.add(PODS, build_pod("p", gpus=0, resourceClaims=[{"name": "gpu", "resourceClaimName": "a"}]))
     return {"resource": "pods", "name": "p", "uid": made["metadata"]["uid"]}
 
 

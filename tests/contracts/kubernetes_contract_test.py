@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from tests.fakes.kubernetes.manifests import deployment, node, pod
+from tests.builders.kubernetes import build_config_map, build_deployment, build_node, build_pod
 from tests.fakes.kubernetes.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, MUTATING_ADMISSION_POLICIES
-from tests.kubernetes_api_rig import WAYS, bind, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, bind, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
@@ -30,12 +31,8 @@ async def rig(request):
         yield made
 
 
-def config(name, labels=None, **data):
-    return {"metadata": {"name": name, "labels": labels or {}}, "data": data}
-
-
 async def test_a_new_object_has_a_uid_a_version_and_a_time(rig):
-    made = await rig.add(PODS, pod("a"))
+    made = await rig.add(PODS, build_pod("a"))
     assert made["metadata"].keys() >= {"uid", "resourceVersion", "creationTimestamp"}
     assert made["metadata"]["generation"] == 1
     assert await rig.cluster.get(PODS, "a", namespace=rig.space) == made
@@ -49,9 +46,9 @@ async def test_a_generated_name_is_new_each_time(rig):
 
 
 async def test_a_name_is_taken_once(rig):
-    await rig.add(CONFIG_MAPS, config("a"))
+    await rig.add(CONFIG_MAPS, build_config_map("a"))
     with pytest.raises(errors.ObjectAlreadyExists):
-        await rig.add(CONFIG_MAPS, config("a"))
+        await rig.add(CONFIG_MAPS, build_config_map("a"))
 
 
 async def test_what_is_not_there_is_not_found_and_what_is_not_served_is_told_apart(rig):
@@ -61,11 +58,11 @@ async def test_what_is_not_there_is_not_found_and_what_is_not_served_is_told_apa
     with pytest.raises(errors.NotServed):
         await rig.cluster.get(THINGS.at("v9"), "a", namespace=rig.space)
     with pytest.raises(errors.ObjectNotFound):
-        await rig.cluster.create(CONFIG_MAPS, config("a"), namespace="t-none")
+        await rig.cluster.create(CONFIG_MAPS, build_config_map("a"), namespace="t-none")
 
 
 async def test_a_write_against_an_old_version_is_a_conflict(rig):
-    old = await rig.add(CONFIG_MAPS, config("a", x="1"))
+    old = await rig.add(CONFIG_MAPS, build_config_map("a", x="1"))
     new = await rig.cluster.replace(CONFIG_MAPS, {**old, "data": {"x": "2"}})
     assert version_of(new) != version_of(old)
     with pytest.raises(errors.Conflict):
@@ -78,7 +75,7 @@ async def test_a_write_against_an_old_version_is_a_conflict(rig):
 
 
 async def test_a_write_for_another_uid_is_refused(rig):
-    old = await rig.add(CONFIG_MAPS, config("a"))
+    old = await rig.add(CONFIG_MAPS, build_config_map("a"))
     other = {"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}, "data": {"x": "1"}}
     with pytest.raises((errors.Conflict, errors.Invalid)):
         await rig.cluster.patch(CONFIG_MAPS, "a", other, namespace=rig.space)
@@ -87,7 +84,7 @@ async def test_a_write_for_another_uid_is_refused(rig):
 
 
 async def test_a_write_that_changes_nothing_leaves_the_version(rig):
-    old = await rig.add(CONFIG_MAPS, config("a", x="1"))
+    old = await rig.add(CONFIG_MAPS, build_config_map("a", x="1"))
     same = await rig.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "1"}}, namespace=rig.space)
     assert version_of(same) == version_of(old)
 
@@ -106,7 +103,7 @@ async def test_a_lease_is_replaced_against_a_version_only(rig):
 
 
 async def test_merge_patches_delete_by_null_and_replace_lists(rig):
-    await rig.add(PODS, pod("a", gates=("x.io/1", "x.io/2")))
+    await rig.add(PODS, build_pod("a", gates=("x.io/1", "x.io/2")))
     patched = await rig.cluster.patch(
         PODS,
         "a",
@@ -119,7 +116,7 @@ async def test_merge_patches_delete_by_null_and_replace_lists(rig):
 
 
 async def test_json_patches_happen_whole_or_not_at_all(rig):
-    await rig.add(CONFIG_MAPS, config("a", x="1"))
+    await rig.add(CONFIG_MAPS, build_config_map("a", x="1"))
     test = {"op": "test", "path": "/data/x", "value": "2"}
     change = {"op": "replace", "path": "/data/x", "value": "3"}
     with pytest.raises(errors.Invalid):
@@ -131,12 +128,12 @@ async def test_json_patches_happen_whole_or_not_at_all(rig):
 
 
 async def test_strategic_patches_merge_lists_by_their_key(rig):
-    await rig.add(NODES, node(f"{rig.space}-n"))
+    await rig.add(NODES, build_node(f"{rig.space}-n"))
     condition = {"type": "EelgridReady", "status": "True", "reason": "x"}
     body = {"status": {"conditions": [condition]}}
     found = await rig.cluster.patch(NODES, f"{rig.space}-n", body, PatchKind.STRATEGIC, subresource="status")
     assert {one["type"] for one in found["status"]["conditions"]} == {"Ready", "EelgridReady"}
-    await rig.add(PODS, pod("a", gates=("x.io/1", "x.io/2")))
+    await rig.add(PODS, build_pod("a", gates=("x.io/1", "x.io/2")))
     gone = {"spec": {"schedulingGates": [{"$patch": "delete", "name": "x.io/1"}]}}
     found = await rig.cluster.patch(PODS, "a", gone, PatchKind.STRATEGIC, namespace=rig.space)
     assert found["spec"]["schedulingGates"] == [{"name": "x.io/2"}]
@@ -165,7 +162,7 @@ async def test_applies_own_their_fields(rig):
 
 
 async def test_a_deletion_means_one_object_and_no_other(rig):
-    made = await rig.add(CONFIG_MAPS, config("a"))
+    made = await rig.add(CONFIG_MAPS, build_config_map("a"))
     with pytest.raises(errors.Conflict):
         await rig.cluster.delete(CONFIG_MAPS, "a", namespace=rig.space, uid="00000000-0000-4000-8000-000000000000")
     with pytest.raises(errors.Conflict):
@@ -185,7 +182,7 @@ async def test_finalizers_hold_an_object_that_is_deleted(rig):
 
 
 async def test_status_is_written_apart(rig):
-    await rig.add(PODS, pod("a"))
+    await rig.add(PODS, build_pod("a"))
     both = {"metadata": {"labels": {"x": "1"}}, "status": {"phase": "Running"}}
     found = await rig.cluster.patch(PODS, "a", both, namespace=rig.space)
     assert (found["metadata"]["labels"], found["status"]["phase"]) == ({"x": "1"}, "Pending")
@@ -196,7 +193,7 @@ async def test_status_is_written_apart(rig):
 
 
 async def test_the_generation_counts_changes_of_the_spec(rig):
-    await rig.add(PODS, pod("a"))
+    await rig.add(PODS, build_pod("a"))
     found = await rig.cluster.patch(PODS, "a", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)
     assert found["metadata"]["generation"] == 1
     found = await rig.cluster.patch(PODS, "a", {"spec": {"schedulingGates": []}}, namespace=rig.space)
@@ -206,7 +203,7 @@ async def test_the_generation_counts_changes_of_the_spec(rig):
 async def test_a_permission_that_lacks_is_named(rig):
     reads = {"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}
     someone = await rig.limited([reads])
-    await rig.add(PODS, pod("a", gates=()))
+    await rig.add(PODS, build_pod("a", gates=()))
     assert (await someone.get(PODS, "a", namespace=rig.space))["metadata"]["name"] == "a"
     with pytest.raises(errors.Forbidden) as denied:
         await bind(someone, "a", namespace=rig.space, node="n")
@@ -227,9 +224,9 @@ async def test_unknown_credentials_are_refused(rig):
 
 async def test_a_list_is_read_page_by_page_as_it_was_at_its_first_page(rig):
     for name in "abcde":
-        await rig.add(CONFIG_MAPS, config(name, {"page": "yes"}))
+        await rig.add(CONFIG_MAPS, build_config_map(name, {"page": "yes"}))
     first = await rig.cluster.list(CONFIG_MAPS, namespace=rig.space, labels="page=yes", limit=2)
-    await rig.add(CONFIG_MAPS, config("f", {"page": "yes"}))
+    await rig.add(CONFIG_MAPS, build_config_map("f", {"page": "yes"}))
     await rig.cluster.delete(CONFIG_MAPS, "e", namespace=rig.space)
     second = await rig.cluster.list(CONFIG_MAPS, namespace=rig.space, labels="page=yes", limit=2, after=first.after)
     third = await rig.cluster.list(CONFIG_MAPS, namespace=rig.space, labels="page=yes", limit=2, after=second.after)
@@ -254,14 +251,14 @@ async def test_a_list_is_read_page_by_page_as_it_was_at_its_first_page(rig):
 )
 async def test_label_selectors(rig, labels, names):
     for name, its in (("a", {"tier": "gpu", "x": "1"}), ("b", {"tier": "cpu"}), ("c", {})):
-        await rig.add(PODS, pod(name, labels={"of": "labels", **its}))
+        await rig.add(PODS, build_pod(name, labels={"of": "labels", **its}))
     found = await rig.cluster.list(PODS, namespace=rig.space, labels=f"of=labels,{labels}")
     assert "".join(one["metadata"]["name"] for one in found.items) == names
 
 
 async def test_field_selectors(rig):
     for name in "ab":
-        await rig.add(PODS, pod(name, gates=(), schedulerName="nobody"))
+        await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody"))
     await bind(rig.cluster, "a", namespace=rig.space, node="n1")
     for fields, names in (
         ("metadata.name=b", "b"),
@@ -281,7 +278,7 @@ async def test_what_loses_its_owner_goes_unless_it_is_orphaned(rig):
     if not rig.has_controllers:
         pytest.skip("needs Kubernetes' own controllers")
     for name in "ab":
-        owner = await rig.add(CONFIG_MAPS, config(f"owner-{name}"))
+        owner = await rig.add(CONFIG_MAPS, build_config_map(f"owner-{name}"))
         reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": f"owner-{name}", "uid": owner["metadata"]["uid"]}
         await rig.add(CONFIG_MAPS, {"metadata": {"name": name, "ownerReferences": [reference]}})
     await rig.cluster.delete(CONFIG_MAPS, "owner-a", namespace=rig.space)
@@ -292,11 +289,11 @@ async def test_what_loses_its_owner_goes_unless_it_is_orphaned(rig):
         left = {one["metadata"]["name"]: one["metadata"] for one in found.items}
         return "a" not in left and "owner-b" not in left and left
 
-    left = await eventually(names, timeout_s=30.0)
+    left = await wait_for(names, within_s=30.0)
     assert "ownerReferences" not in left["b"]
 
 
-async def test_discovery_tells_version_kinds_and_their_parts(rig):
+async def test_discovery_reports_version_kinds_and_their_parts(rig):
     served = await rig.cluster.discover()
     assert (served.major, served.minor >= 30) == (1, True)
     assert served.has(PODS)
@@ -324,9 +321,9 @@ async def test_kinds_of_our_own(rig):
     async def is_served():
         return (await rig.cluster.discover()).has(THINGS)
 
-    await eventually(is_served, timeout_s=30.0)
-    made = await eventually(
-        lambda: rig.add(THINGS, {"metadata": {"name": "a"}, "spec": {"x": [1]}, "status": {"y": 1}}), timeout_s=30.0
+    await wait_for(is_served, within_s=30.0)
+    made = await wait_for(
+        lambda: rig.add(THINGS, {"metadata": {"name": "a"}, "spec": {"x": [1]}, "status": {"y": 1}}), within_s=30.0
     )
     assert "status" not in made
     assert made["metadata"]["generation"] == 1
@@ -342,7 +339,7 @@ async def test_kinds_of_our_own(rig):
 
 
 async def test_a_workload_keeps_its_selector(rig):
-    made = await rig.add(DEPLOYMENTS, deployment("a", replicas=0))
+    made = await rig.add(DEPLOYMENTS, build_deployment("a", replicas=0))
     made["spec"]["selector"] = {"matchLabels": {"app": "b"}}
     del made["metadata"]["resourceVersion"]  # its controller writes meanwhile
     with pytest.raises(errors.Invalid):

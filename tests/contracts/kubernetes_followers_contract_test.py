@@ -7,8 +7,9 @@ import random
 import time
 
 import pytest
-from tests.fakes.kubernetes.manifests import pod
-from tests.kubernetes_api_rig import WAYS, eventually, open_rig
+from tests.builders.kubernetes import build_pod
+from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
@@ -47,11 +48,11 @@ async def test_an_informer_holds_what_there_is_also_over_watches_that_end(rig):
         selection=InformerSelector(namespace=rig.space),
         pace=pace,
     )
-    await rig.add(PODS, pod("first"))
+    await rig.add(PODS, build_pod("first"))
     async with running(informer):
         await informer.wait_synced()
         for index in range(20):
-            await rig.add(PODS, pod(f"p{index}"))
+            await rig.add(PODS, build_pod(f"p{index}"))
             await rig.cluster.patch(PODS, f"p{index}", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)
             if index % 2:
                 await rig.cluster.delete(PODS, f"p{index}", namespace=rig.space)
@@ -61,7 +62,7 @@ async def test_an_informer_holds_what_there_is_also_over_watches_that_end(rig):
             there = (await rig.cluster.list(PODS, namespace=rig.space)).items
             return {ObjectKey(rig.space, one["metadata"]["name"]): one for one in there} == dict(informer.objects)
 
-        await eventually(is_level)
+        await wait_for(is_level)
         assert informer.lists == 1
         assert informer.watches >= 2
         assert len(informer.objects) == 11
@@ -74,13 +75,13 @@ async def test_a_standby_follows_a_leader_that_died_within_two_leases(rig):
 
     first, second = candidate("a"), candidate("b")
     async with running(first) as (task,):
-        await eventually(lambda: _leads(first))
+        await wait_for(lambda: _leads(first))
         async with running(second) as (other,):
             await asyncio.sleep(1.0)
             assert second.term() is None
             task.cancel()
             died_s = time.monotonic()
-            await eventually(lambda: _leads(second), timeout_s=4.0 * TIMING.lease_s)
+            await wait_for(lambda: _leads(second), within_s=4.0 * TIMING.lease_s)
             assert second.term().epoch == 2
             assert time.monotonic() - died_s > TIMING.lease_s - 1.0, "nobody takes a lease that is not over"
             second.stop()

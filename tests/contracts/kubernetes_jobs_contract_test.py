@@ -1,8 +1,9 @@
 """The one patch that a suspended Job gets, as the fake and a real API server take it."""
 
 import pytest
-from tests.jobs_rig import ground, job
-from tests.kubernetes_api_rig import WAYS, eventually, open_rig
+from tests.builders.kubernetes import build_sizing_inputs, build_suspended_job
+from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.errors import Conflict, Invalid
 from eelgrid_controller.engines.kubernetes.api.port import JOBS, PatchKind
@@ -20,7 +21,7 @@ async def rig(request):
 
 def applied(name, **how):
     """As its people would apply it."""
-    found = job(name, **how)
+    found = build_suspended_job(name, **how)
     for key in ("uid", "resourceVersion", "generation", "namespace"):
         del found["metadata"][key]
     del found["status"]
@@ -35,12 +36,12 @@ async def suspended(rig, body):
         found = await rig.cluster.get(JOBS, "a", namespace=rig.space)
         return found if rig.fake is not None or not rig.has_controllers or found["status"].get("conditions") else None
 
-    return await eventually(seen)
+    return await wait_for(seen)
 
 
 def dealt_with(found):
     """The patch that it gets."""
-    (write,) = JobRightSizer().on_events([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=True)
+    (write,) = JobRightSizer().on_events([SuspendedJobUpdated("Job", found)], build_sizing_inputs(), 0.0, leads=True)
     assert write.outcome == "changed"
     return write.operations
 
@@ -79,7 +80,7 @@ async def test_a_patch_of_another_version_or_another_job_is_a_conflict(rig):
     async def is_gone():
         return not (await rig.cluster.list(JOBS, namespace=rig.space)).items
 
-    await eventually(is_gone)
+    await wait_for(is_gone)
     again = await suspended(rig, applied("a", slowdown="95%"))
     with pytest.raises(Conflict):
         await patched(rig, "a", operations)
@@ -96,6 +97,6 @@ async def test_one_that_started_takes_no_other_request(rig):
         return (await rig.cluster.get(JOBS, "a", namespace=rig.space)).get("status", {}).get("startTime")
 
     if rig.has_controllers and rig.fake is None:
-        await eventually(started)
+        await wait_for(started)
     with pytest.raises(Invalid):
         await patched(rig, "a", operations)

@@ -3,9 +3,10 @@
 import contextlib
 
 import pytest
-from tests.fakes.kubernetes.manifests import GATE, job, node, pinned_to, pod, ungated_onto
+from tests.builders.kubernetes import GATE, build_job, build_node, build_pin, build_pod, build_ungating_patch
 from tests.fakes.kubernetes.resources import MUTATING_ADMISSION_POLICIES
-from tests.kubernetes_api_rig import WAYS, bind, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, bind, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.port import JOBS, NODES, POD_DISRUPTION_BUDGETS, PODS, PatchKind
@@ -35,14 +36,14 @@ def conditions(found):
 
 
 async def test_a_gated_pod_says_so(rig):
-    made = await rig.add(PODS, pod("a"))
+    made = await rig.add(PODS, build_pod("a"))
     assert made["spec"]["schedulingGates"] == [{"name": GATE}]
     told = conditions(made)["PodScheduled"]
     assert (told["status"], told["reason"]) == ("False", "SchedulingGated")
 
 
 async def test_a_condition_of_our_own_joins_those_of_others_and_is_refused_for_another_pod_of_the_name(rig):
-    made = await rig.add(PODS, pod("a"))
+    made = await rig.add(PODS, build_pod("a"))
 
     def ours(reason, uid=made["metadata"]["uid"]):
         one = {
@@ -65,7 +66,7 @@ async def test_a_condition_of_our_own_joins_those_of_others_and_is_refused_for_a
 
 
 async def test_a_brief_answer_to_a_patch_has_its_metadata_at_least(rig):
-    made = await rig.add(PODS, pod("a"))
+    made = await rig.add(PODS, build_pod("a"))
     told = await patch(rig, {"metadata": {"annotations": {"x": "1"}}}, is_brief=True)
     assert told["metadata"]["uid"] == made["metadata"]["uid"]
     assert told["metadata"]["annotations"] == {"x": "1"}
@@ -83,23 +84,23 @@ async def test_a_policy_gates_the_pods_that_opted_in_and_no_others(rig):
     numbers = iter(range(1_000))
 
     async def is_in_force():
-        made = await rig.add(PODS, pod(f"try-{next(numbers)}", gates=(), labels=managed, schedulerName="nobody"))
+        made = await rig.add(PODS, build_pod(f"try-{next(numbers)}", gates=(), labels=managed, schedulerName="nobody"))
         return made["spec"].get("schedulingGates")
 
-    assert await eventually(is_in_force, timeout_s=30.0) == [{"name": GATE}]
-    twice = await rig.add(PODS, pod("twice", gates=(GATE, "x.io/other"), labels=managed))
+    assert await wait_for(is_in_force, within_s=30.0) == [{"name": GATE}]
+    twice = await rig.add(PODS, build_pod("twice", gates=(GATE, "x.io/other"), labels=managed))
     assert sorted(one["name"] for one in twice["spec"]["schedulingGates"]) == [GATE, "x.io/other"]
-    free = await rig.add(PODS, pod("free", gates=(), schedulerName="nobody"))
+    free = await rig.add(PODS, build_pod("free", gates=(), schedulerName="nobody"))
     assert "schedulingGates" not in free["spec"]
 
 
 async def test_one_patch_pins_a_pod_and_lets_it_go(rig):
-    made = await rig.add(PODS, pod("a"))
-    body = ungated_onto("n1", {"eelgrid.io/plan": "x"})
+    made = await rig.add(PODS, build_pod("a"))
+    body = build_ungating_patch("n1", {"eelgrid.io/plan": "x"})
     body["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
     found = await patch(rig, body)
     assert "schedulingGates" not in found["spec"]
-    assert found["spec"]["affinity"] == pinned_to("n1")
+    assert found["spec"]["affinity"] == build_pin("n1")
     assert found["metadata"]["annotations"]["eelgrid.io/plan"] == "x"
     with pytest.raises(errors.Conflict):
         await patch(rig, body)
@@ -110,7 +111,7 @@ ALLOWED = {
     "another term's expression": {"affinity": terms({"matchExpressions": [ZONE, DISK]})},
     "a field beside expressions": {
         "affinity": terms(
-            {"matchExpressions": [ZONE], **pinned_to("n")["nodeAffinity"][REQUIRED]["nodeSelectorTerms"][0]}
+            {"matchExpressions": [ZONE], **build_pin("n")["nodeAffinity"][REQUIRED]["nodeSelectorTerms"][0]}
         )
     },
     "a preference": {
@@ -150,7 +151,7 @@ DENIED = {
 
 def narrowed(name):
     """A gated pod that has a selector and a required term already."""
-    return pod(name, nodeSelector={"old": "1"}, affinity=terms({"matchExpressions": [ZONE]}))
+    return build_pod(name, nodeSelector={"old": "1"}, affinity=terms({"matchExpressions": [ZONE]}))
 
 
 def strategic(spec):
@@ -179,7 +180,7 @@ async def test_tolerations_may_be_added_to_any_pod_and_taken_from_none(rig):
     own = {"key": "x.io/own", "operator": "Exists", "effect": "NoSchedule"}
     more = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     for name, gates in (("a", (GATE,)), ("b", ())):
-        made = await rig.add(PODS, pod(name, gates=gates, schedulerName="nobody", tolerations=[own]))
+        made = await rig.add(PODS, build_pod(name, gates=gates, schedulerName="nobody", tolerations=[own]))
         tolerations = [*made["spec"]["tolerations"], more]
         found = await patch(rig, {"spec": {"tolerations": tolerations}}, name=name)
         assert more in found["spec"]["tolerations"]
@@ -191,24 +192,24 @@ async def test_tolerations_may_be_added_to_any_pod_and_taken_from_none(rig):
 
 
 async def test_a_pin_is_for_ever(rig):
-    await rig.add(PODS, pod("a", schedulerName="nobody"))
-    await patch(rig, ungated_onto("n1"))
-    for spec in ({"affinity": pinned_to("n2")}, {"affinity": None}, {"schedulingGates": [{"name": GATE}]}):
+    await rig.add(PODS, build_pod("a", schedulerName="nobody"))
+    await patch(rig, build_ungating_patch("n1"))
+    for spec in ({"affinity": build_pin("n2")}, {"affinity": None}, {"schedulingGates": [{"name": GATE}]}):
         with pytest.raises(errors.Invalid):
             await patch(rig, {"spec": spec})
     await patch(rig, {"metadata": {"labels": {"x": "1"}, "annotations": {"y": "2"}}})
 
 
 async def test_a_gate_is_there_from_the_beginning_or_never(rig):
-    await rig.add(PODS, pod("a", gates=(), schedulerName="nobody"))
+    await rig.add(PODS, build_pod("a", gates=(), schedulerName="nobody"))
     with pytest.raises(errors.Invalid):
         await patch(rig, {"spec": {"schedulingGates": [{"name": GATE}]}})
     with pytest.raises(errors.Invalid):
-        await rig.add(PODS, pod("b", nodeName="n1"))
+        await rig.add(PODS, build_pod("b", nodeName="n1"))
 
 
 async def test_a_gated_pod_is_not_bound(rig):
-    made = await rig.add(PODS, pod("a", schedulerName="nobody"))
+    made = await rig.add(PODS, build_pod("a", schedulerName="nobody"))
     with pytest.raises(errors.Conflict):
         await bind(rig.cluster, "a", namespace=rig.space, node="n1")
     await patch(rig, {"spec": {"schedulingGates": None}})
@@ -226,15 +227,15 @@ async def test_a_gated_pod_is_not_bound(rig):
 
 async def test_binding_checks_no_room(rig):
     """Two pods that ask for the only device of a node are both bound: whoever binds must count."""
-    await rig.add(NODES, node(f"{rig.space}-n", gpus=1))
+    await rig.add(NODES, build_node(f"{rig.space}-n", gpus=1))
     for name in "ab":
-        await rig.add(PODS, pod(name, gates=(), schedulerName="nobody"))
+        await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody"))
         await bind(rig.cluster, name, namespace=rig.space, node=f"{rig.space}-n")
 
 
 async def test_a_bound_pod_goes_when_its_grace_is_over_and_an_unbound_one_at_once(rig):
     for name in "ab":
-        await rig.add(PODS, pod(name, gates=(), schedulerName="nobody"))
+        await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody"))
     await bind(rig.cluster, "a", namespace=rig.space, node="n1")
     for name in "ab":
         await rig.cluster.delete(PODS, name, namespace=rig.space)
@@ -252,8 +253,8 @@ async def running(rig, name, labels):
     """A pod that is bound, running and ready, on a node that is there: pods of no node are collected."""
     at = f"{rig.space}-n"
     with contextlib.suppress(errors.ObjectAlreadyExists):
-        await rig.add(NODES, node(at))
-    await rig.add(PODS, pod(name, gates=(), schedulerName="nobody", labels=labels))
+        await rig.add(NODES, build_node(at))
+    await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody", labels=labels))
     await bind(rig.cluster, name, namespace=rig.space, node=at)
     ready = {"type": "Ready", "status": "True"}
     status = {"phase": "Running", "conditions": [ready], "podIP": "10.0.0.1"}
@@ -282,7 +283,7 @@ async def budget(rig, allowed, healthy, least):
         found = (await rig.cluster.get(POD_DISRUPTION_BUDGETS, "b", namespace=rig.space)).get("status", {})
         return found.get("disruptionsAllowed") == allowed and found.get("currentHealthy") == healthy
 
-    await eventually(is_judged, timeout_s=30.0)
+    await wait_for(is_judged, within_s=30.0)
 
 
 async def test_a_budget_keeps_its_pods(rig):
@@ -290,7 +291,7 @@ async def test_a_budget_keeps_its_pods(rig):
     await budget(rig, 0, 1, 1)
     with pytest.raises(errors.BudgetForbids):
         await rig.cluster.evict("a", namespace=rig.space)
-    await rig.add(PODS, pod("pending", labels={"app": "a"}))
+    await rig.add(PODS, build_pod("pending", labels={"app": "a"}))
     await rig.cluster.evict("pending", namespace=rig.space)
     assert (await rig.cluster.get(PODS, "a", namespace=rig.space))["metadata"]["uid"] == made["metadata"]["uid"]
 
@@ -330,7 +331,7 @@ async def test_an_eviction_that_meets_another_pod_has_spent_the_budget_neverthel
 async def test_an_eviction_of_nobody(rig):
     with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.evict("a", namespace=rig.space)
-    await rig.add(PODS, pod("free"))
+    await rig.add(PODS, build_pod("free"))
     await rig.cluster.evict("free", namespace=rig.space, grace_s=0)
     with pytest.raises(errors.ObjectNotFound):
         await rig.cluster.get(PODS, "free", namespace=rig.space)
@@ -350,7 +351,7 @@ RIGHT_SIZED = {
 async def test_a_suspended_job_is_right_sized_and_a_running_one_is_not(rig):
     if (await rig.cluster.discover()).minor < 36:
         pytest.skip("resources of suspended Jobs are mutable from 1.36 on")
-    await rig.add(JOBS, job("a", suspend=True))
+    await rig.add(JOBS, build_job("a", suspend=True))
     body = {
         "spec": {"template": {"spec": {**RIGHT_SIZED, "schedulingGates": [{"name": GATE}], "nodeSelector": {"x": "1"}}}}
     }
@@ -360,6 +361,6 @@ async def test_a_suspended_job_is_right_sized_and_a_running_one_is_not(rig):
     command = {"containers": [{**RIGHT_SIZED["containers"][0], "command": ["x"]}]}
     with pytest.raises(errors.Invalid):
         await rig.cluster.patch(JOBS, "a", {"spec": {"template": {"spec": command}}}, namespace=rig.space)
-    await rig.add(JOBS, job("b", gates=(GATE,)))
+    await rig.add(JOBS, build_job("b", gates=(GATE,)))
     with pytest.raises(errors.Invalid):
         await rig.cluster.patch(JOBS, "b", {"spec": {"template": {"spec": RIGHT_SIZED}}}, namespace=rig.space)

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from tests.builders.kubernetes import build_config_map
 from tests.fakes.kubernetes.resources import CONFIG_MAPS
 from tests.kubernetes_api_rig import WAYS, open_rig
 
@@ -15,10 +16,6 @@ from eelgrid_controller.engines.kubernetes.api.port import WatchEventType, versi
 async def rig(request):
     async with open_rig(request.param) as made:
         yield made
-
-
-def config(name, labels=None, **data):
-    return {"metadata": {"name": name, "labels": labels or {}}, "data": data}
 
 
 async def watched(cluster, space, count, **how):
@@ -37,10 +34,10 @@ def said(changes):
     return [(change.told, change.object["metadata"]["name"]) for change in changes]
 
 
-async def test_a_watch_tells_what_happened_after_a_version(rig):
-    await rig.add(CONFIG_MAPS, config("a", {"of": "watch"}))
+async def test_a_watch_reports_what_happened_after_a_version(rig):
+    await rig.add(CONFIG_MAPS, build_config_map("a", {"of": "watch"}))
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    await rig.add(CONFIG_MAPS, config("b", {"of": "watch"}, x="1"))
+    await rig.add(CONFIG_MAPS, build_config_map("b", {"of": "watch"}, x="1"))
     changed = await rig.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace=rig.space)
     await rig.cluster.delete(CONFIG_MAPS, "b", namespace=rig.space)
     found = await watched(rig.cluster, rig.space, 3, resource_version=version, labels="of=watch")
@@ -51,9 +48,9 @@ async def test_a_watch_tells_what_happened_after_a_version(rig):
     assert int(version_of(found[2].object)) > int(version_of(found[1].object))
 
 
-async def test_a_watch_with_a_selector_tells_who_enters_and_leaves(rig):
+async def test_a_watch_with_a_selector_reports_who_enters_and_leaves(rig):
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    await rig.add(CONFIG_MAPS, config("a"))
+    await rig.add(CONFIG_MAPS, build_config_map("a"))
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "2"}}}, namespace=rig.space)
     found = await watched(rig.cluster, rig.space, 2, resource_version=version, labels="x=1")
@@ -64,7 +61,7 @@ async def test_a_watch_with_a_selector_tells_who_enters_and_leaves(rig):
 
 async def test_a_watch_ends_in_its_time_and_bookmarks_how_far_it_is(rig):
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    last = await rig.add(CONFIG_MAPS, config("a"))
+    last = await rig.add(CONFIG_MAPS, build_config_map("a"))
     marks = [
         change
         async for change in rig.cluster.watch_changes(

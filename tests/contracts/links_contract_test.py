@@ -19,7 +19,7 @@ def links_of(way: str, product: str, count: int) -> list[DeviceLink]:
         return list(rig.device.topology())
 
 
-def test_every_pair_is_told_once_with_its_nearness(way: str) -> None:
+def test_every_pair_is_reported_once_with_its_nearness(way: str) -> None:
     with open_rig(way) as rig:
         links = rig.device.topology()
         index = {gpu.uuid: gpu.index for gpu in rig.device.gpus()}
@@ -52,7 +52,7 @@ def test_sxm2_boards_of_eight_are_a_hybrid_cube_mesh(way: str) -> None:
         assert sum(count for pair, count in nvlinks.items() if gpu in pair) == 6
 
 
-def test_each_device_tells_its_numa_node_and_neighbours_below_it_share_one(way: str) -> None:
+def test_each_device_reports_its_numa_node_and_neighbours_below_it_share_one(way: str) -> None:
     with open_rig(way, *[GpuSpec(product="l40s")] * 8) as rig:
         numa = {gpu.uuid: gpu.numa_node for gpu in rig.device.gpus()}
         assert list(numa.values()) == [0] * 4 + [1] * 4

@@ -68,7 +68,7 @@ def test_limits_links_and_states_are_read_in_their_units(rig: Rig) -> None:
     assert (awake[Reading.PERFORMANCE_STATE], awake[Reading.PCIE_LINK_GENERATION]) == (0.0, 3.0)
 
 
-def test_errors_rows_and_advice_are_counted_and_volatile_ones_start_anew_with_the_driver(rig: Rig) -> None:
+def test_errors_rows_and_advice_are_counted_and_volatile_ones_start_again_with_the_driver(rig: Rig) -> None:
     wear = rig.node.devices[H100].wear
     wear.ecc_corrected, wear.ecc_uncorrected, wear.remap_pending, wear.pcie_replays = 7, 2, True, 5
     wear.recovery_action = 1
@@ -178,7 +178,7 @@ def test_instances_tell_their_own_memory_and_activity(way: str) -> None:
         assert rig.slow(0)[Reading.SM_ACTIVITY_RATIO] == pytest.approx(0.6 * 3 / 7)
 
 
-def test_an_instance_made_anew_starts_anew(way: str) -> None:
+def test_an_instance_made_again_starts_again(way: str) -> None:
     with open_rig(way, GpuSpec(product="h100-sxm5-80gb", mig=(MigSlice(profile="3g", start=4),))) as rig:
         uuid = rig.uuid(0)
         rig.device.read_instances(uuid)

@@ -11,6 +11,7 @@ import urllib.request
 
 import psutil
 import pytest
+from tests.waiting import poll_until
 
 SMALL = ("--nodes", "24", "--tasks", "120", "--trace", "generated", "--no-gpu", "--out", "demo", "--keep")
 START_S, WAIT_S = 150.0, 60.0
@@ -57,15 +58,6 @@ def page(url):
         return answer.read().decode()
 
 
-def until(condition, what):
-    deadline_s = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline_s:
-        if found := condition():
-            return found
-        time.sleep(0.5)
-    raise AssertionError(f"not in {WAIT_S:.0f} s: {what}")
-
-
 def address_of(said, name):
     return re.search(rf"^  {re.escape(name)} +(\S+)$", said, re.MULTILINE)[1]
 
@@ -85,7 +77,7 @@ def test_every_address_answers(kept):
     def devices():
         return page(address_of(said, "node, metrics")).count("\neelgrid_gpu_power_watts{") == 4
 
-    until(devices, "four devices on the page of the one node")
+    poll_until(devices, "four devices on the page of the one node")
     if "live page" in said:
         assert "<html" in page(address_of(said, "live page")).lower()
 
@@ -97,7 +89,7 @@ def test_the_ledger_has_the_workloads_joules(kept):
         found = json.loads(eelctl(said, "energy", "--since", "1h", "--by", "workload", "-o", "json").stdout)
         return found if len(found["groups"]) >= 5 else None
 
-    found = until(spent, "joules of five workloads")
+    found = poll_until(spent, "joules of five workloads")
     assert all(group["workload"].startswith(("openb-pod-", "demo-")) for group in found["groups"])
     assert all(group["energy_j"] > 0 for group in found["groups"])
     parts_j = sum(group["energy_j"] for group in found["groups"])
@@ -115,7 +107,7 @@ def test_work_on_the_node_that_shows_everything(kept):
         done = eelctl(said, "energy", "--where", "namespace=demo", "--by", "workload", "-o", "json")
         return {row["workload"] for row in json.loads(done.stdout)["groups"]} >= {"demo-train", "demo-serve-a"}
 
-    until(spent, "joules of the node's own work")
+    poll_until(spent, "joules of the node's own work")
     assert "demo-train" in eelctl(said, "energy", "--since", "1h").stdout
 
 
@@ -127,7 +119,7 @@ def test_a_doctor_finds_nothing_wrong_with_it(kept):
         done = eelctl(said, "doctor", "--only", "controller", "--metrics", metrics, "-o", "json")
         return done if done.returncode == 0 else None
 
-    findings = json.loads(until(well, "a doctor who is content").stdout)
+    findings = json.loads(poll_until(well, "a doctor who is content").stdout)
     assert {one["check"] for one in findings} >= {
         "controller",
         "agents",
@@ -150,7 +142,7 @@ def test_prometheus_scrapes_both_with_our_rules(kept):
         targets = json.loads(page(f"{at}/api/v1/targets"))["data"]["activeTargets"]
         return targets if {target["health"] for target in targets} == {"up"} else None
 
-    targets = until(scraped, "both targets are up")
+    targets = poll_until(scraped, "both targets are up")
     assert sorted(target["labels"]["job"] for target in targets) == ["agent", "agent", "controller"]
     groups = json.loads(page(f"{at}/api/v1/rules"))["data"]["groups"]
     assert groups, "the chart's rules are loaded"
@@ -158,4 +150,4 @@ def test_prometheus_scrapes_both_with_our_rules(kept):
     def gpus():
         return json.loads(page(f"{at}/api/v1/query?query=count(eelgrid_gpu_power_watts)"))["data"]["result"]
 
-    assert int(until(gpus, "the power of the node's GPUs")[0]["value"][1]) == 4
+    assert int(poll_until(gpus, "the power of the node's GPUs")[0]["value"][1]) == 4

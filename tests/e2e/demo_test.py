@@ -121,7 +121,7 @@ def test_an_interrupt_midway_ends_the_children(start, number, act):
     assert [child for child in family if child.is_running()] == []
 
 
-def test_a_child_that_dies_is_told_with_its_last_words(start):
+def test_a_child_that_dies_is_reported_with_its_last_words(start):
     demo = start()
     (controller,) = children_of(demo, "eelgrid_controller")
     (fleet,) = children_of(demo, "eelgrid_agent")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests import deploy_rig
 from tests.admission_rig import MANAGED, TRIAL, pod
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.installed import VALIDATE, apply, kubectl, needs_cluster, remove
 
 from eelgrid_controller.engines.kubernetes.model.well_known import (
@@ -82,7 +82,7 @@ async def controlling(folder, access, **options):
     abilities = next(one.partition("=")[2] for one in flags if one.startswith("--kubernetes-abilities"))
     options = {"abilities": frozenset(abilities.split(",")), **options}
     config = KubernetesConfig(kubeconfig=access, namespace="eelgrid", lease_s=5.0, **options)
-    async with running(folder, kubernetes=config) as rig:
+    async with run_controller(folder, kubernetes=config) as rig:
         yield rig
 
 
@@ -157,7 +157,7 @@ async def test_deployments_and_jobs_come_where_they_were_planned(nodes, access, 
             kubectl("delete", "pods", "--all", "-n", TRIAL, "--force", "--grace-period=0")
 
 
-async def test_a_stolen_place_is_found_anew_and_people_are_told(nodes, access, tmp_path):
+async def test_a_stolen_place_is_found_again_and_people_are_informed(nodes, access, tmp_path):
     await until(lambda: not pods())
     notes = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "1"}
     made = owner("Deployment", "robbed", replicas=1, gpus=8, notes=notes)

@@ -19,6 +19,7 @@ import trustme
 from tests import deploy_rig
 from tests.admission_rig import GATED, MANAGED, OPTED_IN, RULES, TRIAL, UNTOUCHED, pod
 from tests.e2e.installed import KUBECONFIG, VALIDATE, apply, kubectl, needs_cluster, remove
+from tests.waiting import poll_until
 
 from eelgrid_controller.engines.kubernetes.pods.admission_review import ReviewOutcome
 from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
@@ -83,17 +84,9 @@ def without_policy(deployed):
     """Nothing else gates pods."""
     bindings = [one for one in deployed if one["kind"] == "MutatingAdmissionPolicyBinding"]
     remove(bindings)
-    until(lambda: not _gates(pod(labels=MANAGED)))
+    poll_until(lambda: not _gates(pod(labels=MANAGED)))
     yield
     apply(bindings)
-
-
-def until(check):
-    for _ in range(60):
-        if check():
-            return
-        time.sleep(0.5)
-    pytest.fail("it did not come to pass")
 
 
 @contextmanager
@@ -103,7 +96,7 @@ def configured(port, authority, *, probe=None):
     apply([found])
     try:
         if probe is not None:
-            until(probe)
+            poll_until(probe)
         yield
     finally:
         remove([found])
@@ -121,7 +114,7 @@ def served(without_policy, files, authority):
 def webhook(served, authority):
     """One server for all that need it; tests of webhooks that are away may have put another in its place since."""
     apply([configuration(served.port, authority)])
-    until(lambda: _asks(served))
+    poll_until(lambda: _asks(served))
     return served
 
 

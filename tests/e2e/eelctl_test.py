@@ -364,7 +364,7 @@ def test_completion(live, shell):
     assert "nodes" not in offered
 
 
-def test_a_wrong_command_line_is_told_by_its_usage(live):
+def test_a_wrong_command_line_is_reported_by_its_usage(live):
     cases = (
         ("frobnicate",),
         ("get",),

@@ -20,7 +20,7 @@ def energy(address, *arguments):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_running_agent_tells_whose_its_joules_are(tmp_path, count):
+def test_a_running_agent_reports_whose_its_joules_are(tmp_path, count):
     nodes = [{**FLEET["nodes"][0], "name": f"gpu-{index}"} for index in range(count)]
     (tmp_path / "fleet.json").write_text(json.dumps({"nodes": nodes}))
     with Cluster(tmp_path) as cluster:

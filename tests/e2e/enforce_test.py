@@ -4,7 +4,8 @@ import asyncio
 import json
 import sys
 
-from tests.fake_controller import EACH_SECOND, serving, until
+from tests.fake_controller import EACH_SECOND, serving
+from tests.waiting import wait_until
 
 from eelgrid_protos.messages import (
     Acknowledgement,
@@ -27,7 +28,7 @@ FLEET = {"nodes": [{"name": "gpu-7", "cpu_milli": 1000, "memory_bytes": 2**30, "
 HALVES = (WantedInstance(profile="4g.40gb", start=0), WantedInstance(profile="3g.40gb", start=4))
 
 
-async def test_limits_and_a_layout_are_set_read_back_and_told_over_the_stream(tmp_path):
+async def test_limits_and_a_layout_are_set_read_back_and_reported_over_the_stream(tmp_path):
     (tmp_path / "fleet.json").write_text(json.dumps(FLEET))
 
     async def script(number, messages, reply):
@@ -74,7 +75,7 @@ async def test_limits_and_a_layout_are_set_read_back_and_told_over_the_stream(tm
                 answers = controller.of(PlanApplied)
                 return answers and answers[-1].status is ApplyStatus.APPLIED and controller.of(Inventory)
 
-            await until(settled, timeout_s=30.0)
+            await wait_until(settled, within_s=30.0)
             one, other = (gpu.uuid for gpu in controller.of(Hello)[0].inventory.gpus)
             results = {}
             for result in controller.of(PlanApplied)[-1].results:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numba
+from tests.builders.cluster import build_request
 from tests.e2e.processes import metric, pages, small_trace, trace_fleet
 from tests.state_invariants import check_invariants
 
@@ -29,14 +30,7 @@ from eelgrid_controller.state.events import (
     event_to_plain,
 )
 from eelgrid_protos import catalogue
-from eelgrid_protos.messages import (
-    OBJECTIVES,
-    CancelWorkloadRequest,
-    ListWorkloadsRequest,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import OBJECTIVES, CancelWorkloadRequest, ListWorkloadsRequest, SubmitWorkloadRequest
 
 NODES = 24
 # Nodes are lost soon, so that the journal has them lost and back.
@@ -45,8 +39,7 @@ CONTROLLER = ("--away-grace", "0.5", "--restart-grace", "120")
 
 def own(name, **spec):
     """A workload whose id the controller draws."""
-    request = ResourceRequest(cpu_milli=2000, memory_bytes=2**32, gpu_count=1, gpu_milli=500)
-    return SubmitWorkloadRequest(spec=WorkloadSpec(name=name, request=request, **spec))
+    return build_request(name=name, cpu=2, memory_gib=4, milli=500, **spec)
 
 
 def play(cluster):

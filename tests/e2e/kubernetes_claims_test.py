@@ -3,12 +3,18 @@
 import asyncio
 import json
 
-from tests.claims_rig import device_class, overdrawn, pod, slices, template
-from tests.controller_rig import running
+from tests.builders.kubernetes import (
+    build_claim_template,
+    build_claiming_pod,
+    build_device_class,
+    build_node,
+    build_slices,
+    find_overdrawn,
+)
+from tests.builders.kubernetes import build_pod as plain
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node
-from tests.fakes.kubernetes.manifests import pod as plain
 from tests.fakes.kubernetes.resources import RESOURCE_CLAIM_TEMPLATES
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Claims
@@ -24,11 +30,11 @@ async def fleet(fake, cluster, names, *, gpus=2):
     """Nodes with slices; what they publish."""
     every = []
     for name in names:
-        await cluster.create(NODES, node(name, gpus=0))
-        every += [await cluster.create(RESOURCE_SLICES, piece) for piece in slices(name, gpus)]
-    await cluster.create(DEVICE_CLASSES, device_class())
+        await cluster.create(NODES, build_node(name, gpus=0))
+        every += [await cluster.create(RESOURCE_SLICES, piece) for piece in build_slices(name, gpus)]
+    await cluster.create(DEVICE_CLASSES, build_device_class())
     for name, profile in (("one", "1g.10gb"), ("three", "3g.40gb"), ("whole", "")):
-        await cluster.create(RESOURCE_CLAIM_TEMPLATES, template(name, profile), namespace="default")
+        await cluster.create(RESOURCE_CLAIM_TEMPLATES, build_claim_template(name, profile), namespace="default")
     await fake.add(Claims(fake))
     await fake.add(Scheduler(fake))
     return every
@@ -44,12 +50,12 @@ def test_pods_get_their_slices_and_each_is_bound_where_its_claim_is(tmp_path):
             cluster = fake.client()
             every = await fleet(fake, cluster, ("a", "b", "c"))
             settings = config(fake, tmp_path, abilities=ABILITIES)
-            async with running(tmp_path / "data", kubernetes=settings):
+            async with run_controller(tmp_path / "data", kubernetes=settings):
                 for index in range(40):
-                    await cluster.create(PODS, pod(f"p{index:02d}", "one"))
+                    await cluster.create(PODS, build_claiming_pod(f"p{index:02d}", "one"))
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 40)
                 claims = await claims_of(cluster)
-                assert overdrawn(every, claims) == []
+                assert find_overdrawn(every, claims) == []
                 for one in pods:
                     (name,) = [made["resourceClaimName"] for made in one["status"]["resourceClaimStatuses"]]
                     (claim,) = [found for found in claims if found["metadata"]["name"] == name]
@@ -62,14 +68,14 @@ def test_pods_get_their_slices_and_each_is_bound_where_its_claim_is(tmp_path):
                 # A whole GPU waits until one is free, and takes it then.
                 held = {(one["spec"]["nodeName"]) for one in pods}
                 assert len(held) == 3
-                await cluster.create(PODS, pod("big", "whole"))
+                await cluster.create(PODS, build_claiming_pod("big", "whole"))
                 await asyncio.sleep(0.5)
                 assert len(bound((await cluster.list(PODS)).items)) == 40
                 gone = [one for one in pods if one["spec"]["nodeName"] == "a"][:14]
                 for one in gone:
                     await cluster.delete(PODS, one["metadata"]["name"], namespace="default", grace_s=0)
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 41 - len(gone))
-                assert overdrawn(every, await claims_of(cluster)) == []
+                assert find_overdrawn(every, await claims_of(cluster)) == []
 
     asyncio.run(play())
 
@@ -79,12 +85,12 @@ def test_whole_gpus_of_nodes_that_publish_slices_are_not_given_by_mode_gate(tmp_
         async with FakeCluster() as fake:
             cluster = fake.client()
             await fleet(fake, cluster, ("a",))
-            await cluster.create(NODES, node("b", gpus=8))
+            await cluster.create(NODES, build_node("b", gpus=8))
             settings = config(fake, tmp_path, abilities=ABILITIES)
-            async with running(tmp_path / "data", kubernetes=settings) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=settings) as rig:
                 for index in range(4):
                     await cluster.create(PODS, plain(f"g{index}", gpus=2))
-                    await cluster.create(PODS, pod(f"p{index}", "three"))
+                    await cluster.create(PODS, build_claiming_pod(f"p{index}", "three"))
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 8)
                 where = {one["metadata"]["name"]: one["spec"]["nodeName"] for one in pods}
                 assert {where[f"g{index}"] for index in range(4)} == {"b"}
@@ -100,17 +106,17 @@ def test_lost_answers_dropped_watches_and_restarts_give_nothing_twice(tmp_path):
             cluster = fake.client()
             every = await fleet(fake, cluster, ("a", "b", "c", "d"))
             settings = config(fake, tmp_path, abilities=ABILITIES)
-            async with running(tmp_path / "data", kubernetes=settings):
+            async with run_controller(tmp_path / "data", kubernetes=settings):
                 fake.knobs.add("lose", times=6, verbs=("update",), part="/resourceclaims/")
                 fake.knobs.add("lose", times=4, verbs=("patch",), part="/pods/")
                 fake.knobs.add("hang", times=2, verbs=("update",), part="/resourceclaims/")
                 for index in range(25):
-                    await cluster.create(PODS, pod(f"p{index:02d}", "one"))
+                    await cluster.create(PODS, build_claiming_pod(f"p{index:02d}", "one"))
                 fake.drop_watches()
                 for index in range(25, 50):
-                    await cluster.create(PODS, pod(f"p{index:02d}", "one"))
+                    await cluster.create(PODS, build_claiming_pod(f"p{index:02d}", "one"))
                 await fake.restart()
                 await until(cluster, lambda pods: len(bound(pods)) == 50, within_s=60.0)
-                assert overdrawn(every, await claims_of(cluster)) == []
+                assert find_overdrawn(every, await claims_of(cluster)) == []
 
     asyncio.run(play())

@@ -4,11 +4,11 @@ import asyncio
 import json
 from collections import Counter
 
-from tests.controller_rig import running
+from tests.builders.kubernetes import build_deployment, build_node, build_pod
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
-from tests.fakes.kubernetes.manifests import deployment, node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 
@@ -49,7 +49,7 @@ def spread(app, key=ZONE, **more):
 async def nodes(cluster, count, *, zones=4, frugal=()):
     for index in range(count):
         product = FRUGAL if f"g{index:03d}" in frugal else PRODUCT
-        await cluster.create(NODES, node(f"g{index:03d}", labels={ZONE: f"z{index % zones}", **product}))
+        await cluster.create(NODES, build_node(f"g{index:03d}", labels={ZONE: f"z{index % zones}", **product}))
 
 
 def zones_of(pods, zones=4):
@@ -66,7 +66,7 @@ def play(tmp_path, story, *, parts=(Scheduler, Workloads), **options):
         async with FakeCluster() as fake:
             for part in parts:
                 await fake.add(part(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, **options)) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, **options)) as rig:
                 await story(fake.client(), fake, rig)
 
     asyncio.run(run())
@@ -75,7 +75,7 @@ def play(tmp_path, story, *, parts=(Scheduler, Workloads), **options):
 def test_a_deployment_with_anti_affinity_on_the_hostname_has_all_its_pods_bound_at_once(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 20, frugal=("g000",))
-        wanted = with_spec(deployment("web", replicas=4, gates=(GATE,)), affinity=apart("web"))
+        wanted = with_spec(build_deployment("web", replicas=4, gates=(GATE,)), affinity=apart("web"))
         await cluster.create(DEPLOYMENTS, wanted)
         pods = await until(cluster, lambda pods: len(bound(pods)) == 4)
         assert len({one["spec"]["nodeName"] for one in pods}) == 4
@@ -88,7 +88,7 @@ def test_a_deployment_with_anti_affinity_on_the_hostname_has_all_its_pods_bound_
 def test_a_deployment_with_a_zone_spread_is_even_over_the_zones(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 20, frugal=("g000", "g004"))  # both in one zone
-        wanted = with_spec(deployment("web", replicas=8, gates=(GATE,)), topologySpreadConstraints=spread("web"))
+        wanted = with_spec(build_deployment("web", replicas=8, gates=(GATE,)), topologySpreadConstraints=spread("web"))
         await cluster.create(DEPLOYMENTS, wanted)
         pods = await until(cluster, lambda pods: len(bound(pods)) == 8)
         assert sorted(zones_of(pods).values()) == [2, 2, 2, 2]
@@ -101,7 +101,7 @@ def test_a_zone_spread_that_ignores_node_affinity_is_even_and_all_are_bound(tmp_
         await nodes(cluster, 20, frugal=("g000", "g004"))
         rules = spread("web", nodeAffinityPolicy="Ignore")
         await cluster.create(
-            DEPLOYMENTS, with_spec(deployment("web", replicas=8, gates=(GATE,)), topologySpreadConstraints=rules)
+            DEPLOYMENTS, with_spec(build_deployment("web", replicas=8, gates=(GATE,)), topologySpreadConstraints=rules)
         )
         pods = await until(cluster, lambda pods: len(bound(pods)) == 8)
         assert sorted(zones_of(pods).values()) == [2, 2, 2, 2]
@@ -113,9 +113,11 @@ def test_pods_that_nobody_manages_count_for_the_spread(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 8)
         for index in range(2):
-            await cluster.create(PODS, pod(f"plain{index}", gates=(), labels={"app": "web"}, nodeName="g000"))
+            await cluster.create(PODS, build_pod(f"plain{index}", gates=(), labels={"app": "web"}, nodeName="g000"))
         for index in range(6):
-            await cluster.create(PODS, pod(f"p{index}", labels={"app": "web"}, topologySpreadConstraints=spread("web")))
+            await cluster.create(
+                PODS, build_pod(f"p{index}", labels={"app": "web"}, topologySpreadConstraints=spread("web"))
+            )
         pods = await until(cluster, lambda pods: len(bound(pods)) == 8)
         assert sorted(zones_of(pods).values()) == [2, 2, 2, 2]
 
@@ -128,7 +130,7 @@ def test_a_pin_that_min_domains_makes_impossible_is_left_to_kube_scheduler(tmp_p
         # One node in one zone holds one already: with a pin to it, kube-scheduler counts one domain of two wanted.
         rules = spread("web", HOST, minDomains=2)
         for index in range(4):
-            await cluster.create(PODS, pod(f"p{index}", labels={"app": "web"}, topologySpreadConstraints=rules))
+            await cluster.create(PODS, build_pod(f"p{index}", labels={"app": "web"}, topologySpreadConstraints=rules))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 4)
         assert sorted(Counter(one["spec"]["nodeName"] for one in pods).values()) == [2, 2]
         assert sum(not pinned_node(one) for one in pods) == 2
@@ -146,7 +148,7 @@ def test_a_pod_goes_where_its_volume_is(tmp_path):
         claim = {"metadata": {"name": "data", "annotations": done}, "spec": {"volumeName": "disk"}}
         volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
         # It waits for its claim first, and then goes.
-        await cluster.create(PODS, pod("p", volumes=volumes))
+        await cluster.create(PODS, build_pod("p", volumes=volumes))
         await until(
             cluster, lambda pods: said(pods[0])[1] == "WaitsForVolume" and "data is not there" in said(pods[0])[2]
         )
@@ -171,7 +173,9 @@ def test_pods_with_volumes_that_may_not_be_read_are_left_to_kube_scheduler(tmp_p
             {"metadata": {"name": "data", "annotations": done}, "spec": {"volumeName": "disk"}},
             namespace="default",
         )
-        await cluster.create(PODS, pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]))
+        await cluster.create(
+            PODS, build_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
+        )
         (found,) = await until(cluster, lambda pods: bool(bound(pods)) and said(pods[0])[1] == "LeftToKubeScheduler")
         assert not pinned_node(found)
         assert ANNOTATION_PLAN not in found["metadata"].get("annotations", {})
@@ -183,9 +187,9 @@ def test_a_pod_that_another_repels_goes_elsewhere(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 3)
         for name in ("g000", "g001"):
-            await cluster.create(PODS, pod(f"lonely-{name}", gates=(), nodeName=name, affinity=apart("web")))
+            await cluster.create(PODS, build_pod(f"lonely-{name}", gates=(), nodeName=name, affinity=apart("web")))
         for index in range(4):
-            await cluster.create(PODS, pod(f"p{index}", labels={"app": "web"}))
+            await cluster.create(PODS, build_pod(f"p{index}", labels={"app": "web"}))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 6)
         repelled = [one for one in pods if one["metadata"]["name"].startswith("p")]
         assert {one["spec"]["nodeName"] for one in repelled} == {"g002"}
@@ -197,10 +201,10 @@ def test_a_group_with_affinity_to_itself_is_in_one_zone_that_holds_all_of_it(tmp
     async def story(cluster, _fake, _rig):
         # Only zone z1 has room for both members of eight GPUs.
         for name, zone in (("a", "z0"), ("b", "z1"), ("c", "z1")):
-            await cluster.create(NODES, node(name, labels={ZONE: zone, **PRODUCT}))
+            await cluster.create(NODES, build_node(name, labels={ZONE: zone, **PRODUCT}))
         near = {"podAffinity": {REQUIRED: [{"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "gang"}}}]}}
         for index in range(2):
-            found = pod(f"m-{index}", gpus=8, labels={"app": "gang"}, affinity=near)
+            found = build_pod(f"m-{index}", gpus=8, labels={"app": "gang"}, affinity=near)
             found["metadata"]["annotations"] = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
             await cluster.create(PODS, found)
         pods = await until(cluster, lambda pods: len(bound(pods)) == 2)
@@ -213,7 +217,7 @@ def test_a_gang_with_anti_affinity_has_a_node_for_each_member(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 4)
         for index in range(4):
-            found = pod(f"m-{index}", labels={"app": "gang"}, affinity=apart("gang"))
+            found = build_pod(f"m-{index}", labels={"app": "gang"}, affinity=apart("gang"))
             found["metadata"]["annotations"] = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "4"}
             await cluster.create(PODS, found)
         pods = await until(cluster, lambda pods: len(bound(pods)) == 4)
@@ -229,10 +233,10 @@ def test_namespace_selectors_are_judged_by_the_labels_of_namespaces(tmp_path):
             await cluster.create(NAMESPACES, {"metadata": {"name": name, "labels": {"team": team}}})
         # On g000 stands one that is meant, on g001 one that is not.
         for name, at in (("red", "g000"), ("blue", "g001")):
-            await cluster.create(PODS, pod("db", namespace=name, gates=(), labels={"app": "db"}, nodeName=at))
+            await cluster.create(PODS, build_pod("db", namespace=name, gates=(), labels={"app": "db"}, nodeName=at))
         rules = apart("db", namespaceSelector={"matchLabels": {"team": "red"}})
         for index in range(3):
-            await cluster.create(PODS, pod(f"p{index}", affinity=rules))
+            await cluster.create(PODS, build_pod(f"p{index}", affinity=rules))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 5)
         placed = [one for one in pods if one["metadata"]["name"] != "db"]
         assert {one["spec"]["nodeName"] for one in placed} == {"g001"}
@@ -244,7 +248,7 @@ def test_what_waits_for_another_pod_to_go_is_placed_when_it_has(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 1)
         for name in ("p0", "p1"):
-            await cluster.create(PODS, pod(name, labels={"app": "web"}, affinity=apart("web")))
+            await cluster.create(PODS, build_pod(name, labels={"app": "web"}, affinity=apart("web")))
         await until(
             cluster, lambda pods: len(bound(pods)) == 1 and any(said(one)[1] == "NoEligibleNode" for one in pods)
         )
@@ -261,16 +265,16 @@ def test_what_waits_for_another_pod_to_go_is_placed_when_it_has(tmp_path):
 def test_three_hundred_sets_of_demands_of_one_user_make_nobody_wait(tmp_path):
     async def story(cluster, _fake, _rig):
         for index in range(8):
-            await cluster.create(NODES, node(f"g{index:03d}", gpus=32, labels={ZONE: f"z{index % 4}", **PRODUCT}))
+            await cluster.create(NODES, build_node(f"g{index:03d}", gpus=32, labels={ZONE: f"z{index % 4}", **PRODUCT}))
         for index in range(300):
             tolerations = [{"key": f"k{index}", "operator": "Exists"}]
             # Half of them can never be placed, and wait.
             selector = {"nobody": "has-it"} if index % 2 else {}
-            await cluster.create(PODS, pod(f"a{index:03d}", tolerations=tolerations, nodeSelector=selector))
+            await cluster.create(PODS, build_pod(f"a{index:03d}", tolerations=tolerations, nodeSelector=selector))
         await cluster.create(NAMESPACES, {"metadata": {"name": "innocent"}})
         selector = {ZONE: "z1"}
         for index in range(4):
-            await cluster.create(PODS, pod(f"p{index}", namespace="innocent", nodeSelector=selector))
+            await cluster.create(PODS, build_pod(f"p{index}", namespace="innocent", nodeSelector=selector))
         pods = await until(cluster, lambda pods: len(bound(pods)) == 154, within_s=60.0)
         innocent = [one for one in pods if one["metadata"]["namespace"] == "innocent"]
         assert all(int(one["spec"]["nodeName"][1:]) % 4 == 1 for one in innocent)
@@ -289,8 +293,8 @@ def test_a_pin_that_kube_scheduler_refuses_twice_is_not_made_again(tmp_path):
             return refused
 
     async def story(cluster, _fake, _rig):
-        await cluster.create(NODES, node("a", labels=FRUGAL))
-        await cluster.create(DEPLOYMENTS, deployment("odd", replicas=1, gates=(GATE,)))
+        await cluster.create(NODES, build_node("a", labels=FRUGAL))
+        await cluster.create(DEPLOYMENTS, build_deployment("odd", replicas=1, gates=(GATE,)))
         pins = Counter()
 
         def seen(pods):
@@ -300,7 +304,7 @@ def test_a_pin_that_kube_scheduler_refuses_twice_is_not_made_again(tmp_path):
             return any(one["spec"].get("nodeName") for one in pods)
 
         await until(cluster, lambda pods: seen(pods) or len(pins) >= 1)
-        await cluster.create(NODES, node("b", labels=PRODUCT))
+        await cluster.create(NODES, build_node("b", labels=PRODUCT))
         pods = await until(cluster, seen, within_s=60.0)
         (odd,) = bound(pods)
         assert odd["spec"]["nodeName"] == "b"
@@ -312,7 +316,7 @@ def test_a_pin_that_kube_scheduler_refuses_twice_is_not_made_again(tmp_path):
 def test_a_running_pod_applied_again_holds_nothing_by_the_plan_of_the_other(tmp_path):
     async def story(cluster, _fake, rig):
         await nodes(cluster, 1)
-        await cluster.create(PODS, pod("p", gpus=4))
+        await cluster.create(PODS, build_pod("p", gpus=4))
         (first,) = await until(cluster, lambda pods: bool(bound(pods)))
         plan = first["metadata"]["annotations"][ANNOTATION_PLAN]
         assert json.loads(plan)["uid"] == first["metadata"]["uid"]
@@ -322,7 +326,7 @@ def test_a_running_pod_applied_again_holds_nothing_by_the_plan_of_the_other(tmp_
         }
         await cluster.create(PODS, again)
         # Eight GPUs: four are the first's, four are another's now, whatever its annotation says.
-        await cluster.create(PODS, pod("third"))
+        await cluster.create(PODS, build_pod("third"))
         await until(cluster, lambda pods: any(said(one)[1] == "NoRoom" for one in pods))
         state = rig.controller.loop.core.state
         assert state.nodes["g000"].others.gpu_count == 4
@@ -344,9 +348,9 @@ def said(found):
 def test_a_pod_says_in_its_status_why_it_waits_and_that_it_is_placed(tmp_path):
     async def story(cluster, _fake, _rig):
         await nodes(cluster, 1)
-        await cluster.create(PODS, pod("full", gates=(), gpus=8, nodeName="g000"))
-        await cluster.create(PODS, pod("p"))
-        bad = pod("bad")
+        await cluster.create(PODS, build_pod("full", gates=(), gpus=8, nodeName="g000"))
+        await cluster.create(PODS, build_pod("p"))
+        bad = build_pod("bad")
         bad["metadata"]["annotations"] = {"eelgrid.io/priority": "very"}
         await cluster.create(PODS, bad)
 

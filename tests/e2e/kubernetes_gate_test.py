@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import yaml
-from tests.controller_rig import running
+from tests.builders.kubernetes import build_node, build_pod, build_template
+from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node, pod, template
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 
@@ -88,11 +88,11 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
         async with FakeCluster() as fake:
             cluster = fake.client()
             for index in range(50):
-                await cluster.create(NODES, node(f"n{index:02d}"))
+                await cluster.create(NODES, build_node(f"n{index:02d}"))
             await fake.add(Scheduler(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
                 for index in range(200):
-                    await cluster.create(PODS, pod(f"p{index:03d}"))
+                    await cluster.create(PODS, build_pod(f"p{index:03d}"))
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 200)
                 state = rig.controller.loop.core.state
                 held = {}
@@ -112,16 +112,16 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
     asyncio.run(play())
 
 
-def test_a_gang_goes_together_and_a_stolen_place_is_found_anew(tmp_path):
+def test_a_gang_goes_together_and_a_stolen_place_is_found_again(tmp_path):
     async def play():
         async with FakeCluster() as fake:
             cluster = fake.client()
             for name in ("a", "b", "c"):
-                await cluster.create(NODES, node(name))
+                await cluster.create(NODES, build_node(name))
             await fake.add(Workloads(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=1.0)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=1.0)):
                 notes = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
-                spec = template(gpus=8, gates=(GATE,), labels={"app": "g"})
+                spec = build_template(gpus=8, gates=(GATE,), labels={"app": "g"})
                 spec["metadata"]["annotations"] = notes
                 spec["spec"]["terminationGracePeriodSeconds"] = 0
                 body = {"replicas": 2, "selector": {"matchLabels": {"app": "g"}}, "template": spec}
@@ -129,7 +129,7 @@ def test_a_gang_goes_together_and_a_stolen_place_is_found_anew(tmp_path):
                 pods = await until(cluster, lambda pods: len([one for one in pods if pinned_node(one)]) == 2)
                 first = {one["metadata"]["uid"] for one in pods}
                 stolen = pinned_node(pods[0])
-                thief = pod("thief", gates=(), nodeName=stolen)
+                thief = build_pod("thief", gates=(), nodeName=stolen)
                 await cluster.create(PODS, thief)
                 await fake.add(Scheduler(fake))
 
@@ -151,16 +151,16 @@ def test_what_an_api_server_does_in_its_worst_hour_places_nothing_twice(tmp_path
         async with FakeCluster() as fake:
             cluster = fake.client()
             for index in range(10):
-                await cluster.create(NODES, node(f"n{index}"))
+                await cluster.create(NODES, build_node(f"n{index}"))
             await fake.add(Scheduler(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)):
                 for index in range(30):
-                    await cluster.create(PODS, pod(f"p{index:02d}"))
+                    await cluster.create(PODS, build_pod(f"p{index:02d}"))
                 fake.knobs.add("lose", times=5, verbs=("patch",), part="/pods/")
                 fake.knobs.add("hang", times=3, verbs=("patch",), part="/pods/")
                 fake.drop_watches()
                 for index in range(30, 60):
-                    await cluster.create(PODS, pod(f"p{index:02d}"))
+                    await cluster.create(PODS, build_pod(f"p{index:02d}"))
                 await fake.restart()
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 60, within_s=60.0)
                 assert all(one["spec"]["nodeName"] == pinned_node(one) for one in pods)

@@ -4,15 +4,14 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from tests.controller_rig import running
+from tests.builders.kubernetes import H100, HALVES, build_node, build_suspended_job, build_training_template, gate_job
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config
 from tests.fakes.kubernetes import faults, kinds
 from tests.fakes.kubernetes.admission import gate_injector
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
-from tests.jobs_rig import H100, HALVES, gated, job, template
 
 from eelgrid_controller.engines.kubernetes.api.port import CLUSTER_QUEUES, EVENTS, JOBS, KUEUE_WORKLOADS, NODES, PODS
 from eelgrid_controller.engines.kubernetes.model import well_known
@@ -26,12 +25,12 @@ async def whole(tmp_path, fake, *, nodes=2, more=()):
     """A controller with the ability and points of `bert`."""
     cluster = fake.client()
     for index in range(nodes):
-        await cluster.create(NODES, node(f"n{index}", labels=PRODUCT))
+        await cluster.create(NODES, build_node(f"n{index}", labels=PRODUCT))
     await fake.add(Scheduler(fake))
     await fake.add(Workloads(fake))
     fake.api.mutators.append(gate_injector(well_known.LABEL_MANAGED, "true", well_known.GATE))
     kubernetes = config(fake, tmp_path, abilities=frozenset({"jobs"}))
-    async with running(tmp_path / "data", kubernetes=kubernetes) as rig:
+    async with run_controller(tmp_path / "data", kubernetes=kubernetes) as rig:
         points = [
             MeasuredPoint(profile="bert", gpu_model=H100, gpus=gpus, throughput_hz=hz, power_w=watts)
             for gpus, (hz, watts) in HALVES.items()
@@ -42,7 +41,7 @@ async def whole(tmp_path, fake, *, nodes=2, more=()):
 
 def suspended(name, **how):
     """As its people would apply it."""
-    found = job(name, **how)
+    found = build_suspended_job(name, **how)
     for key in ("uid", "resourceVersion", "generation"):
         del found["metadata"][key]
     del found["status"]
@@ -103,7 +102,7 @@ def test_through_faults_each_job_gets_one_record_and_kueue_is_let_go(tmp_path):
             fake.knobs.add("lose", times=4, verbs={"patch"}, part="/jobs/")
             for index in range(12):
                 slowdown = {"slowdown": "95%"} if index % 2 else {}
-                await cluster.create(JOBS, gated(suspended(f"j{index}", queue="q", **slowdown), "other.example/x"))
+                await cluster.create(JOBS, gate_job(suspended(f"j{index}", queue="q", **slowdown), "other.example/x"))
             await asyncio.sleep(0.5)
             fake.drop_watches()
             for index in range(12):
@@ -172,7 +171,11 @@ def test_workloads_are_boosted_where_their_queue_says_so(tmp_path):
                     notes = {well_known.ANNOTATION_PREEMPTION_BOOST: most} if most else {}
                     await cluster.create(queues, {"metadata": {"name": name, "annotations": notes}, "spec": {}})
                 for name, queue in (("one", "a"), ("two", "b")):
-                    pods = {"name": "main", "count": 8, "template": template(labels={well_known.LABEL_MANAGED: "true"})}
+                    pods = {
+                        "name": "main",
+                        "count": 8,
+                        "template": build_training_template(labels={well_known.LABEL_MANAGED: "true"}),
+                    }
                     body = {"metadata": {"name": name, "namespace": "default"}, "spec": {"podSets": [pods]}}
                     await cluster.create(workloads, body)
                     made = await cluster.get(workloads, name, namespace="default")

@@ -5,12 +5,12 @@ import contextlib
 import json
 from dataclasses import replace
 
-from tests.controller_rig import running
+from tests.builders.kubernetes import build_deployment, build_job, build_node
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.admission import gate_injector
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
-from tests.fakes.kubernetes.manifests import deployment, job, node
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Budgets, Workloads, is_ready
 
@@ -44,7 +44,7 @@ async def a_fake(*, start_s=0.2):
         cluster = fake.client()
         fake.api.mutators.append(gate_injector(LABEL_MANAGED, "true", GATE))
         for name in ("a", "b", "c"):
-            await cluster.create(NODES, node(name, labels={LABEL_POOL: "p"}))
+            await cluster.create(NODES, build_node(name, labels={LABEL_POOL: "p"}))
         for part in (Scheduler(fake), Workloads(fake), Kubelets(fake, start_s=start_s), Budgets(fake)):
             await fake.add(part)
         yield fake, cluster
@@ -54,7 +54,7 @@ async def a_fake(*, start_s=0.2):
 async def mover(fake, tmp_path, *, enforced=True, **options):
     """A controller that moves."""
     chosen = config(fake, tmp_path, abilities=frozenset({"moves", "taints"}), **options)
-    async with running(tmp_path / "data", kubernetes=chosen) as rig:
+    async with run_controller(tmp_path / "data", kubernetes=chosen) as rig:
         loop = rig.controller.loop
         if enforced:
             modes = (PoolMode(pool="p", mode=EnforcementMode.ENFORCE),)
@@ -107,7 +107,7 @@ def elsewhere(pod):
 def test_a_pod_of_a_deployment_goes_when_another_is_ready(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (fake, cluster, loop):
-            await cluster.create(DEPLOYMENTS, deployment("d", replicas=3, labels=_OURS))
+            await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=3, labels=_OURS))
             pods = await until(cluster, lambda pods: len(ready(pods)) == 3)
             fewest, most = [3], [3]
 
@@ -146,7 +146,7 @@ def test_a_pod_of_a_deployment_goes_when_another_is_ready(tmp_path):
 def test_a_pod_that_does_not_become_ready_is_taken_back_and_the_place_too(tmp_path, monkeypatch):
     async def play():
         async with cluster_of(tmp_path) as (fake, cluster, loop):
-            await cluster.create(DEPLOYMENTS, deployment("d", replicas=2, labels=_OURS))
+            await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=2, labels=_OURS))
             pods = await until(cluster, lambda pods: len(ready(pods)) == 2)
             old = pods[0]
             fake._parts[2].start_s = 60.0
@@ -170,10 +170,10 @@ def test_a_pod_that_does_not_become_ready_is_taken_back_and_the_place_too(tmp_pa
     asyncio.run(play())
 
 
-def test_a_job_is_told_and_evicted_after_its_grace_and_comes_to_the_kept_place(tmp_path):
+def test_a_job_is_reported_and_evicted_after_its_grace_and_comes_to_the_kept_place(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
-            body = job("j", labels=_OURS)
+            body = build_job("j", labels=_OURS)
             body["spec"]["template"]["metadata"]["annotations"] = {ANNOTATION_CHECKPOINT_GRACE: "2s"}
             await cluster.create(JOBS, body)
             (old,) = await until(cluster, lambda pods: len(ready(pods)) == 1)
@@ -181,8 +181,7 @@ def test_a_job_is_told_and_evicted_after_its_grace_and_comes_to_the_kept_place(t
             begin_s = asyncio.get_running_loop().time()
             workload = await order(loop, old, to)
             pods = await until(
-                cluster,
-                lambda pods: [one for one in ready(pods) if one["metadata"]["uid"] != old["metadata"]["uid"]],
+                cluster, lambda pods: [one for one in ready(pods) if one["metadata"]["uid"] != old["metadata"]["uid"]]
             )
             assert asyncio.get_running_loop().time() - begin_s >= 2.0
             (new,) = ready(pods)
@@ -195,7 +194,7 @@ def test_a_job_is_told_and_evicted_after_its_grace_and_comes_to_the_kept_place(t
 def test_what_a_budget_forbids_stays_until_it_allows_it(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
-            body = job("j", labels={**_OURS, "app": "j"})
+            body = build_job("j", labels={**_OURS, "app": "j"})
             body["spec"]["template"]["metadata"]["annotations"] = {ANNOTATION_CHECKPOINT_GRACE: "1s"}
             await cluster.create(JOBS, body)
             budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "j"}}}
@@ -216,7 +215,7 @@ def test_what_a_budget_forbids_stays_until_it_allows_it(tmp_path):
 def test_a_gang_is_evicted_as_a_whole_or_not_at_all(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
-            body = job("g", parallelism=2, gpus=8, labels={**_OURS, "app": "g"})
+            body = build_job("g", parallelism=2, gpus=8, labels={**_OURS, "app": "g"})
             body["spec"]["template"]["metadata"]["annotations"] = {
                 ANNOTATION_CHECKPOINT_GRACE: "1s",
                 ANNOTATION_GROUP: "g",
@@ -250,7 +249,7 @@ def test_a_gang_is_evicted_as_a_whole_or_not_at_all(tmp_path):
 def test_in_a_pool_that_is_only_observed_nothing_moves(tmp_path):
     async def play():
         async with cluster_of(tmp_path, enforced=False) as (_, cluster, loop):
-            await cluster.create(DEPLOYMENTS, deployment("d", replicas=1, labels=_OURS))
+            await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=1, labels=_OURS))
             (old,) = await until(cluster, lambda pods: len(ready(pods)) == 1)
             workload = await order(loop, old, elsewhere(old))
             async with asyncio.timeout(20.0):
@@ -265,7 +264,7 @@ def test_in_a_pool_that_is_only_observed_nothing_moves(tmp_path):
 def test_a_drained_node_is_emptied_and_says_so(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, _loop):
-            await cluster.create(DEPLOYMENTS, deployment("d", replicas=2, labels=_OURS))
+            await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=2, labels=_OURS))
             pods = await until(cluster, lambda pods: len(ready(pods)) == 2)
             name = pods[0]["spec"]["nodeName"]
             body = {"metadata": {"annotations": {ANNOTATION_DRAIN: "true"}}, "spec": {"unschedulable": True}}
@@ -289,7 +288,7 @@ def test_a_controller_that_dies_in_the_middle_is_followed_by_one_that_goes_on(tm
     async def play():
         async with a_fake(start_s=1.5) as (fake, cluster):
             async with mover(fake, tmp_path) as loop:
-                await cluster.create(DEPLOYMENTS, deployment("d", replicas=2, labels=_OURS))
+                await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=2, labels=_OURS))
                 (old, _) = await until(cluster, lambda pods: len(ready(pods)) == 2 and pods)
                 await order(loop, old, elsewhere(old))
                 await until(cluster, lambda pods: len(pods) == 3)
@@ -330,7 +329,7 @@ def test_running_pods_are_recommended_to_move_and_are_moved(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
             for name, gpus in (("big", 6), ("small", 2), ("other", 6)):
-                await cluster.create(DEPLOYMENTS, deployment(name, gpus=gpus, labels=_OURS))
+                await cluster.create(DEPLOYMENTS, build_deployment(name, gpus=gpus, labels=_OURS))
                 await until(
                     cluster, lambda pods, name=name: any(name in one["metadata"]["name"] for one in ready(pods))
                 )
@@ -345,7 +344,7 @@ def test_running_pods_are_recommended_to_move_and_are_moved(tmp_path):
 def test_what_runs_on_a_lost_gpu_goes_to_another(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
-            await cluster.create(DEPLOYMENTS, deployment("d", labels=_OURS))
+            await cluster.create(DEPLOYMENTS, build_deployment("d", labels=_OURS))
             (old,) = await until(cluster, lambda pods: len(ready(pods)) == 1 and pods)
             (held,) = loop.core.state.workloads[plan_of(old)["workload"]].placements
             await loop.mark_gpu_lost(held.node_name, held.gpu_uuids[0])

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from tests.controller_rig import running
+from tests.builders.kubernetes import build_job, build_node, build_pod
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
-from tests.fakes.kubernetes.manifests import job, node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 
@@ -16,7 +16,7 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_no
 
 
 def wanted():
-    found = job("j", parallelism=10, gates=(GATE,))
+    found = build_job("j", parallelism=10, gates=(GATE,))
     found["spec"]["completions"] = 30
     found["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
     return found
@@ -31,10 +31,10 @@ def test_thirty_completions_of_two_seconds_by_tens_end_within_a_minute(tmp_path)
         async with FakeCluster() as fake:
             cluster = fake.client()
             for index in range(20):
-                await cluster.create(NODES, node(f"n{index:02d}"))
+                await cluster.create(NODES, build_node(f"n{index:02d}"))
             for part in (Scheduler(fake), Workloads(fake), Kubelets(fake, run_s=2.0)):
                 await fake.add(part)
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)):
                 await cluster.create(JOBS, wanted())
                 await until(cluster, lambda pods: succeeded(pods) == 30, within_s=60.0)
 
@@ -48,14 +48,14 @@ def test_a_job_whose_places_were_all_stolen_at_once_ends_in_time(tmp_path):
         async with FakeCluster() as fake:
             cluster = fake.client()
             for index in range(20):
-                await cluster.create(NODES, node(f"n{index:02d}", gpus=1))
+                await cluster.create(NODES, build_node(f"n{index:02d}", gpus=1))
             await fake.add(Workloads(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=2.0)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=2.0)):
                 await cluster.create(JOBS, wanted())
                 pods = await until(cluster, lambda pods: len([one for one in pods if pinned_node(one)]) == 10)
                 for one in pods:
                     name = pinned_node(one)
-                    await cluster.create(PODS, pod(f"thief-{name}", gates=(), nodeName=name))
+                    await cluster.create(PODS, build_pod(f"thief-{name}", gates=(), nodeName=name))
                 for part in (Scheduler(fake), Kubelets(fake, run_s=1.0)):
                     await fake.add(part)
                 await until(

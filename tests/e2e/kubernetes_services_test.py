@@ -8,18 +8,18 @@ import asyncio
 import contextlib
 import json
 
-from tests.controller_rig import running
+from tests.builders.kubernetes import build_deployment, build_node
+from tests.builders.profiles import build_engine_points
+from tests.builders.server import run_controller
 from tests.deploy_rig import crd_files
 from tests.e2e.kubernetes_gate_test import bound, config, until
-from tests.e2e.steward_test import QUICK, Fleet
+from tests.e2e.objectives_test import QUICK, Fleet
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
-from tests.fakes.kubernetes.manifests import deployment, node
 from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.fakes.metrics_servers import Listener, Replica
-from tests.fakes.stewarded import points
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, PatchKind
@@ -111,7 +111,7 @@ def planned(one):
 async def place_nodes(cluster):
     await cluster.create(CUSTOM_RESOURCE_DEFINITIONS, crd_files()["InferenceService"])
     for name in ("a", "b", "c"):
-        await cluster.create(NODES, node(name, labels=LABELS, gpus=2))
+        await cluster.create(NODES, build_node(name, labels=LABELS, gpus=2))
 
 
 def is_agreed(rig, pods):
@@ -137,13 +137,13 @@ def test_a_deployment_follows_its_load(tmp_path):
             await place_nodes(cluster)
             for part in (Scheduler(fake), Workloads(fake), Kubelets(fake)):
                 await fake.add(part)
-            await cluster.create(DEPLOYMENTS, deployment("chat", gates=("eelgrid.io/placement",)))
+            await cluster.create(DEPLOYMENTS, build_deployment("chat", gates=("eelgrid.io/placement",)))
             options = {"kubernetes": config(fake, tmp_path, abilities=frozenset({"services"})), **QUICK}
             with Addresses(cluster) as fleet, fleet.listeners:
                 following = asyncio.create_task(fleet.follow())
-                async with running(tmp_path / "data", **options) as rig:
+                async with run_controller(tmp_path / "data", **options) as rig:
                     await enforce(rig)
-                    await rig.controller.loop.record_points(points(model=MODEL))
+                    await rig.controller.loop.record_points(build_engine_points(model=MODEL))
                     (first,) = await seen(cluster, lambda pods: len(bound(pods)) == 1)
                     while not fleet.port:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
@@ -173,7 +173,7 @@ def test_a_deployment_follows_its_load(tmp_path):
                 # Nobody asks for pods now; what the first one asked for last may have come while it ended.
                 pods = await seen(cluster, lambda pods: len(bound(pods)) == len(pods))
                 where = {one["metadata"]["uid"]: one["spec"]["nodeName"] for one in pods}
-                async with running(tmp_path / "data", **options) as rig:
+                async with run_controller(tmp_path / "data", **options) as rig:
                     pods = await seen(cluster, lambda pods: len(pods) == len(bound(pods)) <= 2)
                     left = {one["metadata"]["uid"]: one["spec"]["nodeName"] for one in pods}
                     assert left.items() <= where.items(), "a pod was made anew"
@@ -194,9 +194,9 @@ def test_nothing_is_changed_in_mode_recommend_and_others_are_heard(tmp_path):
                 await fake.add(part)
             spec = {**SERVICE["spec"], "mode": "Recommend"}
             await cluster.create(INFERENCE_SERVICES, {**SERVICE, "spec": spec})
-            await cluster.create(DEPLOYMENTS, deployment("chat", replicas=2, gates=("eelgrid.io/placement",)))
+            await cluster.create(DEPLOYMENTS, build_deployment("chat", replicas=2, gates=("eelgrid.io/placement",)))
             options = {"kubernetes": config(fake, tmp_path, abilities=frozenset({"services"})), **QUICK}
-            async with running(tmp_path / "data", **options) as rig:
+            async with run_controller(tmp_path / "data", **options) as rig:
                 pods = await seen(cluster, lambda pods: len(bound(pods)) == 2 and is_agreed(rig, pods))
                 status = await told(cluster, lambda status: condition(status, "Placed")["status"] == "True")
                 assert condition(status, "ScalingActive")["reason"] == "ModeRecommend"

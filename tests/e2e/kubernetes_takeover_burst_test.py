@@ -9,11 +9,12 @@ import shutil
 
 import pytest
 from bench.kubernetes.checker import judge
-from tests.controller_rig import inventory, running
+from tests.builders.cluster import build_node as build_inventory
+from tests.builders.kubernetes import build_node, build_pod
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.faults import too_many
-from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.state_invariants import check_invariants
 
@@ -30,7 +31,7 @@ def planned(pods):
 
 async def burst(cluster, pods=range(BURST)):
     for index in pods:
-        await cluster.create(PODS, pod(f"p{index:02d}"))
+        await cluster.create(PODS, build_pod(f"p{index:02d}"))
 
 
 async def judged(cluster):
@@ -64,23 +65,23 @@ async def in_a_burst(fake, tmp_path, *, agents=False, journal="empty"):
     """A leader dies when some of a burst are planned; another takes over."""
     cluster = fake.client()
     for name in NODE_NAMES:
-        await cluster.create(NODES, node(name, gpus=GPUS))
+        await cluster.create(NODES, build_node(name, gpus=GPUS))
     await fake.add(Scheduler(fake))
-    async with running(tmp_path / "first", kubernetes=config(fake, tmp_path)) as rig:
+    async with run_controller(tmp_path / "first", kubernetes=config(fake, tmp_path)) as rig:
         if agents:
-            await rig.join(*(inventory(name, gpus=GPUS, agent_version="1") for name in NODE_NAMES))
+            await rig.join(*(build_inventory(name, gpus=GPUS, agent_version="1") for name in NODE_NAMES))
         if journal == "older":
             shutil.copytree(tmp_path / "first", tmp_path / "second", ignore=shutil.ignore_patterns("*lock*"))
         making = asyncio.create_task(burst(cluster, range(BURST // 2)))
         await until(cluster, lambda pods: len(planned(pods)) >= BURST // 3)
         frozen(rig)
-        async with running(tmp_path / "second", kubernetes=config(fake, tmp_path)) as second:
+        async with run_controller(tmp_path / "second", kubernetes=config(fake, tmp_path)) as second:
             await making
             await burst(cluster, range(BURST // 2, BURST))
             if agents:
                 # They reach the new leader when it leads, as by a Service: what it planned by then was by index.
                 await until(cluster, lambda pods: len(planned(pods)) > BURST // 2)
-                await second.join(*(inventory(name, gpus=GPUS, agent_version="1") for name in NODE_NAMES))
+                await second.join(*(build_inventory(name, gpus=GPUS, agent_version="1") for name in NODE_NAMES))
             await all_bound(cluster)
             state = second.controller.loop.core.state
             async with asyncio.timeout(30.0):
@@ -112,12 +113,12 @@ def test_a_new_leader_that_begins_while_the_api_server_is_away_takes_nothing_tha
         async with FakeCluster() as fake:
             cluster = fake.client()
             for name in NODE_NAMES:
-                await cluster.create(NODES, node(name, gpus=GPUS))
+                await cluster.create(NODES, build_node(name, gpus=GPUS))
             await fake.add(Scheduler(fake))
             how = config(fake, tmp_path)
             async with (
-                running(tmp_path / "first", kubernetes=how) as rig,
-                running(tmp_path / "standby", kubernetes=how),
+                run_controller(tmp_path / "first", kubernetes=how) as rig,
+                run_controller(tmp_path / "standby", kubernetes=how),
             ):
                 making = asyncio.create_task(burst(cluster))
                 await until(cluster, lambda pods: len(planned(pods)) >= BURST // 3)
@@ -135,16 +136,16 @@ def test_a_leader_whose_watch_is_behind_sees_what_the_one_before_has_written_bef
         async with FakeCluster() as fake:
             cluster = fake.client()
             for name in NODE_NAMES:
-                await cluster.create(NODES, node(name, gpus=GPUS))
+                await cluster.create(NODES, build_node(name, gpus=GPUS))
             how = config(fake, tmp_path)
             async with (
-                running(tmp_path / "first", kubernetes=how) as rig,
-                running(tmp_path / "standby", kubernetes=how) as standby,
+                run_controller(tmp_path / "first", kubernetes=how) as rig,
+                run_controller(tmp_path / "standby", kubernetes=how) as standby,
             ):
                 refused = fake.knobs.add("refuse", verbs=("patch",), part="/pods/", fault=too_many)
                 # Ten that go again, so that the leader has other places for the rest than one that begins now.
                 for index in range(10):
-                    await cluster.create(PODS, pod(f"gone{index}"))
+                    await cluster.create(PODS, build_pod(f"gone{index}"))
                 await burst(cluster)
                 state = rig.controller.loop.core.state
                 await until(cluster, lambda _: state.live_workloads == BURST + 10)

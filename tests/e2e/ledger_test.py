@@ -6,18 +6,11 @@ import time
 
 import pytest
 from pyarrow import parquet
+from tests.builders.cluster import build_request
 from tests.e2e.processes import Cluster, fleet_of
 
 from eelgrid_protos import faults
-from eelgrid_protos.messages import (
-    ConfirmEnergyExportRequest,
-    GetSamplesRequest,
-    QueryEnergyRequest,
-    Reading,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import ConfirmEnergyExportRequest, GetSamplesRequest, QueryEnergyRequest, Reading
 
 NODES = [
     {
@@ -44,13 +37,8 @@ def energy_mj(spent):
 
 
 def submit(cluster, name, gpus):
-    spec = WorkloadSpec(
-        name=name,
-        request=ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000),
-        queue="research",
-        labels={"team": name[0]},
-    )
-    return cluster.operators.submit_workload(SubmitWorkloadRequest(workload_id=name, spec=spec), timeout=10.0)
+    request = build_request(name, name=name, gpus=gpus, queue="research", labels={"team": name[0]})
+    return cluster.operators.submit_workload(request, timeout=10.0)
 
 
 def counters_j(cluster, agent):

@@ -70,7 +70,7 @@ def test_the_command_writes_its_table(tmp_path, capsys):
     assert "hpa" in capsys.readouterr().out
 
 
-def test_what_cannot_be_run_is_said(tmp_path, capsys):
+def test_what_cannot_be_run_is_reported(tmp_path, capsys):
     assert main(["--out", str(tmp_path), "--policies", "magic"]) == 2
     assert "unknown: magic; choose from ours" in capsys.readouterr().err
     assert main(["--out", str(tmp_path), "--data", str(tmp_path), "--small", "--processes", "1"]) == 2

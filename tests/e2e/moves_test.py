@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 from tests.e2e.processes import Cluster, fleet_of
 
 from eelgrid_controller.placement.migration_planner import recommend_moves
@@ -20,8 +20,8 @@ NODE = {
 @pytest.fixture(scope="module")
 def compiled():
     """The kernels in the cache: eelctl does not wait minutes for a machine that never compiled them."""
-    core = core_with(node("a"), node("b"))
-    core.submit(request(gpus=1, milli=500), now_ns=1)
+    core = build_core(build_node("a"), build_node("b"))
+    core.submit(build_request(gpus=1, milli=500), now_ns=1)
     recommend_moves(core.survey_moves(RecommendMovesRequest()))
 
 

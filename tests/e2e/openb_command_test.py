@@ -1,12 +1,12 @@
 """`python -m bench.openb` on a small generated trace: its files, its refusals, and the same figures on two processes."""
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from bench.openb.__main__ import main
+from tests.tables import read_csv
 
 from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
 from eelgrid_controller.replay.trace_loading import synthesize_openb
@@ -17,10 +17,6 @@ COLUMNS = (
     "trace,policy,seeds,saving_mean_pct,grar_1,alloc_100_pct,alloc_130_pct,"
     "gap_power_pct,gap_alloc_pp,decision_p50_us,decision_p99_us"
 )
-
-
-def _rows(path):
-    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +44,7 @@ def compared(data, tmp_path_factory):
 
 
 def test_the_files_of_a_comparison(compared):
-    rows = _rows(compared / "summary.csv")
+    rows = read_csv(compared / "summary.csv")
     assert (compared / "summary.csv").read_text().splitlines()[0] == COLUMNS
     assert [(row["trace"], row["policy"], row["seeds"]) for row in rows] == [
         (trace, policy, "2") for trace in ("whole", "shares") for policy in ("fgd", "pwr", "pwr200", "eelgrid")
@@ -60,9 +56,9 @@ def test_the_files_of_a_comparison(compared):
         assert float(row["gap_power_pct"]) > 0.0
         assert float(row["gap_alloc_pp"]) > -0.01
         assert 0.0 < float(row["decision_p50_us"]) <= float(row["decision_p99_us"])
-    assert len(_rows(compared / "runs.csv")) == 2 * 4 * 2
-    assert len(_rows(compared / "curves.csv")) == 2 * 4 * 261
-    assert {row["seed"] for row in _rows(compared / "bounds.csv")} == {"42", "43"}
+    assert len(read_csv(compared / "runs.csv")) == 2 * 4 * 2
+    assert len(read_csv(compared / "curves.csv")) == 2 * 4 * 261
+    assert {row["seed"] for row in read_csv(compared / "bounds.csv")} == {"42", "43"}
     for name in ("whole.png", "shares.png", "saving_and_grar.png"):
         assert (compared / name).stat().st_size > 10_000
 
@@ -70,11 +66,11 @@ def test_the_files_of_a_comparison(compared):
 def test_no_policy_passes_the_bound_where_all_was_placed(compared):
     """Both are means over the same two seeds."""
     bounds = {}
-    for row in _rows(compared / "bounds.csv"):
+    for row in read_csv(compared / "bounds.csv"):
         key = row["trace"], float(row["x"])
         bounds[key] = bounds.get(key, 0.0) + float(row["power_w_least"]) / 2
     checked = 0
-    for row in _rows(compared / "curves.csv"):
+    for row in read_csv(compared / "curves.csv"):
         x = float(row["x"])
         if x in {0.1, 0.2, 0.4} and float(row["allocated_pct"]) >= 100 * x - 1e-3:
             assert float(row["power_w"]) > bounds[row["trace"], x]
@@ -90,7 +86,7 @@ def test_two_processes_give_the_same_curves_as_one(data, compared, tmp_path):
     assert (tmp_path / "curves.csv").read_bytes() == (compared / "curves.csv").read_bytes()
     assert "16/16 jobs" in finished.stderr
     assert "pwr200" in finished.stdout
-    assert {row["gap_power_pct"] for row in _rows(tmp_path / "summary.csv")} == {""}
+    assert {row["gap_power_pct"] for row in read_csv(tmp_path / "summary.csv")} == {""}
 
 
 @pytest.mark.parametrize(

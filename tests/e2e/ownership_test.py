@@ -23,7 +23,7 @@ def table(cluster, *words, **options):
     return json.loads(cluster.eelctl(*words, "-o", "json", **options).stdout)
 
 
-def test_work_belongs_to_its_certificate_and_every_change_is_told_after_a_kill(cluster, parties):
+def test_work_belongs_to_its_certificate_and_every_change_is_reported_after_a_kill(cluster, parties):
     server = parties("controller", ("CN", "controller"), names=("127.0.0.1",))
     flags = ("--roles", "require", "--bind", "namespace:vision=CN:carol")
     controller = cluster.controller(*flags, tls=server)

@@ -109,7 +109,7 @@ async def test_keys_alone_choose_and_open_a_gpu(tmp_path):
         await tab.until("document.querySelector('#panel h2')?.innerText === 'node-0001 GPU 1'")
 
 
-async def test_the_queue_tells_reasons_and_what_would_help(tmp_path):
+async def test_the_queue_reports_reasons_and_what_would_help(tmp_path):
     async with shown(tmp_path, 2, fragment="#/queue") as (_fleet, _door, tab):
         await tab.until("document.querySelector('#panel h2')?.innerText === '3 wait'")
         assert "gpu_count: no node has enough whole GPUs free" in await tab.text("#panel")

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from tests.builders.partition import build_slice_points, build_sliced_service
 from tests.e2e.processes import Cluster, fleet_of, metric
-from tests.slices_rig import points, service
 
 from eelgrid_controller.partition.recommendation import recommend_partitions
 from eelgrid_controller.partition.survey import PartitionSurvey
@@ -44,12 +44,12 @@ def cluster(tmp_path):
         found.until_ready(1)
         said = found.eelctl("policy", "set", "--pool-mode", "mig=enforce", "--partition", "mig=on").stdout
         assert "enforce, MIG GPUs managed by the partition planner" in said
-        found.operators.record_points(RecordPointsRequest(points=tuple(points())), timeout=10.0)
+        found.operators.record_points(RecordPointsRequest(points=tuple(build_slice_points())), timeout=10.0)
         yield found
 
 
 def submitted(cluster, key, rate_hz) -> SubmitWorkloadResponse:
-    return cluster.operators.submit_workload(service(key, rate_hz), timeout=10.0).workload
+    return cluster.operators.submit_workload(build_sliced_service(key, rate_hz), timeout=10.0).workload
 
 
 def standing(cluster):

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.builders.cluster import build_request
 from tests.e2e.processes import Cluster, fleet_of, metric, scrape
 
 from eelgrid_agent.metrics.catalogue import CATALOGUE
@@ -25,9 +26,6 @@ from eelgrid_protos.messages import (
     ListPlansRequest,
     NodeState,
     Reading,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
 )
 
 # One part without an energy counter and one whose utilization is not told, since absence must travel too.
@@ -58,18 +56,9 @@ def begin(cluster):
 
 def occupy(cluster, name, count, milli):
     """A workload on GPUs of the big model, placed."""
-    request = ResourceRequest(
-        cpu_milli=4000, memory_bytes=2**34, gpu_count=count, gpu_milli=milli, gpu_models=("A100",)
-    )
-    gpu_models = {gpu.gpu.model for gpu in gpus_of(cluster)}
-    request = ResourceRequest(
-        cpu_milli=4000,
-        memory_bytes=2**34,
-        gpu_count=count,
-        gpu_milli=milli,
-        gpu_models=tuple(model for model in gpu_models if "A100" in model.upper()),
-    )
-    wanted = SubmitWorkloadRequest(workload_id=name, spec=WorkloadSpec(name=name, request=request))
+    models = {gpu.gpu.model for gpu in gpus_of(cluster)}
+    big = tuple(model for model in models if "A100" in model.upper())
+    wanted = build_request(name, name=name, cpu=4, memory_gib=16, gpus=count, milli=milli, models=big)
     (placement,) = cluster.operators.submit_workload(wanted, timeout=10.0).workload.placements
     return placement
 
@@ -190,7 +179,7 @@ def test_metrics_are_named_as_prometheus_wants(live, side):
     refused.value.close()
 
 
-def test_metrics_tell_what_the_api_tells(live):
+def test_metrics_tell_what_the_api_reports(live):
     cluster, agent = live
     families = scrape(cluster.agents[agent]["metrics"])
     uuids = {gpu.gpu.uuid for gpu in gpus_of(cluster)}

@@ -6,22 +6,17 @@ import urllib.request
 import grpc
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from tests.controller_rig import running
+from tests.builders.cluster import build_request
+from tests.builders.kubernetes import build_node, build_pod
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config
 from tests.e2e.processes import Cluster, fleet_of, metric
 from tests.fakes.collector import collecting
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node, pod
 
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_protos import rpc, transport
-from eelgrid_protos.messages import (
-    CancelWorkloadRequest,
-    ExplainWorkloadRequest,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import CancelWorkloadRequest, ExplainWorkloadRequest
 
 NODE = {
     "name": "box",
@@ -62,10 +57,8 @@ class Caller(grpc.UnaryUnaryClientInterceptor):
 
 
 def submit(operators, name, gpus):
-    request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000 if gpus else 0)
-    spec = WorkloadSpec(name=name, request=request, namespace="ml")
-    asked = SubmitWorkloadRequest(spec=spec, workload_id=name)
-    return operators.submit_workload(asked, timeout=30.0).workload
+    request = build_request(name, name=name, gpus=gpus, namespace="ml")
+    return operators.submit_workload(request, timeout=30.0).workload
 
 
 def trace_of(live, name):
@@ -165,10 +158,10 @@ def test_a_pods_trace_ends_with_the_patch_that_sends_it_to_its_node(tmp_path):
     async def play():
         async with FakeCluster() as fake:
             cluster = fake.client()
-            await cluster.create(NODES, node("n1"))
+            await cluster.create(NODES, build_node("n1"))
             kubernetes = config(fake, tmp_path)
-            async with running(tmp_path / "data", kubernetes=kubernetes, traces=collector.address) as rig:
-                await cluster.create(PODS, pod("p1", gpus=1))
+            async with run_controller(tmp_path / "data", kubernetes=kubernetes, traces=collector.address) as rig:
+                await cluster.create(PODS, build_pod("p1", gpus=1))
                 async with asyncio.timeout(60.0):
                     while not rig.controller.watches.tracing.traces.results["finished"]:  # noqa: ASYNC110
                         await asyncio.sleep(0.05)

@@ -13,10 +13,11 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from tests.builders.cluster import build_request
 from tests.e2e.processes import STOP_S, Cluster, fleet_of, free_address
 
 from eelgrid_controller.energy.ledger import namespace_label
-from eelgrid_protos.messages import QueryEnergyRequest, ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
+from eelgrid_protos.messages import QueryEnergyRequest
 
 PROGRAMS = ("victoria-metrics", "prometheus")
 pytestmark = pytest.mark.skipif(
@@ -124,10 +125,7 @@ def by_namespace(cluster):
 
 
 def submit(cluster, name, **spec):
-    request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, gpu_milli=1000)
-    cluster.operators.submit_workload(
-        SubmitWorkloadRequest(workload_id=name, spec=WorkloadSpec(name=name, request=request, **spec)), timeout=10.0
-    )
+    cluster.operators.submit_workload(build_request(name, name=name, **spec), timeout=10.0)
 
 
 def test_joules_by_namespace_are_the_ledgers_in_a_long_term_store_by_both_ways(tmp_path):

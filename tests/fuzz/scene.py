@@ -48,7 +48,8 @@ from eelgrid_protos.messages import (
     WindowShare,
     WorkloadPhase,
 )
-from tests.controller_rig import Agent, Rig, batch, inventory, running, wanted
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.server import AgentStream, RunningController, run_controller
 from tests.fuzz.grammar import Grammar
 
 __all__ = ["Finding", "Scene", "open_scene"]
@@ -94,10 +95,10 @@ class FaultLog(logging.Handler):
 class Scene:
     """One controller under attack."""
 
-    rig: Rig
+    rig: RunningController
     rng: random.Random
     grammar: Grammar
-    honest: Agent
+    honest: AgentStream
     inventory: Inventory
     faults: FaultLog
     sequence: int = 0
@@ -195,7 +196,7 @@ class Scene:
         name = self.rng.choice(("evil-1", "evil-2", "evil-3", "x" * 253))
         hello = replace(first, inventory=replace(first.inventory, node_name=name))
         if self.rng.random() < 0.5:
-            hello = replace(hello, inventory=replace(inventory(name, gpus=2), pool=hello.inventory.pool), plan_epoch=0)
+            hello = replace(hello, inventory=replace(build_node(name, gpus=2), pool=hello.inventory.pool), plan_epoch=0)
         messages: list[Any] = [hello]
         for _ in range(self.rng.randint(0, 6)):
             drawn = self.grammar.message(ConnectRequest)
@@ -205,7 +206,7 @@ class Scene:
             messages.append(replace(message, node_name=name) if isinstance(message, Inventory) else message)
         for message in messages:
             self._note("Connect", message)
-        agent = Agent(self.rig.address)
+        agent = AgentStream(self.rig.address)
         try:
             await agent.say(*messages)
             async with asyncio.timeout(CALL_WITHIN_S):
@@ -297,7 +298,7 @@ class Scene:
 
     async def _agent(self, *, with_energy: bool) -> None:
         self.sequence += 1
-        await self.honest.say(batch(self.sequence, time_ns=time.time_ns()))
+        await self.honest.say(build_batch(self.sequence, time_ns=time.time_ns()))
         heard = await self.honest.hear(Acknowledgement, within_s=SERVED_WITHIN_S)
         self._expect(heard.sequence == self.sequence, f"batch {self.sequence} was acknowledged as {heard.sequence}")
         if with_energy:
@@ -353,10 +354,10 @@ async def open_scene(data: Path, seed: int) -> AsyncIterator[Scene]:
 
 @asynccontextmanager
 async def _running(data: Path, rng: random.Random, faults: FaultLog) -> AsyncIterator[Scene]:
-    async with running(data, plan_interval_s=0.0, steer_s=0.2) as rig:
-        mine = inventory(HONEST_NODE)
+    async with run_controller(data, plan_interval_s=0.0, steer_s=0.2) as rig:
+        mine = build_node(HONEST_NODE)
         honest = await rig.join(mine)
-        await rig.operators.submit_workload(wanted(HONEST_WORK))
+        await rig.operators.submit_workload(build_request(HONEST_WORK))
         grammar = Grammar(rng, now_ns=time.time_ns())
         names = ["evil-1", "evil-2", HONEST_NODE]
         uuids = [gpu.uuid for gpu in mine.gpus] + [f"GPU-evil-1-{number}" for number in range(2)]

@@ -154,7 +154,7 @@ async def test_a_claim_that_cannot_be_had_waits_and_is_made_ready_when_it_can(re
         await ended(real, "late")
 
 
-async def test_an_agent_that_starts_anew_finds_its_pods_running(real, node):
+async def test_an_agent_that_starts_again_finds_its_pods_running(real, node):
     async with driver(real, node):
         await allocated(real, "lasting", "gpu-0-1g-4")
         before = real.starts("lasting")
@@ -207,7 +207,7 @@ async def test_both_plugins_live_at_one_kubelet_on_gpus_of_their_own(real, node)
         await ended(real, "by-plugin", "by-claim")
 
 
-async def test_a_kubelet_that_starts_anew_takes_both_again_and_pods_run_on(real, node):
+async def test_a_kubelet_that_starts_again_takes_both_again_and_pods_run_on(real, node):
     async with driver(real, node) as plugin, offered(real, node):
         small = f"{DOMAIN}/mig-1g.5gb"
         await real.until(lambda: real.allocatable().get(small) == "1")

@@ -10,10 +10,10 @@ import time
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from tests.controller_rig import until
 from tests.devices_rig import controlled, part, planned
 from tests.dra_rig import dra_node
 from tests.state_invariants import check_invariants
+from tests.waiting import wait_until
 
 from eelgrid_agent.kubelet.device_plugins import (
     DevicePlugins,
@@ -180,7 +180,7 @@ async def test_two_pods_that_got_each_others_devices_are_swapped_in_the_ledger(r
         assert await agreed(rig, real) == held
         check_invariants(rig.controller.loop.core.state)
         if before != held:
-            await until(lambda: part(rig, "devices").corrected == 2)
+            await wait_until(lambda: part(rig, "devices").corrected == 2)
         # The limits of a plan follow the device, not the wish.
         (workload,) = [
             key for key, _ in planned(rig, real.node) if booked(rig, real)["one"] == planned(rig, real.node)[key, 0]
@@ -220,11 +220,11 @@ async def test_a_plugin_that_steers_gives_what_was_planned(real, node, tmp_path)
             await real.until(lambda number=number: real.phase(f"q{number}") == "Running")
         await agreed(rig, real)
         flights = rig.controller.placing.engine.gate.flights
-        await until(lambda: flights.landed == 4)
+        await wait_until(lambda: flights.landed == 4)
         assert flights.overdue == 0
 
 
-async def test_slices_are_placed_and_a_gpu_is_cut_anew_while_they_run(real, node, tmp_path):
+async def test_slices_are_placed_and_a_gpu_is_cut_again_while_they_run(real, node, tmp_path):
     small, middle = (f"{DOMAIN}/mig-{name}" for name in ("1g.5gb", "2g.10gb"))
     async with closed_loop(real, node, tmp_path) as (rig, agent):
         await real.until(lambda: real.allocatable().get(small) == "1")
@@ -240,4 +240,4 @@ async def test_slices_are_placed_and_a_gpu_is_cut_anew_while_they_run(real, node
         assert dict(held["small-one"].devices) == {small: uuid}
         # Of two on the GPU in use, the first, as planned.
         assert dict(held["middle-one"].devices) == {middle: node.uuid(4, 2)}
-        await until(lambda: len(part(rig, "slices").machine.flights) == 0, within_s=20.0)
+        await wait_until(lambda: len(part(rig, "slices").machine.flights) == 0, within_s=20.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.clusters import GIB, node, request
+from tests.builders.cluster import GIB, build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -153,7 +153,7 @@ class Claims(RuleBasedStateMachine):
             if is_next and found.placements:
                 first = 1 + max(one.replica for one in found.placements)
                 claim = Adoption(standing=claim.standing, first=first, released=claim.released, in_parts=claim.in_parts)
-        wanted = request(key=key, replicas=max(1, len(claim.standing)), **shape)
+        wanted = build_request(key=key, replicas=max(1, len(claim.standing)), **shape)
         try:
             seats, others = self.twin.claimed(key, shape, claim, is_known=found is not None)
         except Untenable:
@@ -175,7 +175,7 @@ class Claims(RuleBasedStateMachine):
     def submit(self, key, shape, replicas):
         if key not in self.core.state.workloads:
             with contextlib.suppress(InvalidArgument):
-                self.do("submit", request(key=key, replicas=replicas, **shape))
+                self.do("submit", build_request(key=key, replicas=replicas, **shape))
         self.hear()
 
     @precondition(lambda self: self.twin.held)
@@ -209,7 +209,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def join(self, name):
-        self.do("register_node", node(name, gpus=GPUS[name], cpu=CPU_MILLI // 1000, memory_gib=1000))
+        self.do("register_node", build_node(name, gpus=GPUS[name], cpu=CPU_MILLI // 1000, memory_gib=1000))
         self.twin.lost = {one for one in self.twin.lost if one != name and one[0] != name}
         self.hear()
 

@@ -5,11 +5,11 @@ import os
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.agent import build_energy_share, build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing, ProcessKind
 from eelgrid_agent.energy.accounts import (
     EnergyAccounts,
-    EnergyShare,
     EnergyUse,
     ShareConfidence,
     ShareMethod,
@@ -35,12 +35,12 @@ SECOND = 1_000_000_000
 # The long proof asks for thousands.
 SEQUENCES = int(os.environ.get("EELGRID_ATTRIBUTION_SEQUENCES", "100"))
 NO = Missing(AbsenceReason.NOT_SAMPLED)
-PODS = [UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod=f"p{index}", container="c") for index in range(4)]
+PODS = [build_pod_owner(f"p{index}") for index in range(4)]
 UID = "2c48913c-b29f-11e7-9350-02096814779{}"
 OWNERS = [
     *PODS,
     UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID.format(0), container_id="ab" * 32),
-    UsageOwner(kind=UsageOwnerKind.SLURM, job="1", step="0"),
+    build_slurm_owner("1", step="0"),
     UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-1.scope"),
     UsageOwner(kind=UsageOwnerKind.PROCESS),
 ]
@@ -265,16 +265,7 @@ def test_the_ledger_keeps_few_of_the_dead_and_loses_nothing(rounds):
     charged = 0
     shown, last = {}, []
     for turn, users in enumerate(rounds):
-        shares = [
-            EnergyShare(
-                owner=UsageOwner(kind=UsageOwnerKind.SLURM, job=str(job)),
-                part=EnergyUse.ACTIVE,
-                energy_mj=energy_mj,
-                method=ShareMethod.EXCLUSIVE,
-                confidence=ShareConfidence.HIGH,
-            )
-            for job, energy_mj in users
-        ]
+        shares = [build_energy_share(build_slurm_owner(job), energy_mj) for job, energy_mj in users]
         ledger.drain_ended((share.owner for share in shares), now_ns=turn * SECOND)
         ledger.add("GPU-0", shares)
         charged += sum(share.energy_mj for share in shares)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.clusters import decided, node, request
+from tests.builders.cluster import build_node, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -36,7 +36,9 @@ SHAPES = st.sampled_from(
     ]
 )
 WANTED = st.one_of(
-    st.fixed_dictionaries({"cpu": st.integers(1, 40), "memory_gib": st.integers(0, 64), "replicas": st.integers(1, 3)}),
+    st.fixed_dictionaries(
+        {"gpus": st.just(0), "cpu": st.integers(1, 40), "memory_gib": st.integers(0, 64), "replicas": st.integers(1, 3)}
+    ),
     st.fixed_dictionaries(
         {
             "gpus": st.just(1),
@@ -83,7 +85,12 @@ class Cluster(RuleBasedStateMachine):
     def submit(self, wanted):
         before = self.core.state.revision
         with contextlib.suppress(InvalidArgument):  # This cluster, even empty, could not hold it.
-            assert len(decided(self.both(lambda core: core.submit(request(**wanted), now_ns=self.now_ns)).events)) == 2
+            assert (
+                len(
+                    drop_quotes(self.both(lambda core: core.submit(build_request(**wanted), now_ns=self.now_ns)).events)
+                )
+                == 2
+            )
             return
         assert self.core.state.revision == before
 
@@ -106,7 +113,7 @@ class Cluster(RuleBasedStateMachine):
         if alive < replicas:
             assert not self.fits(replace(after.spec, replicas=1))
             assert {item.replica for item in after.placements} >= {item.replica for item in placed}
-        assert decided(step.events) or alive == replicas or after.placements == placed
+        assert drop_quotes(step.events) or alive == replicas or after.placements == placed
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), limit_w=st.sampled_from([None, 100.0, 150.0]))
@@ -167,7 +174,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=NAMES, shape=SHAPES)
     def join(self, name, shape):
-        self.both(lambda core: core.register_node(node(name, **shape), now_ns=self.now_ns))
+        self.both(lambda core: core.register_node(build_node(name, **shape), now_ns=self.now_ns))
 
     @precondition(lambda self: self.core.state.nodes)
     @rule(data=st.data())

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.claims_rig import slices
+from tests.builders.kubernetes import build_slices
 
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER as AGENT_DRIVER
 from eelgrid_controller.engines.kubernetes.claims import allocation
@@ -115,7 +115,7 @@ def cases(draw):
 @given(cases())
 def test_nothing_is_given_twice_and_nothing_that_fits_is_refused(case):
     nodes, asked = case
-    every = [piece for node in nodes for piece in slices(node)]
+    every = [piece for node in nodes for piece in build_slices(node)]
     answers = allocate_claims(pools_of(every), asked)
     assert [one.bundle for one in answers] == asked
     claims = written(answers)
@@ -139,7 +139,7 @@ def test_nothing_is_given_twice_and_nothing_that_fits_is_refused(case):
 
 
 def test_the_whole_of_the_room_is_given():
-    every = [piece for node in ("a", "b") for piece in slices(node)]
+    every = [piece for node in ("a", "b") for piece in build_slices(node)]
     answers = allocate_claims(pools_of(every), [claim(number) for number in range(30)])
     assert sum(isinstance(one, BundleAllocation) for one in answers) == 28
     assert "not free on any of 2 nodes" in answers[-1].reason
@@ -147,7 +147,7 @@ def test_the_whole_of_the_room_is_given():
 
 
 def test_small_ones_fill_a_gpu_from_its_end_and_leave_halves():
-    pools = pools_of(slices("a"))
+    pools = pools_of(build_slices("a"))
     first, second, half, other = allocate_claims(
         pools, [claim(0), claim(1), claim(2, "3g.40gb"), claim(3, "", node_name="a")]
     )
@@ -157,7 +157,7 @@ def test_small_ones_fill_a_gpu_from_its_end_and_leave_halves():
 
 
 def test_exact_devices_are_given_or_none():
-    pools = pools_of(slices("a"))
+    pools = pools_of(build_slices("a"))
     asked = [
         claim(0, devices=("gpu-0-1g-4", "gpu-1-2g-0"), node_name="a"),
         claim(1, devices=("gpu-1-3g-4", "gpu-0-2g-4"), node_name="a"),
@@ -169,10 +169,10 @@ def test_exact_devices_are_given_or_none():
 
 
 def test_pools_that_are_not_whole_or_not_well_are_not_used():
-    assert pools_of(slices("a")[:1]).get_pool(DRIVER_NAME, "a") is None
-    old, new = slices("a", gpus=1), slices("a", gpus=2, generation=2)
+    assert pools_of(build_slices("a")[:1]).get_pool(DRIVER_NAME, "a") is None
+    old, new = build_slices("a", gpus=1), build_slices("a", gpus=2, generation=2)
     assert "gpu-1" in pools_of([*old, *new]).get_pool(DRIVER_NAME, "a").offers
-    (answer,) = allocate_claims(pools_of(slices("a", cordon="xid 79")), [claim(0)])
+    (answer,) = allocate_claims(pools_of(build_slices("a", cordon="xid 79")), [claim(0)])
     assert isinstance(answer, UnallocatedBundle)
 
 
@@ -181,7 +181,8 @@ def test_the_body_is_what_the_api_server_wants():
     other = {"requests": ["s"], "opaque": {"driver": DRIVER_NAME, "parameters": {"x": 1}}}
     of_class = {"opaque": {"driver": DRIVER_NAME, "parameters": {"y": 2}}}
     (answer,) = allocate_claims(
-        pools_of(slices("a")), [claim(0, config=(config, other), classes={"r": ("k", (of_class,)), "s": ("k", ())})]
+        pools_of(build_slices("a")),
+        [claim(0, config=(config, other), classes={"r": ("k", (of_class,)), "s": ("k", ())})],
     )
     body = allocation_body(answer.bundle.claims[0], answer.results[0], answer.node_name, "2026-11-22T05:00:00Z")
     assert body["allocationTimestamp"] == "2026-11-22T05:00:00Z"
@@ -194,7 +195,7 @@ def test_the_body_is_what_the_api_server_wants():
 
 
 def test_alternatives_are_tried_in_their_order_over_all_nodes():
-    every = [piece for node in ("a", "b") for piece in slices(node, gpus=1)]
+    every = [piece for node in ("a", "b") for piece in build_slices(node, gpus=1)]
     pools = pools_of(every)
     either = ((want("7g.80gb", request="r/big"),), (want("1g.10gb", request="r/small"),))
     answers = allocate_claims(pools, [claim(number, variants=either) for number in range(4)])
@@ -208,10 +209,10 @@ def test_alternatives_are_tried_in_their_order_over_all_nodes():
 
 
 def test_devices_agree_about_what_they_are_to_share():
-    pools = pools_of(slices("a"))
+    pools = pools_of(build_slices("a"))
     allocate_claims(pools, [claim(number, node_name="a") for number in range(5)])
     wants = (want("1g.10gb", 3), want("3g.40gb", request="s"))
-    (apart,) = allocate_claims(pools_of(slices("a", gpus=1)), [claim(9, variants=(wants,))])
+    (apart,) = allocate_claims(pools_of(build_slices("a", gpus=1)), [claim(9, variants=(wants,))])
     assert isinstance(apart, BundleAllocation)
     same = MatchAttribute(frozenset(), (DRIVER_NAME, "parentUUID"))
     (found,) = allocate_claims(pools, [claim(9, variants=(wants,), same=(same,))])
@@ -222,7 +223,7 @@ def test_devices_agree_about_what_they_are_to_share():
 
 
 def test_claims_of_one_pod_end_on_one_node():
-    every = [piece for node in ("a", "b") for piece in slices(node, gpus=1)]
+    every = [piece for node in ("a", "b") for piece in build_slices(node, gpus=1)]
     two = ClaimBundle(claims=(claim(0, "4g.40gb").claims[0], claim(1, "3g.40gb").claims[0]))
     pools = pools_of(every)
     (first, pair, after) = allocate_claims(pools, [claim(7, "1g.10gb", node_name="a"), two, claim(8, "4g.40gb")])
@@ -232,5 +233,5 @@ def test_claims_of_one_pod_end_on_one_node():
 
 @pytest.mark.parametrize("count", [0, 33])
 def test_a_claim_of_too_many_waits(count):
-    (answer,) = allocate_claims(pools_of(slices("a")), [claim(0, count=count)])
+    (answer,) = allocate_claims(pools_of(build_slices("a")), [claim(0, count=count)])
     assert "1 to 32 devices" in answer.reason

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.cluster import build_catalogue_gpu
 
 from eelgrid_agent.kubelet.resource_slices import (
     GpuCondition,
@@ -18,7 +19,6 @@ from eelgrid_agent.kubelet.resource_slices import (
     placements_overlap,
 )
 from eelgrid_protos.catalogue.loader import load_catalogue
-from eelgrid_protos.messages import Gpu
 
 CATALOGUE = load_catalogue()
 CUTTABLE = sorted(key for key, product in CATALOGUE.products.items() if product.mig is not None)
@@ -27,18 +27,9 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 def gpu(index, key, **changes):
-    product = CATALOGUE.products[key]
-    changes = {"mig_capable": product.mig is not None, **changes}
-    return Gpu(
-        uuid=f"GPU-{index:08x}-1111-2222-3333-444444444444",
-        index=index,
-        product=product.nvml_names[0],
-        model=product.model,
-        catalogue_key=key,
-        memory_bytes=product.memory_bytes,
-        power_limit_default_w=product.power_default_w,
-        **changes,
-    )
+    watts = CATALOGUE.products[key].power_default_w
+    uuid = f"GPU-{index:08x}-1111-2222-3333-444444444444"
+    return build_catalogue_gpu(key, index, uuid=uuid, power_limit_default_w=watts, **changes)
 
 
 def published(gpus, *, node="node-1", is_changeable=True, conditions=None):

@@ -11,18 +11,15 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from tests.energy_rig import SECOND
+from tests.builders.agent import SECOND, build_agent_node, build_devices
 
-from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, AttributionSources, NodeEnergy, load_outbox_state
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
 from eelgrid_agent.energy.windows import EnergyOutbox
-from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_agent.node.inventory import read_each_gpu
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from eelgrid_agent.state_files import StateFile
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import parse_query
@@ -53,7 +50,7 @@ class SetClock:
 
 
 class Day:
-    """One node with its agent, which comes and goes, and the controller's desk, which does, too."""
+    """One node with its agent, which comes and goes, and the controller's ledger writer, which does, too."""
 
     def __init__(self, folder, rng):
         self.folder, self.rng, self.clock = folder, rng, SetClock()
@@ -61,8 +58,7 @@ class Day:
         self.losing = random.Random(rng.random())
         (folder / "proc").mkdir()
         (folder / "data").mkdir()
-        spec = NodeSpec(node_name="n0", cpu_milli=1000, memory_bytes=10**9, gpus=GPUS)
-        self.device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=rng.randrange(2**31))
+        self.device = build_devices(self.clock, "n0", GPUS, seed=rng.randrange(2**31))
         self.incarnations, self.pids, self.running, self.step = iter(range(1, 10**6)), iter(range(10, 10**6)), {}, 0
         self.file = StateFile(folder / "windows.json", ENERGY_OUTBOX)
         self.begin_agent()
@@ -74,20 +70,8 @@ class Day:
 
     def begin_agent(self):
         outbox = EnergyOutbox(load_outbox_state(self.file, draw_incarnation=lambda: next(self.incarnations)), boot="b")
-        host = SimulatedHost(
-            cpu_milli=1000, memory_bytes=10**9, load=NoEngine().host_load, monotonic_ns=self.clock.monotonic_ns
-        )
-        self.node = AgentNode(
-            NodeIdentity(node_name="n0", agent_version="t", simulated=True),
-            host=host,
-            engine=NoEngine(),
-            clock=self.clock,
-            draw_incarnation=lambda: 1,
-            ticks_most=10,
-            first=survey_devices(self.device),
-            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc"))),
-            outbox=outbox,
-        )
+        energy = NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc")))
+        self.node = build_agent_node(self.device, self.clock, "n0", energy=energy, outbox=outbox)
         self.kept, self.changes = outbox.state(), -1
         self.plan()
 
@@ -104,25 +88,25 @@ class Day:
         self.begin_agent()
         self.counts["agents"] += 1
 
-    async def begin_desk(self):
+    async def begin_writer(self):
         core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
-        self.desk = LedgerWriter(
+        self.writer = LedgerWriter(
             self.folder / "data",
             core=lambda: core,
             clock=Clock(now_ns=self.clock.wall_ns),
             log=logging.getLogger("test"),
             bytes_most=10**9,
         )
-        self.task = asyncio.create_task(self.desk.run())
+        self.task = asyncio.create_task(self.writer.run())
         self.node.outbox.windows.resume()
 
-    async def kill_desk(self):
+    async def kill_writer(self):
         """What is not on its disk is lost."""
-        self.desk._batch = ledger_writer._Batch()
+        self.writer._batch = ledger_writer._Batch()
         self.task.cancel()
         await asyncio.wait((self.task,))
         self.counts["controllers"] += 1
-        await self.begin_desk()
+        await self.begin_writer()
 
     def work(self):
         """Jobs come and go, and load with them."""
@@ -164,10 +148,10 @@ class Day:
         windows = self.node.outbox.windows
         while (window := windows.next_window()) is not None:
             arrived = codec.decode_message(EnergyWindow, codec.encode_message(window))
-            self.desk.add_window(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
+            self.writer.add_window(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
 
     async def run(self):
-        await self.begin_desk()
+        await self.begin_writer()
         away_until = 0
         while self.step * STEP_S < DAY_S:
             self.tick()
@@ -177,7 +161,7 @@ class Day:
             elif chance < 0.0046:
                 self.kill_agent()
             elif chance < 0.006:
-                await self.kill_desk()
+                await self.kill_writer()
             elif chance < 0.0063:
                 self.clock.offset_ns += self.rng.randrange(-300, 300) * SECOND
                 self.counts["clocks"] += 1

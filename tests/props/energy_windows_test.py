@@ -5,16 +5,9 @@ from collections import Counter
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.builders.agent import build_energy_share, build_slurm_owner
 
-from eelgrid_agent.energy.accounts import (
-    UNALLOCATED,
-    EnergyShare,
-    EnergyUse,
-    ShareConfidence,
-    ShareMethod,
-    UsageOwner,
-    UsageOwnerKind,
-)
+from eelgrid_agent.energy.accounts import UNALLOCATED
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState, merge_windows
 from eelgrid_agent.state_files import StateFile
@@ -23,16 +16,6 @@ from eelgrid_protos.codec import decode_message, encode_message
 
 _BEGIN_NS = 1_800_000_000 * 10**9
 _SECOND_NS = 10**9
-
-
-def share(owner, energy_mj, part=EnergyUse.ACTIVE):
-    return EnergyShare(
-        owner=owner, part=part, energy_mj=energy_mj, method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH
-    )
-
-
-def job(name):
-    return UsageOwner(kind=UsageOwnerKind.SLURM, job=name)
 
 
 def counted(windows):
@@ -84,8 +67,8 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
         match step:
             case ("charge", uuid, name, energy_mj, seconds):
                 at_ns += seconds * _SECOND_NS
-                owner = job(name) if name else UNALLOCATED
-                windows.charge({uuid: [share(owner, energy_mj)]}, at_ns=at_ns)
+                owner = build_slurm_owner(name) if name else UNALLOCATED
+                windows.charge({uuid: [build_energy_share(owner, energy_mj)]}, at_ns=at_ns)
                 charged[uuid, name or "UNALLOCATED"] += energy_mj
             case ("send", count):
                 for _ in range(count):
@@ -122,7 +105,9 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
 def test_neighbours_of_one_hour_become_one_when_there_are_many():
     windows = EnergyWindowQueue(1, many=3, most=100)
     for minute in range(90):
-        windows.charge({"g0": [share(job("a"), 1000)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS)
+        windows.charge(
+            {"g0": [build_energy_share(build_slurm_owner("a"), 1000)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS
+        )
     windows.close_window()
     hours = [window.begin_ns // (3600 * _SECOND_NS) for window in windows.closed]
     assert len(hours) <= 5
@@ -131,18 +116,23 @@ def test_neighbours_of_one_hour_become_one_when_there_are_many():
 
 def test_a_window_that_may_be_on_its_way_is_not_merged():
     windows = EnergyWindowQueue(1, many=2, most=3)
-    windows.charge({"g0": [share(job("a"), 5)]}, at_ns=_BEGIN_NS)
+    windows.charge({"g0": [build_energy_share(build_slurm_owner("a"), 5)]}, at_ns=_BEGIN_NS)
     windows.close_window()
     sent = windows.next_window()
     for minute in range(1, 60):
-        windows.charge({"g0": [share(job("a"), 5)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS)
+        windows.charge(
+            {"g0": [build_energy_share(build_slurm_owner("a"), 5)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS
+        )
     assert windows.closed[0] == sent
 
 
 def test_merging_keeps_names_apart_and_adds_the_same():
     def window(number, name):
         made = EnergyWindowQueue(1, number=number - 1)
-        made.charge({"g0": [share(job(name), 10), share(job("all"), 1)]}, at_ns=_BEGIN_NS + number * _SECOND_NS)
+        made.charge(
+            {"g0": [build_energy_share(build_slurm_owner(name), 10), build_energy_share(build_slurm_owner("all"), 1)]},
+            at_ns=_BEGIN_NS + number * _SECOND_NS,
+        )
         made.close_window()
         return made.closed[0]
 
@@ -154,7 +144,7 @@ def test_merging_keeps_names_apart_and_adds_the_same():
 
 def test_more_owners_than_a_message_holds_are_charged_to_nobody_and_stay_in_the_sum():
     windows = EnergyWindowQueue(1)
-    crowd = [share(job(f"j{number}"), 3) for number in range(wire.WINDOW_OWNERS_MOST + 50)]
+    crowd = [build_energy_share(build_slurm_owner(f"j{number}"), 3) for number in range(wire.WINDOW_OWNERS_MOST + 50)]
     windows.charge({"g0": crowd}, at_ns=_BEGIN_NS)
     (window,) = windows.closed
     assert decode_message(wire.EnergyWindow, encode_message(window)) == window
@@ -167,7 +157,7 @@ def test_a_window_file_gives_back_what_it_was_given_and_survives_nonsense(tmp_pa
     fresh = load_outbox_state(file, draw_incarnation=lambda: 5)
     assert fresh == OutboxState(incarnation=5)
     outbox = EnergyOutbox(fresh, boot="b")
-    outbox.windows.charge({"g0": [share(job("a"), 9)]}, at_ns=_BEGIN_NS)
+    outbox.windows.charge({"g0": [build_energy_share(build_slurm_owner("a"), 9)]}, at_ns=_BEGIN_NS)
     outbox.close()
     file.store(outbox.state())
     assert load_outbox_state(file, draw_incarnation=lambda: 6) == outbox.state()

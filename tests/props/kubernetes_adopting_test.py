@@ -5,6 +5,7 @@ import random
 from collections import Counter
 
 import pytest
+from tests.builders.kubernetes import count_gpus
 from tests.gate_rig import Api, Side, check, settle
 from tests.props.kubernetes_gate_test import Story
 from tests.state_invariants import check_invariants
@@ -16,10 +17,6 @@ from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_GR
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan, ungating_patch
 from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import remove_node_pin
-
-
-def gpus_of(pod):
-    return int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
 
 
 def running(api):
@@ -34,7 +31,7 @@ def units(api):
         if text:
             size = int(pod["metadata"]["annotations"].get(ANNOTATION_GROUP_SIZE, 1))
             places = found.setdefault(unit_of(parse_plan(text).workload), (size, []))[1]
-            places.append((pod["spec"]["nodeName"], gpus_of(pod)))
+            places.append((pod["spec"]["nodeName"], count_gpus(pod)))
     return {name: sorted(places) for name, (size, places) in found.items() if len(places) == size}
 
 
@@ -55,7 +52,7 @@ def is_held_where_it_stands(api, side):
         is_whole = name.startswith("pod-") or name not in in_parts
         assert places == wanted[name] if is_whole else not Counter(places) - Counter(wanted[name]), name
     for name, record in core.state.nodes.items():
-        stand = sum(gpus_of(pod) for pod in running(api) if pod["spec"]["nodeName"] == name)
+        stand = sum(count_gpus(pod) for pod in running(api) if pod["spec"]["nodeName"] == name)
         ours = sum(gpus for places in held.values() for node, gpus in places if node == name)
         assert len(record.gpu_milli) == ours, name
         assert record.others.gpu_count == stand - ours, name

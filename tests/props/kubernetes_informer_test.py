@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.resources import CONFIG_MAPS
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
 from eelgrid_controller.engines.kubernetes.api.informer import DeltaType, Informer, InformerTiming
@@ -66,7 +66,7 @@ async def play(steps):
             there = {ObjectKey(*key): record.object for key, record in fake.store.of(kind).items()}
             return informer.is_synced and there == dict(informer.objects)
 
-        await eventually(is_level)
+        await wait_for(is_level)
         assert mirror.objects == dict(informer.objects)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

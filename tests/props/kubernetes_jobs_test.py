@@ -5,8 +5,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.kubernetes import A100, H100, build_sizing_inputs, build_suspended_job, gate_job
 from tests.fakes.kubernetes.patches import json_patched
-from tests.jobs_rig import A100, H100, gated, ground, job
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
@@ -151,9 +151,9 @@ class Story:
         name = f"j{len(self.first)}"
         queue = self.rng.choice(("", "q"))
         start = self.rng.choice(("true", None))
-        found = job(name, queue=queue, slowdown=self.rng.choice(("95%", None)), unsuspend=start)
+        found = build_suspended_job(name, queue=queue, slowdown=self.rng.choice(("95%", None)), unsuspend=start)
         if queue and self.rng.random() < 0.7:
-            gated(found)
+            gate_job(found)
         self.first[name] = json.loads(json.dumps(found["spec"]))
         self.put(found)
 
@@ -200,7 +200,7 @@ class Story:
         leads = self.rng.random() < 0.8 if leads is None else leads
         self.at_s += self.rng.choice((0.1, 1.0, 10.0))
         events, self.inbox = self.inbox, []
-        for one in self.machine.on_events(events, ground(), self.at_s, leads=leads):
+        for one in self.machine.on_events(events, build_sizing_inputs(), self.at_s, leads=leads):
             if isinstance(one, PatchJob):
                 self.under_way.append(one)
 

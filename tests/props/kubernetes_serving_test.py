@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.kubernetes import count_gpus
 from tests.gate_rig import TwoControllers, check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play, ready
 from tests.state_invariants import check_invariants
@@ -101,13 +102,9 @@ def ended_well(story):
     places = sorted(one.node_name for one in side.workload.placements)
     assert places == sorted(pod["spec"]["nodeName"] for pod in pods)
     held = sum(record.others.gpu_count for record in side.core.state.nodes.values())
-    assert held == sum(_gpus(pod) for pod in api.pods.values() if pod not in pods), "counted twice, or not at all"
+    assert held == sum(count_gpus(pod) for pod in api.pods.values() if pod not in pods), "counted twice, or not at all"
     if story.found["spec"]["mode"] == "Enforce":
         assert LEAST <= api.replicas <= MOST
-
-
-def _gpus(pod):
-    return int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
 
 
 @pytest.mark.parametrize("mode", ["Enforce", "Recommend"])

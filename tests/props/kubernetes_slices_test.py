@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kubernetes_rig import node, pod
+from tests.builders.kubernetes import build_node_model, build_pod_model
 
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod, WriteFailure
@@ -32,7 +32,9 @@ class Story:
 
     def __init__(self):
         self.machine = SlicePodScheduler(unbound_s=30.0, flight_s=5.0)
-        self.nodes = {name: node(name, allocatable={SMALL: str(len(some))}) for name, some in SLICES.items()}
+        self.nodes = {
+            name: build_node_model(name, allocatable={SMALL: str(len(some))}) for name, some in SLICES.items()
+        }
         self.real = {}  # uid -> what the API server has
         self.known = {}  # uid -> what the controller has heard
         self.holds = {}  # uid -> slices, by the kubelet
@@ -61,7 +63,7 @@ class Story:
 
     def add(self, rng):
         self.made += 1
-        found = pod(gpus=0, requests={SMALL: str(rng.choice((1, 1, 2)))}, name=f"p{self.made}")
+        found = build_pod_model(gpus=0, requests={SMALL: str(rng.choice((1, 1, 2)))}, name=f"p{self.made}")
         self.real[found.uid] = replace(found, resource_version="1")
 
     def hear(self, _):

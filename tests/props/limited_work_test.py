@@ -5,7 +5,7 @@ import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import node, request
+from tests.builders.cluster import build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.server.metric_collectors import PowerLimitedNodes
@@ -47,7 +47,7 @@ class Cluster:
         self.follower = PowerLimitedNodes()
         self.now_ns = 0
         for name in "abc":
-            self.told(self.core.register_node(node(name, gpus=2, model="G2"), now_ns=self.tick()))
+            self.told(self.core.register_node(build_node(name, gpus=2, model="G2"), now_ns=self.tick()))
 
     def tick(self):
         self.now_ns += 1
@@ -64,7 +64,7 @@ class Cluster:
             case "submit":
                 if workload is None:
                     with contextlib.suppress(InvalidArgument):  # nodes that are lost leave too little
-                        self.told(core.submit(request(key=key, gpus=1, replicas=value), now_ns=self.tick()))
+                        self.told(core.submit(build_request(key=key, gpus=1, replicas=value), now_ns=self.tick()))
             case "cancel":
                 if workload is not None:
                     self.told(core.cancel(key, now_ns=self.tick()))
@@ -77,7 +77,7 @@ class Cluster:
             case "lose":
                 self.told(core.mark_node_lost("abc"[which], now_ns=self.tick()))
             case "join":
-                self.told(core.register_node(node("abc"[which], gpus=2, model="G2"), now_ns=self.tick()))
+                self.told(core.register_node(build_node("abc"[which], gpus=2, model="G2"), now_ns=self.tick()))
             case "restart":
                 plain = json.loads(json.dumps(core.state.dump()))
                 self.core = Core(ClusterState.load(plain), catalogue.load_catalogue())

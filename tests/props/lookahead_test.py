@@ -140,7 +140,7 @@ def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
 
 @quiet
 @given(CLUSTERS, ANY_MIX, st.data())
-def test_an_engine_told_of_changes_quotes_like_one_built_anew(cluster, mix, data):
+def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, data):
     """Nodes take the shape of others, as when GPUs are lost and come back."""
     kept = engine(cluster, mix)
     offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))

@@ -8,8 +8,10 @@ import pytest
 from bench.mig.plans import assign_plan, find_violations, pool_of_product, running_as_plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests import partition_rig
-from tests.partition_rig import A30, A100, group_steps_by_gpu, problem
+from tests import naive_partition
+from tests.builders import partition
+from tests.builders.partition import A30, A100, build_problem
+from tests.naive_partition import group_steps_by_gpu
 from tests.props.partition_plan_test import small
 
 from eelgrid_agent.enforce.mig.layout import resolve_layout
@@ -32,8 +34,8 @@ from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
 few = settings(deadline=None, max_examples=25)
 GPUS = 2
-KEYS = partition_rig.KEYS["a30"]
-LAYOUTS = partition_rig.layouts("a30-24gb", KEYS)
+KEYS = partition.KEYS["a30"]
+LAYOUTS = naive_partition.list_layouts("a30-24gb", KEYS)
 COSTS = TransitionCosts(horizon_s=100.0, destroy=1.0, create=2.0, start=7.0, mode=11.0, room=0.01)
 FREE = TransitionCosts(horizon_s=100.0, destroy=0.0, create=0.0, start=0.0, mode=0.0, room=0.01)
 
@@ -61,7 +63,7 @@ def fleets(draw, throughputs, gpus=GPUS, product=A30):
 @st.composite
 def scenes(draw, services=2):
     rates, throughputs = draw(small(services=services))
-    return problem(rates, throughputs), draw(fleets(throughputs))
+    return build_problem(rates, throughputs), draw(fleets(throughputs))
 
 
 def outcomes(gpu, services, throughputs, costs):
@@ -254,7 +256,7 @@ def test_agents_do_what_is_ordered_without_touching_what_is_busy(scene):
 @given(small(services=3))
 @few
 def test_nothing_changes_where_nothing_is_to_be_gained(case):
-    asked = problem(*case)
+    asked = build_problem(*case)
     gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
     found = plan_change(asked, gpus)
     assert found.course.steps == ()
@@ -264,7 +266,7 @@ def test_nothing_changes_where_nothing_is_to_be_gained(case):
 @given(small(services=3), small(services=3))
 @few
 def test_with_free_changes_the_least_plan_is_reached(case, other):
-    asked, later = problem(*case), problem(*other)
+    asked, later = build_problem(*case), build_problem(*other)
     gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
     found = plan_change(later, gpus, FREE)
     assert find_violations(later, running_as_plan(found.gpus)) == ()
@@ -277,9 +279,9 @@ def test_dear_changes_are_made_only_where_a_rate_asks_for_them(case, which):
     """One rate rises; with changes dearer than any gain, no replica that runs is moved or drained."""
     rates, throughputs = case
     assume(which < len(rates))
-    asked = problem(rates, throughputs)
+    asked = build_problem(rates, throughputs)
     gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(40)]})
-    more = problem([rate * (2 if number == which else 1) for number, rate in enumerate(rates)], throughputs)
+    more = build_problem([rate * (2 if number == which else 1) for number, rate in enumerate(rates)], throughputs)
     dear = TransitionCosts(horizon_s=1.0, destroy=1e3, create=1.0, start=1e3, mode=1.0, room=0.0)
     found = plan_change(more, gpus, dear)
     assert find_violations(more, running_as_plan(found.gpus)) == ()
@@ -289,7 +291,7 @@ def test_dear_changes_are_made_only_where_a_rate_asks_for_them(case, which):
 
 def test_a_repartition_waits_until_its_gain_exceeds_its_cost():
     """By hand: two GPUs, each with one 1g in use; on one there is room for both. A move costs a create and a start."""
-    asked = problem([6], [[3, 0, 0]], pools=(pool_of_product(A30),))
+    asked = build_problem([6], [[3, 0, 0]], pools=(pool_of_product(A30),))
     how = Configuration(A30.model, "1g")
     gpus = tuple(
         RunningGpu(
@@ -310,9 +312,9 @@ def test_a_repartition_waits_until_its_gain_exceeds_its_cost():
     assert found.course.lowest == {}
 
 
-def test_what_falls_below_its_rate_on_the_way_is_told():
+def test_what_falls_below_its_rate_on_the_way_is_reported():
     """A whole GPU must be emptied before the other size can be made: nothing is left of the service meanwhile."""
-    asked = problem([8], [[0, 0, 9]], pools=(pool_of_product(A30),))
+    asked = build_problem([8], [[0, 0, 9]], pools=(pool_of_product(A30),))
     how = Configuration(A30.model, "2g")
     gpus = (
         RunningGpu(
@@ -330,7 +332,7 @@ def test_what_falls_below_its_rate_on_the_way_is_told():
 
 
 def test_a_running_job_stays_and_a_new_one_gets_whole_gpus():
-    asked = problem([3], [[3, 0, 0]], pools=(pool_of_product(A30), pool_of_product(A100)))
+    asked = build_problem([3], [[3, 0, 0]], pools=(pool_of_product(A30), pool_of_product(A100)))
     job = PartitionReplica("old", 0, 1.0, 0.0, None)
     gpus = (
         RunningGpu("GPU-0", "node", A30.model, whole=job),
@@ -349,7 +351,7 @@ def test_a_running_job_stays_and_a_new_one_gets_whole_gpus():
 
 def test_a_large_fleet_changes_where_the_change_is():
     """Of forty services one changes; most of what runs is not looked at, and stays."""
-    asked = problem([20] * 40, [[5, 9, 19]] * 40, pools=(pool_of_product(A30),))
+    asked = build_problem([20] * 40, [[5, 9, 19]] * 40, pools=(pool_of_product(A30),))
     gpus = assign_plan(plan_partition(asked), {A30.model: [(f"GPU-{number}", "node") for number in range(80)]})
     later = replace(asked, services=(replace(asked.services[0], rate_hz=40.0), *asked.services[1:]))
     found = plan_change(later, gpus, scope_most=4)

@@ -6,8 +6,9 @@ import pytest
 from bench.mig.plans import find_violations, pool_of_product
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests import partition_rig
-from tests.partition_rig import A30, A100, PRODUCTS, point, problem
+from tests import naive_partition
+from tests.builders import partition
+from tests.builders.partition import A30, A100, PRODUCTS, build_problem, build_slice_point
 
 from eelgrid_controller.partition.column_generation import solve_fleet
 from eelgrid_controller.partition.integer_program import build_program, objective_value, objective_weights, solve_exact
@@ -21,7 +22,7 @@ few = settings(deadline=None, max_examples=25)
 @st.composite
 def small(draw, product=A30, services=3):
     """Rates and throughputs; every service has one profile at least."""
-    keys = partition_rig.KEYS[product.key]
+    keys = partition.KEYS[product.key]
     count = draw(st.integers(1, services))
     throughputs = [[draw(st.integers(0, 9)) for _ in keys] for _ in range(count)]
     for row in throughputs:
@@ -40,8 +41,8 @@ def hungry(asked):
 @given(small())
 @quiet
 def test_least_gpus_then_least_slices_on_four_slices(case):
-    found = plan_partition(problem(*case))
-    assert [proof.value for proof in found.proofs] == list(partition_rig.least(*case))
+    found = plan_partition(build_problem(*case))
+    assert [proof.value for proof in found.proofs] == list(naive_partition.find_least(*case))
     assert [proof.gap for proof in found.proofs] == [0.0, 0.0]
     assert found.proven
 
@@ -49,21 +50,21 @@ def test_least_gpus_then_least_slices_on_four_slices(case):
 @given(small(A100, 2))
 @few
 def test_least_gpus_then_least_slices_on_seven_slices(case):
-    found = plan_partition(problem(*case, product=A100))
-    assert tuple(proof.value for proof in found.proofs) == partition_rig.least(*case, product=A100)
+    found = plan_partition(build_problem(*case, product=A100))
+    assert tuple(proof.value for proof in found.proofs) == naive_partition.find_least(*case, product=A100)
 
 
 @given(small(services=4), st.booleans())
 @quiet
 def test_any_plan_keeps_every_promise(case, watts):
-    asked = hungry(problem(*case)) if watts else problem(*case)
+    asked = hungry(build_problem(*case)) if watts else build_problem(*case)
     found = plan_partition(asked)
     assert find_violations(asked, found) == ()
     # Said once more without the checker: the rates, and no two instances of a GPU on one memory slice.
     for service in asked.services:
         mine = [one for gpu in found.gpus for one in gpu.replicas() if one.owner == service.name]
         assert sum(one.throughput_hz for one in mine) >= service.rate_hz
-    legal = partition_rig.layouts(A30.mig.key, partition_rig.KEYS[A30.key])
+    legal = naive_partition.list_layouts(A30.mig.key, partition.KEYS[A30.key])
     for gpu in found.gpus:
         assert frozenset((one.profile, one.start) for one in gpu.instances) in legal
 
@@ -71,7 +72,7 @@ def test_any_plan_keeps_every_promise(case, watts):
 @given(small(services=4), st.booleans())
 @few
 def test_the_search_of_a_fleet_agrees_with_the_proven_optimum(case, watts):
-    asked = hungry(problem(*case)) if watts else problem(*case)
+    asked = hungry(build_problem(*case)) if watts else build_problem(*case)
     programme = build_program(asked)
     proven, (found, memory) = solve_exact(programme), solve_fleet(programme)
     best = proven.proofs[0].value
@@ -86,9 +87,9 @@ def test_the_search_of_a_fleet_agrees_with_the_proven_optimum(case, watts):
 @given(small(services=3), small(services=3))
 @few
 def test_a_restart_after_other_rates_keeps_every_promise(case, other):
-    asked = problem(*case)
+    asked = build_problem(*case)
     _, memory = solve_fleet(build_program(asked))
-    later = problem(*other)
+    later = build_problem(*other)
     found, _ = solve_fleet(build_program(later), memory)
     best = plan_partition(later).proofs[0].value
     assert found.proofs[0].bound <= best <= found.proofs[0].value
@@ -100,7 +101,7 @@ def test_a_restart_after_other_rates_keeps_every_promise(case, other):
 def test_models_jobs_and_limits_together(case, a30s, jobs):
     """Two models, of which one is limited: the plan stays inside, and no other count of it would have been better."""
     rates, throughputs = case
-    asked = problem(rates, throughputs)
+    asked = build_problem(rates, throughputs)
     faster = [
         replace(
             one,
@@ -140,11 +141,11 @@ def test_models_jobs_and_limits_together(case, a30s, jobs):
 def test_the_least_watts_are_the_least_of_all_plans():
     """By hand: 1g 5 Hz 10 W, 2g 12 Hz 15 W, 4g 20 Hz 60 W, 32 W for each GPU; 24 Hz want two of 2g on one GPU."""
     points = (
-        point("s0", "1g", 5, power_w=10.0),
-        point("s0", "2g", 12, power_w=15.0),
-        point("s0", "4g", 20, power_w=60.0),
+        build_slice_point("s0", "1g", 5, power_w=10.0),
+        build_slice_point("s0", "2g", 12, power_w=15.0),
+        build_slice_point("s0", "4g", 20, power_w=60.0),
     )
-    asked = replace(problem([24], [[5, 12, 20]]), points=points, objective=PartitionObjective.WATTS)
+    asked = replace(build_problem([24], [[5, 12, 20]]), points=points, objective=PartitionObjective.WATTS)
     found = plan_partition(asked)
     assert [(proof.objective, proof.value) for proof in found.proofs] == [("watts", 32.0 + 30.0), ("gpus", 1.0)]
     assert found.proven
@@ -154,11 +155,11 @@ def test_watts_and_gpus_may_want_different_plans():
     """A slow and thrifty model against a fast and hungry one."""
     thrifty, hungry = PRODUCTS["a30"], PRODUCTS["b200"]
     points = (
-        point("s0", "4g", 10, product=thrifty, power_w=100.0),
-        point("s0", "7g", 100, product=hungry, power_w=900.0),
+        build_slice_point("s0", "4g", 10, product=thrifty, power_w=100.0),
+        build_slice_point("s0", "7g", 100, product=hungry, power_w=900.0),
     )
     asked = replace(
-        problem([20], [[0, 0, 10]]), points=points, pools=(pool_of_product(thrifty), pool_of_product(hungry))
+        build_problem([20], [[0, 0, 10]]), points=points, pools=(pool_of_product(thrifty), pool_of_product(hungry))
     )
     least_gpus, least_watts = plan_partition(asked), plan_partition(replace(asked, objective=PartitionObjective.WATTS))
     assert [gpu.model for gpu in least_gpus.gpus] == [hungry.model]

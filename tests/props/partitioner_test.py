@@ -150,7 +150,7 @@ def test_only_compute_instances_change_where_only_they_differ():
     assert len(again) == 5
 
 
-def test_the_same_span_with_another_profile_is_made_anew():
+def test_the_same_span_with_another_profile_is_made_again():
     gpu = gpu_of(A100, [(G1, 0, (0,))])
     goal = layout_from(A100, [(20, 0, (0,))])
     assert plan_steps(A100, gpu, goal)[1:3] == (

@@ -225,7 +225,7 @@ def test_ties_go_to_the_lowest_node_and_gpu(node, mix, milli, prices):
 
 @quiet
 @given(CLUSTERS, MIXES, tasks(), PRICES, st.data())
-def test_an_engine_told_of_a_changed_node_is_one_built_anew(cluster, mix, task, prices, data):
+def test_an_engine_told_of_a_changed_node_is_one_built_again(cluster, mix, task, prices, data):
     candidates = candidates_of(cluster, mix, prices)
     weigh(cluster, mix, task, prices, candidates=candidates)
     changed = data.draw(st.integers(0, len(cluster) - 1))

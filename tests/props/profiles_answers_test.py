@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
-from tests.profiles_rig import A100, FAMILY, SIZES, STRANGER, catalogue, configurations, learned, measured, point
+from tests.builders.profiles import (
+    A100,
+    FAMILY,
+    SIZES,
+    STRANGER,
+    build_lawful_point,
+    learn_laws,
+    list_configurations,
+    measure_store,
+    read_catalogue,
+)
 
 from eelgrid_controller.profiles.features import FeaturePoint, SliceShare
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point, ProfileEstimate
@@ -31,16 +41,18 @@ VALUES = st.floats(-5.0, 5.0)
 
 
 def _predictor(told=None):
-    return ProfilePredictor(told or measured(), {FAMILY: learned()}, catalogue())
+    return ProfilePredictor(told or measure_store(), {FAMILY: learn_laws()}, read_catalogue())
 
 
 @st.composite
 def told_more(draw):
     """The family with some more readings, which need not follow any law."""
-    found = measured()
+    found = measure_store()
     for second in range(draw(st.integers(0, 6))):
-        how = draw(st.sampled_from(list(configurations())) | st.builds(Configuration, st.just(A100), batch=BATCHES))
-        one = point(draw(WORKLOADS), how, draw(st.floats(-0.5, 0.5)))
+        how = draw(
+            st.sampled_from(list(list_configurations())) | st.builds(Configuration, st.just(A100), batch=BATCHES)
+        )
+        one = build_lawful_point(draw(WORKLOADS), how, draw(st.floats(-0.5, 0.5)))
         found = found.with_reading(ProfileReading(one, 1000.0 + second))
     return found
 
@@ -85,16 +97,18 @@ def test_an_interval_holds_its_middle_and_watts_what_the_part_can_draw(told, wor
 def test_what_a_limit_allows_never_falls_with_it(watts, limits):
     """Also where the lowest limits, which are held badly, end."""
     wild = ProfileEstimate(watts, watts, watts, EstimateBasis.BORROWED)
-    found = [clip_power(wild, Configuration("a40", power_limit_w=one), catalogue()).median for one in sorted(limits)]
+    found = [
+        clip_power(wild, Configuration("a40", power_limit_w=one), read_catalogue()).median for one in sorted(limits)
+    ]
     assert found == sorted(found)
 
 
 @quiet
-@given(WORKLOADS, st.sampled_from(list(configurations())), st.integers(1, 5), st.floats(-0.02, 0.02))
+@given(WORKLOADS, st.sampled_from(list(list_configurations())), st.integers(1, 5), st.floats(-0.02, 0.02))
 def test_an_interval_holds_what_was_measured_by_the_laws(workload, how, times, off):
     """Readings within the noise and in the order that physics asks for lie in their own intervals."""
-    told = measured()
-    level = point(workload, how, off if workload == STRANGER else 0.0)
+    told = measure_store()
+    level = build_lawful_point(workload, how, off if workload == STRANGER else 0.0)
     for second in range(times):
         told = told.with_reading(ProfileReading(level, 2000.0 + second))
     found = _predictor(told).predict(workload, [how])[0]
@@ -117,9 +131,9 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(workload, batch, others
 @given(st.permutations(range(12)))
 def test_without_a_drift_the_order_of_readings_does_not_matter(order):
     """Two readings of six configurations: the same cells, counts and, to the last digits, means and answers."""
-    hows = list(configurations())[:6]
-    readings = [ProfileReading(point(STRANGER, hows[n % 6], 0.003 * (n // 6)), 500.0) for n in range(12)]
-    plain, shuffled = measured(), measured()
+    hows = list(list_configurations())[:6]
+    readings = [ProfileReading(build_lawful_point(STRANGER, hows[n % 6], 0.003 * (n // 6)), 500.0) for n in range(12)]
+    plain, shuffled = measure_store(), measure_store()
     for number, place in enumerate(order):
         plain, shuffled = plain.with_reading(readings[number]), shuffled.with_reading(readings[place])
     one, other = plain.profiles[STRANGER], shuffled.profiles[STRANGER]
@@ -161,7 +175,7 @@ def points(draw):
 @quiet
 @given(st.lists(points(), max_size=12))
 def test_a_store_comes_back_from_its_record(given_points):
-    held = ProfileService(catalogue())
+    held = ProfileService(read_catalogue())
     for second, one in enumerate(given_points):
         held.observe(one, float(second))
     assert decode_record(json.loads(json.dumps(encode_record(held.snapshot())))) == held.snapshot()

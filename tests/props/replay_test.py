@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.replay_rig import Twin, a_node, a_task, scene
+from tests.builders.replay import Twin, build_scene, build_trace_node, build_trace_task
 
 from eelgrid_controller.replay.run_statistics import compute_series, summarize_run
 from eelgrid_controller.replay.simulation import (
@@ -32,7 +32,7 @@ def nodes(draw):
     listed = draw(st.lists(shapes, min_size=1, max_size=4))
     listed[0] = (max(1, listed[0][0]), *listed[0][1:])  # a trace has at least one GPU
     return [
-        a_node(f"n{i}", gpus=gpus, model=model, vcpu=vcpu, memory_mib=60)
+        build_trace_node(f"n{i}", gpus=gpus, model=model, vcpu=vcpu, memory_mib=60)
         for i, (gpus, model, vcpu) in enumerate(listed)
     ]
 
@@ -43,7 +43,7 @@ def tasks(draw, most=14):
     for index in range(draw(st.integers(1, most))):
         gpus = draw(st.sampled_from([0, 1, 1, 1, 2, 3]))
         listed.append(
-            a_task(
+            build_trace_task(
                 f"t{index:02d}",
                 draw(MOMENTS),
                 draw(st.one_of(st.none(), st.integers(0, 9).map(float))),
@@ -55,7 +55,7 @@ def tasks(draw, most=14):
                 priority=draw(st.sampled_from([0, 0, 3])),
             )
         )
-    listed[0] = a_task("t00", listed[0].arrival_s, 3.0)
+    listed[0] = build_trace_task("t00", listed[0].arrival_s, 3.0)
     return listed
 
 
@@ -72,7 +72,7 @@ def outages(draw, count):
 @st.composite
 def worlds(draw):
     fleet = draw(nodes())
-    return scene(fleet, draw(tasks())), draw(outages(len(fleet)))
+    return build_scene(fleet, draw(tasks())), draw(outages(len(fleet)))
 
 
 def decisions(outcome):

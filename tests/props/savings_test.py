@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import GIB, core_with, node, request
+from tests.builders.cluster import GIB, build_core, build_node, build_request
 from tests.naive_savings import POWER, Twin
 from tests.state_invariants import check_record
 
@@ -12,10 +12,10 @@ from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, ServicePromise, WorkloadKind, WorkloadPhase
 
 NODES = {
-    "a": node("a", gpus=2, cpu=40),
-    "b": node("b", gpus=4, model="T4", cpu=70),
-    "c": node("c", gpus=0, cpu=33, memory_gib=64),
-    "d": node("d", gpus=2, model="G3", cpu=96),
+    "a": build_node("a", gpus=2, cpu=40),
+    "b": build_node("b", gpus=4, model="T4", cpu=70),
+    "c": build_node("c", gpus=0, cpu=33, memory_gib=64),
+    "d": build_node("d", gpus=2, model="G3", cpu=96),
 }
 PROMISE = ServicePromise(
     profile="chat", objectives=(LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=1.0),), replicas_most=6
@@ -62,7 +62,7 @@ def done(core, step, now_ns):
     match step:
         case ("submit", cpu, milli, replicas, priority, models, needs):
             promised = {"kind": WorkloadKind.INFERENCE_SERVICE, "service": PROMISE} if replicas < 3 else {}
-            wanted = request(
+            wanted = build_request(
                 cpu=cpu,
                 gpus=2 if milli == 2000 else int(milli > 0),
                 milli=min(milli, 1000),
@@ -116,7 +116,7 @@ def alike(savings, twin):
 @settings(max_examples=50, deadline=None)
 @given(STEPS, st.integers(1, 4))
 def test_both_plans_are_those_of_the_naive_twin(steps, turn):
-    core = core_with()
+    core = build_core()
     savings, twin = PlacementSavings(InitialCluster.from_state(core.state, 0), POWER.gpu), Twin()
     energy_j, now_ns = dict.fromkeys((BEST_FIT, EELGRID), 0.0), 0
     for number, step in enumerate([*(("join", name) for name in "ac"), *steps], 1):
@@ -140,8 +140,8 @@ def test_both_plans_are_those_of_the_naive_twin(steps, turn):
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
-def test_begun_anew_it_is_what_the_live_work_comes_to_in_the_order_of_submission(steps):
-    core = core_with(NODES["a"], NODES["d"])
+def test_begun_again_it_is_what_the_live_work_comes_to_in_the_order_of_submission(steps):
+    core = build_core(NODES["a"], NODES["d"])
     for number, step in enumerate(steps, 2):
         try:
             done(core, step, number)

@@ -6,8 +6,14 @@ import json
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.clusters import request
-from tests.slices_rig import as_planned, node, points, policy, service
+from tests.builders.cluster import build_request
+from tests.builders.partition import (
+    build_mig_node,
+    build_planned_node,
+    build_slice_points,
+    build_sliced_service,
+    set_partition_policy,
+)
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -33,10 +39,10 @@ class Cluster(RuleBasedStateMachine):
         self.stages = []
         self.now_ns = 0
         for name in "ab":
-            self.take(self.core.register_node(node(name), now_ns=0))
-        self.take(self.core.record_points(points(), now_ns=0))
+            self.take(self.core.register_node(build_mig_node(name), now_ns=0))
+        self.take(self.core.record_points(build_slice_points(), now_ns=0))
         self.shift(partitioned=True)
-        self.take(self.core.submit(service("s", 15.0), now_ns=0))
+        self.take(self.core.submit(build_sliced_service("s", 15.0), now_ns=0))
 
     def take(self, step):
         self.now_ns += 1
@@ -47,19 +53,19 @@ class Cluster(RuleBasedStateMachine):
 
     def shift(self, *, partitioned):
         policy_before = self.core.state.policy
-        policy(self.core, partitioned=partitioned, now_ns=self.now_ns)
+        set_partition_policy(self.core, partitioned=partitioned, now_ns=self.now_ns)
         if self.core.state.policy != policy_before:
             self.journal.append(PolicyChanged(time_ns=self.now_ns, policy=self.core.state.policy))
 
     @rule(key=st.sampled_from("stu"), rate_hz=st.sampled_from([2.0, 15.0, 40.0]))
     def submit(self, key, rate_hz):
         if key not in self.core.state.workloads:
-            self.take(self.core.submit(service(key, rate_hz), now_ns=self.now_ns))
+            self.take(self.core.submit(build_sliced_service(key, rate_hz), now_ns=self.now_ns))
 
     @rule(milli=st.sampled_from([500, 1000]))
     def submit_other(self, milli):
         with contextlib.suppress(InvalidArgument):
-            self.take(self.core.submit(request(gpus=1, milli=milli), now_ns=self.now_ns))
+            self.take(self.core.submit(build_request(gpus=1, milli=milli), now_ns=self.now_ns))
 
     @precondition(lambda self: self.core.state.workloads)
     @rule(data=st.data())
@@ -69,7 +75,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=NAMES, gpus=st.sampled_from([1, 2, 2, 2]), pool=st.sampled_from(["mig"] * 5 + ["x"]))
     def join(self, name, gpus, pool):
-        self.take(self.core.register_node(node(name, gpus=gpus, pool=pool), now_ns=self.now_ns))
+        self.take(self.core.register_node(build_mig_node(name, gpus=gpus, pool=pool), now_ns=self.now_ns))
 
     @rule(name=NAMES, really=st.integers(0, 2))
     def lose(self, name, really):
@@ -78,7 +84,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(scale=st.sampled_from([1.0, 0.5]))
     def measure(self, scale):
-        self.take(self.core.record_points(points(scale=scale), now_ns=self.now_ns))
+        self.take(self.core.record_points(build_slice_points(scale=scale), now_ns=self.now_ns))
 
     @rule(taken=st.integers(0, 5))
     def hand_over(self, taken):
@@ -88,7 +94,7 @@ class Cluster(RuleBasedStateMachine):
     def agents_act(self, halfway):
         for name, record in list(self.core.state.nodes.items()):
             if record.is_ready:
-                done = as_planned(self.core, record, lambda uuid: not halfway or uuid.endswith("0"))
+                done = build_planned_node(self.core, record, lambda uuid: not halfway or uuid.endswith("0"))
                 self.take(self.core.register_node(done, now_ns=self.now_ns))
                 assert self.core.state.nodes[name].is_ready
 

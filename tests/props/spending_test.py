@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import node, request
+from tests.builders.cluster import build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -71,11 +71,9 @@ steps = st.lists(
 
 
 def subject(limit, spec):
-    return {
-        SpendingScope.NAMESPACE: spec.namespace,
-        SpendingScope.USER: spec.user,
-        SpendingScope.QUEUE: spec.queue,
-    }[limit.scope]
+    return {SpendingScope.NAMESPACE: spec.namespace, SpendingScope.USER: spec.user, SpendingScope.QUEUE: spec.queue}[
+        limit.scope
+    ]
 
 
 def begun(period, at, offset_minutes):
@@ -126,7 +124,7 @@ class Twin:
         return milli / 1000.0 * (TICK_S if limit.quantity is SpendingQuantity.GPU_TIME else WHOLE_J)
 
     def look(self):
-        """What the desk does, with a ledger that is the naive sum."""
+        """What the spending monitor does, with a ledger that is the naive sum."""
         core, now_ns = self.core, self.now_ns
         policy, spending = core.state.policy, core.state.spending
         blank = limit_statuses(policy, spending, {}, now_ns)
@@ -164,7 +162,7 @@ class Twin:
         live = [key for key, one in core.state.workloads.items() if one.phase is not WorkloadPhase.CANCELLED]
         match step:
             case ("submit", gpus, milli, namespace, user, queue):
-                asked = request(
+                asked = build_request(
                     gpus=gpus if milli == 1000 else 1, milli=milli, namespace=namespace, user=user, queue=queue
                 )
                 return self.keep(core.submit(asked, now_ns=self.now_ns))
@@ -176,7 +174,7 @@ class Twin:
             case ("ticks", count):
                 for number in range(count):
                     self.tick()
-                    # A desk that looks now and then, and at the end.
+                    # A monitor that looks now and then, and at the end.
                     if number % 10 == 0:
                         self.look()
             case ("raise", number) if core.state.policy.spending:
@@ -197,7 +195,7 @@ class Twin:
 def test_who_is_over_a_limit_begins_nothing_and_all_others_do(limits, offset_hours, script):
     twin = Twin(offset_hours)
     core = twin.core
-    twin.keep(core.register_node(node("a", gpus=4), now_ns=twin.now_ns))
+    twin.keep(core.register_node(build_node("a", gpus=4), now_ns=twin.now_ns))
     prices = EnergyPrices(
         periods=(PricePeriod(begins_minute=0, price_per_kwh=0.2),), utc_offset_minutes=twin.offset_minutes
     )

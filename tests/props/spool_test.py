@@ -5,27 +5,12 @@ the end, the ticks that the controller holds and the ticks reported as dropped
 are all the ticks there were.
 """
 
-from array import array
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.builders.agent import build_tick
 
-from eelgrid_agent.devices.sampler import HOST_READINGS, SampleTick
 from eelgrid_agent.node.spool import Acknowledged, Spool
-
-
-def tick(time_ns, generation, *, opens_batch):
-    return SampleTick(
-        time_ns=time_ns,
-        generation=generation,
-        gpus=0,
-        gpu_values=array("d"),
-        gpu_absences=(),
-        host_values=array("d", [0.0] * len(HOST_READINGS)),
-        host_absences=(),
-        opens_batch=opens_batch,
-    )
 
 
 class Controller(RuleBasedStateMachine):
@@ -45,7 +30,9 @@ class Controller(RuleBasedStateMachine):
     def sample(self, count, step_back):
         for index in range(count):
             self.clock += 1
-            self.spool.add(tick(self.clock, self.generation, opens_batch=step_back and index == 0))
+            self.spool.add(
+                build_tick(self.clock, generation=self.generation, gpus=0, opens_batch=step_back and index == 0)
+            )
 
     @rule()
     def change_inventory(self):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import naive
-from tests.clusters import core_with, naive_cluster, naive_task, node, request
+from tests.builders.cluster import build_core, build_naive_cluster, build_naive_task, build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_protos.messages import Weights, WorkloadPhase
@@ -33,7 +33,7 @@ def rows(name):
 
 def nodes():
     for row in rows("openb_node_list_gpu_node.csv"):
-        yield node(
+        yield build_node(
             row["sn"],
             gpus=int(row["gpu"]),
             model=row["model"],
@@ -47,7 +47,7 @@ def tasks():
         if number == TASKS:
             return
         count = int(row["num_gpu"])
-        yield request(
+        yield build_request(
             cpu=int(row["cpu_milli"]) / 1000,
             memory_gib=int(row["memory_mib"]) // 1024,
             gpus=count,
@@ -57,16 +57,16 @@ def tasks():
 
 
 def test_the_trace_is_placed_the_same_twice_and_as_the_naive_twin_would():
-    core, again = core_with(*nodes()), core_with(*nodes())
+    core, again = build_core(*nodes()), build_core(*nodes())
     for each in (core, again):
         each.update_policy(replace(each.state.policy, objective="custom", weights=PRICES), now_ns=0)
     assert core.modelled_power_w() == pytest.approx(230_100, abs=50)  # The published idle watts of this cluster.
     for number, wanted in enumerate(tasks()):
         theirs = None
         if number in LOOKED_AT:
-            cluster, mix, models = naive_cluster(core)
+            cluster, mix, models = build_naive_cluster(core)
             prices = (PRICES.power, PRICES.fragmentation_w, PRICES.stranding_w)
-            theirs = naive.best_candidates(cluster, naive_task(wanted.spec.request, models), mix, prices)
+            theirs = naive.best_candidates(cluster, build_naive_task(wanted.spec.request, models), mix, prices)
         step = core.submit(wanted, now_ns=number)
         assert step == again.submit(wanted, now_ns=number)
         assert step.result.phase is WorkloadPhase.PLACED

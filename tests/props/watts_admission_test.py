@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import node, request
+from tests.builders.cluster import build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -20,7 +20,7 @@ TOLD = {"power_limit_min_w": 150.0, "power_limit_default_w": DEFAULT_W, "power_l
 
 
 def v100s(name: str, gpus: int):
-    plain = node(name, gpus=gpus, model="V100M16", topology=(RACKS[name],) if RACKS[name] else ())
+    plain = build_node(name, gpus=gpus, model="V100M16", topology=(RACKS[name],) if RACKS[name] else ())
     return replace(plain, gpus=tuple(replace(gpu, **TOLD) for gpu in plain.gpus))
 
 
@@ -104,7 +104,7 @@ def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
     match step:
         case ("submit", gpus, replicas, milli):
             share, replicas = (1000, 1) if gpus > 1 else (milli, replicas)
-            return core.submit(request(gpus=gpus, milli=share, replicas=replicas), now_ns=now_ns).events
+            return core.submit(build_request(gpus=gpus, milli=share, replicas=replicas), now_ns=now_ns).events
         case ("cancel", number) if live:
             return core.cancel(live[number % len(live)], now_ns=now_ns).events
         case ("limit", number, limit_w) if live:

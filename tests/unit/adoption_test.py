@@ -1,7 +1,7 @@
 """Work that stands already: taken over at its places or refused, whole or replica by replica, never beside what others hold."""
 
 import pytest
-from tests.controller_rig import inventory, wanted
+from tests.builders.cluster import build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -36,7 +36,7 @@ class World:
         return self.claim(key, Adoption(standing=standing), gpus=gpus, replicas=len(standing), **changes).result
 
     def claim(self, key, adoption, **changes):
-        return self.do("adopt", wanted(key, **changes), adoption)
+        return self.do("adopt", build_request(key, **changes), adoption)
 
     def others(self, name="n1"):
         return self.core.state.nodes[name].others
@@ -54,7 +54,7 @@ def devices(workload):
 
 
 def test_what_stands_is_held_and_no_longer_counts_as_others():
-    world = World(inventory(gpus=4))
+    world = World(build_node(gpus=4))
     world.do(
         "update_external_usage", "n1", ExternalUsage(cpu_milli=5000, memory_bytes=2**31, gpu_count=3, traits=("t",))
     )
@@ -71,7 +71,7 @@ def test_what_stands_is_held_and_no_longer_counts_as_others():
 
 
 def test_a_closed_node_keeps_what_stands_on_it():
-    world = World(inventory(gpus=1))
+    world = World(build_node(gpus=1))
     world.do(
         "update_external_usage",
         "n1",
@@ -84,7 +84,7 @@ def test_a_closed_node_keeps_what_stands_on_it():
 
 
 def test_devices_that_are_counts_give_way_and_others_do_not():
-    world = World(inventory(gpus=3))
+    world = World(build_node(gpus=3))
     world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(1,)))
     assert devices(world.adopt("pod-b", RunningReplica(node_name="n1", gpu_indexes=(1,)))) == [("n1", (0,))]
     before = world.core.state.digest()
@@ -96,7 +96,7 @@ def test_devices_that_are_counts_give_way_and_others_do_not():
 
 
 def test_a_gang_is_taken_over_whole_or_not_at_all():
-    world = World(inventory("n1"), inventory("n2", gpus=1))
+    world = World(build_node("n1"), build_node("n2", gpus=1))
     before = world.core.state.digest()
     places = [RunningReplica(node_name=name) for name in ("n1", "n2", "n2")]
     with pytest.raises(AdoptionRefused, match="1 devices of node n2 are not free") as caught:
@@ -116,7 +116,7 @@ def test_a_gang_is_taken_over_whole_or_not_at_all():
     ],
 )
 def test_room_that_others_hold_is_not_taken(others, words):
-    world = World(inventory(gpus=2))
+    world = World(build_node(gpus=2))
     world.do("update_external_usage", "n1", others)
     before = world.core.state.digest()
     with pytest.raises(AdoptionRefused, match=words):
@@ -125,24 +125,24 @@ def test_room_that_others_hold_is_not_taken(others, words):
 
 
 def test_a_node_that_is_not_there_and_work_that_is_too_large():
-    world = World(inventory(gpus=2), live_most=1)
+    world = World(build_node(gpus=2), live_most=1)
     with pytest.raises(AdoptionRefused, match="node n9 is not there"):
         world.adopt("pod-a", RunningReplica(node_name="n9"))
     with pytest.raises(AdoptionRefused, match="exceeds the CPU"):
-        world.adopt("pod-a", RunningReplica(node_name="n1"), cpu_milli=97_000)
+        world.adopt("pod-a", RunningReplica(node_name="n1"), cpu=97)
     with pytest.raises(AdoptionRefused, match="would stand nowhere"):
         world.adopt("pod-a")
     world.do("mark_node_lost", "n1")
     with pytest.raises(AdoptionRefused, match="node n1 is not there"):
         world.adopt("pod-a", RunningReplica(node_name="n1"))
-    world.do("register_node", inventory(gpus=2, generation=2))
+    world.do("register_node", build_node(gpus=2, generation=2))
     world.adopt("pod-a", RunningReplica(node_name="n1"))
     with pytest.raises(ResourceExhausted):
         world.adopt("pod-b", RunningReplica(node_name="n1"))
 
 
 def test_repeating_it_is_harmless_and_another_spec_is_refused():
-    world = World(inventory())
+    world = World(build_node())
     first = world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(0,), counted=ONE))
     count = len(world.events)
     assert world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(0,), counted=ONE)) == first
@@ -152,9 +152,9 @@ def test_repeating_it_is_harmless_and_another_spec_is_refused():
 
 
 def test_no_waiting_work_slips_into_the_room():
-    world = World(inventory(gpus=1))
+    world = World(build_node(gpus=1))
     world.do("update_external_usage", "n1", ONE)
-    world.do("submit", wanted("w"))
+    world.do("submit", build_request("w"))
     world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(0,), counted=ONE))
     assert world.core.workload("w").phase is WorkloadPhase.PENDING
     world.do("cancel", "pod-a")
@@ -163,16 +163,16 @@ def test_no_waiting_work_slips_into_the_room():
 
 
 def test_what_becomes_free_beyond_what_is_held_is_tried_at_once():
-    world = World(inventory(gpus=2))
+    world = World(build_node(gpus=2))
     world.do("update_external_usage", "n1", ExternalUsage(gpu_count=2))
-    world.do("submit", wanted("w"))
+    world.do("submit", build_request("w"))
     world.adopt("pod-a", RunningReplica(node_name="n1", counted=ExternalUsage(gpu_count=2)))
     assert world.core.workload("w").phase is WorkloadPhase.PLACED
     assert world.is_replayed()
 
 
 def test_in_parts_what_cannot_be_held_stays_what_others_hold():
-    world = World(inventory(gpus=2), inventory("n2"))
+    world = World(build_node(gpus=2), build_node("n2"))
     world.do(
         "update_external_usage",
         "n1",
@@ -195,7 +195,7 @@ def test_in_parts_what_cannot_be_held_stays_what_others_hold():
 
 
 def test_a_device_that_was_named_is_held_whichever_others_are_guessed_to_hold():
-    world = World(inventory(gpus=2))
+    world = World(build_node(gpus=2))
     world.do("update_external_usage", "n1", ExternalUsage(gpu_count=2))
     claim = Adoption(
         standing=(RunningReplica(node_name="n1", gpu_indexes=(1,), is_exact=True, counted=ONE),), in_parts=True
@@ -206,10 +206,10 @@ def test_a_device_that_was_named_is_held_whichever_others_are_guessed_to_hold():
 
 
 def test_running_work_gains_places_and_lets_others_go_in_one_step():
-    world = World(inventory(), inventory("n2"))
+    world = World(build_node(), build_node("n2"))
     world.adopt("service-s", RunningReplica(node_name="n1"), RunningReplica(node_name="n1"))
     world.do("update_external_usage", "n2", ONE)
-    world.do("submit", wanted("w", gpus=2))
+    world.do("submit", build_request("w", gpus=2))
     claim = Adoption(
         standing=(RunningReplica(node_name="n2", gpu_indexes=(1,), counted=ONE),), first=2, released=(0, 0, 7)
     )
@@ -233,18 +233,18 @@ def test_running_work_gains_places_and_lets_others_go_in_one_step():
 
 
 def test_who_was_left_out_comes_later_and_makes_room_for_what_waits():
-    world = World(inventory(gpus=1), inventory("n2", gpus=1))
+    world = World(build_node(gpus=1), build_node("n2", gpus=1))
     world.adopt("service-s", RunningReplica(node_name="n1"))
-    world.do("submit", wanted("w"))
+    world.do("submit", build_request("w"))
     assert world.core.workload("w").placements[0].node_name == "n2"
     claim = Adoption(standing=(RunningReplica(node_name="n2"),), first=1, in_parts=True)
     with pytest.raises(AdoptionRefused, match="replica 1 of service-s"):
         world.claim("service-s", claim)
     world.do("cancel", "w")
-    world.do("submit", wanted("v", gpus=1, replicas=1))
+    world.do("submit", build_request("v", gpus=1, replicas=1))
     world.do("cancel", "v")
     assert devices(world.claim("service-s", claim).result) == [("n1", (0,)), ("n2", (0,))]
-    world.do("submit", wanted("u"))
+    world.do("submit", build_request("u"))
     world.claim("service-s", Adoption(first=2, released=(0,)))
     assert devices(world.core.workload("u")) == [("n1", (0,))]
     assert world.is_replayed()
@@ -252,7 +252,7 @@ def test_who_was_left_out_comes_later_and_makes_room_for_what_waits():
 
 def test_a_journal_of_earlier_versions_is_read():
     """They told what others hold afterwards, without why the node is closed, before the places and not only after them."""
-    world = World(inventory(gpus=2))
+    world = World(build_node(gpus=2))
     place = {"node_name": "n1", "gpu_uuids": ["GPU-n1-0"], "gpu_indexes": [0]}
     spec = {"name": "s", "request": {"cpu_milli": 1000, "memory_bytes": 2**30, "gpu_count": 1, "gpu_milli": 1000}}
     for kind, body in [
@@ -262,12 +262,7 @@ def test_a_journal_of_earlier_versions_is_read():
         ("node_occupied", {"time_ns": 1, "node_name": "n1", "others": {"gpu_count": 1, "closed": "cordoned"}}),
         (
             "workload_scaled",
-            {
-                "time_ns": 2,
-                "workload_id": "service-s",
-                "released": [0],
-                "placements": [{"replica": 1, **place}],
-            },
+            {"time_ns": 2, "workload_id": "service-s", "released": [0], "placements": [{"replica": 1, **place}]},
         ),
     ]:
         if kind == "workload_scaled":

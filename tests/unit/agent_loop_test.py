@@ -5,49 +5,24 @@ import itertools
 import threading
 import time
 
-from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.node.inventory import NodeIdentity, survey_devices
+from tests.builders.agent import SystemClock, build_agent_node, build_devices
+from tests.waiting import wait_until
+
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
-from eelgrid_agent.node.node import AgentNode, NoEngine
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, Cadence, Reading, Welcome
 
 
-class SystemClock:
-    monotonic_ns = staticmethod(time.monotonic_ns)
-    wall_ns = staticmethod(time.time_ns)
-
-
 def node_named(name, device):
-    engine = NoEngine()
-    return AgentNode(
-        NodeIdentity(node_name=name, agent_version="t", simulated=True),
-        host=SimulatedHost(
-            cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=SystemClock().monotonic_ns
-        ),
-        engine=engine,
-        clock=SystemClock(),
-        draw_incarnation=lambda: 1,
-        ticks_most=100,
-        first=survey_devices(device),
-    )
+    return build_agent_node(device, SystemClock(), name, ticks_most=100)
 
 
 def simulation(name="n"):
-    spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=10**9, gpus=(GpuSpec(product="openb-g2"),))
-    return SimulatedNode(spec, monotonic_ns=time.monotonic_ns, seed=1)
+    return build_devices(SystemClock(), name)
 
 
 def welcome(node, sample_interval_s):
     cadence = Cadence(sample_interval_s=sample_interval_s, send_interval_s=5.0)
     node.on_welcome(Welcome(acknowledged_sequence=0, cadence=cadence))
-
-
-async def until(condition):
-    async with asyncio.timeout(8.0):
-        while not condition():  # noqa: ASYNC110  # any state of any object
-            await asyncio.sleep(0.01)
 
 
 class StickyDevice:
@@ -84,16 +59,16 @@ async def test_a_driver_that_hangs_is_recorded_as_timed_out_and_asked_by_one_thr
     loop = MachineLoop(node, device, clock=SystemClock(), driver=driver, stalled=lambda _: None)
     task = asyncio.ensure_future(loop.run())
     try:
-        await until(lambda: node.ticks_total >= 2)
+        await wait_until(lambda: node.ticks_total >= 2)
         assert node.last_tick.reading(Reading.POWER_W, 0) is not None
         device.free.clear()
-        await until(lambda: node.last_tick.reading(Reading.POWER_W, 0) is None)
+        await wait_until(lambda: node.last_tick.reading(Reading.POWER_W, 0) is None)
         assert AbsenceReason.TIMED_OUT in {reason for _, reason in node.last_tick.gpu_absences}
         asked, ticks = device.looks, node.ticks_total
-        await until(lambda: node.ticks_total >= ticks + 3)
+        await wait_until(lambda: node.ticks_total >= ticks + 3)
         assert device.looks == asked, "a busy driver is not asked again"
         device.free.set()
-        await until(lambda: node.last_tick.reading(Reading.POWER_W, 0) is not None)
+        await wait_until(lambda: node.last_tick.reading(Reading.POWER_W, 0) is not None)
         assert len(device.threads) == 1
         assert threading.get_ident() not in device.threads
     finally:
@@ -110,7 +85,7 @@ async def test_simulated_nodes_tick_each_at_its_own_moment():
         welcome(node, 0.4)
     task = asyncio.ensure_future(wheel.run())
     try:
-        await until(lambda: all(node.ticks_total >= 3 for node, _ in pairs))
+        await wait_until(lambda: all(node.ticks_total >= 3 for node, _ in pairs))
         phases = sorted(node.last_tick_ns % 400_000_000 for node, _ in pairs)
         gaps = [later - earlier for earlier, later in itertools.pairwise(phases)]
         assert max(gaps) < 200_000_000, "eight nodes 50 ms apart"
@@ -130,7 +105,7 @@ async def test_a_changed_cadence_takes_hold_at_once():
         await asyncio.sleep(0.05)
         before = node.ticks_total
         welcome(node, 0.1)
-        await until(lambda: node.ticks_total >= before + 3)
+        await wait_until(lambda: node.ticks_total >= before + 3)
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -161,7 +136,7 @@ async def test_a_fleet_that_cannot_be_sampled_in_time_leaves_the_streams_a_turn(
     try:
         await asyncio.sleep(0)
         now_ns[0] += 10 * 10**9
-        await until(lambda: any(node.ticks_total for node, _ in pairs))
+        await wait_until(lambda: any(node.ticks_total for node, _ in pairs))
         assert sum(node.ticks_total for node, _ in pairs) < len(pairs), "the streams had a turn before all had theirs"
     finally:
         task.cancel()

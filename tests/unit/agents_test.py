@@ -7,7 +7,9 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.controller_rig import Agent, batch, inventory, running, until, wanted
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.server import AgentStream, run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement
 from eelgrid_protos import codec, rpc, transport
@@ -37,25 +39,25 @@ from eelgrid_protos.messages import (
 
 
 async def test_hello_is_welcomed_with_the_policy_cadence_and_the_node_is_there(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = Agent(rig.address)
+    async with run_controller(tmp_path) as rig:
+        agent = AgentStream(rig.address)
         rig.agents.append(agent)
-        await agent.say(Hello(incarnation=5, inventory=inventory()))
+        await agent.say(Hello(incarnation=5, inventory=build_node()))
         welcome = await agent.hear()
         cadence = Cadence(send_interval_s=5.0)
         assert welcome == Welcome(acknowledged_sequence=0, cadence=cadence, resumes=True, reconnect_spread_s=0.002)
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
-        assert (node.inventory, node.state) == (inventory(), NodeState.READY)
+        assert (node.inventory, node.state) == (build_node(), NodeState.READY)
 
 
 async def test_batches_are_acknowledged_and_show_up(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
         now_ns = time.time_ns()
         for sequence in (1, 2):
-            await agent.say(batch(sequence, ticks=5, time_ns=now_ns))
+            await agent.say(build_batch(sequence, ticks=5, time_ns=now_ns))
             assert await agent.hear() == Acknowledgement(sequence=sequence)
-        await agent.say(batch(2, ticks=5, time_ns=now_ns))
+        await agent.say(build_batch(2, ticks=5, time_ns=now_ns))
         assert await agent.hear() == Acknowledgement(sequence=2)
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
         assert (node.samples_received, node.samples_lost, node.power_w) == (10, 0, 100.0)
@@ -84,39 +86,39 @@ def test_acknowledgements_are_rarer_only_where_nobody_waits_for_them(
 
 
 async def test_a_fast_cadence_is_acknowledged_cumulatively(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         await rig.operators.update_policy(UpdatePolicyRequest(policy=Policy(send_interval_s=1.0)))
-        agent = await rig.join(inventory())
-        await agent.say(*(batch(sequence) for sequence in (1, 2, 3, 4)))
+        agent = await rig.join(build_node())
+        await agent.say(*(build_batch(sequence) for sequence in (1, 2, 3, 4)))
         assert await agent.hear() == Acknowledgement(sequence=4)
 
 
 async def test_a_reconnect_goes_on_where_the_incarnation_stood(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory(), incarnation=9)
-        await agent.say(batch(1), batch(2))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node(), incarnation=9)
+        await agent.say(build_batch(1), build_batch(2))
         await agent.hear(Acknowledgement)
         await agent.hear(Acknowledgement)
         await agent.leave()
-        again = Agent(rig.address)
+        again = AgentStream(rig.address)
         rig.agents.append(again)
-        await again.say(Hello(incarnation=9, inventory=inventory()))
+        await again.say(Hello(incarnation=9, inventory=build_node()))
         assert (await again.hear()).acknowledged_sequence == 2
-        newborn = Agent(rig.address)
+        newborn = AgentStream(rig.address)
         rig.agents.append(newborn)
-        await newborn.say(Hello(incarnation=10, inventory=inventory()))
+        await newborn.say(Hello(incarnation=10, inventory=build_node()))
         assert (await newborn.hear()).acknowledged_sequence == 0
 
 
 async def test_a_placement_reaches_the_agent_and_its_answer_reaches_the_operator(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
+        await rig.operators.submit_workload(build_request("w1"))
         plan = await agent.hear(NodePlan)
         assert [item.workload_id for item in plan.assignments] == ["w1"]
         assert not plan.enforce
         await agent.say(PlanApplied(epoch=plan.epoch, status=ApplyStatus.OBSERVED))
-        await until(lambda: rig.controller.agents._telemetry.plan_applied("n1") is not None)
+        await wait_until(lambda: rig.controller.agents._telemetry.plan_applied("n1") is not None)
         (status,) = (await rig.operators.list_plans(ListPlansRequest())).plans
         assert (status.plan.epoch, status.applied.status) == (plan.epoch, ApplyStatus.OBSERVED)
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
@@ -124,10 +126,10 @@ async def test_a_placement_reaches_the_agent_and_its_answer_reaches_the_operator
 
 
 async def test_plans_are_coalesced_and_the_last_one_arrives(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_interval_s=0.3) as rig:
-        agent = await rig.join(inventory(gpus=8))
+    async with run_controller(tmp_path, plan_interval_s=0.3) as rig:
+        agent = await rig.join(build_node(gpus=8))
         for number in range(30):
-            await rig.operators.submit_workload(wanted(f"w{number}", milli=100))
+            await rig.operators.submit_workload(build_request(f"w{number}", milli=100))
         plans = [await agent.hear(NodePlan)]
         while len(plans[-1].assignments) < 30:
             plans.append(await agent.hear(NodePlan))
@@ -136,22 +138,22 @@ async def test_plans_are_coalesced_and_the_last_one_arrives(tmp_path: Path) -> N
 
 
 async def test_a_plan_is_sent_again_to_an_agent_that_has_an_older_one_and_not_otherwise(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
+        await rig.operators.submit_workload(build_request("w1"))
         plan = await agent.hear(NodePlan)
         await agent.leave()
-        behind = await rig.join(inventory(), plan_epoch=0)
+        behind = await rig.join(build_node(), plan_epoch=0)
         assert await behind.hear(NodePlan) == plan
         await behind.leave()
-        current = await rig.join(inventory(), plan_epoch=plan.epoch)
+        current = await rig.join(build_node(), plan_epoch=plan.epoch)
         with pytest.raises(TimeoutError):
             await current.hear(NodePlan, within_s=0.3)
 
 
 async def test_a_new_policy_reaches_every_agent(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agents = [await rig.join(inventory(name)) for name in ("a", "b", "c")]
+    async with run_controller(tmp_path) as rig:
+        agents = [await rig.join(build_node(name)) for name in ("a", "b", "c")]
         policy = Policy(send_interval_s=2.0, sample_interval_s=0.5, lease_s=20.0)
         await rig.operators.update_policy(UpdatePolicyRequest(policy=policy))
         for agent in agents:
@@ -161,50 +163,50 @@ async def test_a_new_policy_reaches_every_agent(tmp_path: Path) -> None:
 
 
 async def test_the_second_stream_of_a_node_wins(tmp_path: Path) -> None:
-    async with running(tmp_path, away_grace_s=0.1) as rig:
-        first = await rig.join(inventory())
-        second = await rig.join(inventory())
+    async with run_controller(tmp_path, away_grace_s=0.1) as rig:
+        first = await rig.join(build_node())
+        second = await rig.join(build_node())
         with pytest.raises(Aborted, match="another stream said Hello as n1"):
             await first.hear()
         await asyncio.sleep(0.5)
         assert rig.controller.agents.connected == 1
         assert rig.controller.loop.core.state.nodes["n1"].state is NodeState.READY
-        await second.say(batch(1))
+        await second.say(build_batch(1))
         assert await second.hear() == Acknowledgement(sequence=1)
 
 
 async def test_a_short_absence_is_no_event_and_a_long_one_loses_the_node_until_it_is_back(tmp_path: Path) -> None:
-    async with running(tmp_path, away_grace_s=0.6) as rig:
+    async with run_controller(tmp_path, away_grace_s=0.6) as rig:
         loop = rig.controller.loop
-        agent = await rig.join(inventory())
+        agent = await rig.join(build_node())
         revision = loop.core.state.revision
         await agent.leave()
-        await rig.join(inventory())
+        await rig.join(build_node())
         await asyncio.sleep(0.8)
         assert loop.core.state.revision == revision
         await rig.agents[-1].leave()
-        await until(lambda: loop.core.state.nodes["n1"].state is NodeState.LOST)
-        pending = (await rig.operators.submit_workload(wanted("w1"))).workload
+        await wait_until(lambda: loop.core.state.nodes["n1"].state is NodeState.LOST)
+        pending = (await rig.operators.submit_workload(build_request("w1"))).workload
         assert pending.placements == ()
-        back = await rig.join(inventory())
+        back = await rig.join(build_node())
         assert [item.workload_id for item in (await back.hear(NodePlan)).assignments] == ["w1"]
 
 
 async def test_a_lost_gpu_is_taken_out_and_comes_back(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory(gpus=1))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node(gpus=1))
         event = NodeEvent(kind=NodeEventKind.GPU_LOST, time_ns=1, gpu_uuid="GPU-n1-0")
         await agent.say(event)
-        await until(lambda: rig.controller.loop.core.state.nodes["n1"].lost_gpus)
-        assert (await rig.operators.submit_workload(wanted("w1"))).workload.placements == ()
+        await wait_until(lambda: rig.controller.loop.core.state.nodes["n1"].lost_gpus)
+        assert (await rig.operators.submit_workload(build_request("w1"))).workload.placements == ()
         await agent.say(NodeEvent(kind=NodeEventKind.GPU_RETURNED, time_ns=2, gpu_uuid="GPU-n1-0"))
         assert [item.workload_id for item in (await agent.hear(NodePlan)).assignments] == ["w1"]
 
 
 async def test_a_changed_inventory_is_taken_up_within_the_stream(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory(gpus=1))
-        await agent.say(batch(1, gpus=1), inventory(gpus=2, generation=2), batch(2, gpus=2, generation=2))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node(gpus=1))
+        await agent.say(build_batch(1, gpus=1), build_node(gpus=2, generation=2), build_batch(2, gpus=2, generation=2))
         assert await agent.hear() == Acknowledgement(sequence=1)
         assert await agent.hear() == Acknowledgement(sequence=2)
         assert len((await rig.operators.list_gpus(ListGpusRequest())).gpus) == 2
@@ -213,21 +215,21 @@ async def test_a_changed_inventory_is_taken_up_within_the_stream(tmp_path: Path)
 @pytest.mark.parametrize(
     ("messages", "field"),
     [
-        ([batch(1)], "hello"),
-        ([Hello(incarnation=1, inventory=inventory()), Hello(incarnation=1, inventory=inventory())], "hello"),
-        ([Hello(incarnation=1, inventory=inventory()), inventory("n2")], "inventory.node_name"),
-        ([Hello(incarnation=1, inventory=inventory()), batch(1, generation=2)], "samples.inventory_generation"),
-        ([Hello(incarnation=1, inventory=inventory()), batch(1, gpus=3)], "samples.gpu_columns"),
-        ([Hello(incarnation=1, inventory=inventory()), batch(1), batch(2**63)], "samples.sequence"),
+        ([build_batch(1)], "hello"),
+        ([Hello(incarnation=1, inventory=build_node()), Hello(incarnation=1, inventory=build_node())], "hello"),
+        ([Hello(incarnation=1, inventory=build_node()), build_node("n2")], "inventory.node_name"),
+        ([Hello(incarnation=1, inventory=build_node()), build_batch(1, generation=2)], "samples.inventory_generation"),
+        ([Hello(incarnation=1, inventory=build_node()), build_batch(1, gpus=3)], "samples.gpu_columns"),
+        ([Hello(incarnation=1, inventory=build_node()), build_batch(1), build_batch(2**63)], "samples.sequence"),
         (
-            [Hello(incarnation=1, inventory=inventory()), PlanApplied(epoch=99, status=ApplyStatus.APPLIED)],
+            [Hello(incarnation=1, inventory=build_node()), PlanApplied(epoch=99, status=ApplyStatus.APPLIED)],
             "applied.epoch",
         ),
     ],
 )
 async def test_a_contradiction_ends_the_stream_and_names_the_field(tmp_path: Path, messages: list, field: str) -> None:
-    async with running(tmp_path) as rig:
-        agent = Agent(rig.address)
+    async with run_controller(tmp_path) as rig:
+        agent = AgentStream(rig.address)
         rig.agents.append(agent)
         await agent.say(*messages)
         with pytest.raises(InvalidArgument) as caught:
@@ -235,21 +237,21 @@ async def test_a_contradiction_ends_the_stream_and_names_the_field(tmp_path: Pat
         assert [violation.field for violation in caught.value.violations] == [field]
         assert caught.value.violations[0].remedy
         # Nobody else is harmed.
-        await rig.join(inventory("healthy"))
+        await rig.join(build_node("healthy"))
 
 
 async def test_the_loss_of_a_device_that_left_the_inventory_is_passed_over(tmp_path: Path) -> None:
     """The agent keeps an event until it is covered: ending its stream for it would end it for ever."""
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
-        await agent.say(NodeEvent(kind=NodeEventKind.GPU_LOST, time_ns=1, gpu_uuid="GPU-none"), batch(1))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
+        await agent.say(NodeEvent(kind=NodeEventKind.GPU_LOST, time_ns=1, gpu_uuid="GPU-none"), build_batch(1))
         assert await agent.hear() == Acknowledgement(sequence=1)
 
 
 async def test_a_plan_whose_lease_ran_out_is_sent_again(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
+        await rig.operators.submit_workload(build_request("w1"))
         first = await agent.hear()
         await agent.say(NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=1))
         assert await agent.hear() == first
@@ -257,7 +259,7 @@ async def test_a_plan_whose_lease_ran_out_is_sent_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x0a\x02\x08\x01", b"hello"])
 async def test_garbage_on_the_wire_is_invalid_and_harms_nobody(tmp_path: Path, garbage: bytes) -> None:
-    async with running(tmp_path) as rig, transport.open_channel(rig.address, tls=None) as channel:
+    async with run_controller(tmp_path) as rig, transport.open_channel(rig.address, tls=None) as channel:
         method = rpc.AGENT_SERVICE.methods[0]
         raw = channel.stream_stream(rpc.AGENT_SERVICE.path(method))
 
@@ -268,25 +270,25 @@ async def test_garbage_on_the_wire_is_invalid_and_harms_nobody(tmp_path: Path, g
             async for _ in raw(one()):
                 pass
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        await rig.join(inventory())
+        await rig.join(build_node())
 
 
 async def test_a_poisoned_batch_does_not_come_back_for_ever(tmp_path: Path) -> None:
     """After the refusal its sequence counts as seen, so the reconnected agent moves on."""
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory(), incarnation=4)
-        await agent.say(batch(1), batch(2, gpus=5))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node(), incarnation=4)
+        await agent.say(build_batch(1), build_batch(2, gpus=5))
         with pytest.raises(InvalidArgument):
             await agent.hear_to_the_end()
-        again = Agent(rig.address)
+        again = AgentStream(rig.address)
         rig.agents.append(again)
-        await again.say(Hello(incarnation=4, inventory=inventory()))
+        await again.say(Hello(incarnation=4, inventory=build_node()))
         assert (await again.hear()).acknowledged_sequence == 2
 
 
 async def test_a_stop_tells_agents_to_connect_again(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
         await asyncio.sleep(0.05)
         rig.controller.agents.close()
         with pytest.raises(Unavailable, match="connect again"):
@@ -294,9 +296,9 @@ async def test_a_stop_tells_agents_to_connect_again(tmp_path: Path) -> None:
 
 
 async def test_cancelled_work_leaves_the_plan(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_interval_s=0.0) as rig:
-        agent = await rig.join(inventory())
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path, plan_interval_s=0.0) as rig:
+        agent = await rig.join(build_node())
+        await rig.operators.submit_workload(build_request("w1"))
         held = await agent.hear(NodePlan)
         await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="w1"))
         empty = await agent.hear(NodePlan)
@@ -305,20 +307,20 @@ async def test_cancelled_work_leaves_the_plan(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_floods_with_events_waits_and_others_do_not(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        loud = await rig.join(inventory("loud"))
+    async with run_controller(tmp_path) as rig:
+        loud = await rig.join(build_node("loud"))
         event = NodeEvent(kind=NodeEventKind.SAMPLES_DROPPED, time_ns=1, detail="a\nINFO eelgrid.controller forged")
         await loud.say(*([event] * 300))
-        await until(lambda: rig.controller.agents.delayed_events > 0)
-        quiet = await rig.join(inventory("quiet"))
-        await quiet.say(batch(1))
+        await wait_until(lambda: rig.controller.agents.delayed_events > 0)
+        quiet = await rig.join(build_node("quiet"))
+        await quiet.say(build_batch(1))
         assert await quiet.hear(Acknowledgement) == Acknowledgement(sequence=1)
         assert rig.controller.agents.events[NodeEventKind.SAMPLES_DROPPED] < 100
 
 
-async def resumed(rig: Any, node: Inventory, **changes: Any) -> Agent:
+async def resumed(rig: Any, node: Inventory, **changes: Any) -> AgentStream:
     """An agent whose stream was opened by Resume."""
-    agent = Agent(rig.address)
+    agent = AgentStream(rig.address)
     rig.agents.append(agent)
     fields = {"incarnation": 1, "node_name": node.node_name, "inventory_digest": codec.digest_message(node)} | changes
     await agent.say(Resume(**fields))
@@ -326,25 +328,25 @@ async def resumed(rig: Any, node: Inventory, **changes: Any) -> Agent:
 
 
 async def test_a_node_that_is_as_it_was_comes_back_without_its_inventory(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory())
-        await agent.say(batch(1))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node())
+        await agent.say(build_batch(1))
         await agent.hear(Acknowledgement)
         await agent.leave()
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         revision = rig.controller.loop.core.state.revision
-        agent = await resumed(rig, inventory())
+        agent = await resumed(rig, build_node())
         assert (await agent.hear(Welcome)).resumes
         assert rig.controller.loop.core.state.revision == revision, "nothing is journalled"
-        await agent.say(batch(1, time_ns=time.time_ns()))
+        await agent.say(build_batch(1, time_ns=time.time_ns()))
         assert await agent.hear(Acknowledgement) == Acknowledgement(sequence=1)
         (gpu, _) = (await rig.operators.list_gpus(ListGpusRequest())).gpus
         assert gpu.power_w == 50.0
 
 
 async def test_a_node_that_is_new_or_changed_is_asked_for_its_inventory(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        for node in (inventory(), inventory(gpus=4, generation=2)):
+    async with run_controller(tmp_path) as rig:
+        for node in (build_node(), build_node(gpus=4, generation=2)):
             agent = await resumed(rig, node)
             assert await agent.hear() == HelloReceived(inventory_wanted=True)
             await agent.say(Hello(incarnation=1, inventory=node))
@@ -354,29 +356,29 @@ async def test_a_node_that_is_new_or_changed_is_asked_for_its_inventory(tmp_path
 
 
 async def test_an_inventory_that_was_asked_for_is_of_the_same_node(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await resumed(rig, inventory())
+    async with run_controller(tmp_path) as rig:
+        agent = await resumed(rig, build_node())
         await agent.hear(HelloReceived)
-        await agent.say(Hello(incarnation=1, inventory=inventory("n2")))
+        await agent.say(Hello(incarnation=1, inventory=build_node("n2")))
         with pytest.raises(InvalidArgument, match="none of n1"):
             await agent.hear()
         assert not rig.controller.loop.core.state.nodes
 
 
 async def test_a_resume_beyond_the_known_plan_is_asked_for_all_that_the_agent_holds(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await (await rig.join(inventory())).leave()
-        agent = await resumed(rig, inventory(), plan_epoch=41)
+    async with run_controller(tmp_path) as rig:
+        await (await rig.join(build_node())).leave()
+        agent = await resumed(rig, build_node(), plan_epoch=41)
         assert await agent.hear() == HelloReceived(inventory_wanted=True)
-        await agent.say(Hello(incarnation=1, inventory=inventory(), plan_epoch=41, held=HeldAssignments()))
+        await agent.say(Hello(incarnation=1, inventory=build_node(), plan_epoch=41, held=HeldAssignments()))
         await agent.hear(Welcome)
-        await rig.operators.submit_workload(wanted("w1"))
+        await rig.operators.submit_workload(build_request("w1"))
         assert (await agent.hear(NodePlan)).epoch > 41
 
 
 async def test_agents_wait_in_a_line_and_none_is_refused_for_waiting(tmp_path: Path) -> None:
     """The journal stands still while more come than are welcomed at one time; each is told, and none is sent away."""
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         hold = asyncio.Event()
         joined = rig.controller.loop.register_node
 
@@ -387,24 +389,24 @@ async def test_agents_wait_in_a_line_and_none_is_refused_for_waiting(tmp_path: P
         rig.controller.loop.register_node = slowly
         welcomes = []
         for number in range(80):
-            agent = Agent(rig.address)
+            agent = AgentStream(rig.address)
             rig.agents.append(agent)
-            await agent.say(Hello(incarnation=1, inventory=inventory(f"n{number}")))
+            await agent.say(Hello(incarnation=1, inventory=build_node(f"n{number}")))
             welcomes.append(asyncio.create_task(agent.hear(Welcome, within_s=60.0)))
-        await until(lambda: rig.controller.agents._waiting == 80, within_s=30.0)
+        await wait_until(lambda: rig.controller.agents._waiting == 80, within_s=30.0)
         hold.set()
         await asyncio.gather(*welcomes)
         assert rig.controller.agents.connected == 80
 
 
 async def test_who_leaves_the_line_leaves_nothing_behind(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         hold = asyncio.Event()
         rig.controller.loop.register_node = lambda *_arguments, **_options: hold.wait()
-        agent = Agent(rig.address)
-        await agent.say(Hello(incarnation=1, inventory=inventory()))
+        agent = AgentStream(rig.address)
+        await agent.say(Hello(incarnation=1, inventory=build_node()))
         hearing = asyncio.create_task(agent.hear(Welcome))
-        await until(lambda: rig.controller.agents._waiting == 1)
+        await wait_until(lambda: rig.controller.agents._waiting == 1)
         hearing.cancel()
-        await until(lambda: rig.controller.agents._waiting == 0)
+        await wait_until(lambda: rig.controller.agents._waiting == 0)
         assert rig.controller.agents.connected == 0

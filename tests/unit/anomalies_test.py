@@ -1,6 +1,7 @@
 """Where allocation and use disagree: since when, for how long before it is told, and what it wastes."""
 
 import pytest
+from tests.builders.agent import build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import (
@@ -20,8 +21,8 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 SECOND = 1_000_000_000
-A = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="a", container="c")
-B = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="b", container="c")
+A = build_pod_owner("a")
+B = build_pod_owner("b")
 NAMELESS = UsageOwner(kind=UsageOwnerKind.POD, pod_uid="2c48913c-b29f-11e7-9350-020968147796")
 INTRUDER = UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-1.scope")
 IDLE = IdlePower(bare_w=60.0, context_w=40.0, confidence=ShareConfidence.HIGH)
@@ -57,7 +58,7 @@ HELD = {"claims": (DeviceClaim(owner=A),)}
 OPEN = {"holders": (ContextHolder(owner=A, pid=1),)}
 
 
-def test_a_held_device_with_no_process_is_told_after_a_while_with_what_it_wasted():
+def test_a_held_device_with_no_process_is_reported_after_a_while_with_what_it_wasted():
     fields = {**HELD, "holders": (), "utilization": 0.0}
     assert kinds(watch_for(110, **fields)) == set()
     assert kinds(watch_for(120, **fields)) == {(EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS, A)}
@@ -121,7 +122,7 @@ def test_another_pod_on_a_held_slice_and_a_step_of_the_job_that_holds_it():
     found = kinds(watch_for(120, slices=slices, claims=claims, holders=holders))
     assert (EnergyAnomalyKind.PROCESS_WITHOUT_ALLOCATION, A) in found
     assert (EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS, A) in found
-    job, step = UsageOwner(kind=UsageOwnerKind.SLURM, job="5"), UsageOwner(kind=UsageOwnerKind.SLURM, job="5", step="0")
+    job, step = build_slurm_owner("5"), build_slurm_owner("5", step="0")
     found = kinds(
         watch_for(120, claims=(DeviceClaim(owner=job),), holders=(ContextHolder(owner=step, pid=1),), utilization=0.9)
     )
@@ -181,7 +182,7 @@ def test_work_that_a_limit_holds_down_is_no_stall(limit_w, stalled):
     assert (EnergyAnomalyKind.STALLED in {one.subject.kind for one in found.anomalies}) is stalled
 
 
-def test_the_attributor_tells_of_them():
+def test_the_attributor_reports_them():
     gpu = Gpu(uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb")
     attributor = Attributor(load_catalogue())
     held = (DeviceAllocation(place=DeviceReference("GPU-0"), owner=A, source=AllocationSource.POD_RESOURCES),)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tests.builders.agent import build_pod_owner, build_slurm_owner
+
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import ACCOUNTS_MOST, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
@@ -12,8 +14,8 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 SECOND = 1_000_000_000
-A = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="a", container="c")
-B = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="b", container="c")
+A = build_pod_owner("a")
+B = build_pod_owner("b")
 GPU = Gpu(uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb")
 
 
@@ -76,7 +78,7 @@ def test_a_pod_known_by_uid_alone_is_joined_with_the_only_allocation_that_fits()
     assert all(account.owner.labels()["pod"] for account in found.accounts)
 
 
-def test_what_was_counted_before_the_first_look_is_nobodys():
+def test_what_was_counted_before_the_first_look_has_no_owner():
     found = Attributor(load_catalogue()).observe(look(0, 123.456, [1], owners={1: A}))
     assert found.accounts == {}
     assert found.nobody == {"GPU-0": {"unattributed": 123_456}}
@@ -103,7 +105,7 @@ def test_a_process_that_cannot_be_looked_at_is_the_only_holders():
     }
 
 
-def test_a_process_that_can_be_looked_at_and_is_nobodys_stays_so():
+def test_a_process_that_can_be_looked_at_and_has_no_owner_stays_so():
     attributor = Attributor(load_catalogue())
     stranger = {1: UsageOwner(kind=UsageOwnerKind.PROCESS, pid=1)}
     for at_s in range(0, 100, 10):
@@ -146,11 +148,7 @@ def test_an_owner_that_comes_back_has_a_new_account_only_after_a_showing_without
 def test_owners_for_whom_there_is_no_room_are_other_and_the_sum_still_holds():
     attributor = Attributor(load_catalogue())
     pids = {uuid: range(1000 * number, 1000 * number + 900) for number, uuid in enumerate(("GPU-0", "GPU-1", "GPU-2"))}
-    owners = {
-        pid: ProcessOwner(UsageOwner(kind=UsageOwnerKind.SLURM, job=str(pid), pid=pid))
-        for ids in pids.values()
-        for pid in ids
-    }
+    owners = {pid: ProcessOwner(build_slurm_owner(pid, pid=pid)) for ids in pids.values() for pid in ids}
     for turn in range(2):
         devices = tuple(
             DeviceInput(

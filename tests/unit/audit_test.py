@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 from tests.access_rig import READS
-from tests.controller_rig import MemoryJournal, inventory, running, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import MemoryJournal, run_controller
 from tests.unit.loop_test import looping
 
 from eelgrid_controller.clock import Clock
@@ -106,7 +107,7 @@ def test_every_call_that_changes_something_is_audited():
 
 
 def test_what_matters_of_a_submission_is_kept():
-    asked = wanted("w-7", name="train", namespace="ml", user="alice", queue="q", labels={"team": "vision"})
+    asked = build_request("w-7", name="train", namespace="ml", user="alice", queue="q", labels={"team": "vision"})
     kept = json.loads(summarize_request("SubmitWorkload", asked))
     assert (kept["workload_id"], kept["namespace"], kept["user"], kept["queue"]) == ("w-7", "ml", "alice", "q")
     assert (kept["gpu_count"], kept["labels"]) == (1, {"team": "vision"})
@@ -117,7 +118,7 @@ def test_what_matters_of_a_submission_is_kept():
     [
         (
             "SubmitWorkload",
-            wanted(
+            build_request(
                 "w",
                 name="n" * 253,
                 user="u" * 253,
@@ -254,10 +255,10 @@ def test_a_journal_of_before_the_audit_log_is_opened_and_gets_one(tmp_path):
 async def test_an_accepted_call_is_in_the_commit_of_its_events():
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         commits = len(journal.commits)
         call = AuditedCall("SubmitWorkload", ALICE, "ipv4:10.0.0.7:1", "{}")
-        await loop.submit(wanted("w"), call=call)
+        await loop.submit(build_request("w"), call=call)
         assert len(journal.commits) == commits + 1
         (kept,) = journal.audited
         assert (kept.user, kept.role, kept.call, kept.code) == ("alice", "submitter", "SubmitWorkload", "OK")
@@ -267,8 +268,8 @@ async def test_an_accepted_call_is_in_the_commit_of_its_events():
 async def test_what_this_process_asks_of_itself_is_no_call():
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
-        await loop.submit(wanted("w"))
+        await loop.register_node(build_node())
+        await loop.submit(build_request("w"))
         await loop.cancel("w")
         assert journal.audited == []
 
@@ -276,10 +277,10 @@ async def test_what_this_process_asks_of_itself_is_no_call():
 async def test_a_call_that_could_not_be_committed_is_not_said_to_be_accepted():
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         journal.fault = JournalFull(journal.path, "full", "make room")
         with pytest.raises(ResourceExhausted):
-            await loop.submit(wanted("w"), call=AuditedCall("SubmitWorkload", ALICE, "p"))
+            await loop.submit(build_request("w"), call=AuditedCall("SubmitWorkload", ALICE, "p"))
         assert journal.audited == []
 
 
@@ -389,11 +390,11 @@ async def test_refused_calls_wait_for_a_disk_that_takes_nothing():
 
 
 async def test_the_log_is_read_in_pages_over_the_wire(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         for number in range(5):
-            await rig.operators.submit_workload(wanted(f"w{number}"))
-        await rig.operators.submit_workload(replace(wanted("dry"), dry_run=True))
+            await rig.operators.submit_workload(build_request(f"w{number}"))
+        await rig.operators.submit_workload(replace(build_request("dry"), dry_run=True))
         with pytest.raises(NotFound):
             await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="none"))
         await rig.operators.start_shadow(StartShadowRequest(weights=SetWeights(objective="energy")))
@@ -417,5 +418,5 @@ async def test_the_log_is_read_in_pages_over_the_wire(tmp_path):
         assert all(one.peer.startswith("ipv4:127.0.0.1:") and not one.subject for one in found)
         with pytest.raises(InvalidArgument, match="page cannot be found"):
             await rig.operators.list_audit_entries(ListAuditEntriesRequest(page_token="x"))
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         assert (await rig.operators.list_audit_entries(ListAuditEntriesRequest())).total == 8

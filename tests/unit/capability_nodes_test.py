@@ -71,7 +71,7 @@ def test_f16_only_what_is_missing_is_made(root):
     )
 
 
-def test_f16_a_program_that_fails_is_told_with_what_it_says(root):
+def test_f16_a_program_that_fails_is_reported_with_what_it_says(root):
     problem = CapabilityNodes(root, lambda _: "nvidia-modprobe failed with 1 (no rights)").create_missing(GPU)
     assert "containers cannot open /dev/nvidia-caps/nvidia-cap30, /dev/nvidia-caps/nvidia-cap31" in problem
     assert "nvidia-modprobe failed with 1 (no rights)" in problem
@@ -82,7 +82,7 @@ def test_f21_a_device_is_found_by_its_bus_address_whatever_its_index(root):
     assert nodes.find_missing(replace(GPU, index=7)) == nodes.find_missing(GPU) != ()
 
 
-def test_where_the_driver_tells_nothing_nothing_is_missing(root):
+def test_where_the_driver_reports_nothing_nothing_is_missing(root):
     nodes = CapabilityNodes(root, lambda _: "must not be called")
     assert nodes.create_missing(replace(GPU, pci_bus_id="00000000:99:00.0")) == ""
     assert nodes.create_missing(replace(GPU, pci_bus_id="")) == ""
@@ -90,7 +90,7 @@ def test_where_the_driver_tells_nothing_nothing_is_missing(root):
     assert [node.capability for node in nodes.find_missing(GPU)] == [f"{BELOW}/ci0/access"]
 
 
-def test_a_program_is_run_and_its_end_is_told(tmp_path):
+def test_a_program_is_run_and_its_end_is_reported(tmp_path):
     assert run_program(["true"]) == ""
     assert run_program(["sh", "-c", "echo no rights >&2; exit 3"]) == "sh failed with 3 (no rights)"
     assert run_program(["false"]) == "false failed with 1 (no output)"
@@ -99,7 +99,7 @@ def test_a_program_is_run_and_its_end_is_told(tmp_path):
     assert "cannot be run" in run_program([str(tmp_path)])
 
 
-def test_f16_the_agent_makes_nodes_after_each_change_and_tells_what_it_could_not_make():
+def test_f16_the_agent_makes_nodes_after_each_change_and_reports_what_it_could_not_make():
     rig = rig_with(ONE)
     asked_for = []
 
@@ -107,7 +107,7 @@ def test_f16_the_agent_makes_nodes_after_each_change_and_tells_what_it_could_not
         asked_for.append([instance.start for instance in gpu.gpu_instances])
         return "containers cannot open /dev/nvidia-caps/nvidia-cap30"
 
-    keeper = MigService(
+    service = MigService(
         rig.device,
         rig.device,
         rig.journal,
@@ -117,12 +117,12 @@ def test_f16_the_agent_makes_nodes_after_each_change_and_tells_what_it_could_not
         wall_ns=lambda: 1,
         open_nodes=open_nodes,
     )
-    assert keeper.check_layouts() == ()
+    assert service.check_layouts() == ()
     assert asked_for == []
-    assert applied(keeper.apply_layout(asked(rig, THREE)))
+    assert applied(service.apply_layout(asked(rig, THREE)))
     assert asked_for == [[4]]
-    (told,) = [event for event in keeper.drain_events() if event.kind is NodeEventKind.HEALTH]
+    (told,) = [event for event in service.drain_events() if event.kind is NodeEventKind.HEALTH]
     assert told.detail == "MIG: containers cannot open /dev/nvidia-caps/nvidia-cap30"
     rig.device.remove(2)
-    assert [applied(result) for result in keeper.check_layouts()] == [True]
+    assert [applied(result) for result in service.check_layouts()] == [True]
     assert asked_for == [[4], [4]]

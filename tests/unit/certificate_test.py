@@ -128,7 +128,7 @@ def test_a_repeated_extension_and_an_unknown_version_are_errors():
 # A damaged serial number is at times a negative one, which is warned about and read.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KEYS)
-def test_damage_is_told_and_never_crashes(kind):
+def test_damage_is_reported_and_never_crashes(kind):
     names = x509.SubjectAlternativeName([x509.DNSName("a.example"), x509.UniformResourceIdentifier("eelgrid:viewer")])
     sound = der(build(kind, names, x509.BasicConstraints(ca=False, path_length=None)))
     for length in range(0, len(sound), 3):

@@ -119,7 +119,7 @@ def test_what_is_too_long_is_not_read():
     assert owner_from_cgroup(f"0::/{'a/' * 3000}job_1") is None
 
 
-def test_a_sluid_is_told_from_a_number():
+def test_a_sluid_is_distinguished_from_a_number():
     assert is_sluid("s5K1KKYAYG5D00")
     assert not is_sluid("123")
     # Crockford's alphabet has no I, L, O and U.

@@ -1,12 +1,12 @@
 """`eelctl energy --confirm-export` and `eelctl exporters`: what is asked, written, confirmed and refused."""
 
-import csv
 import json
 import time
 from dataclasses import replace
 
 import pytest
 from tests.fakes.spent import NOTHING_SPENT
+from tests.tables import read_csv
 
 from eelgrid_protos.messages import EnergyExporter, EnergyGroup, EnergySpent
 
@@ -22,16 +22,11 @@ def spent(fake):
     return fake.spent
 
 
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_what_is_on_the_disk_is_confirmed_as_it_was_read(eelctl, spent, tmp_path):
     path = tmp_path / "week.csv"
     path.write_text("of the week before")
     done = eelctl("energy", "--since", "7d", "--csv", str(path), "--confirm-export", "archive")
-    assert [row["title"] for row in rows(path)] == ["bert"]
+    assert [row["title"] for row in read_csv(path)] == ["bert"]
     assert list(tmp_path.iterdir()) == [path]
     (asked,), (confirmed,) = spent.asked, spent.confirmed
     assert asked.with_nobody

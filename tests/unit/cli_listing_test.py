@@ -8,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
+from tests.tables import strip_table
 
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos.messages import EnergyGroup, EnergySpent, GpuLink, Node, NodeState, Workload
@@ -40,12 +41,8 @@ def some_work(eelctl):
     eelctl("submit", "--id", "etl-1", "--name", "etl", "--cpu", "500m", "--priority", "3", "--namespace", "data")
 
 
-def table(text):
-    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
-
-
 def test_nodes(eelctl):
-    assert eelctl("nodes").stdout == table("""
+    assert eelctl("nodes").stdout == strip_table("""
 NODE    STATE  POOL  MODEL   GPUS   CPU       MEMORY  WORKLOADS   POWER  AGE
 node-0  ready  a     T4     0.5/2  0/32  0 B/128 GiB          0  80.0 W    -
 """)
@@ -53,7 +50,7 @@ node-0  ready  a     T4     0.5/2  0/32  0 B/128 GiB          0  80.0 W    -
 
 def test_nodes_wide_without_headers(eelctl, fake):
     fake.nodes = [a_node("n", gpus=0, workloads=2)]
-    assert eelctl("--no-headers", "nodes", "-o", "wide").stdout == table("""
+    assert eelctl("--no-headers", "nodes", "-o", "wide").stdout == strip_table("""
 n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no  -  -
 """)
 
@@ -73,7 +70,7 @@ def test_topology_shows_links_numa_nodes_and_the_place(eelctl, fake):
     fake.nodes[1] = Node(
         inventory=replace(here, gpus=gpus, links=links, topology=("zone-a", "rack-7")), state=NodeState.READY
     )
-    assert eelctl("topology", "n").stdout == table("""
+    assert eelctl("topology", "n").stdout == strip_table("""
 node n at zone-a/rack-7
       GPU0  GPU1  GPU2  NUMA  PCI
 GPU0  X     NV2   SYS   0     0:0
@@ -91,7 +88,7 @@ NV2 two NVLinks, PSB same board, PIX one PCIe switch, PXB several switches, PHB 
 
 
 def test_gpus_show_a_missing_reading_as_a_dash(eelctl):
-    assert eelctl("gpus").stdout == table("""
+    assert eelctl("gpus").stdout == strip_table("""
 NODE    GPU  MODEL  ALLOCATED   POWER    BUSY    MEMORY  TEMP  WORKLOADS
 node-0    0  T4        50.0 %  40.0 W  25.0 %  -/16 GiB     -          0
 node-0    1  T4         0.0 %       -       -  -/16 GiB     -          0
@@ -105,7 +102,7 @@ def test_gpus_free(eelctl):
 
 
 def test_workloads(eelctl, some_work):
-    assert eelctl("workloads").stdout == table("""
+    assert eelctl("workloads").stdout == strip_table("""
 ID      PHASE   KIND               REPLICAS  EACH                             NODE    REASON
 bert-1  placed  inference_service         1  8 CPU, 32 GiB, 0.5 GPU (A10|T4)  node-0  -
 etl-1   placed  batch_job                 1  0.5 CPU                          node-0  -
@@ -145,7 +142,7 @@ def test_watch_ends_at_its_limit_without_waiting_for_more(eelctl, some_work, fak
 
 
 def test_get_in_words_and_in_shapes(eelctl, some_work, fake):
-    assert eelctl("get", "bert-1").stdout == table("""
+    assert eelctl("get", "bert-1").stdout == strip_table("""
 bert-1: placed
   name       bert (inference_service), priority 0
   charged    namespace default, user ada
@@ -164,7 +161,7 @@ def test_cancel(eelctl, some_work):
 
 
 def test_explain_a_placement(eelctl, some_work):
-    assert eelctl("explain", "bert-1").stdout == table("""
+    assert eelctl("explain", "bert-1").stdout == strip_table("""
 bert-1 (inference_service bert) is placed.
 It belongs to ada, in the namespace default.
 It asks for 1 x 8 CPU, 32 GiB, 0.5 GPU (A10|T4).
@@ -196,14 +193,14 @@ def test_explain_what_waits(eelctl, fake):
 
 
 def test_plan(eelctl):
-    assert eelctl("plan", "node-0").stdout == table("""
+    assert eelctl("plan", "node-0").stdout == strip_table("""
 NODE    EPOCH  APPLIED  STATUS   MODE     LEASE  ASSIGNMENTS  SETTINGS  GPUS
 node-0      4        -  waiting  observe   60 s            1         0   0.5
 """)
 
 
 def test_policy_get(eelctl):
-    assert eelctl("policy", "get").stdout == table("""
+    assert eelctl("policy", "get").stdout == strip_table("""
 objective          balanced (revision 1)
   power            1
   fragmentation_w  0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.fakes.operators import a_node
+from tests.tables import strip_table
 
 from eelgrid_protos.messages import (
     BudgetScope,
@@ -44,10 +45,6 @@ chat,T4,1,8,60,0.1,0.2,
 chat,T4,8,20,70,0.3,0.4,
 chat,T4,8,18,55,0.3,0.45,60
 """
-
-
-def table(text):
-    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
 
 
 @pytest.fixture
@@ -129,7 +126,7 @@ def test_promises(eelctl, fake):
         ),
         price_ratio=1.3,
     )
-    assert eelctl("promises").stdout == table("""
+    assert eelctl("promises").stdout == strip_table("""
 SERVICE  PHASE   SERVE  RATE    LIVE  PROMISED  WHY
 chat     rising    2/3  12/s  620 ms    500 ms  the promise is broken
 
@@ -157,7 +154,7 @@ def test_points_are_imported_and_listed(eelctl, tmp_path):
     path.write_text(POINTS)
     assert eelctl("profile", "import", str(path)).stdout == "3 of 3 points are new or changed\n"
     assert eelctl("profile", "import", str(path)).stdout == "0 of 3 points are new or changed\n"
-    assert eelctl("profile", "list").stdout == table("""
+    assert eelctl("profile", "list").stdout == strip_table("""
 PROFILE  GPU  SLICE  BATCH  LIMIT  THROUGHPUT     P95   POWER
 chat     T4   -          1      -         8/s  200 ms  60.0 W
 chat     T4   -          8      -        20/s  400 ms  70.0 W

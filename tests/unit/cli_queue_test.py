@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from tests.unit.cli_listing_test import table
+from tests.builders.cluster import build_request
+from tests.tables import strip_table
 
 from eelgrid_protos import faults
-from eelgrid_protos.messages import ResourceRequest, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import Workload, WorkloadPhase
 
 GPUS = "gpu_count: no node has enough whole GPUs free"
 WATTS = "budget: waits for watts of rack r1"
@@ -18,8 +19,7 @@ NOW_NS = 1_800_000_000_000_000_000
 
 
 def waiting(name, ago_ns, reason, *, gpus=1, **spec):
-    request = ResourceRequest(cpu_milli=2000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000)
-    asked = WorkloadSpec(name=name, request=request, **{"namespace": "ml", **spec})
+    asked = build_request(name=name, cpu=2, gpus=gpus, milli=1000, **{"namespace": "ml", **spec}).spec
     return Workload(
         workload_id=name, spec=asked, phase=WorkloadPhase.PENDING, reason=reason, submitted_ns=NOW_NS - ago_ns
     )
@@ -40,7 +40,7 @@ def crowd(fake):
 
 
 def test_what_waits_in_its_order_and_what_would_help_the_first_of_each_reason(eelctl, crowd, fake):
-    assert eelctl("queue").stdout == table("""
+    assert eelctl("queue").stdout == strip_table("""
 PLACE  ID      PRIORITY  NAMESPACE  QUEUE  REPLICAS  EACH                  WAITS  REASON
     1  urgent         9  prod       -             1  2 CPU, 1 GiB, 1 GPU  60 min  gpu_count: no node has enough whole GPUs free
     2  old            0  ml         night         1  2 CPU, 1 GiB, 4 GPU     2 d  gpu_count: no node has enough whole GPUs free
@@ -104,12 +104,12 @@ def test_json_and_yaml_have_everything(eelctl, crowd):
 
 
 def test_sums(eelctl, crowd, fake):
-    assert eelctl("queue", "--by", "namespace").stdout == table("""
+    assert eelctl("queue", "--by", "namespace").stdout == strip_table("""
 NAMESPACE  WORKLOADS  REPLICAS  GPUS  LONGEST  WAIT FOR
 prod               1         1     1   60 min  gpu_count 1
 ml                 3         4     7      2 d  gpu_count 2, budget 1
 """)
-    assert eelctl("queue", "--by", "queue", "--namespace", "ml", "-o", "wide").stdout == table("""
+    assert eelctl("queue", "--by", "queue", "--namespace", "ml", "-o", "wide").stdout == strip_table("""
 QUEUE  WORKLOADS  REPLICAS  GPUS  CPU  MEMORY  LONGEST  FIRST  WAIT FOR
 night          1         1     4    2   1 GiB      2 d  old    gpu_count 1
 -              2         3     3    6   3 GiB      3 h  mid    budget 1, gpu_count 1

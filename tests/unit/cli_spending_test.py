@@ -5,11 +5,11 @@ import re
 
 import pytest
 import yaml
+from tests.builders.cluster import build_spending_limit
 
 from eelgrid_protos.messages import (
     EnforcementMode,
     ListSpendingResponse,
-    SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
     SpendingScope,
@@ -20,15 +20,8 @@ NS = 10**9
 # 1 November 2026, 00:00 UTC.
 BEGIN_NS = 1_793_491_200 * NS
 END_NS = BEGIN_NS + 30 * 86_400 * NS
-GPU_HOURS = SpendingLimit(
-    scope=SpendingScope.NAMESPACE,
-    name="research",
-    quantity=SpendingQuantity.GPU_TIME,
-    most=2000 * 3600.0,
-    period=SpendingPeriod.MONTH,
-    mode=EnforcementMode.ENFORCE,
-)
-MONEY = SpendingLimit(
+GPU_HOURS = build_spending_limit(2000.0, period=SpendingPeriod.MONTH)
+MONEY = build_spending_limit(
     scope=SpendingScope.LABEL,
     label="team",
     name="vision",
@@ -66,7 +59,7 @@ def test_limits_are_set_changed_shown_and_taken_away(eelctl, fake):
         ("namespace=research kwh=none per month", "removes a limit that does not exist"),
     ],
 )
-def test_what_is_no_limit_is_told_with_the_remedy(eelctl, fake, text, said):
+def test_what_is_no_limit_is_reported_with_the_remedy(eelctl, fake, text, said):
     refused = eelctl("policy", "set", "--spend", text, code=2)
     assert said in " ".join(refused.stderr.split())
     assert fake.policy.spending == ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 from tests.fakes.operators import FakeOperators
 
 from eelgrid_controller.core.core import Core
@@ -36,10 +36,10 @@ class Imaginer(FakeOperators):
 
     def __init__(self):
         super().__init__()
-        self.core = core_with(node("a"), node("b"))
+        self.core = build_core(build_node("a"), build_node("b"))
         for _ in range(2):
-            self.core.submit(request(gpus=2, name="train"), now_ns=2)
-        self.core.submit(request(gpus=1, name="late"), now_ns=3)
+            self.core.submit(build_request(gpus=2, name="train"), now_ns=2)
+        self.core.submit(build_request(gpus=1, name="late"), now_ns=3)
 
     async def what_if(self, request, context):
         self._begin("what_if")
@@ -87,7 +87,7 @@ def test_flags_become_changes_in_their_order(eelctl, fake):
     )
     assert result.exit_code == 0, result.output
     base = OBJECTIVES["energy"]
-    submitted = request(gpus=1, cpu=2, memory_gib=0, name="new").spec
+    submitted = build_request(gpus=1, cpu=2, memory_gib=0, name="new").spec
     assert [change.change for change in fake.asked.changes] == [
         DrainNodes(node_names=("a",)),
         DrainNodes(node_names=("b",), remove=True),

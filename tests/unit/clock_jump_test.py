@@ -5,7 +5,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import MemoryJournal, inventory, running, wanted
+from tests.builders.cluster import build_node, build_request, build_spending_limit
+from tests.builders.server import MemoryJournal, run_controller
 from tests.unit.loop_test import looping
 
 from eelgrid_controller.cli import doctor_cluster as checks
@@ -13,12 +14,8 @@ from eelgrid_controller.clock import FOLLOWED_S, Clock, WallClock
 from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
 from eelgrid_controller.state.spending import GpuTime, judge_limits
 from eelgrid_protos.messages import (
-    EnforcementMode,
     ListWorkloadsRequest,
-    SpendingLimit,
     SpendingPeriod,
-    SpendingQuantity,
-    SpendingScope,
     WorkloadPhase,
 )
 
@@ -45,7 +42,7 @@ def wall(hands, caplog=None):
 
 
 @pytest.mark.parametrize("jump_s", [DECADE_S, -DECADE_S, 3600.0, -2.0])
-def test_a_jump_of_three_seconds_is_not_followed_and_told(caplog, jump_s):
+def test_a_jump_of_three_seconds_is_not_followed_and_reported(caplog, jump_s):
     hands = Hands()
     clock = wall(hands)
     with caplog.at_level(logging.WARNING):
@@ -104,14 +101,7 @@ def test_gpu_time_goes_on_with_its_period_when_a_clock_comes_back():
 async def test_a_spending_limit_binds_after_a_clock_was_ten_years_ahead_for_a_moment():
     hands = Hands()
     journal = MemoryJournal()
-    limit = SpendingLimit(
-        scope=SpendingScope.NAMESPACE,
-        name="research",
-        quantity=SpendingQuantity.GPU_TIME,
-        most=7200.0,
-        period=SpendingPeriod.DAY,
-        mode=EnforcementMode.ENFORCE,
-    )
+    limit = build_spending_limit(2.0)
 
     async def judged(loop):
         await loop.command(
@@ -121,28 +111,28 @@ async def test_a_spending_limit_binds_after_a_clock_was_ten_years_ahead_for_a_mo
         )
 
     async with looping(journal, clock=hands.clock) as loop:
-        await loop.register_node(inventory(gpus=4))
+        await loop.register_node(build_node(gpus=4))
         await loop.update_policy(replace(loop.core.state.policy, spending=(limit,)))
-        await loop.submit(wanted("first", gpus=1, namespace="research"))
+        await loop.submit(build_request("first", gpus=1, namespace="research"))
         hands.pass_(60.0, jump_s=DECADE_S)
-        await loop.submit(wanted("other", gpus=1, namespace="research"))
+        await loop.submit(build_request("other", gpus=1, namespace="research"))
         await judged(loop)
         await loop.cancel("other")
         hands.pass_(3.0, jump_s=-DECADE_S)
-        late = await loop.submit(wanted("late", gpus=1, namespace="else"))
+        late = await loop.submit(build_request("late", gpus=1, namespace="else"))
         assert late.submitted_ns == int(hands.wall_s * NS)
         hands.pass_(7200.0)
         await judged(loop)
         assert len(loop.core.state.spending.over) == 1
-        assert (await loop.submit(wanted("held", gpus=1, namespace="research"))).phase is WorkloadPhase.PENDING
+        assert (await loop.submit(build_request("held", gpus=1, namespace="research"))).phase is WorkloadPhase.PENDING
 
 
 async def test_a_listing_is_whole_page_by_page_whatever_the_clock_did(tmp_path):
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         times = iter([5, 4, 4, 9, 2, 7])
         rig.controller.loop.clock = Clock(now_ns=lambda: next(times, 10**9))
         for number in range(6):
-            await rig.controller.loop.submit(wanted(f"w{number}"))
+            await rig.controller.loop.submit(build_request(f"w{number}"))
         found, token = [], ""
         while True:
             page = await rig.operators.list_workloads(ListWorkloadsRequest(page_size=2, page_token=token))
@@ -164,7 +154,7 @@ def test_what_leaves_the_steering_is_by_the_wall_clock():
     assert steady.now_s() - steady.lead_s() == pytest.approx(hands.wall_s)
 
 
-def test_the_doctor_tells_of_jumps():
+def test_the_doctor_reports_jumps():
     def findings(text):
         return [one.check for one in checks.check_clock_jumps(checks.parse_metrics(text))], checks.check_clock_jumps(
             checks.parse_metrics(text)

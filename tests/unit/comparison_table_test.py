@@ -1,20 +1,20 @@
 """The table of a comparison: means over seeds, and no number cut short, however narrow the terminal."""
 
 import pytest
-from tests.replay_rig import a_node, a_task, scene
+from tests.builders.replay import build_scene, build_trace_node, build_trace_task
 
 from eelgrid_controller.cli.replay import policy_means, print_comparison
 from eelgrid_controller.replay.policy_comparison import TimedScenario, execute_run, list_runs, times_summary
 from eelgrid_controller.replay.simulation import Outage
 from eelgrid_controller.replay.trace_loading import LoadedTrace
 
-NODES = (a_node("n0"), a_node("n1", model="A100"))
-TASKS = tuple(a_task(f"t{i:02d}", 10.0 * i, 5000.0 + 100 * i, gpus=1 + i % 2) for i in range(6))
+NODES = (build_trace_node("n0"), build_trace_node("n1", model="A100"))
+TASKS = tuple(build_trace_task(f"t{i:02d}", 10.0 * i, 5000.0 + 100 * i, gpus=1 + i % 2) for i in range(6))
 
 
 @pytest.fixture(scope="module")
 def compared():
-    small = scene(NODES, TASKS)
+    small = build_scene(NODES, TASKS)
     how = TimedScenario(small.trace, small.schedule, small.schedule.end_s, (Outage(0, 900.0, 1900.0),), None, 1.25)
     runs = [execute_run(job) for job in list_runs(how, ("fgd", "pwr200", "eelgrid"), (42, 43))]
     return how, times_summary("small", runs)

@@ -18,7 +18,8 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.controller_rig import inventory, running, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller
 
 from eelgrid_controller.__main__ import main
 from eelgrid_controller.errors import ControllerConfigError
@@ -73,7 +74,7 @@ def test_a_stop_is_clean_quick_and_loses_nothing(tmp_path: Path, stop: signal.Si
         with transport.open_blocking_channel(said["listen"], tls=None) as channel:
             api = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
             for number in range(3):
-                api.submit_workload(wanted(f"w{number}"), timeout=5.0)
+                api.submit_workload(build_request(f"w{number}"), timeout=5.0)
             start_s = time.monotonic()
             child.send_signal(stop)
             assert child.wait(timeout=10.0) == 0
@@ -88,7 +89,7 @@ def test_a_kill_loses_nothing_that_was_answered(tmp_path: Path) -> None:
     with process(tmp_path) as (child, said), transport.open_blocking_channel(said["listen"], tls=None) as channel:
         api = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
         for number in range(20):
-            api.submit_workload(wanted(f"w{number}"), timeout=5.0)
+            api.submit_workload(build_request(f"w{number}"), timeout=5.0)
         child.kill()
     with process(tmp_path) as (_, said), transport.open_blocking_channel(said["listen"], tls=None) as channel:
         assert (said["workloads"], said["replayed"]) == ("20", "40")
@@ -154,7 +155,7 @@ def test_a_foreign_journal_is_one_line_and_untouched(tmp_path: Path) -> None:
 
 def test_a_damaged_journal_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     with process(tmp_path) as (child, said), transport.open_blocking_channel(said["listen"], tls=None) as channel:
-        rpc.build_client(rpc.OPERATOR_SERVICE, channel).submit_workload(wanted("w1"), timeout=5.0)
+        rpc.build_client(rpc.OPERATOR_SERVICE, channel).submit_workload(build_request("w1"), timeout=5.0)
         child.kill()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as connection:
         connection.execute("UPDATE events SET body = '{}' WHERE seq = 2")
@@ -185,9 +186,9 @@ def test_numbers_that_no_controller_can_run_with_are_refused(field: str, value: 
 
 
 async def test_metrics_probes_health_and_reflection(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
+        await rig.operators.submit_workload(build_request("w1"))
         status, page = await asyncio.to_thread(get, rig.metrics, "/metrics")
         assert status == 200
         for line in (
@@ -214,7 +215,7 @@ async def test_metrics_probes_health_and_reflection(tmp_path: Path) -> None:
 
 
 async def test_the_metrics_port_survives_rude_peers(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         host, port = rig.metrics.split(":")
         for rude in (b"POST / HTTP/1.1\r\n\r\n", b"\xff" * 20_000, b"GET\r\n\r\n", b""):
             reader, writer = await asyncio.open_connection(host, int(port))

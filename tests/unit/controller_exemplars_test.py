@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.controller_rig import inventory, running, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller
 
 from eelgrid_controller.server.http import metrics_server
 from eelgrid_protos.messages import ExplainWorkloadRequest
@@ -61,9 +62,9 @@ def exemplars(text):
 
 
 async def test_both_formats_tell_the_same_and_one_has_exemplars_that_can_be_explained(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
-        await rig.operators.submit_workload(wanted("run-7"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
+        await rig.operators.submit_workload(build_request("run-7"))
         kind, opened = await asyncio.to_thread(got, rig.metrics, OF_PROMETHEUS)
         assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
         (found,) = exemplars(opened).items()
@@ -89,19 +90,19 @@ def names(families):
 
 
 async def test_what_is_only_imagined_and_what_is_too_long_has_no_exemplar(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
-        await rig.operators.submit_workload(replace(wanted("imagined"), dry_run=True))
-        await rig.operators.submit_workload(wanted("l" * 128))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
+        await rig.operators.submit_workload(replace(build_request("imagined"), dry_run=True))
+        await rig.operators.submit_workload(build_request("l" * 128))
         assert exemplars((await rig.controller.metrics.render_page(opened=True)).decode()) == {}
-        await rig.operators.submit_workload(wanted("l" * 120))
+        await rig.operators.submit_workload(build_request("l" * 120))
         assert set(exemplars((await rig.controller.metrics.render_page(opened=True)).decode())) == {"l" * 120}
 
 
 async def test_while_the_disk_stalls_the_page_comes_with_its_lag_and_without_the_state(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_server, "_SETTLED_WITHIN_S", 0.05)
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         journal, gate = rig.controller.loop.journal, threading.Event()
         append, rig.controller.loop._writer._quick = journal.append, 0
 
@@ -111,7 +112,7 @@ async def test_while_the_disk_stalls_the_page_comes_with_its_lag_and_without_the
 
         monkeypatch.setattr(journal, "append", stalls)
         begun_s = time.monotonic()
-        waits = asyncio.create_task(rig.operators.submit_workload(wanted("w1")))
+        waits = asyncio.create_task(rig.operators.submit_workload(build_request("w1")))
         await asyncio.sleep(0.3)
         text = (await rig.controller.metrics.render_page()).decode()
         (lag,) = [s.value for f in parse_text(text) for s in f.samples if s.name == "eelgrid_journal_lag_seconds"]
@@ -156,9 +157,9 @@ async def test_a_real_prometheus_keeps_the_exemplar_of_a_decision(tmp_path):
         "--enable-feature=exemplar-storage",
         "--log.level=warn",
     ]
-    async with running(tmp_path / "controller") as rig:
-        await rig.join(inventory("n1"))
-        await rig.operators.submit_workload(wanted("run-7"))
+    async with run_controller(tmp_path / "controller") as rig:
+        await rig.join(build_node("n1"))
+        await rig.operators.submit_workload(build_request("run-7"))
         (tmp_path / "prometheus.yml").write_text(CONFIG % rig.metrics)
         with (tmp_path / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec("prometheus", *flags, cwd=tmp_path, stdout=log, stderr=log)

@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import shutil
-import subprocess
 import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.controller_rig import running, until, wanted
-from tests.fakes.stewarded import job, node, points, service, stewarded
+from tests.builders.cluster import build_request
+from tests.builders.objectives import build_powered_node, build_service, build_training_job, run_objectives
+from tests.builders.profiles import build_engine_points
+from tests.builders.server import run_controller
+from tests.metrics_lint import run_promtool
+from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.status import refusal_rule
 from eelgrid_controller.runtime.scraper import FetchError, FetchFailure, Scraper
@@ -38,10 +41,10 @@ def test_a_refusal_is_counted_by_its_rule(error, rule):
 
 
 class Sources:
-    """The steward's part alone."""
+    """The metrics of objectives alone."""
 
     def __init__(self, world, pages):
-        self.world, self.page = world, ObjectiveMetrics(world.steward, pages)
+        self.world, self.page = world, ObjectiveMetrics(world.control_loop, pages)
 
     def families(self):
         state = self.world.loop.core.state
@@ -61,10 +64,10 @@ def told(families, name):
 
 async def lived(world, *, services=("s",), seconds=90):
     """Services under more load than they can serve at first, a job at its limit, a budget and a price."""
-    await world.join(node("n1", gpus=8), node("n2", gpus=8))
+    await world.join(build_powered_node("n1", gpus=8), build_powered_node("n2", gpus=8))
     await world.enforce("p", budgets=(BUDGET,), prices=PRICES)
-    await world.loop.record_points(points())
-    for request in (*(service(name, replicas_most=4) for name in services), job("j", gpus=2)):
+    await world.loop.record_points(build_engine_points())
+    for request in (*(build_service(name, replicas_most=4) for name in services), build_training_job("j", gpus=2)):
         await world.loop.submit(request)
     await world.cycle()
     for turn in range(seconds // 15):
@@ -73,15 +76,15 @@ async def lived(world, *, services=("s",), seconds=90):
                 world.servers["s", 0].served(900, inter_s=0.09)  # far above the objective of 50 ms
             world.serve(name, 90.0 if name == "s" else 5.0)
         world.samples("n1", "n2", power_w=300.0)
-        world.steward.progress("j", 150.0 * (turn + 1), int(world.now_s * 1e9))
+        world.control_loop.progress("j", 150.0 * (turn + 1), int(world.now_s * 1e9))
         await world.cycle(15.0)
 
 
-async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
-    async with stewarded() as world:
+async def test_how_promises_are_kept_is_reported_by_service_job_and_budget():
+    async with run_objectives() as world:
         await lived(world)
         families = Sources(world, scraper()).families()
-        seen = world.steward.objectives_status.steering
+        seen = world.control_loop.objectives_status.steering
         windows = told(families, "eelgrid_service_windows")
         assert windows["s", "missed"] >= 1.0
         assert sum(windows.values()) == 5.0  # of six pages
@@ -112,7 +115,7 @@ async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
 
 
 async def test_what_is_drawn_below_a_budget_is_what_was_read():
-    async with stewarded(others_s=1.0) as world:
+    async with run_objectives(others_s=1.0) as world:
         await lived(world, seconds=30)
         families = Sources(world, scraper()).families()
         assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 0.0}
@@ -121,7 +124,7 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
         world.now_s += 15.0
         sent = SampleBatch(
             sequence=100,
-            inventory_generation=node("n1").generation,
+            inventory_generation=build_powered_node("n1").generation,
             time_ns=(int(world.now_s * 1e9),),
             gpu_columns=(column,),
         )
@@ -134,7 +137,7 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
 
 async def test_of_many_services_the_worst_have_series_and_the_rest_is_counted(monkeypatch):
     monkeypatch.setattr(metric_collectors, "SERIES_MOST", 1)
-    async with stewarded() as world:
+    async with run_objectives() as world:
         await lived(world, services=("a", "s"), seconds=60)
         families = Sources(world, scraper()).families()
         assert {key for key, _ in told(families, "eelgrid_service_windows")} == {"s"}
@@ -149,10 +152,10 @@ async def test_of_many_services_the_worst_have_series_and_the_rest_is_counted(mo
 
 
 async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are_counted(monkeypatch):
-    async with stewarded() as world:
-        await world.join(node("n1"))
+    async with run_objectives() as world:
+        await world.join(build_powered_node("n1"))
         await world.enforce("p")
-        await world.loop.submit(service("s", profile="unmeasured"))
+        await world.loop.submit(build_service("s", profile="unmeasured"))
         await world.cycle()
         families = Sources(world, scraper()).families()
         assert told(families, "eelgrid_services") == {("unsteered",): 1.0}
@@ -162,7 +165,7 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
             raise Unavailable("the disk is full")
 
         monkeypatch.setattr(world.loop, "scale", full)
-        await world.loop.record_points(points("unmeasured"))
+        await world.loop.record_points(build_engine_points("unmeasured"))
         await world.cycle()
         for _ in range(6):
             world.serve("s", 90.0)
@@ -171,11 +174,11 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
         assert told(families, "eelgrid_steward_refusals")["scale", "unavailable"] >= 1.0
 
 
-async def test_the_whole_page_tells_what_is_listed(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.operators.submit_workload(wanted("w1"))
-        await until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
-        await until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
+async def test_the_whole_page_reports_what_is_listed(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        await rig.operators.submit_workload(build_request("w1"))
+        await wait_until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
+        await wait_until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
         text = (await rig.controller.metrics.render_page()).decode()
     types = {
         one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one
@@ -194,26 +197,19 @@ async def test_the_whole_page_tells_what_is_listed(tmp_path):
     assert METRICS.keys() - types.keys() == without, "without prices, a cluster, a node, traces and TLS: no series"
 
 
-def words_of_promtool(text):
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30, text=True
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: prometheus)")
 async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
-    async with running(tmp_path) as rig, stewarded() as world:
+    async with run_controller(tmp_path) as rig, run_objectives() as world:
         await lived(world)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
         text = (await rig.controller.metrics.render_page()).decode()
     assert 'eelgrid_service_windows_total{verdict="missed",workload="s"}' in text
-    assert await asyncio.to_thread(words_of_promtool, text) == (0, "")
+    assert await asyncio.to_thread(run_promtool, text) == (0, "")
 
 
 class Whole:
-    """A controller's own sources with another's steward."""
+    """A controller's own sources with another's control loop."""
 
     def __init__(self, own, parts):
         self.own, self.parts = own, parts
@@ -235,7 +231,7 @@ class Whole:
 )
 async def test_the_page_is_read_under_our_own_names_and_no_strangers(tmp_path, host, status):
     """DNS rebinding: a page of a stranger reads our metrics through a browser that can reach them."""
-    async with running(tmp_path, metrics_hosts=("eelgrid-controller-metrics.eelgrid.svc",)) as rig:
+    async with run_controller(tmp_path, metrics_hosts=("eelgrid-controller-metrics.eelgrid.svc",)) as rig:
         address, _, port = rig.metrics.rpartition(":")
         for path in ("/metrics", "/livez"):
             reader, writer = await asyncio.open_connection(address, int(port))

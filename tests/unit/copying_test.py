@@ -5,7 +5,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import inventory, running, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.clock import Clock
@@ -30,14 +31,14 @@ def away(core, key):
 
 async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(whatif_runner, "_SLICE", 1)
-    async with running(tmp_path) as rig:
-        await rig.join(*(inventory(f"n{number}") for number in range(6)))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(*(build_node(f"n{number}") for number in range(6)))
         loop = rig.controller.loop
         moved = []
 
         async def busy():
             for number in range(30):
-                await loop.submit(wanted(f"k{number}", milli=300))
+                await loop.submit(build_request(f"k{number}", milli=300))
                 if number % 3 == 2:
                     await loop.cancel(f"k{number - 1}")
                 if number % 2:
@@ -45,7 +46,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
                 if number == 10:
                     await loop.mark_gpu_lost("n5", "GPU-n5-1")
                 if number == 15:
-                    await loop.register_node(inventory("n9"))
+                    await loop.register_node(build_node("n9"))
                 await asyncio.sleep(0)
 
         work = asyncio.create_task(busy())
@@ -70,9 +71,9 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
         check_invariants(twin)
 
 
-async def test_a_state_that_is_put_back_is_copied_anew(tmp_path, monkeypatch):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+async def test_a_state_that_is_put_back_is_copied_again(tmp_path, monkeypatch):
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         loop = rig.controller.loop
         slices = whatif_runner._records
         replaced = []

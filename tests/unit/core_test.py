@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, decided, node, request
+from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
 from eelgrid_controller.core import workloads
 from eelgrid_controller.core.core import Core
@@ -15,8 +15,8 @@ from eelgrid_protos.messages import OBJECTIVES, Policy, PoolMode, WorkloadPhase
 
 
 def test_a_submission_becomes_events_and_changes_one_plan():
-    core = core_with(node("a"))
-    step = core.submit(request(gpus=1), now_ns=7)
+    core = build_core(build_node("a"))
+    step = core.submit(build_request(gpus=1), now_ns=7)
     assert [type(event) for event in step.events] == [PricesQuoted, WorkloadSubmitted, WorkloadPlaced]
     assert (step.result.workload_id, step.result.phase, step.nodes) == ("w-1", WorkloadPhase.PLACED, {"a"})
     assert (step.result.submitted_ns, step.result.placed_ns) == (7, 7)
@@ -24,48 +24,48 @@ def test_a_submission_becomes_events_and_changes_one_plan():
 
 
 def test_repeating_a_submission_is_harmless_and_another_spec_under_its_id_is_refused():
-    core = core_with(node("a"))
-    first = core.submit(request(gpus=1, key="job"), now_ns=1)
-    again = core.submit(request(gpus=1, key="job"), now_ns=2)
+    core = build_core(build_node("a"))
+    first = core.submit(build_request(gpus=1, key="job"), now_ns=1)
+    again = core.submit(build_request(gpus=1, key="job"), now_ns=2)
     assert (again.events, again.result, again.nodes) == ((), first.result, frozenset())
     with pytest.raises(AlreadyExists, match="choose another id"):
-        core.submit(request(gpus=2, key="job"), now_ns=3)
+        core.submit(build_request(gpus=2, key="job"), now_ns=3)
 
 
 def test_drawn_ids_pass_over_ids_that_users_chose():
-    core = core_with(node("a"))
-    core.submit(request(key="w-1"), now_ns=1)
-    core.submit(request(key="w-41"), now_ns=1)
-    core.submit(request(key="w-" + "9" * 100), now_ns=1)
-    assert core.submit(request(), now_ns=1).result.workload_id == "w-42"
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=0, key="w-1"), now_ns=1)
+    core.submit(build_request(gpus=0, key="w-41"), now_ns=1)
+    core.submit(build_request(gpus=0, key="w-" + "9" * 100), now_ns=1)
+    assert core.submit(build_request(gpus=0), now_ns=1).result.workload_id == "w-42"
 
 
 def test_a_dry_run_tells_the_outcome_and_changes_nothing():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     before = core.state.digest()
-    dry = core.submit(request(gpus=2, dry_run=True), now_ns=1)
+    dry = core.submit(build_request(gpus=2, dry_run=True), now_ns=1)
     assert (dry.events, dry.nodes, core.state.digest()) == ((), frozenset(), before)
-    real = core.submit(request(gpus=2), now_ns=1)
+    real = core.submit(build_request(gpus=2), now_ns=1)
     assert dry.result.placements == real.result.placements
     assert dry.result.workload_id == real.result.workload_id
-    waiting = core.submit(request(gpus=2, dry_run=True), now_ns=1)
+    waiting = core.submit(build_request(gpus=2, dry_run=True), now_ns=1)
     assert (waiting.result.phase, waiting.result.reason[:9]) == (WorkloadPhase.PENDING, "gpu_count")
 
 
 @pytest.mark.parametrize(
     ("wanted", "field", "words"),
     [
-        (request(gpus=1, models=("H100",)), "spec.request.gpu_models", "the cluster has G2 (2), T4 (4)"),
-        (request(gpus=5), "spec.request.gpu_count", "no registered node has more than 4"),
-        (request(gpus=3, models=("G2",)), "spec.request.gpu_count", "more than 2"),
-        (request(cpu=97), "spec.request.cpu_milli", "has 96000"),
-        (request(cpu=50, gpus=4), "spec.request.cpu_milli", "with 4 such GPUs has 16000"),
-        (request(memory_gib=385), "spec.request.memory_bytes", "ask for at most"),
-        (request(gpus=2, replicas=4), "spec.replicas", "holds 3"),
+        (build_request(gpus=1, models=("H100",)), "spec.request.gpu_models", "the cluster has G2 (2), T4 (4)"),
+        (build_request(gpus=5), "spec.request.gpu_count", "no registered node has more than 4"),
+        (build_request(gpus=3, models=("G2",)), "spec.request.gpu_count", "more than 2"),
+        (build_request(gpus=0, cpu=97), "spec.request.cpu_milli", "has 96000"),
+        (build_request(cpu=50, gpus=4), "spec.request.cpu_milli", "with 4 such GPUs has 16000"),
+        (build_request(gpus=0, memory_gib=385), "spec.request.memory_bytes", "ask for at most"),
+        (build_request(gpus=2, replicas=4), "spec.replicas", "holds 3"),
     ],
 )
 def test_what_no_node_could_ever_hold_is_refused_by_field(wanted, field, words):
-    core = core_with(node("a"), node("b", gpus=4, model="T4", cpu=16, memory_gib=64))
+    core = build_core(build_node("a"), build_node("b", gpus=4, model="T4", cpu=16, memory_gib=64))
     core.mark_node_lost("b", now_ns=1)  # A lost node may come back: it counts.
     with pytest.raises(InvalidArgument) as refused:
         core.submit(wanted, now_ns=1)
@@ -77,32 +77,32 @@ def test_what_no_node_could_ever_hold_is_refused_by_field(wanted, field, words):
 
 
 def test_a_cluster_without_nodes_refuses_nothing():
-    step = core_with().submit(request(gpus=64, models=("B300",)), now_ns=1)
+    step = build_core().submit(build_request(gpus=64, models=("B300",)), now_ns=1)
     assert [type(event) for event in step.events] == [WorkloadSubmitted, WorkloadDeferred]
 
 
 def test_a_request_that_contradicts_itself_never_reaches_the_arithmetic():
     with pytest.raises(InvalidArgument, match=r"spec\.request\.gpu_milli"):
-        core_with(node("a")).submit(request(gpus=1, milli=0), now_ns=1)
+        build_core(build_node("a")).submit(build_request(gpus=1, milli=0), now_ns=1)
 
 
 def test_live_workloads_are_bounded():
-    core = core_with(node("a"), live_most=2)
-    core.submit(request(), now_ns=1)
-    core.submit(request(), now_ns=1)
+    core = build_core(build_node("a"), live_most=2)
+    core.submit(build_request(gpus=0), now_ns=1)
+    core.submit(build_request(gpus=0), now_ns=1)
     with pytest.raises(ResourceExhausted, match="cancel some"):
-        core.submit(request(), now_ns=1)
+        core.submit(build_request(gpus=0), now_ns=1)
     core.cancel("w-1", now_ns=2)
-    core.submit(request(), now_ns=3)
+    core.submit(build_request(gpus=0), now_ns=3)
 
 
 def test_cancelling_gives_capacity_to_the_work_that_waits_highest_priority_first():
-    core = core_with(node("a"))
-    core.submit(request(gpus=2), now_ns=1)
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=2), now_ns=1)
     for priority in (0, 5, 5, 9):
-        core.submit(request(gpus=1, priority=priority), now_ns=2)
+        core.submit(build_request(gpus=1, priority=priority), now_ns=2)
     step = core.cancel("w-1", now_ns=3)
-    assert [getattr(event, "workload_id", "") for event in decided(step.events)] == ["w-1", "w-5", "w-3"]
+    assert [getattr(event, "workload_id", "") for event in drop_quotes(step.events)] == ["w-1", "w-5", "w-3"]
     assert step.nodes == {"a"}
     assert step.result.phase is WorkloadPhase.CANCELLED
     assert core.workload("w-5").placed_ns == 3
@@ -111,46 +111,46 @@ def test_cancelling_gives_capacity_to_the_work_that_waits_highest_priority_first
 
 
 def test_smaller_work_may_overtake_larger_work_that_waits():
-    core = core_with(node("a"))
-    core.submit(request(gpus=1), now_ns=1)
-    core.submit(request(gpus=2), now_ns=2)
-    assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=1), now_ns=1)
+    core.submit(build_request(gpus=2), now_ns=2)
+    assert core.submit(build_request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
 
 
 def test_a_node_that_joins_takes_the_work_that_waits():
-    core = core_with()
-    core.submit(request(gpus=1), now_ns=1)
-    step = core.register_node(node("a"), now_ns=2)
-    assert [type(event).__name__ for event in decided(step.events)] == ["NodeJoined", "WorkloadPlaced"]
+    core = build_core()
+    core.submit(build_request(gpus=1), now_ns=1)
+    step = core.register_node(build_node("a"), now_ns=2)
+    assert [type(event).__name__ for event in drop_quotes(step.events)] == ["NodeJoined", "WorkloadPlaced"]
     assert step.nodes == {"a"}
-    assert core.register_node(node("a"), now_ns=3).events == ()
+    assert core.register_node(build_node("a"), now_ns=3).events == ()
 
 
 def test_the_reason_follows_what_stands_in_the_way():
-    core = core_with()
+    core = build_core()
     for _ in range(3):
-        assert core.submit(request(gpus=2), now_ns=1).result.reason.startswith("no_nodes")
-    core.register_node(node("a"), now_ns=2)
+        assert core.submit(build_request(gpus=2), now_ns=1).result.reason.startswith("no_nodes")
+    core.register_node(build_node("a"), now_ns=2)
     assert [core.workload(f"w-{n}").reason.partition(":")[0] for n in (1, 2, 3)] == ["", "gpu_count", "gpu_count"]
 
 
 def test_a_lost_node_takes_nothing_until_it_is_back():
-    core = core_with(node("a"))
-    core.submit(request(gpus=1), now_ns=1)
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=1), now_ns=1)
     assert core.mark_node_lost("a", now_ns=2).nodes == frozenset()
     assert core.mark_node_lost("a", now_ns=2).events == ()
-    assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PENDING
+    assert core.submit(build_request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PENDING
     assert core.workload("w-1").phase is WorkloadPhase.PLACED
-    core.register_node(node("a"), now_ns=4)
+    core.register_node(build_node("a"), now_ns=4)
     assert core.workload("w-2").placements[0].gpu_uuids == ("GPU-a-1",)
 
 
 def test_a_lost_gpu_takes_nothing_until_it_is_back():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     core.mark_gpu_lost("a", "GPU-a-0", now_ns=1)
     assert core.mark_gpu_lost("a", "GPU-a-0", now_ns=1).events == ()
-    assert core.submit(request(gpus=1), now_ns=2).result.placements[0].gpu_indexes == (1,)
-    assert core.submit(request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
+    assert core.submit(build_request(gpus=1), now_ns=2).result.placements[0].gpu_indexes == (1,)
+    assert core.submit(build_request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
     step = core.mark_gpu_returned("a", "GPU-a-0", now_ns=3)
     assert core.workload("w-2").placements[0].gpu_indexes == (0,)
     assert step.nodes == {"a"}
@@ -158,20 +158,20 @@ def test_a_lost_gpu_takes_nothing_until_it_is_back():
 
 
 def test_a_cordoned_gpu_takes_nothing_until_the_node_says_that_it_is_mended():
-    plain = node("a")
+    plain = build_node("a")
     sick = replace(plain.gpus[0], cordon="the driver requests: reset the GPU")
-    core = core_with(replace(plain, gpus=(sick, plain.gpus[1])))
-    assert core.submit(request(gpus=1), now_ns=1).result.placements[0].gpu_indexes == (1,)
-    assert core.submit(request(gpus=1), now_ns=1).result.phase is WorkloadPhase.PENDING
+    core = build_core(replace(plain, gpus=(sick, plain.gpus[1])))
+    assert core.submit(build_request(gpus=1), now_ns=1).result.placements[0].gpu_indexes == (1,)
+    assert core.submit(build_request(gpus=1), now_ns=1).result.phase is WorkloadPhase.PENDING
     core.register_node(plain, now_ns=2)
     assert core.workload("w-2").placements[0].gpu_indexes == (0,)
 
 
 def test_a_gpu_of_a_partition_takes_no_whole_work():
-    plain = node("a")
-    core = core_with(replace(plain, gpus=(replace(plain.gpus[0], mig_enabled=True), plain.gpus[1])))
-    assert core.submit(request(gpus=1, milli=100), now_ns=1).result.placements[0].gpu_indexes == (1,)
-    assert core.submit(request(gpus=2), now_ns=1).result.reason.startswith("gpu_mig")
+    plain = build_node("a")
+    core = build_core(replace(plain, gpus=(replace(plain.gpus[0], mig_enabled=True), plain.gpus[1])))
+    assert core.submit(build_request(gpus=1, milli=100), now_ns=1).result.placements[0].gpu_indexes == (1,)
+    assert core.submit(build_request(gpus=2), now_ns=1).result.reason.startswith("gpu_mig")
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_a_gpu_of_a_partition_takes_no_whole_work():
 )
 def test_what_is_not_there_is_named(call):
     with pytest.raises(NotFound, match="nobody"):
-        call(core_with(node("a")))
+        call(build_core(build_node("a")))
 
 
 def test_a_policy_is_changed_by_who_knows_the_one_in_force():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     step = core.update_policy(Policy(objective="energy", weights=OBJECTIVES["energy"]), now_ns=1)
     assert (step.result.revision, core.state.policy.objective) == (1, "energy")
     with pytest.raises(Aborted, match="revision 1, not 0"):
@@ -209,32 +209,32 @@ def test_a_policy_is_changed_by_who_knows_the_one_in_force():
     ],
 )
 def test_a_policy_that_contradicts_itself_is_refused_by_field(policy, field):
-    core = core_with()
+    core = build_core()
     with pytest.raises(InvalidArgument) as refused:
         core.update_policy(policy, now_ns=1)
     assert [violation.field for violation in refused.value.violations] == [field]
 
 
 def test_weights_of_ones_own_change_the_choice():
-    core = core_with(node("a-dear", model="G3"), node("b-cheap", model="T4"))
+    core = build_core(build_node("a-dear", model="G3"), build_node("b-cheap", model="T4"))
     free = replace(OBJECTIVES["balanced"], power=0.0, fragmentation_w=0.0, stranding_w=0.0)
     core.update_policy(Policy(objective="custom", weights=free), now_ns=1)
-    assert core.submit(request(gpus=1), now_ns=2).result.placements[0].node_name == "a-dear"
+    assert core.submit(build_request(gpus=1), now_ns=2).result.placements[0].node_name == "a-dear"
     core.update_policy(Policy(revision=1), now_ns=3)
-    assert core.submit(request(gpus=1), now_ns=4).result.placements[0].node_name == "b-cheap"
+    assert core.submit(build_request(gpus=1), now_ns=4).result.placements[0].node_name == "b-cheap"
 
 
 def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
     monkeypatch.setattr(workloads, "_TRIES_MOST", 3)
-    core = core_with(node("a"))
-    core.submit(request(gpus=2, cpu=96), now_ns=1)
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=2, cpu=96), now_ns=1)
     for number in range(8):
         # Seven kinds that fit beside nothing, and one at the end that does.
-        core.submit(request(gpus=2, cpu=90 - number) if number < 7 else request(cpu=2), now_ns=2)
-    core.submit(request(gpus=1, milli=600), now_ns=3)
-    core.submit(request(gpus=1, milli=600), now_ns=3)
+        core.submit(build_request(gpus=2, cpu=90 - number) if number < 7 else build_request(gpus=0, cpu=2), now_ns=2)
+    core.submit(build_request(gpus=1, milli=600), now_ns=3)
+    core.submit(build_request(gpus=1, milli=600), now_ns=3)
     step = core.cancel("w-1", now_ns=4)
-    assert len(decided(step.events)) == 2
+    assert len(drop_quotes(step.events)) == 2
     assert core.has_backlog
     calls = 0
     while core.has_backlog:
@@ -253,41 +253,43 @@ def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
 
 def test_like_work_is_tried_once_in_a_step(monkeypatch):
     monkeypatch.setattr(workloads, "_TRIES_MOST", 3)
-    core = core_with(node("a"))
-    core.submit(request(gpus=2), now_ns=1)
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=2), now_ns=1)
     for _ in range(50):
-        core.submit(request(gpus=2), now_ns=2)
-    core.submit(request(gpus=1), now_ns=3)
+        core.submit(build_request(gpus=2), now_ns=2)
+    core.submit(build_request(gpus=1), now_ns=3)
     core.mark_gpu_lost("a", "GPU-a-0", now_ns=4)
     step = core.cancel("w-1", now_ns=5)
-    assert [getattr(event, "workload_id", "") for event in decided(step.events)] == ["w-1", "w-52"]
+    assert [getattr(event, "workload_id", "") for event in drop_quotes(step.events)] == ["w-1", "w-52"]
     assert not core.has_backlog
 
 
 def test_a_new_core_on_a_loaded_state_decides_the_same():
-    core = core_with(node("a", gpus=8), node("b", gpus=4, model="T4"))
+    core = build_core(build_node("a", gpus=8), build_node("b", gpus=4, model="T4"))
     for number in range(6):
-        core.submit(request(gpus=1, milli=150 * number + 100, cpu=number), now_ns=number)
+        core.submit(build_request(gpus=1, milli=150 * number + 100, cpu=number), now_ns=number)
     core.cancel("w-2", now_ns=9)
     other = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
     for number in range(8):
-        wanted = request(gpus=number % 3, cpu=3)
+        wanted = build_request(gpus=number % 3, cpu=3)
         assert core.submit(wanted, now_ns=10).events == other.submit(wanted, now_ns=10).events
     assert core.state.digest() == other.state.digest()
 
 
 def test_plans_go_on_above_the_epoch_that_an_agent_holds():
     """The journal began anew, or its disk was lost: agents must not take new plans for old ones."""
-    core = core_with()
-    core.register_node(node("n"), now_ns=1, plan_epoch=41)
+    core = build_core()
+    core.register_node(build_node("n"), now_ns=1, plan_epoch=41)
     assert core.node_plan("n").epoch == 42
-    assert core.register_node(node("n"), now_ns=2, plan_epoch=42).events == ()
-    core.submit(request(gpus=1), now_ns=3)
+    assert core.register_node(build_node("n"), now_ns=2, plan_epoch=42).events == ()
+    core.submit(build_request(gpus=1), now_ns=3)
     assert core.node_plan("n").epoch == 43
 
 
 def test_equal_nodes_are_chosen_by_name_in_whatever_order_they_joined():
     for names in (("a", "b", "c"), ("c", "a", "b"), ("b", "c", "a")):
-        core = core_with(*(node(name) for name in names))
-        chosen = [core.submit(request(gpus=2), now_ns=number).result.placements[0].node_name for number in (1, 2, 3)]
+        core = build_core(*(build_node(name) for name in names))
+        chosen = [
+            core.submit(build_request(gpus=2), now_ns=number).result.placements[0].node_name for number in (1, 2, 3)
+        ]
         assert chosen == ["a", "b", "c"]

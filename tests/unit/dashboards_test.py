@@ -147,7 +147,7 @@ def test_money_says_its_currency():
         assert one.panel["options"]["textMode"] == "value_and_name"
 
 
-def test_the_fleet_tells_what_is_saved():
+def test_the_fleet_reports_what_is_saved():
     found = {one.title: one.queries[0][0] for one in SHOWN if one.dashboard == "fleet" and one.row == "Now"}
     assert (
         'eelgrid_saved_power_watts{job=~"$job", instance=~"$instance", part="placement"}'

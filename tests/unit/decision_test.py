@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import core_with, node, request
-from tests.controller_rig import inventory, running, wanted
+from tests.builders.cluster import build_core, build_node, build_request
+from tests.builders.server import run_controller
 from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
 
@@ -25,7 +25,7 @@ class Recorder:
     """A core and the journal that its events would make."""
 
     def __init__(self, *inventories):
-        self.core = core_with()
+        self.core = build_core()
         self.entries: list[tuple[int, JournalEntry]] = []
         self.checkpoint: Checkpoint | None = None
         for item in inventories:
@@ -51,11 +51,11 @@ class Recorder:
 
 
 def busy():
-    rig = Recorder(node("a", model="G3"), node("b", model="T4"), node("c", gpus=4))
+    rig = Recorder(build_node("a", model="G3"), build_node("b", model="T4"), build_node("c", gpus=4))
     for key, gpus, milli in (("one", 1, 500), ("two", 2, 1000), ("three", 1, 700), ("four", 1, 300)):
         rig.do(
             rig.core.submit,
-            request(gpus=gpus, milli=milli, cpu=4, key=key, name="secret", user="ann", labels={"who": "ann"}),
+            build_request(gpus=gpus, milli=milli, cpu=4, key=key, name="secret", user="ann", labels={"who": "ann"}),
         )
     return rig
 
@@ -111,7 +111,7 @@ def test_the_mix_counts_too():
     rig = busy()
     weights = Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0)
     rig.do(rig.core.update_policy, Policy(objective="custom", weights=weights))
-    rig.do(rig.core.submit, request(gpus=1, milli=300, cpu=4, key="five"))
+    rig.do(rig.core.submit, build_request(gpus=1, milli=300, cpu=4, key="five"))
     document = rig.exported("five")
     document["cluster"]["demand"]["mix"].clear()
     assert any("fragmentation" in line for line in replay_decision(document).differences)
@@ -119,7 +119,7 @@ def test_the_mix_counts_too():
 
 def test_what_waits_has_a_decision_too():
     rig = busy()
-    rig.do(rig.core.submit, request(gpus=4, key="large"))
+    rig.do(rig.core.submit, build_request(gpus=4, key="large"))
     assert rig.core.workload("large").reason.startswith("gpu_count")
     document = rig.exported("large")
     assert (replay_decision(document).differences, document["outcome"]["placements"]) == ((), [])
@@ -136,7 +136,7 @@ def test_a_decision_older_than_the_journal_is_refused():
     rig.compact()
     with pytest.raises(FailedPrecondition, match="reaches back to entry 16"):
         rig.exported("four")
-    rig.do(rig.core.submit, request(gpus=1, key="new"))
+    rig.do(rig.core.submit, build_request(gpus=1, key="new"))
     assert replay_decision(rig.exported("new")).differences == ()
 
 
@@ -156,14 +156,14 @@ def test_a_decision_older_than_the_journal_is_refused():
     )
 )
 def test_decisions_of_random_histories_replay(history):
-    rig = Recorder(node("a"), node("b", model="T4"))
+    rig = Recorder(build_node("a"), build_node("b", model="T4"))
     recent: dict[str, None] = {}
     for step in history:
         match step:
             case ("submit", cpu, milli, replicas):
                 key = f"k{len(rig.core.state.workloads)}"
                 gpus = 2 if milli == 2000 else int(milli > 0)
-                found = request(cpu=cpu, gpus=gpus, milli=min(milli, 1000), key=key, replicas=replicas)
+                found = build_request(cpu=cpu, gpus=gpus, milli=min(milli, 1000), key=key, replicas=replicas)
                 with contextlib.suppress(InvalidArgument):
                     rig.do(rig.core.submit, found)
                     recent[key] = None
@@ -172,7 +172,7 @@ def test_decisions_of_random_histories_replay(history):
             case ("lose", name) if name in rig.core.state.nodes:
                 rig.do(rig.core.mark_node_lost, name)
             case ("join", name):
-                rig.do(rig.core.register_node, node(name, model="G3" if name == "d" else "G2"))
+                rig.do(rig.core.register_node, build_node(name, model="G3" if name == "d" else "G2"))
             case ("compact",):
                 rig.compact()
                 recent.clear()
@@ -192,10 +192,10 @@ def test_what_is_no_decision_is_refused(document):
 
 
 async def test_export_from_a_running_controller(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"), inventory("n2"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"), build_node("n2"))
         for number in range(3):
-            await rig.operators.submit_workload(wanted(f"k{number}", milli=400))
+            await rig.operators.submit_workload(build_request(f"k{number}", milli=400))
         parts = [part.text async for part in rig.operators.export_decision(ExportDecisionRequest(workload_id="k1"))]
         document = json.loads("".join(parts))
         assert replay_decision(document).differences == ()

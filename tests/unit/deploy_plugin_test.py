@@ -112,7 +112,7 @@ def test_it_forwards_asks_and_leaves_nothing(run):
     assert list(run.folder.glob("eelgrid-*")) == []
 
 
-def test_what_kubectl_says_is_told(run):
+def test_what_kubectl_says_is_reported(run):
     done, _ = run("nodes", REFUSES="1")
     assert done.returncode == 1
     assert "cannot forward a port to service/eelgrid-controller" in done.stderr

@@ -64,7 +64,7 @@ def test_the_controller_writes_only_what_is_listed_here():
 
 
 @needs_helm
-def test_the_controller_is_told_the_abilities_that_it_has_rules_for():
+def test_the_controller_gets_the_abilities_that_it_has_rules_for():
     for name, wanted in (("default", {"policies", "services"}), ("enforce", set(WRITES)), ("single", set())):
         deployment = pick(objects_of(name), "Deployment")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]

@@ -242,7 +242,7 @@ async def test_another_layout_is_offered_and_what_pods_hold_stays_theirs(machine
         assert machine.kubelet.registered.count("nvidia.com/gpu") == 1
 
 
-async def test_a_kubelet_that_starts_anew_is_told_again(machine):
+async def test_a_kubelet_that_starts_again_is_reported_again(machine):
     async with machine.running():
         await machine.sees("nvidia.com/gpu", "GPU-0", "GPU-1")
         await machine.kubelet.admit("pod", "nvidia.com/gpu", 1)
@@ -263,7 +263,7 @@ async def test_a_kubelet_that_refuses_is_asked_until_it_does_not(machine):
         assert machine.plugins.problem == ""
 
 
-async def test_without_a_kubelet_nothing_is_served_and_the_reason_is_told(tmp_path):
+async def test_without_a_kubelet_nothing_is_served_and_the_reason_is_reported(tmp_path):
     machine = Machine(tmp_path)
     assert not await machine.plugins.reconcile_plugins()
     assert "the folder is not mounted" in machine.plugins.problem

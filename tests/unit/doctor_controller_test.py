@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from tests.builders.objectives import build_service_status
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
@@ -33,7 +34,6 @@ from eelgrid_protos.messages import (
     PowerBudget,
     ReasonCount,
     SampleBatch,
-    ServiceStatus,
     WhoAmIResponse,
 )
 
@@ -158,15 +158,13 @@ def test_budgets(drawn, measured, claimed, short, status):
     assert found(checks.check_budgets((), drawn, measured, 2)) == {"budgets": OK}
 
 
-def a_service(**changes):
-    return ServiceStatus(**{"workload_id": "s", "name": "s", "phase": "steady", "objective_s": 0.5} | changes)
-
-
 def test_promises():
     assert found(checks.check_promises(ListPromisesResponse())) == {"promises": OK}
-    assert found(checks.check_promises(ListPromisesResponse(services=(a_service(live_s=0.4),)))) == {"promises": OK}
+    assert found(checks.check_promises(ListPromisesResponse(services=(build_service_status(live_s=0.4),)))) == {
+        "promises": OK
+    }
     late = ListPromisesResponse(
-        services=(a_service(live_s=0.6),),
+        services=(build_service_status(live_s=0.6),),
         jobs=(JobStatus(workload_id="j", name="j", phase="unsteered", reason="no profile; x"),),
     )
     findings = checks.check_promises(late)
@@ -228,7 +226,7 @@ def test_each_fault_of_a_page_is_found_and_nothing_else(line):
     assert {check: status for check, status in findings.items() if status is not OK} == FAULTS[line]
 
 
-def test_a_page_of_another_tells_nothing():
+def test_a_page_of_another_reports_nothing():
     page = pages.parse_metrics("up 1\n")
     assert not page.is_ours
     assert found(pages.check_metrics(page)) == {"journal": SKIPPED, "caps": OK, "steward": SKIPPED}

@@ -124,7 +124,7 @@ def test_the_role_of_our_certificate(answer, status, said):
     assert status in {OK, SKIPPED} or "eelgrid:ROLE" in found.remedy
 
 
-def test_unreadable_files_are_told_one_by_one():
+def test_unreadable_files_are_reported_one_by_one():
     found = checks.check_tls_files(
         TlsFilesState(unreadable=("a: b", "c: d")), now_s=0.0, is_loopback=True, insecure=False
     )

@@ -77,7 +77,7 @@ def test_a_mode_that_takes_a_reset_is_refused_with_the_reason(node):
         node.ready("a", "gpu-1")
 
 
-def test_an_agent_that_starts_anew_knows_what_it_gave(node):
+def test_an_agent_that_starts_again_knows_what_it_gave(node):
     first = node.ready("a", "gpu-0-1g-4")
     node.start()
     assert node.readying.prepare_claim(asked("a"), None) == first

@@ -8,6 +8,7 @@ import pytest
 from tests.dra_rig import NODE, claim, dra_node, one_thread
 from tests.fakes.api_objects import ApiObjects
 from tests.fakes.kubelet_claims import ClaimManager
+from tests.waiting import wait_until
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.kubelet.dra_driver import (
@@ -142,7 +143,7 @@ def test_where_the_api_server_is():
 # The slices.
 
 
-def test_slices_are_written_once_and_anew_when_they_change(objects, node):
+def test_slices_are_written_once_and_again_when_they_change(objects, node):
     with objects.serving() as url:
         publisher = ResourceSlicePublisher(client(objects, url), NODE)
         written = publisher.publish_slices(node.slices)
@@ -208,9 +209,7 @@ class Rig:
         return ("team", uid, uid)
 
     async def until(self, is_so):
-        async with asyncio.timeout(10):
-            while not is_so():  # noqa: ASYNC110  # whatever it is, it is no event
-                await asyncio.sleep(0.01)
+        await wait_until(is_so)
 
     def published(self):
         return sum(path.startswith(SLICES_PATH) for path in self.objects.objects)
@@ -279,7 +278,7 @@ async def test_sockets_that_are_gone_come_back(rig):
     assert (await rig.kubelet.prepare(DRA_DRIVER, one))["a"][0][2] == "gpu-2"
 
 
-async def test_a_failure_to_publish_is_told_and_ends(rig):
+async def test_a_failure_to_publish_is_reported_and_ends(rig):
     await rig.until(lambda: rig.plugin.problem == "")
     rig.objects.denied.add(("GET", SLICES_PATH))
     await rig.until(lambda: "slices could not be published" in rig.plugin.problem)
@@ -308,7 +307,7 @@ def test_flags_that_do_not_go_together():
         parse_flags(["--dra", "on", "--simulate", "fleet.json"])
 
 
-def test_a_folder_too_deep_for_sockets_is_told(tmp_path):
+def test_a_folder_too_deep_for_sockets_is_reported(tmp_path):
     with pytest.raises(SocketPathTooLong, match="--kubelet-folder"):
         DraDriver(tmp_path / ("x" * 100), None, None, read=None, look=None, threads=None)
 

@@ -1,6 +1,6 @@
 """The core asks an engine which nodes will do: at the moment of each decision, replica by replica."""
 
-from tests.controller_rig import inventory, wanted
+from tests.builders.cluster import build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -36,7 +36,7 @@ def core(rules, *, gpus=8):
     eligibility.rules = rules
     made.set_eligibility(eligibility)
     for at, name in enumerate("abc", start=1):
-        made.register_node(inventory(name, gpus=gpus), now_ns=at)
+        made.register_node(build_node(name, gpus=gpus), now_ns=at)
     return made
 
 
@@ -46,16 +46,16 @@ def nodes(workload):
 
 def test_workloads_of_one_batch_see_where_the_others_went():
     made = core(OneEach("x", "y", "z"))
-    found = [nodes(made.submit(wanted(name), now_ns=9).result) for name in "xyz"]
+    found = [nodes(made.submit(build_request(name), now_ns=9).result) for name in "xyz"]
     assert sorted(name for (name,) in found) == ["a", "b", "c"]
 
 
 def test_a_gang_is_placed_replica_by_replica_or_not_at_all():
     made = core(OneEach("gang", "more"))
-    whole = made.submit(wanted("gang", replicas=3), now_ns=9).result
+    whole = made.submit(build_request("gang", replicas=3), now_ns=9).result
     assert sorted(nodes(whole)) == ["a", "b", "c"]
     assert [place.replica for place in whole.placements] == [0, 1, 2]
-    more = made.submit(wanted("more", replicas=1), now_ns=10).result
+    more = made.submit(build_request("more", replicas=1), now_ns=10).result
     assert more.phase is WorkloadPhase.PENDING
     assert "traits" in more.reason
 
@@ -67,8 +67,8 @@ def test_a_gang_begins_elsewhere_where_its_first_place_leaves_no_room_for_the_re
         made = core(rules)
         rules.open = {"a", "b", "c"}
         for other in {"a", "b", "c"} - {first}:
-            made.submit(wanted(f"filler-{other}", gpus=1), now_ns=5)
-        found = made.submit(wanted("gang", replicas=2), now_ns=9).result
+            made.submit(build_request(f"filler-{other}", gpus=1), now_ns=5)
+        found = made.submit(build_request("gang", replicas=2), now_ns=9).result
         assert sorted(nodes(found)) == ["b", "c"]
 
 
@@ -76,7 +76,7 @@ def test_what_waits_is_tried_again_when_the_engine_says_so():
     rules = OneEach("x")
     made = core(rules)
     rules.open = set()
-    assert made.submit(wanted("x"), now_ns=9).result.phase is WorkloadPhase.PENDING
+    assert made.submit(build_request("x"), now_ns=9).result.phase is WorkloadPhase.PENDING
     rules.open = {"b"}
     made.retry_waiting(now_ns=10)
     assert nodes(made.state.workloads["x"]) == ["b"]
@@ -85,14 +85,14 @@ def test_what_waits_is_tried_again_when_the_engine_says_so():
 def test_what_is_not_judged_is_asked_of_nobody():
     rules = OneEach("x")
     made = core(rules)
-    made.submit(wanted("plain"), now_ns=9)
+    made.submit(build_request("plain"), now_ns=9)
     assert rules.asked == 0
 
 
 def test_work_that_grows_is_asked_about_for_its_new_replicas_alone():
     rules = OneEach("svc")
     made = core(rules)
-    (first,) = nodes(made.submit(wanted("svc"), now_ns=9).result)
+    (first,) = nodes(made.submit(build_request("svc"), now_ns=9).result)
     grown = made.scale("svc", 3, now_ns=10).result
     assert sorted(nodes(grown)) == ["a", "b", "c"]
     assert nodes(grown)[0] == first

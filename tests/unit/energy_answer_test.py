@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
+from tests.builders.agent import build_slurm_owner
 
 from eelgrid_agent.energy import accounts
 from eelgrid_agent.energy.accounts import (
@@ -36,7 +37,7 @@ NAMES = (
 ROW = OwnerEnergyRow(
     gpu_uuid="GPU-1",
     gpu_instance_id=None,
-    owner=UsageOwner(kind=UsageOwnerKind.SLURM, job="7"),
+    owner=build_slurm_owner("7"),
     part=EnergyUse.ACTIVE,
     method=ShareMethod.EXCLUSIVE,
     confidence=ShareConfidence.HIGH,

@@ -8,7 +8,7 @@ import sys
 import grpc.aio
 import pytest
 import trustme
-from tests.energy_rig import EnergyNode, serving, working
+from tests.builders.energy import EnergyNode, run_jobs, serve_nodes
 
 from eelgrid_agent.__main__ import main
 from eelgrid_agent.cli.energy import format_energy_lines
@@ -18,7 +18,7 @@ from eelgrid_protos.messages import EnergyStatus, GetNodeEnergyResponse, OwnerKi
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    return working(tmp_path_factory.mktemp("proc"))
+    return run_jobs(tmp_path_factory.mktemp("proc"))
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def rows(lines, head):
     return [[cell.strip() for cell in line.strip().split("  ") if cell.strip()] for line in lines[begin + 1 : end]]
 
 
-async def test_the_table_tells_devices_owners_and_anomalies(site, energy):
-    async with serving([site.node], site.clock) as port:
+async def test_the_table_reports_devices_owners_and_anomalies(site, energy):
+    async with serve_nodes([site.node], site.clock) as port:
         code, out, err = await energy("--address", f"127.0.0.1:{port}")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -70,7 +70,7 @@ async def test_the_table_tells_devices_owners_and_anomalies(site, energy):
 
 
 async def test_json_is_the_whole_answer(site, energy):
-    async with serving([site.node], site.clock) as port:
+    async with serve_nodes([site.node], site.clock) as port:
         code, out, err = await energy("--address", f"127.0.0.1:{port}", "--node", "n0", "-o", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -93,7 +93,7 @@ def test_nothing_is_cut_at_any_width(site, width):
 
 async def test_before_the_first_look_it_says_so(tmp_path, energy):
     early = EnergyNode(tmp_path)
-    async with serving([early.node], early.clock) as port:
+    async with serve_nodes([early.node], early.clock) as port:
         code, out, _ = await energy("--address", f"127.0.0.1:{port}")
         assert (code, out.splitlines()[1:]) == (0, ["nothing was sampled yet; retry in a few seconds"])
         early.run(5)
@@ -107,7 +107,7 @@ async def test_a_mistake_is_one_line_that_says_what_to_do(site, tmp_path, energy
     empty = grpc.aio.server()
     foreign = f"127.0.0.1:{empty.add_insecure_port('127.0.0.1:0')}"
     await empty.start()
-    async with serving([site.node, other.node], site.clock) as port:
+    async with serve_nodes([site.node, other.node], site.clock) as port:
         here = f"127.0.0.1:{port}"
         for arguments, code, message in [
             (["--address", here], 2, "--node: is empty and this agent has 2 nodes; name one of them: n0, n1"),
@@ -138,7 +138,7 @@ async def test_the_answer_comes_over_mutual_tls(site, tmp_path, energy):
     leaf.cert_chain_pems[0].write_to_path(str(tmp_path / "certificate.pem"))
     authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     paths = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "authority")}
-    async with serving([site.node], site.clock, tls=transport.TlsFiles(**paths)) as port:
+    async with serve_nodes([site.node], site.clock, tls=transport.TlsFiles(**paths)) as port:
         flags = [word for name, path in paths.items() for word in (f"--tls-{name}", path)]
         code, out, err = await energy("--address", f"127.0.0.1:{port}", *flags)
         assert (code, err, out.split()[:2]) == (0, "", ["node", "n0"])
@@ -148,7 +148,7 @@ async def test_the_answer_comes_over_mutual_tls(site, tmp_path, energy):
 
 
 async def test_an_output_that_cannot_be_written(site, capsys):
-    async with serving([site.node], site.clock) as port:
+    async with serve_nodes([site.node], site.clock) as port:
         command = [sys.executable, "-m", "eelgrid_agent", "energy", "--address", f"127.0.0.1:{port}"]
         full = os.open("/dev/full", os.O_WRONLY)
         child = await asyncio.create_subprocess_exec(*command, stdout=full, stderr=asyncio.subprocess.PIPE)

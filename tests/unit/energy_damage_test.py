@@ -150,7 +150,7 @@ def test_a_bit_that_flips_anywhere_gives_an_error_or_the_right_sum(tmp_path, who
         ("UPDATE works SET unit = 'image'", "1 workloads that tell work"),
     ],
 )
-def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path, whole, sql, words):
+def test_what_does_not_agree_is_left_out_and_reported_and_the_rest_is_there(tmp_path, whole, sql, words):
     path, truth = whole
     shutil.copy(path, tmp_path / FILE_NAME)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as raw:
@@ -206,7 +206,7 @@ def iter_triggers(name):
             yield f"CREATE TRIGGER {piece}"
 
 
-def test_an_index_that_lacks_a_holder_is_found_and_made_anew(tmp_path, whole):
+def test_an_index_that_lacks_a_holder_is_found_and_made_again(tmp_path, whole):
     path, truth = whole
     shutil.copy(path, tmp_path / FILE_NAME)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as raw:

@@ -105,7 +105,7 @@ def test_the_one_who_is_furthest_behind_decides(store):
 
 
 @pytest.mark.parametrize("late", [0, 5, 29])
-def test_an_hour_that_changes_after_it_was_confirmed_stays_and_is_told_until_it_is_exported_again(store, late):
+def test_an_hour_that_changes_after_it_was_confirmed_stays_and_is_reported_until_it_is_exported_again(store, late):
     for hour in range(48):
         book(store, hour)
     export(store, 0, 48)
@@ -126,7 +126,7 @@ def test_an_hour_that_changes_after_it_was_confirmed_stays_and_is_told_until_it_
     assert kept(store, "hourly") == kept(store, "daily") == []
 
 
-def test_what_changed_between_reading_and_confirming_is_told(store):
+def test_what_changed_between_reading_and_confirming_is_reported(store):
     book(store, 0)
     book(store, 1)
     read = revision(store)
@@ -137,7 +137,7 @@ def test_what_changed_between_reading_and_confirming_is_told(store):
     )
 
 
-def test_work_that_is_told_late_changes_an_hour_as_joules_do(store):
+def test_work_that_is_reported_late_changes_an_hour_as_joules_do(store):
     book(store, 0)
     export(store, 0, 1)
     store.add(

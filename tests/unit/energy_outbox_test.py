@@ -4,17 +4,10 @@ import itertools
 from array import array
 
 import pytest
+from tests.builders.agent import build_energy_share, build_slurm_owner, build_tick
 
 from eelgrid_agent.devices.port import Missing, RawReadings
-from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
-from eelgrid_agent.energy.accounts import (
-    EnergyShare,
-    EnergyUse,
-    ShareConfidence,
-    ShareMethod,
-    UsageOwner,
-    UsageOwnerKind,
-)
+from eelgrid_agent.devices.sampler import GPU_READINGS
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
@@ -37,15 +30,7 @@ def tick(at_s, *joules):
             absences.append((_ENERGY * count + column, AbsenceReason.NOT_SAMPLED))
         else:
             values[_ENERGY * count + column] = value
-    return SampleTick(
-        time_ns=BEGIN_NS + int(at_s * SECOND_NS),
-        generation=1,
-        gpus=count,
-        gpu_values=values,
-        gpu_absences=tuple(absences),
-        host_values=array("d"),
-        host_absences=(),
-    )
+    return build_tick(BEGIN_NS + int(at_s * SECOND_NS), gpus=count, values=values, absences=absences)
 
 
 def looks(*counters_j):
@@ -104,19 +89,8 @@ def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():
 
 
 def attribution(**spent_mj):
-    owner = UsageOwner(kind=UsageOwnerKind.SLURM, job="7")
-    shares = {
-        uuid: (
-            EnergyShare(
-                owner=owner,
-                part=EnergyUse.ACTIVE,
-                energy_mj=value,
-                method=ShareMethod.EXCLUSIVE,
-                confidence=ShareConfidence.HIGH,
-            ),
-        )
-        for uuid, value in spent_mj.items()
-    }
+    owner = build_slurm_owner("7")
+    shares = {uuid: (build_energy_share(owner, value),) for uuid, value in spent_mj.items()}
     return Attribution(shares=shares, accounts={}, nobody={}, estimates={}, anomalies=())
 
 
@@ -157,7 +131,7 @@ def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
         ("boot-1", Missing(AbsenceReason.NOT_SUPPORTED), "no counter"),
     ],
 )
-def test_a_counter_that_is_another_one_tells_nothing_of_the_gap(boot, counter_j, why):
+def test_a_counter_that_is_another_one_reports_nothing_of_the_gap(boot, counter_j, why):
     first = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0)
     second = run_of(first.state(), boot, counter_j, 600)
     assert charged(second) == {("g0", "7"): 2_000}, why
@@ -196,7 +170,7 @@ def spans(windows):
     return [((one.begin_ns - BEGIN_NS) / SECOND_NS, (one.end_ns - BEGIN_NS) / SECOND_NS) for one in windows]
 
 
-def test_a_machine_that_boots_in_1970_tells_sane_windows_when_its_clock_is_right():
+def test_a_machine_that_boots_in_1970_reports_sane_windows_when_its_clock_is_right():
     outbox = EnergyOutbox(OutboxState(incarnation=1), boot="b")
     for at_s in range(0, 200, 5):
         look(outbox, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)

@@ -236,7 +236,7 @@ def test_parquet_says_what_it_needs(monkeypatch):
         parquet_library()
 
 
-def test_what_was_done_is_said_in_words():
+def test_what_was_done_is_reported_in_words():
     one = {"unit": "request", "amount": 1234.0, "missed_s": 0.0, "energy_per_unit_j": 0.5}
     part = {"unit": "work", "amount": 0.0, "missed_s": 60.0, "energy_per_unit_j": None}
     assert (format_work([one, part]), format_per_unit([one, part])) == ("1,234 requests, >= 0 units", "500 mJ/request")

@@ -2,9 +2,10 @@
 
 import asyncio
 import itertools
-import time
 
 import pytest
+from tests.builders.agent import ManualClock, SystemClock
+from tests.waiting import wait_until
 
 from eelgrid_agent.composition import build_simulated_node
 from eelgrid_agent.enforce.guard.events import DriverOrigin
@@ -35,19 +36,6 @@ PRODUCT = "h100-sxm5-80gb"
 HALVES = (WantedInstance(profile="4g.40gb", start=0), WantedInstance(profile="3g.40gb", start=4))
 
 
-class Clock:
-    """Moves when it is told to."""
-
-    def __init__(self):
-        self.now_ns = 10**9
-
-    def monotonic_ns(self):
-        return self.now_ns
-
-    def wall_ns(self):
-        return 1_700_000_000 * 10**9 + self.now_ns
-
-
 class Counted:
     """Layouts that count what is applied."""
 
@@ -67,7 +55,7 @@ class Bench:
     """One simulated node with two H100, its clock and its keeper."""
 
     def __init__(self, *, local=None, has_control=True):
-        self.clock = Clock()
+        self.clock = ManualClock(epoch_ns=1_700_000_000 * 10**9)
         spec = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=(GpuSpec(product=PRODUCT),) * 2)
         self.machine = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=3)
         self.agent = build_simulated_node(
@@ -185,7 +173,7 @@ def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_hold
     assert [instance.start for instance in bench.node.inventory.gpus[1].gpu_instances] == [0, 4]
 
 
-def test_an_instance_made_anew_has_another_generation_under_its_old_uuid():
+def test_an_instance_made_again_has_another_generation_under_its_old_uuid():
     bench = Bench()
     whole = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True, instances=HALVES)
     bare = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True)
@@ -279,7 +267,7 @@ class Threads:
 
     def __init__(self, journal):
         self.bench = Bench()
-        self.clock = self.bench.clock = RealClock()
+        self.clock = self.bench.clock = SystemClock()
         node = self.bench.node
         enforcer = PowerExecutor(self.bench.machine, journal, origin=DriverOrigin)
         self.enforcement = Enforcement(node, enforcer, looking=SequentialReader(self.bench.machine), clock=self.clock)
@@ -304,17 +292,6 @@ class Threads:
         self.slow.close()
 
 
-class RealClock:
-    monotonic_ns = staticmethod(time.monotonic_ns)
-    wall_ns = staticmethod(time.time_ns)
-
-
-async def until(condition):
-    async with asyncio.timeout(8.0):
-        while not condition():  # noqa: ASYNC110  # any state of any object
-            await asyncio.sleep(0.01)
-
-
 async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancelled():
     journal = MemoryState(())
     threads = Threads(journal)
@@ -325,10 +302,10 @@ async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancell
         bench.node.record_tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=threads.clock.monotonic_ns())
         bench.send(enforce=True, gpu_settings=bench.settings(650.0))
         layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
-        await until(lambda: bench.limits_w() == [650.0, 650.0])
+        await wait_until(lambda: bench.limits_w() == [650.0, 650.0])
         assert len(journal.load()) == 2
         bench.send(enforce=True, gpu_settings=bench.settings(650.0), gpu_layouts=(layout,))
-        await until(lambda: len(bench.machine.gpus()[1].gpu_instances) == 2 and bench.node.survey_due)
+        await wait_until(lambda: len(bench.machine.gpus()[1].gpu_instances) == 2 and bench.node.survey_due)
     finally:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -346,7 +323,7 @@ async def test_what_a_crash_left_is_put_back_at_the_next_start():
     task = asyncio.ensure_future(crashed.keeper(bench.agent.layouts, end_s=0.0).run())
     bench.node.record_tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=crashed.clock.monotonic_ns())
     bench.send(enforce=True, gpu_settings=bench.settings(650.0))
-    await until(lambda: bench.limits_w() == [650.0, 650.0] and len(journal.load()) == 2)
+    await wait_until(lambda: bench.limits_w() == [650.0, 650.0] and len(journal.load()) == 2)
     left = journal.load()
     # The process dies: whatever its end writes does not happen.
     crashed.driver.close()
@@ -364,7 +341,7 @@ async def test_what_a_crash_left_is_put_back_at_the_next_start():
     after.enforcement = Enforcement(fresh.node, enforcer, looking=SequentialReader(bench.machine), clock=after.clock)
     after.bench = fresh
     again = asyncio.ensure_future(after.keeper(fresh.agent.layouts).run())
-    await until(lambda: journal.load() == ())
+    await wait_until(lambda: journal.load() == ())
     again.cancel()
     with pytest.raises(asyncio.CancelledError):
         await again

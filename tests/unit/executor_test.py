@@ -15,7 +15,7 @@ from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.messages import ApplyStatus, GpuLayout, NodeEventKind, WantedInstance
 
 
-def test_a_layout_is_made_read_back_and_told():
+def test_a_layout_is_made_read_back_and_reported():
     rig = rig_with(ONE, THREE)
     result = rig.executor.apply_layout(asked(rig, FOUR, THREE))
     assert applied(result)
@@ -65,7 +65,7 @@ def test_a_layout_that_cannot_stand_is_refused_by_the_rule_of_geometry():
         rig.executor.plan_layout(GpuLayout(gpu_uuid="GPU-0", mig_enabled=True, instances=instances))
 
 
-def test_drift_is_repaired_a_bounded_number_of_times_then_given_up_and_told_once():
+def test_drift_is_repaired_a_bounded_number_of_times_then_given_up_and_reported_once():
     rig = rig_with()
     rig.executor.apply_layout(asked(rig, THREE))
     rig.executor.drain_events()
@@ -96,7 +96,7 @@ def test_repairs_are_forgiven_once_the_layout_stood_long_enough():
     assert rig.executor.record("GPU-0").repairs == 0
 
 
-def test_drift_that_cannot_be_repaired_is_told_once_and_costs_no_repair():
+def test_drift_that_cannot_be_repaired_is_reported_once_and_costs_no_repair():
     rig = rig_with()
     rig.executor.apply_layout(asked(rig, THREE))
     rig.device.remove(2)
@@ -119,7 +119,7 @@ def test_a_lost_device_is_left_alone_and_its_change_is_finished_when_it_returns(
     assert standing(rig) == {THREE}
 
 
-def test_compute_instances_that_lie_awkwardly_are_all_made_anew():
+def test_compute_instances_that_lie_awkwardly_are_all_made_again():
     """Ones at 0 and 2 leave two slices and no room for a two; no call tells where they lie."""
     rig = rig_with((G4, 0, (0, 0, 0)))
     del rig.device.held[1].compute[1]

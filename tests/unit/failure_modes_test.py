@@ -95,7 +95,7 @@ def test_f20_what_is_unavailable_under_mig_is_sent_as_absent():
         assert [(absence.reason, absence.cells) for absence in column.absences] == [(AbsenceReason.NOT_SUPPORTED, (0,))]
 
 
-def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
+def test_f21_devices_that_are_counted_again_keep_their_readings_and_layouts():
     with open_rig("nvml", SLICED, GpuSpec(product="t4"), GpuSpec(product="h100-sxm5-80gb", mig=())) as rig:
         sliced = rig.uuid(0)
         executor = executor_on(rig)

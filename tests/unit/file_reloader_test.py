@@ -72,14 +72,14 @@ def test_a_change_of_any_file_is_loaded_and_files_named_since_are_watched(loaded
     assert (loaded.loads, loaded.reloader.reloads) == (4, 3)
 
 
-def test_a_file_written_in_place_with_the_time_of_before_is_told_by_its_size(loaded, tmp_path):
+def test_a_file_written_in_place_with_the_time_of_before_is_reported_by_its_size(loaded, tmp_path):
     before = (tmp_path / "one").stat()
     (tmp_path / "one").write_text("longer")
     os.utime(tmp_path / "one", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert loaded.reloader.refresh() == "LONGER B"
 
 
-def test_a_bad_file_keeps_the_last_good_one_and_is_told_and_counted_once_for_each_change(loaded, tmp_path, caplog):
+def test_a_bad_file_keeps_the_last_good_one_and_is_reported_and_counted_once_for_each_change(loaded, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger=LOG.name)
     replace_file(tmp_path / "one", "bad")
     for _ in range(5):

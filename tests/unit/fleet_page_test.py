@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.controller_rig import batch, inventory, running, until, wanted
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, ChangedHours, Exporter
 from eelgrid_controller.server.metric_collectors import LedgerMetrics, waiting_by_reason
@@ -42,20 +44,20 @@ async def page_of(rig):
     return (await rig.controller.metrics.render_page()).decode()
 
 
-async def test_a_fleet_is_told_by_pool_with_its_stale_nodes_and_the_models_error(tmp_path):
-    async with running(tmp_path) as rig:
+async def test_a_fleet_is_reported_by_pool_with_its_stale_nodes_and_the_models_error(tmp_path):
+    async with run_controller(tmp_path) as rig:
         now_ns = rig.controller._clock.now_ns
-        first = await rig.join(inventory("n1", pool="a"))
-        second = await rig.join(inventory("n2", gpus=4, pool="b"))
-        await rig.join(inventory("n3", pool="b"))
+        first = await rig.join(build_node("n1", pool="a"))
+        second = await rig.join(build_node("n2", gpus=4, pool="b"))
+        await rig.join(build_node("n3", pool="b"))
         text = await page_of(rig)
         assert values(text, "eelgrid_stale_nodes") == {(): 3.0}
         assert "eelgrid_oldest_sample_age_seconds " not in text, "nothing came yet"
-        await first.say(batch(1, time_ns=now_ns()))
-        await second.say(batch(1, gpus=4, time_ns=now_ns() - 10 * SECOND))
+        await first.say(build_batch(1, time_ns=now_ns()))
+        await second.say(build_batch(1, gpus=4, time_ns=now_ns() - 10 * SECOND))
         telemetry = rig.controller.agents._telemetry
-        await until(lambda: telemetry.received == 2)
-        await rig.operators.submit_workload(wanted("w1"))
+        await wait_until(lambda: telemetry.received == 2)
+        await rig.operators.submit_workload(build_request("w1"))
         text = await page_of(rig)
         assert values(text, "eelgrid_pool_power_watts") == {("a",): 100.0, ("b",): 200.0}
         assert values(text, "eelgrid_stale_nodes") == {(): 1.0}
@@ -75,10 +77,10 @@ async def test_a_fleet_is_told_by_pool_with_its_stale_nodes_and_the_models_error
 
 
 async def test_what_waits_is_counted_by_constraint_and_the_plan_by_change(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         for key in ("w1", "w2", "w3", "w4"):
-            await rig.operators.submit_workload(wanted(key))
+            await rig.operators.submit_workload(build_request(key))
         text = await page_of(rig)
         waiting = values(text, "eelgrid_pending_workloads")
         assert waiting["gpu_count",] == 2.0
@@ -96,13 +98,13 @@ async def test_what_waits_is_counted_by_constraint_and_the_plan_by_change(tmp_pa
 
 
 async def test_free_gpu_that_no_expected_task_can_use_is_fragmented(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
-        await rig.operators.submit_workload(wanted("half", milli=500))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
+        await rig.operators.submit_workload(build_request("half", milli=500))
         text = await page_of(rig)
         assert values(text, "eelgrid_fragmentation_ratio") == {(): 0.0}
         for number in range(9):
-            await rig.operators.submit_workload(wanted(f"whole{number}"))
+            await rig.operators.submit_workload(build_request(f"whole{number}"))
         # Of 500 milli that are left nine of ten expected tasks can use nothing.
         assert values(await page_of(rig), "eelgrid_fragmentation_ratio")[()] == pytest.approx(0.9, abs=0.05)
 
@@ -126,8 +128,8 @@ def test_reasons_are_a_bounded_set_that_adds_up_to_all_that_wait():
 def test_every_node_is_read_with_its_age_and_its_fresh_power():
     telemetry = Telemetry(send_interval_s=5.0)
     for name in ("n1", "n2"):
-        telemetry.open_stream(inventory(name), 1)
-    telemetry.receive_batch("n1", batch(1, time_ns=SECOND), now_s=1.0)
+        telemetry.open_stream(build_node(name), 1)
+    telemetry.receive_batch("n1", build_batch(1, time_ns=SECOND), now_s=1.0)
     seen = telemetry.readings(now_s=3.0, now_ns=3 * SECOND)
     assert (seen.names, seen.models) == (["n1", "n2"], ["G2"])
     assert seen.age_s.tolist() == [2.0, pytest.approx(float("nan"), nan_ok=True)]
@@ -142,7 +144,7 @@ def test_every_node_is_read_with_its_age_and_its_fresh_power():
 
 
 async def test_a_command_that_waits_for_the_disk_has_an_age(tmp_path):
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         loop = rig.controller.loop
         assert loop.lag_s == 0.0
         waits = asyncio.create_task(loop.cancel("none"))
@@ -155,9 +157,9 @@ async def test_a_command_that_waits_for_the_disk_has_an_age(tmp_path):
         assert loop.lag_s == 0.0
 
 
-async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory("n1"))
+async def test_what_an_agent_sent_is_reported_when_it_is_in_the_ledger(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node("n1"))
         end_ns = rig.controller._clock.now_ns() - 5 * SECOND
         charged = {
             "device": 0,
@@ -174,7 +176,7 @@ async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
             owners=(EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p"), EnergyOwner(kind=OwnerKind.UNALLOCATED)),
             shares=(WindowShare(owner=0, energy_mj=3000, **charged), WindowShare(owner=1, energy_mj=1000, **charged)),
         )
-        await until(lambda: rig.controller.energy._desk._store is not None)
+        await wait_until(lambda: rig.controller.energy._desk._store is not None)
         await agent.say(window)
         await agent.hear(EnergyAcknowledgement)
         text = await page_of(rig)
@@ -193,7 +195,7 @@ def told(page):
     }
 
 
-def test_the_ledger_tells_windows_age_and_joules_by_namespace():
+def test_the_ledger_reports_windows_age_and_joules_by_namespace():
     marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, ChangedHours(2, 0, 3600, 20))}
     counts = SimpleNamespace(
         windows=12,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_topology
-from tests.clusters import core_with, naive_cluster, naive_task, node, request
+from tests.builders.cluster import build_core, build_naive_cluster, build_naive_task, build_node, build_request
 
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_kernels.cost_terms import TERMS
@@ -61,8 +61,8 @@ def price_of(locality, replicas, locality_w):
 
 def total(core, wanted, decision, locality_w):
     """What a decision costs by the naive twins, and what the best division costs."""
-    cluster, mix, models = naive_cluster(core)
-    task = naive_task(wanted.spec.request, models)
+    cluster, mix, models = build_naive_cluster(core)
+    task = build_naive_task(wanted.spec.request, models)
     replicas = wanted.spec.replicas
     costs = [costs_on(there, task, mix, replicas) for there in cluster]
     paths = [record.inventory.topology for record in core.state.nodes.values()]
@@ -78,7 +78,7 @@ def total(core, wanted, decision, locality_w):
 def cases(draw):
     """A loaded cluster of up to five nodes in two switches of two racks, and a gang."""
     inventories = [
-        node(
+        build_node(
             f"n{number}",
             gpus=draw(st.integers(0, 4)),
             model=draw(st.sampled_from(["G2", "T4", "G3"])),
@@ -87,14 +87,14 @@ def cases(draw):
         )
         for number in range(draw(st.integers(1, 5)))
     ]
-    core = core_with(*inventories)
+    core = build_core(*inventories)
     for _ in range(draw(st.integers(0, 6))):
         gpus, milli = draw(st.sampled_from([(0, None), (1, 400), (1, 1000), (2, 1000)]))
-        wanted = request(gpus=gpus, milli=milli, cpu=draw(st.integers(1, 12)))
+        wanted = build_request(gpus=gpus, milli=milli, cpu=draw(st.integers(1, 12)))
         if Planner().decide_placement(core.snapshot(), wanted.spec, BALANCED).placements:
             core.submit(wanted, now_ns=1)
     gpus, milli = draw(st.sampled_from([(0, None), (1, 500), (1, 1000), (2, 1000)]))
-    gang = request(
+    gang = build_request(
         gpus=gpus,
         milli=milli,
         cpu=draw(st.integers(1, 20)),
@@ -146,10 +146,10 @@ def test_a_gang_divided_among_some_racks_is_placed_and_no_cheaper_than_the_best(
 @pytest.mark.parametrize("locality", [PACK, SPREAD])
 def test_of_many_racks_the_cheapest_that_hold_the_gang_are_weighed(locality):
     """Sixty racks, every other of them holds eight replicas: work for a few racks finds the best all the same."""
-    core = core_with(
-        *(node(f"r{n // 4:02}-{n % 4}", gpus=1 + n % 8 // 4, topology=(f"r{n // 4:02}",)) for n in range(240))
+    core = build_core(
+        *(build_node(f"r{n // 4:02}-{n % 4}", gpus=1 + n % 8 // 4, topology=(f"r{n // 4:02}",)) for n in range(240))
     )
-    gang = request(gpus=1, replicas=8 if locality is PACK else 4, locality=locality)
+    gang = build_request(gpus=1, replicas=8 if locality is PACK else 4, locality=locality)
     exact, narrowed = (decide(core, gang, planner=Planner(gang_work_most=most)) for most in (10**9, 17_000))
     assert narrowed.placements == exact.placements
     racks = {name[:3] for name in nodes_used(narrowed)}
@@ -158,24 +158,27 @@ def test_of_many_racks_the_cheapest_that_hold_the_gang_are_weighed(locality):
 
 def test_the_division_is_kept_where_the_next_replica_alone_would_leave_it():
     """Two replicas fill a CPU package: the third is cheaper beside them than far away, but then wakes a package more."""
-    core = core_with(
-        node("a", gpus=3, model="T4", cpu=64, topology=RACKS[0]), node("b", gpus=3, model="T4", topology=RACKS[3])
+    core = build_core(
+        build_node("a", gpus=3, model="T4", cpu=64, topology=RACKS[0]),
+        build_node("b", gpus=3, model="T4", topology=RACKS[3]),
     )
-    assert nodes_used(decide(core, request(gpus=1, cpu=16, replicas=4, locality=PACK))) == {"a": 2, "b": 2}
+    assert nodes_used(decide(core, build_request(gpus=1, cpu=16, replicas=4, locality=PACK))) == {"a": 2, "b": 2}
 
 
 @pytest.mark.parametrize("work_most", [6_000, 12_000, 41_000])
 @pytest.mark.parametrize("cpu", [4, 48, 96])
 def test_what_the_racks_within_bounds_cannot_hold_is_placed_all_the_same(cpu, work_most):
     """Each rack is a node of eight GPUs, whose CPU may hold two replicas or one; the smallest bound is one for too few."""
-    core = core_with(*(node(f"r{n:02}", gpus=8, topology=(f"r{n:02}",)) for n in range(40)))
-    gang = request(gpus=1, cpu=cpu, replicas=12, locality=PACK)
+    core = build_core(*(build_node(f"r{n:02}", gpus=8, topology=(f"r{n:02}",)) for n in range(40)))
+    gang = build_request(gpus=1, cpu=cpu, replicas=12, locality=PACK)
     decision = decide(core, gang, planner=Planner(gang_work_most=work_most))
     assert len(decision.placements) == 12
 
 
 def grid(gpus=2, nodes=2):
-    return core_with(*(node(f"{rack[-1]}-{n}", gpus=gpus, topology=rack) for rack in RACKS for n in range(nodes)))
+    return build_core(
+        *(build_node(f"{rack[-1]}-{n}", gpus=gpus, topology=rack) for rack in RACKS for n in range(nodes))
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,29 +188,29 @@ def grid(gpus=2, nodes=2):
 def test_packing_fills_racks_then_switches_and_spreading_uses_all(locality, replicas, racks, switches):
     core = grid()
     # The second rack is dear to leave whole: one of its GPUs is awake already, which alone would draw work there.
-    core.submit(request(gpus=1, cpu=4, milli=500), now_ns=1)
-    used = nodes_used(decide(core, request(gpus=1, replicas=replicas, locality=locality)))
+    core.submit(build_request(gpus=1, cpu=4, milli=500), now_ns=1)
+    used = nodes_used(decide(core, build_request(gpus=1, replicas=replicas, locality=locality)))
     paths = {core.state.nodes[name].inventory.topology for name in used}
     assert (len(paths), len({path[:2] for path in paths})) == (racks, switches)
 
 
 def test_a_gang_goes_past_the_cheapest_node_to_one_rack_that_holds_it():
     """Power alone would take the T4 of three racks; one rack of G2 is dearer in watts and nearer."""
-    core = core_with(
-        *(node(f"t{n}", gpus=1, model="T4", topology=RACKS[n]) for n in range(3)),
-        *(node(f"g{n}", gpus=2, model="G2", topology=RACKS[3]) for n in range(2)),
+    core = build_core(
+        *(build_node(f"t{n}", gpus=1, model="T4", topology=RACKS[n]) for n in range(3)),
+        *(build_node(f"g{n}", gpus=2, model="G2", topology=RACKS[3]) for n in range(2)),
     )
-    gang = request(gpus=1, replicas=3, locality=PACK)
+    gang = build_request(gpus=1, replicas=3, locality=PACK)
     assert set(nodes_used(decide(core, gang, locality_w=0.0))) == {"t0", "t1", "t2"}
     assert set(nodes_used(decide(core, gang, locality_w=1000.0))) == {"g0", "g1"}
 
 
 def test_without_a_wish_a_weight_or_a_second_replica_nothing_changes():
-    plain = decide(grid(), request(gpus=1, replicas=3))
+    plain = decide(grid(), build_request(gpus=1, replicas=3))
     for locality, locality_w in ((Locality.UNSPECIFIED, 500.0), (PACK, 0.0), (SPREAD, 0.0)):
-        assert decide(grid(), request(gpus=1, replicas=3, locality=locality), locality_w=locality_w) == plain
-    one = decide(grid(), request(gpus=1))
-    assert decide(grid(), request(gpus=1, locality=SPREAD)) == one
+        assert decide(grid(), build_request(gpus=1, replicas=3, locality=locality), locality_w=locality_w) == plain
+    one = decide(grid(), build_request(gpus=1))
+    assert decide(grid(), build_request(gpus=1, locality=SPREAD)) == one
     assert [term.name for term in one.explanation[0].candidates[0].terms] == list(TERMS)
 
 
@@ -215,17 +218,19 @@ def test_without_a_wish_a_weight_or_a_second_replica_nothing_changes():
 def test_a_published_policy_knows_no_wish(placement):
     placed = []
     for locality in Locality:
-        wanted = request(gpus=1, replicas=5, locality=locality)
+        wanted = build_request(gpus=1, replicas=5, locality=locality)
         placed.append(Planner().decide_placement(grid().snapshot(), wanted.spec, BALANCED, placement))
     assert len(placed[0].placements) == 5
     assert all(decision == placed[0] for decision in placed)
-    ours = {decide(grid(), request(gpus=1, replicas=5, locality=locality)).placements for locality in (PACK, SPREAD)}
+    ours = {
+        decide(grid(), build_request(gpus=1, replicas=5, locality=locality)).placements for locality in (PACK, SPREAD)
+    }
     assert len(ours) == 2
 
 
 def test_the_term_is_explained_and_the_chosen_place_comes_first():
     core = grid()
-    step = core.submit(request(gpus=1, replicas=4, locality=SPREAD), now_ns=1)
+    step = core.submit(build_request(gpus=1, replicas=4, locality=SPREAD), now_ns=1)
     explained = core.explain_workload(step.result.workload_id).replicas
     for one, spot in zip(explained, step.result.placements, strict=True):
         best = one.candidates[0]
@@ -238,7 +243,7 @@ def test_the_term_is_explained_and_the_chosen_place_comes_first():
 
 
 def test_the_order_in_which_nodes_join_decides_nothing():
-    inventories = [node(f"{rack[-1]}-{n}", gpus=2, topology=rack) for rack in RACKS for n in range(2)]
-    gang = request(gpus=1, replicas=5, locality=PACK)
-    found = [decide(core_with(*order), gang).placements for order in (inventories, inventories[::-1])]
+    inventories = [build_node(f"{rack[-1]}-{n}", gpus=2, topology=rack) for rack in RACKS for n in range(2)]
+    gang = build_request(gpus=1, replicas=5, locality=PACK)
+    found = [decide(build_core(*order), gang).placements for order in (inventories, inventories[::-1])]
     assert found[0] == found[1]

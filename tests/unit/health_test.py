@@ -9,7 +9,7 @@ from eelgrid_protos.messages import AbsenceReason, NodeEventKind, Reading
 XID = DeviceEventKind.XID
 
 
-def test_an_xid_is_told_counted_and_dated() -> None:
+def test_an_xid_is_reported_counted_and_dated() -> None:
     health = HealthMonitor()
     for wall_ns in (5, 9):
         (event,) = health.on_device_events((DeviceEvent(kind=XID, gpu_uuid="GPU-1", code=79),), wall_ns=wall_ns)
@@ -19,7 +19,7 @@ def test_an_xid_is_told_counted_and_dated() -> None:
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
-def test_an_applications_error_is_told_as_one(code: int) -> None:
+def test_an_applications_error_is_reported_as_one(code: int) -> None:
     (event,) = HealthMonitor().on_device_events(
         (DeviceEvent(kind=XID, gpu_uuid="GPU-1", code=code, gpu_instance_id=3),), wall_ns=1
     )
@@ -34,7 +34,7 @@ def test_the_kinds_of_codes_kept_are_bounded() -> None:
     assert len(health.xids) == 512
 
 
-def test_counts_are_told_when_they_rise_and_states_when_they_change() -> None:
+def test_counts_are_reported_when_they_rise_and_states_when_they_change() -> None:
     health = HealthMonitor()
 
     def look(**values: float) -> list[str]:
@@ -57,7 +57,7 @@ def test_counts_are_told_when_they_rise_and_states_when_they_change() -> None:
     assert health.cordons() == {}
 
 
-def test_a_state_that_stands_at_the_first_look_is_told_and_an_absent_reading_is_not() -> None:
+def test_a_state_that_stands_at_the_first_look_is_reported_and_an_absent_reading_is_not() -> None:
     health = HealthMonitor()
     (event,) = health.on_extended_readings({"GPU-1": {Reading.ROW_REMAP_FAILED: 1.0}}, wall_ns=1)
     assert "replace the GPU" in event.detail
@@ -65,7 +65,7 @@ def test_a_state_that_stands_at_the_first_look_is_told_and_an_absent_reading_is_
     assert health.on_extended_readings({"GPU-1": {Reading.ROW_REMAP_FAILED: absent}}, wall_ns=2) == ()
 
 
-def test_a_device_that_hangs_is_told_and_takes_no_work_until_it_answers() -> None:
+def test_a_device_that_hangs_is_reported_and_takes_no_work_until_it_answers() -> None:
     health = HealthMonitor()
     hangs, answers = (
         (DeviceEvent(kind=kind, gpu_uuid="GPU-1"),) for kind in (DeviceEventKind.HUNG, DeviceEventKind.ANSWERS)

@@ -159,7 +159,7 @@ async def test_heads_that_are_too_long_are_refused():
             assert answer.status == 400
 
 
-async def test_an_address_that_is_taken_or_none_is_told():
+async def test_an_address_that_is_taken_or_none_is_reported():
     async with Served() as served:
         for address, problem in (
             (f"127.0.0.1:{served.port}", "cannot serve things on"),

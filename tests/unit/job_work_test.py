@@ -53,7 +53,7 @@ def test_a_unit_that_cannot_be_one_is_refused(unit, said):
         codec.encode_message(TrainingPromise(slowdown_most=0.1, work_unit=unit))
 
 
-def test_of_a_job_that_ran_before_the_steward_nothing_is_said_until_the_second_total():
+def test_of_a_job_that_ran_before_the_control_loop_nothing_is_reported_until_the_second_total():
     at_s = HOUR_S + 60.0
     assert counted((at_s, 500.0), (at_s + 60.0, 520.0), placed_s=HOUR_S - 999.0) == [
         None,
@@ -64,7 +64,7 @@ def test_of_a_job_that_ran_before_the_steward_nothing_is_said_until_the_second_t
 @given(
     st.lists(st.tuples(st.floats(0.0, 9000.0), st.floats(0.0, 9000.0), st.floats(0.0, 1e6), st.booleans()), max_size=8)
 )
-def test_hours_add_up_to_the_increments_and_no_second_is_told_twice(steps):
+def test_hours_add_up_to_the_increments_and_no_second_is_reported_twice(steps):
     until_s, at_s, entries, total = None, HOUR_S + 1000.0, [], 0.0
     begin_s = None
     for gap_s, length_s, amount, is_whole in steps:

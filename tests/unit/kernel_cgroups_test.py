@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.builders.agent import build_slurm_owner
 
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
@@ -51,14 +52,8 @@ def process_in(root, path):
 
 
 PATHS = {
-    "slurm v2": (
-        "system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
-        UsageOwner(kind=UsageOwnerKind.SLURM, job="4711", step="0"),
-    ),
-    "slurm v1": (
-        "slurm/uid_0/job_4712/step_batch/task_0",
-        UsageOwner(kind=UsageOwnerKind.SLURM, job="4712", step="batch"),
-    ),
+    "slurm v2": ("system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", build_slurm_owner("4711", step="0")),
+    "slurm v1": ("slurm/uid_0/job_4712/step_batch/task_0", build_slurm_owner("4712", step="batch")),
     "cgroupfs": (
         f"kubepods/burstable/pod{UID}/{ID}",
         UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID, container_id=ID),

@@ -4,9 +4,8 @@ import re
 from fractions import Fraction
 
 import pytest
-from tests.claims_rig import DRIVER, device_class, devices
+from tests.builders.kubernetes import DRIVER, build_claim_spec, build_device_class, build_node_model
 from tests.claims_sim import Cluster, Side
-from tests.kubernetes_rig import node
 
 from eelgrid_controller.engines.kubernetes.claims.cel import CelDevice, ExpressionUnreadable, compile_selector
 from eelgrid_controller.engines.kubernetes.claims.events import ClaimGpusReported
@@ -89,7 +88,7 @@ def claim(spec):
     return {"metadata": {"namespace": "x", "name": "c", "uid": "u"}, "spec": spec}
 
 
-CLASSES = {"eelgrid": device_class(), "nv": device_class("nv", "gpu.nvidia.com"), "any": {"spec": {}}}
+CLASSES = {"eelgrid": build_device_class(), "nv": build_device_class("nv", "gpu.nvidia.com"), "any": {"spec": {}}}
 
 
 def of(*requests, **more):
@@ -192,7 +191,7 @@ def test_gpus_that_are_given_by_claims_are_anothers_to_the_core(api):
     sliced = [one for one in side.machine.on_events(side.events, 0.0, "") if isinstance(one, ClaimGpusReported)]
     assert sliced == [ClaimGpusReported("a", 2), ClaimGpusReported("b", 2)]
     others = ExternalUsageTracker()
-    others.update_node(node("a", gpus=2), has_agent=True)
+    others.update_node(build_node_model("a", gpus=2), has_agent=True)
     others.on_node_acknowledged("a")
     (told,) = others.flush_reports()
     assert told.others.gpu_count == 0
@@ -330,16 +329,16 @@ def test_claims_of_other_drivers_pin_the_pod_to_a_node_where_they_are_free(api):
     api.foreign("a", 1)
     api.foreign("b", 2)
     for number in range(3):
-        api.pod(f"n{number}", spec=devices(None, class_name="nv", selectors=[]))
+        api.pod(f"n{number}", spec=build_claim_spec(None, class_name="nv", selectors=[]))
     side.play()
     assert sorted(api.pinned(f"n{number}") for number in range(3)) == ["a", "b", "b"]
     assert not any(found["status"] for found in api.claims.values())
 
 
-def test_a_refused_claim_is_told_and_the_pod_goes_free_only_if_it_says_so(api):
+def test_a_refused_claim_is_reported_and_the_pod_goes_free_only_if_it_says_so(api):
     side = Side(api, epoch=1)
-    api.pod("p", spec=devices("1g.10gb", adminAccess=True))
-    api.pod("q", spec=devices("1g.10gb", adminAccess=True), annotations={"eelgrid.io/on-error": "schedule"})
+    api.pod("p", spec=build_claim_spec("1g.10gb", adminAccess=True))
+    api.pod("q", spec=build_claim_spec("1g.10gb", adminAccess=True), annotations={"eelgrid.io/on-error": "schedule"})
     side.play()
     assert api.gated("p")
     assert not api.gated("q")
@@ -358,7 +357,7 @@ def test_nothing_is_written_before_all_claims_were_read_in_a_term(api):
     assert not api.gated("p")
 
 
-def test_a_pod_bound_away_from_its_claim_is_made_anew(api):
+def test_a_pod_bound_away_from_its_claim_is_made_again(api):
     side = Side(api, epoch=1)
     api.pod("p", "1g.10gb", owner="o")
     side.play()

@@ -5,9 +5,9 @@ import asyncio
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from tests import admission_rig
-from tests.controller_rig import running
+from tests.builders.kubernetes import build_node, build_pod
+from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
@@ -37,10 +37,7 @@ def config(fake, folder):
     (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
     (folder / "kubeconfig").write_text(_KUBECONFIG.format(server=fake.url))
     webhook = WebhookConfig(
-        listen="127.0.0.1:0",
-        certificate=folder / "tls.crt",
-        key=folder / "tls.key",
-        rules=admission_rig.RULES,
+        listen="127.0.0.1:0", certificate=folder / "tls.crt", key=folder / "tls.key", rules=admission_rig.RULES
     )
     return KubernetesConfig(
         kubeconfig=str(folder / "kubeconfig"), lease_s=3.0, webhook=webhook, abilities=frozenset({"devices"})
@@ -73,24 +70,24 @@ def waits(reason):
 
 
 def annotated(name, notes, **options):
-    found = pod(name, **options)
+    found = build_pod(name, **options)
     found["metadata"]["annotations"] = notes
     return found
 
 
-async def test_a_page_tells_who_waits_and_why_and_what_became_of_writes(tmp_path):
+async def test_a_page_reports_who_waits_and_why_and_what_became_of_writes(tmp_path):
     async with FakeCluster() as fake:
         cluster = fake.client()
-        await cluster.create(NODES, node("n1"))
+        await cluster.create(NODES, build_node("n1"))
         await fake.add(Scheduler(fake))
-        async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
+        async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
             gang = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
             for one in (
-                *(pod(f"fits-{index}") for index in range(3)),
-                pod("large", gpus=8),
+                *(build_pod(f"fits-{index}") for index in range(3)),
+                build_pod("large", gpus=8),
                 annotated("half", gang),
                 annotated("unread", {ANNOTATION_RATE: "many"}),
-                pod("held", gates=("eelgrid.io/placement", "example.com/later")),
+                build_pod("held", gates=("eelgrid.io/placement", "example.com/later")),
             ):
                 await cluster.create(PODS, one)
             wanted = {
@@ -127,9 +124,9 @@ async def test_a_standby_says_that_it_does_not_lead(tmp_path):
         one, two = tmp_path / "one", tmp_path / "two"
         one.mkdir()
         two.mkdir()
-        async with running(one / "data", kubernetes=config(fake, one)) as leader:
+        async with run_controller(one / "data", kubernetes=config(fake, one)) as leader:
             await until(leader.controller, {("eelgrid_kubernetes_leading",): 1.0})
-            async with running(two / "data", kubernetes=config(fake, two)) as standby:
+            async with run_controller(two / "data", kubernetes=config(fake, two)) as standby:
                 found = await until(standby.controller, {("eelgrid_kubernetes_leading",): 0.0})
                 assert ("eelgrid_kubernetes_epoch",) not in found
                 assert (await told(leader.controller))["eelgrid_kubernetes_leading",] == 1.0

@@ -6,14 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import inventory, until, wanted
+from tests.builders import kubernetes
+from tests.builders.cluster import build_node, build_request
 from tests.devices_rig import Station, controlled, part, planned
-from tests.fakes.kubernetes import manifests
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
-from tests.kubernetes_api_rig import eventually
 from tests.state_invariants import check_invariants
+from tests.waiting import wait_for, wait_until
 
 from eelgrid_controller.engines.kubernetes.api.errors import ObjectNotFound
 from eelgrid_controller.engines.kubernetes.api.port import EVENTS, NODES, PODS
@@ -39,14 +39,14 @@ async def pods_of(cluster):
 
 async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_at_a_time(fake, tmp_path):
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1"))
+    await cluster.create(NODES, kubernetes.build_node("n1"))
     async with (
         controlled(tmp_path, fake.client_access()) as rig,
-        Station(rig, fake, inventory("n1", gpus=8, agent_version="1"), obeys=lambda pod: False, seed=3) as station,
+        Station(rig, fake, build_node("n1", gpus=8, agent_version="1"), obeys=lambda pod: False, seed=3) as station,
     ):
         for number in range(6):
-            await cluster.create(PODS, manifests.pod(f"p{number}", gpus=1 + number % 2))
-        await until(lambda: len(station.held) == 5 and station.agrees(), within_s=30.0)
+            await cluster.create(PODS, kubernetes.build_pod(f"p{number}", gpus=1 + number % 2))
+        await wait_until(lambda: len(station.held) == 5 and station.agrees(), within_s=30.0)
         assert station.unseen_most == 1
         assert part(rig, "devices").corrected > 0
         rng = random.Random(5)
@@ -56,52 +56,52 @@ async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_a
                 with suppress(ObjectNotFound):  # it goes already
                     await cluster.delete(PODS, station.held[rng.choice(alive)][0], namespace="default", grace_s=0)
             else:
-                await cluster.create(PODS, manifests.pod(f"q{step}", gpus=rng.choice((1, 2, 3))))
+                await cluster.create(PODS, kubernetes.build_pod(f"q{step}", gpus=rng.choice((1, 2, 3))))
             if step % 6 == 5:
-                await until(lambda: len(planned(rig)) == len(station.held) and station.agrees(), within_s=30.0)
-        await until(station.agrees, within_s=30.0)
+                await wait_until(lambda: len(planned(rig)) == len(station.held) and station.agrees(), within_s=30.0)
+        await wait_until(station.agrees, within_s=30.0)
         check_invariants(rig.controller.loop.core.state)
         assert station.unseen_most == 1
 
 
 async def test_a_plugin_that_obeys_needs_no_correction(fake, tmp_path):
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1"))
+    await cluster.create(NODES, kubernetes.build_node("n1"))
     async with (
         controlled(tmp_path, fake.client_access()) as rig,
-        Station(rig, fake, inventory("n1", gpus=8, agent_version="1")) as station,
+        Station(rig, fake, build_node("n1", gpus=8, agent_version="1")) as station,
     ):
         for number in range(4):
-            await cluster.create(PODS, manifests.pod(f"p{number}", gpus=2))
-        await until(lambda: len(station.held) == 4 and station.agrees(), within_s=30.0)
+            await cluster.create(PODS, kubernetes.build_pod(f"p{number}", gpus=2))
+        await wait_until(lambda: len(station.held) == 4 and station.agrees(), within_s=30.0)
         assert part(rig, "devices").wrong == 0
 
 
 @pytest.mark.parametrize("wish", ["", "recreate"])
-async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_people_want_that(
+async def test_what_cannot_be_put_right_is_reported_and_made_again_only_where_its_people_want_that(
     fake, tmp_path, monkeypatch, wish
 ):
     monkeypatch.setattr(held_devices, "_SETTLE_S", 0.3)
     monkeypatch.setattr(held_devices, "_ALL_AGAIN_S", 0.2)
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1", gpus=2))
+    await cluster.create(NODES, kubernetes.build_node("n1", gpus=2))
     async with (
         controlled(tmp_path, fake.client_access()) as rig,
-        Station(rig, fake, inventory("n1", gpus=2, agent_version="1"), obeys=lambda pod: False) as station,
+        Station(rig, fake, build_node("n1", gpus=2, agent_version="1"), obeys=lambda pod: False) as station,
     ):
         # Work that no kubelet knows, and a kubelet that gives its GPU away.
-        await until(lambda: not rig.controller.loop.core.state.nodes["n1"].others.closed, within_s=20.0)
-        await rig.operators.submit_workload(wanted("by-hand"))
+        await wait_until(lambda: not rig.controller.loop.core.state.nodes["n1"].others.closed, within_s=20.0)
+        await rig.operators.submit_workload(build_request("by-hand"))
         taken = planned(rig)["by-hand", 0]
         station.rng.shuffle = lambda free: free.sort(key=lambda uuid: uuid not in taken)
-        pod = manifests.pod("p", gpus=1)
+        pod = kubernetes.build_pod("p", gpus=1)
         pod["metadata"]["annotations"] = {ANNOTATION_WRONG_DEVICES: wish} if wish else {}
         pod["metadata"]["ownerReferences"] = [
             {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r1", "controller": True}
         ]
         await cluster.create(PODS, pod)
         devices = part(rig, "devices")
-        await until(lambda: station.held and devices.wrong == 1, within_s=20.0)
+        await wait_until(lambda: station.held and devices.wrong == 1, within_s=20.0)
         assert not station.agrees()
         (uid,) = station.held
 
@@ -109,9 +109,9 @@ async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_peo
             notes = [one["note"] for one in (await cluster.list(EVENTS, namespace="default")).items]
             return [note for note in notes if "cannot have its planned devices: it holds" in note and "keeps" in note]
 
-        assert len(await eventually(told)) == 1
+        assert len(await wait_for(told)) == 1
         if wish:
-            await until(lambda: uid not in station.held, within_s=10.0)
+            await wait_until(lambda: uid not in station.held, within_s=10.0)
             assert devices.recreated == 1
         else:
             await asyncio.sleep(0.5)
@@ -121,7 +121,7 @@ async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_peo
 
 def cut(name, starts):
     """An inventory whose GPUs are cut into slices of one kind, and these by resource."""
-    found = inventory(name, gpus=len(starts), agent_version="1")
+    found = build_node(name, gpus=len(starts), agent_version="1")
     gpus, slices = [], {}
     for gpu, places in zip(found.gpus, starts, strict=True):
         instances = []
@@ -144,24 +144,21 @@ def cut(name, starts):
 
 async def test_slices_are_given_gpu_by_gpu_and_the_one_that_was_planned(fake, tmp_path):
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1", gpus=0, **{SMALL: "6"}))
+    await cluster.create(NODES, kubernetes.build_node("n1", gpus=0, **{SMALL: "6"}))
     found, slices = cut("n1", [(0, 1, 2), (0, 1, 2)])
-    async with (
-        controlled(tmp_path, fake.client_access()) as rig,
-        Station(rig, fake, found, slices=slices) as station,
-    ):
+    async with controlled(tmp_path, fake.client_access()) as rig, Station(rig, fake, found, slices=slices) as station:
         for number in range(4):
-            await cluster.create(PODS, manifests.pod(f"s{number}", resource=SMALL))
-        await until(lambda: len(station.held) == 4, within_s=30.0)
+            await cluster.create(PODS, kubernetes.build_pod(f"s{number}", resource=SMALL))
+        await wait_until(lambda: len(station.held) == 4, within_s=30.0)
         on = [slices[SMALL][uuid][0] for _, devices in station.held.values() for uuid in devices]
         assert sorted(on) == [0, 0, 0, 1], "one GPU is filled before another is woken"
         assert station.unseen_most == 1
         assert planned(rig) == {}
-        await cluster.create(PODS, manifests.pod("large", gpus=3, resource=SMALL))
-        await until(lambda: part(rig, "slices").machine._told, within_s=10.0)
+        await cluster.create(PODS, kubernetes.build_pod("large", gpus=3, resource=SMALL))
+        await wait_until(lambda: part(rig, "slices").machine._told, within_s=10.0)
         assert "large" not in {name for name, _ in station.held.values()}
         for name in ("s0", "s1"):
             await cluster.delete(PODS, name, namespace="default", grace_s=0)
-        await until(lambda: "large" in {name for name, _ in station.held.values()}, within_s=20.0)
+        await wait_until(lambda: "large" in {name for name, _ in station.held.values()}, within_s=20.0)
         pods = await pods_of(cluster)
         assert all(pod["spec"]["nodeName"] == "n1" for pod in pods.values())

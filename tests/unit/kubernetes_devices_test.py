@@ -46,7 +46,7 @@ def test_who_has_no_devices_yet_makes_room():
         ({("w", 0): standing([B])}, [A, C, D], "can have no others"),
     ],
 )
-def test_what_cannot_be_put_right_is_told(others, strangers, words):
+def test_what_cannot_be_put_right_is_reported(others, strangers, words):
     found = plan_repair({("x", 0): standing([A], [B]), **others}, strangers, DEVICES)
     assert not found.pointed
     if words == "is said":
@@ -56,7 +56,7 @@ def test_what_cannot_be_put_right_is_told(others, strangers, words):
         assert words in found.hopeless["x", 0]
 
 
-def test_another_number_of_devices_is_told():
+def test_another_number_of_devices_is_reported():
     found = plan_repair({("x", 0): standing([A], [A, B])}, [], DEVICES)
     assert found == ({}, {("x", 0): "it holds 2 devices and was planned on 1"})
 

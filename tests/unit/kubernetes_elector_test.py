@@ -6,7 +6,7 @@ import logging
 
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
@@ -53,7 +53,7 @@ class Race:
             assert len(found) <= 1
             return found if found and found[0] != other_than else None
 
-        return (await eventually(look))[0]
+        return (await wait_for(look))[0]
 
     async def end(self):
         for task in self.tasks.values():
@@ -80,7 +80,7 @@ async def test_one_leads_and_says_so_in_the_lease():
         assert found["spec"]["holderIdentity"] == leader
         assert found["spec"]["leaseTransitions"] == race.electors[leader].term().epoch == 1
         assert found["spec"]["leaseDurationSeconds"] == 2
-        await eventually(lambda: _renewed(race, found["spec"]["renewTime"]))
+        await wait_for(lambda: _renewed(race, found["spec"]["renewTime"]))
 
 
 async def _renewed(race, before):
@@ -116,7 +116,7 @@ async def test_answers_that_are_lost_unseat_nobody():
         race.enter("a")
         await race.leader()
         lost = race.fake.knobs.add("lose", times=2, verbs={"patch"}, part="leases")
-        await eventually(lambda: _met(lost))
+        await wait_for(lambda: _met(lost))
         await asyncio.sleep(0.3)
         assert race.leaders() == ["a"]
         assert race.terms == [("a", 1)]
@@ -135,7 +135,7 @@ async def test_a_server_that_is_away_ends_the_term_and_a_new_one_has_a_new_epoch
         async def nobody():
             return not race.leaders()
 
-        await eventually(nobody)
+        await wait_for(nobody)
         race.fake.knobs.end(away)
         await race.leader()
         assert race.terms == [("a", 1), ("a", None), ("a", 2)]

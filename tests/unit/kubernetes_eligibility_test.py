@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.kubernetes_rig import node, pod
+from tests.builders.kubernetes import build_node_model, build_pod_model
 
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
 from eelgrid_controller.engines.kubernetes.pods.eligibility import MAX_PIN_REFUSALS, VOLUMES, EligibleNodes
@@ -54,43 +54,43 @@ def test_a_slot_is_free_again_when_its_last_pod_has_gone():
 def rules(*names):
     found = EligibleNodes()
     for name in names:
-        found.set_node(node(name))
+        found.set_node(build_node_model(name))
     return found
 
 
 def refused(message):
-    return replace(pod(owner=SET), unscheduled_message=message)
+    return replace(build_pod_model(owner=SET), unscheduled_message=message)
 
 
 def test_a_node_that_kube_scheduler_refused_twice_is_closed_to_pods_of_the_same_owner():
     found = rules("a", "b")
     for _ in range(MAX_PIN_REFUSALS):
-        assert found.evaluate_pod(pod(owner=SET)).eligible == {"a", "b"}
+        assert found.evaluate_pod(build_pod_model(owner=SET)).eligible == {"a", "b"}
         found.refusals.record_refusal(refused(ODD), "a")
-    assert found.needs_evaluation(pod(owner=SET))
-    assert found.evaluate_pod(pod(owner=SET)).eligible == {"b"}
-    assert not found.permits_node(pod(owner=SET), "a")
-    assert found.permits_node(pod(owner=(*SET[:3], "rs-2")), "a")
-    assert found.permits_node(pod(), "a")
+    assert found.needs_evaluation(build_pod_model(owner=SET))
+    assert found.evaluate_pod(build_pod_model(owner=SET)).eligible == {"b"}
+    assert not found.permits_node(build_pod_model(owner=SET), "a")
+    assert found.permits_node(build_pod_model(owner=(*SET[:3], "rs-2")), "a")
+    assert found.permits_node(build_pod_model(), "a")
 
 
 def test_where_every_node_was_refused_the_pod_is_left_to_kube_scheduler():
     found = rules("a")
     for _ in range(MAX_PIN_REFUSALS):
         found.refusals.record_refusal(refused(ODD), "a")
-    assert "refused" in found.unsupported_reason([pod(owner=SET)])
+    assert "refused" in found.unsupported_reason([build_pod_model(owner=SET)])
 
 
 def test_room_that_was_taken_closes_no_node():
     found = rules("a")
     for _ in range(5):
         found.refusals.record_refusal(refused(ROOM), "a")
-    assert found.permits_node(pod(owner=SET), "a")
+    assert found.permits_node(build_pod_model(owner=SET), "a")
 
 
 def test_volumes_are_waited_for_until_they_are_read_and_left_where_they_may_not_be():
     found = rules("a")
-    asks = pod(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
+    asks = build_pod_model(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
     assert found.is_reading([asks])
     assert not found.unsupported_reason([asks])
     found.set_readable(VOLUMES, is_readable=False)
@@ -102,7 +102,7 @@ def test_volumes_are_waited_for_until_they_are_read_and_left_where_they_may_not_
 
 def test_a_pod_without_rules_costs_no_question():
     found = rules("a")
-    plain = pod(nodeSelector={"no": "node"})
+    plain = build_pod_model(nodeSelector={"no": "node"})
     assert not found.needs_evaluation(plain)
     assert not found.permits_node(plain, "a")
     assert "node selector, affinity or taints" in found.evaluate_pod(plain).text

@@ -95,7 +95,7 @@ def test_a_stolen_place_is_given_up_through_the_owner(api):
     check(api)
 
 
-def test_a_stolen_place_without_an_owner_is_told_and_the_pod_kept(api):
+def test_a_stolen_place_without_an_owner_is_reported_and_the_pod_kept(api):
     side = leader(api)
     name = api.pod(gpus=8)
     side.hear()
@@ -169,7 +169,7 @@ def test_a_pod_that_ends_gives_its_place_back(api):
     assert not gated(api)
 
 
-def test_a_refused_patch_is_told_once_and_not_sent_again(api):
+def test_a_refused_patch_is_reported_once_and_not_sent_again(api):
     side = leader(api)
     api.pod()
     side.hear()
@@ -209,7 +209,7 @@ def test_without_a_leader_gates_go_where_that_was_asked_for(api):
     assert api.patches[0][1] is None
 
 
-def test_a_gang_whose_place_was_stolen_is_planned_anew_as_a_whole(api):
+def test_a_gang_whose_place_was_stolen_is_planned_again_as_a_whole(api):
     side = leader(api)
     for _ in range(2):
         api.pod(gpus=8, group="g", size=2, owner="job")

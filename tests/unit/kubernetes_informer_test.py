@@ -7,10 +7,11 @@ import random
 import time
 
 import pytest
+from tests.builders.kubernetes import build_config_map
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.resources import CONFIG_MAPS
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
 from eelgrid_controller.engines.kubernetes.api.informer import (
@@ -28,10 +29,6 @@ PACE = InformerTiming(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.0
 LOG = logging.getLogger("eelgrid.test")
 
 
-def config(name, labels=None, **data):
-    return {"metadata": {"name": name, "namespace": "default", "labels": labels or {}}, "data": data}
-
-
 class Watched:
     """A fake, a client of it and an informer that runs."""
 
@@ -46,7 +43,7 @@ class Watched:
         self.informer.add_listener(self.deltas.extend)
 
     async def add(self, name, labels=None, **data):
-        return await self.cluster.create(CONFIG_MAPS, config(name, labels, **data))
+        return await self.cluster.create(CONFIG_MAPS, build_config_map(name, labels, namespace="default", **data))
 
     async def is_level(self):
         """Wait until what is held is what there is."""
@@ -55,7 +52,7 @@ class Watched:
             there = {ObjectKey(*key): record.object for key, record in self.fake.store.of(self.kind).items()}
             return there == dict(self.informer.objects)
 
-        await eventually(look)
+        await wait_for(look)
 
     @property
     def kind(self):
@@ -79,12 +76,12 @@ def told(deltas):
     return [(delta.what, delta.key.name) for delta in deltas]
 
 
-async def test_changes_are_told_in_their_order():
+async def test_changes_are_reported_in_their_order():
     async with watching() as watched:
         await watched.add("a", x="1")
         await watched.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace="default")
         await watched.cluster.delete(CONFIG_MAPS, "a", namespace="default")
-        await eventually(lambda: _when(len(watched.deltas) == 3))
+        await wait_for(lambda: _when(len(watched.deltas) == 3))
         assert told(watched.deltas) == [(DeltaType.ADDED, "a"), (DeltaType.MODIFIED, "a"), (DeltaType.DELETED, "a")]
         assert (watched.deltas[1].old["data"], watched.deltas[1].new["data"]) == ({"x": "1"}, {"x": "2"})
         assert watched.informer.lists == 1
@@ -99,7 +96,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was():
         await watched.add("a")
         await watched.is_level()
         for name in "bcd":
-            await eventually(lambda: _when(len(watched.fake.server.watches) == 1))
+            await wait_for(lambda: _when(len(watched.fake.server.watches) == 1))
             watched.fake.drop_watches()
             await watched.add(name)
             await watched.is_level()
@@ -108,7 +105,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was():
         assert told(watched.deltas) == [(DeltaType.ADDED, name) for name in "abcd"]
 
 
-async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_told():
+async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_reported():
     async with watching() as watched:
         for name in "abc":
             await watched.add(name, x="1")
@@ -120,7 +117,7 @@ async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_
         changed = dict(store.find(kind, "default", "b").object)
         store.put(kind, {**changed, "metadata": dict(changed["metadata"]), "data": {"x": "2"}})
         store.remove(kind, "default", "c")
-        watched.fake.api.create(kind, "default", config("c", x="1"))
+        watched.fake.api.create(kind, "default", build_config_map("c", namespace="default", x="1"))
         store.compact()
         await watched.fake.start()
         await watched.is_level()
@@ -140,15 +137,15 @@ async def test_bookmarks_carry_a_quiet_watch_over_a_compaction():
         for name in "abc":
             await watched.add(name)
         version = str(watched.fake.store.version)
-        await eventually(lambda: _when(watched.informer.version == version))
+        await wait_for(lambda: _when(watched.informer.version == version))
         watched.fake.store.compact()
         watched.fake.drop_watches()
         await watched.add("d", {"x": "1"})
-        await eventually(lambda: _when(len(watched.deltas) == 1))
+        await wait_for(lambda: _when(len(watched.deltas) == 1))
         assert watched.informer.lists == 1
 
 
-async def test_a_watch_that_is_silent_for_too_long_is_begun_anew():
+async def test_a_watch_that_is_silent_for_too_long_is_begun_again():
     pace = InformerTiming(watch_s=60.0, silent_s=0.2, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
     async with watching(pace=pace) as watched:
         watched.fake.knobs.is_mute = True
@@ -168,10 +165,10 @@ async def test_a_watch_that_speaks_now_and_then_lives_on():
         assert (watched.informer.lists, watched.informer.watches) == (1, 1)
 
 
-async def test_a_burst_is_told_whole_and_in_order():
+async def test_a_burst_is_reported_whole_and_in_order():
     async with watching() as watched:
         await watched.add("first")
-        await eventually(lambda: _when(len(watched.deltas) == 1))
+        await wait_for(lambda: _when(len(watched.deltas) == 1))
         names = [f"b{index:03d}" for index in range(200)]
         for name in names:
             await watched.add(name)
@@ -212,15 +209,15 @@ async def test_a_server_in_trouble_is_waited_for(fault):
         assert watched.informer.failures >= 4
 
 
-async def test_lists_come_in_pages_and_a_page_too_late_begins_anew():
+async def test_lists_come_in_pages_and_a_page_too_late_begins_again():
     async with FakeCluster() as fake:
         kind = fake.api.catalogue.find("", "v1", "configmaps")
         for index in range(1_200):
-            fake.api.create(kind, "default", config(f"c{index:04}"))
+            fake.api.create(kind, "default", build_config_map(f"c{index:04}", namespace="default"))
         watched = Watched(fake)
         slow = fake.knobs.add("slow", verbs={"list"}, delay_s=0.05)
         task = asyncio.create_task(watched.informer.run())
-        await eventually(lambda: _when(slow.met == 2))
+        await wait_for(lambda: _when(slow.met == 2))
         fake.store.compact()
         await asyncio.wait_for(watched.informer.wait_synced(), 10.0)
         assert len(watched.informer.objects) == 1_200
@@ -253,7 +250,7 @@ async def test_a_kind_that_is_not_served_is_asked_for_seldom():
             fake.client(), things, rng=random.Random(1), monotonic_s=time.monotonic, log=LOG, sleep=sleep
         )
         task = asyncio.create_task(informer.run())
-        await eventually(lambda: _when(len(waits) == 3))
+        await wait_for(lambda: _when(len(waits) == 3))
         assert waits == [30.0, 30.0, 30.0]
         assert not informer.is_synced
         task.cancel()
@@ -267,7 +264,7 @@ async def test_what_is_not_needed_is_not_kept():
 
     async with watching(keep=keep) as watched:
         await watched.add("a", x="1")
-        await eventually(lambda: _when(len(watched.informer.objects) == 1))
+        await wait_for(lambda: _when(len(watched.informer.objects) == 1))
         assert watched.informer.objects[ObjectKey("default", "a")].keys() == {"metadata"}
         assert watched.informer.age_s() < 5.0
 
@@ -283,7 +280,7 @@ def test_an_event_that_is_older_than_what_is_held_changes_nothing():
     assert held.replace([old]) == [Delta(DeltaType.MODIFIED, ObjectKey("n", "a"), found, old)], "a list is right"
 
 
-async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
+async def test_a_list_from_now_on_reports_what_a_mute_watch_did_not():
     async with watching() as watched:
         await watched.add("a")
         await watched.is_level()

@@ -1,7 +1,7 @@
 """What pods' people want: promises, and refusals that name the annotation and the remedy."""
 
 import pytest
-from tests.kubernetes_rig import pod
+from tests.builders.kubernetes import build_pod_model
 
 from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
@@ -29,14 +29,14 @@ def ours(**said):
 
 
 def wanted(**fields):
-    found = parse_intent(pod(**fields), {})
+    found = parse_intent(build_pod_model(**fields), {})
     assert isinstance(found, WorkloadIntent), found
     check_message(found.spec)
     return found
 
 
 def refused(**fields):
-    found = parse_intent(pod(**fields), {})
+    found = parse_intent(build_pod_model(**fields), {})
     assert isinstance(found, IntentRefusal)
     assert found.problem
     assert found.remedy
@@ -146,7 +146,7 @@ def test_priorities_of_kubernetes_are_bounded_by_the_contracts():
 
 
 def test_other_vendors_gpus_are_gpus_and_the_node_has_to_have_them():
-    found = pod(gpus=0, requests={"amd.com/gpu": "4"})
+    found = build_pod_model(gpus=0, requests={"amd.com/gpu": "4"})
     assert parse_intent(found, {}).spec.request.gpu_count == 4
     assert found.constraint.devices == (("amd.com/gpu", 4),)
 

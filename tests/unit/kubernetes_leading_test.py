@@ -6,8 +6,8 @@ import random
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+from tests.builders.kubernetes import build_pod
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import pod
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
@@ -26,7 +26,7 @@ async def two_pods():
     async with FakeCluster() as fake:
         cluster = fake.client()
         for name in ("one", "two"):
-            await cluster.create(PODS, pod(name), namespace="default")
+            await cluster.create(PODS, build_pod(name), namespace="default")
         labels = [
             LeaderLabelReconciler(
                 ClusterContext(

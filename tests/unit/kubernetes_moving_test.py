@@ -157,7 +157,7 @@ def marked(notes, pods):
     }
 
 
-def test_pods_are_told_before_they_are_evicted_all_at_once():
+def test_pods_are_reported_before_they_are_evicted_all_at_once():
     notes, pods = gang("a", "b")
     first = next_eviction_step(notes, pods, PACE, 0.0, arrived=False)
     assert isinstance(first, MarkPod)
@@ -177,7 +177,7 @@ def test_what_is_forbidden_for_too_long_ends_with_the_reason():
     assert "the budget b forbids it" in over.why
 
 
-def test_what_has_gone_in_part_is_tried_for_longer_and_nobody_is_told_anew():
+def test_what_has_gone_in_part_is_tried_for_longer_and_nobody_is_informed_again():
     notes, pods = gang("a", "b")
     del pods["a"]
     assert isinstance(next_eviction_step(notes, pods, PACE, 111.0, arrived=False), EvictPods)

@@ -1,7 +1,7 @@
 """Nodes without an agent, what others hold there, and why one is closed."""
 
 import pytest
-from tests.kubernetes_rig import node, pod
+from tests.builders.kubernetes import build_node_model, build_pod_model
 
 from eelgrid_controller.engines.kubernetes.model.node_affinity import find_unmet_rule, is_tolerated, trait_name
 from eelgrid_controller.engines.kubernetes.model.node_inventory import (
@@ -30,7 +30,7 @@ def running(name="a", *, node_name="n1", phase="Running", containers=None, **met
 
 def test_a_node_is_read_with_what_the_catalogue_knows():
     found = inventory_of(
-        node(
+        build_node_model(
             gpus=2,
             allocatable={"cpu": "95500m"},
             labels={
@@ -58,27 +58,34 @@ def test_a_node_is_read_with_what_the_catalogue_knows():
 
 
 def test_a_product_that_nobody_knows_has_its_label_as_model_and_no_watts():
-    found = inventory_of(node(labels={"nvidia.com/gpu.product": "NVIDIA-Z9000", "nvidia.com/gpu.memory": "much"}))
+    found = inventory_of(
+        build_node_model(labels={"nvidia.com/gpu.product": "NVIDIA-Z9000", "nvidia.com/gpu.memory": "much"})
+    )
     check_message(found)
     gpu = found.gpus[0]
     assert (gpu.model, gpu.catalogue_key, gpu.power_limit_default_w, gpu.memory_bytes) == ("Z9000", "", None, 0)
 
 
 def test_memory_tells_products_of_one_name_apart():
-    assert product_of(node(labels={"nvidia.com/gpu.memory": "1024"})) is None
-    assert product_of(node(labels={"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360"})).key == "t4"
+    assert product_of(build_node_model(labels={"nvidia.com/gpu.memory": "1024"})) is None
+    assert (
+        product_of(
+            build_node_model(labels={"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360"})
+        ).key
+        == "t4"
+    )
 
 
 def test_a_long_node_name_still_gives_identifiers():
-    found = inventory_of(node("n" * 63 + "." + "m" * 63 + ".x" * 10))
+    found = inventory_of(build_node_model("n" * 63 + "." + "m" * 63 + ".x" * 10))
     check_message(found)
     assert len({gpu.uuid for gpu in found.gpus}) == 8
 
 
 def test_a_node_without_gpus_has_none():
-    found = inventory_of(node(gpus=0, labels={"nvidia.com/gpu.sharing-strategy": "mps"}))
+    found = inventory_of(build_node_model(gpus=0, labels={"nvidia.com/gpu.sharing-strategy": "mps"}))
     assert found.gpus == ()
-    assert closed_reason(node(gpus=0, labels={"nvidia.com/gpu.sharing-strategy": "mps"})) == ""
+    assert closed_reason(build_node_model(gpus=0, labels={"nvidia.com/gpu.sharing-strategy": "mps"})) == ""
 
 
 @pytest.mark.parametrize(
@@ -89,8 +96,8 @@ def test_a_node_without_gpus_has_none():
     ],
 )
 def test_tickets_to_gpus_are_no_inventory(labels, reason):
-    assert inventory_of(node(labels=labels)) is None
-    assert reason in closed_reason(node(labels=labels))
+    assert inventory_of(build_node_model(labels=labels)) is None
+    assert reason in closed_reason(build_node_model(labels=labels))
 
 
 @pytest.mark.parametrize(
@@ -105,19 +112,19 @@ def test_tickets_to_gpus_are_no_inventory(labels, reason):
     ],
 )
 def test_why_a_node_is_closed(fields, reason):
-    found = closed_reason(node(**fields))
+    found = closed_reason(build_node_model(**fields))
     assert found.startswith(reason) if reason else found == ""
-    assert external_usage_on(node(**fields), []).closed == found
+    assert external_usage_on(build_node_model(**fields), []).closed == found
 
 
 def test_our_label_of_a_pool_goes_before_the_clouds():
-    assert pool_of(node(labels={"eelgrid.io/pool": "a", "karpenter.sh/nodepool": "b"})) == "a"
+    assert pool_of(build_node_model(labels={"eelgrid.io/pool": "a", "karpenter.sh/nodepool": "b"})) == "a"
 
 
 def test_others_hold_what_they_ask_for_until_they_are_gone():
     gpu = {"name": "c", "resources": {"requests": {"cpu": "2", "nvidia.com/gpu": "3"}}}
     found = external_usage_on(
-        node(allocatable={"nvidia.com/gpu": "7"}),
+        build_node_model(allocatable={"nvidia.com/gpu": "7"}),
         [
             running("a"),
             running("going", deletionTimestamp="2026-11-22T04:00:00Z"),
@@ -132,43 +139,59 @@ def test_others_hold_what_they_ask_for_until_they_are_gone():
 
 
 def test_a_kubelet_takes_so_many_pods_and_no_more():
-    full = node(allocatable={"pods": "3"})
+    full = build_node_model(allocatable={"pods": "3"})
     assert external_usage_on(full, [running("a"), running("b")]).closed == ""
     assert external_usage_on(full, [running("a"), running("b"), running("c")]).closed == "3 pods are there and 3 may be"
 
 
 def test_why_a_node_is_not_right_for_a_pod():
-    tainted = node(taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
-    assert find_unmet_rule(pod().constraint, tainted) == "taint nvidia.com/gpu=present:NoSchedule is not tolerated"
-    assert find_unmet_rule(pod(tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]).constraint, tainted) == ""
-    assert find_unmet_rule(pod(nodeSelector={"zone": "a"}).constraint, node()) == "nodeSelector zone=a does not hold"
+    tainted = build_node_model(taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
     assert (
-        find_unmet_rule(pod(requests={"rdma/hca": "1"}).constraint, node())
+        find_unmet_rule(build_pod_model().constraint, tainted)
+        == "taint nvidia.com/gpu=present:NoSchedule is not tolerated"
+    )
+    assert (
+        find_unmet_rule(
+            build_pod_model(tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]).constraint, tainted
+        )
+        == ""
+    )
+    assert (
+        find_unmet_rule(build_pod_model(nodeSelector={"zone": "a"}).constraint, build_node_model())
+        == "nodeSelector zone=a does not hold"
+    )
+    assert (
+        find_unmet_rule(build_pod_model(requests={"rdma/hca": "1"}).constraint, build_node_model())
         == "rdma/hca is there 0 times and 1 are asked for"
     )
-    assert find_unmet_rule(pod(requests={"rdma/hca": "1"}).constraint, node(allocatable={"rdma/hca": "4"})) == ""
-    assert find_unmet_rule(pod().constraint, node(unschedulable=True)) == "the node is cordoned"
+    assert (
+        find_unmet_rule(
+            build_pod_model(requests={"rdma/hca": "1"}).constraint, build_node_model(allocatable={"rdma/hca": "4"})
+        )
+        == ""
+    )
+    assert find_unmet_rule(build_pod_model().constraint, build_node_model(unschedulable=True)) == "the node is cordoned"
 
 
 def test_a_pin_is_by_name_and_not_fooled_by_a_hostname():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    pinned = pod(affinity={"nodeAffinity": required}).constraint
-    assert find_unmet_rule(pinned, node("n1")) == ""
-    assert find_unmet_rule(pinned, node("n2", labels={"kubernetes.io/hostname": "n1"})) == (
+    pinned = build_pod_model(affinity={"nodeAffinity": required}).constraint
+    assert find_unmet_rule(pinned, build_node_model("n1")) == ""
+    assert find_unmet_rule(pinned, build_node_model("n2", labels={"kubernetes.io/hostname": "n1"})) == (
         "no term of the required node affinity holds"
     )
 
 
 def test_a_trait_is_short_stable_and_empty_where_any_node_will_do():
-    plain, picky = pod().constraint, pod(nodeSelector={"zone": "a"}).constraint
+    plain, picky = build_pod_model().constraint, build_pod_model(nodeSelector={"zone": "a"}).constraint
     taint = Taint("t", "", "NoSchedule")
     assert trait_name(plain, []) == trait_name(plain, [Taint("t", "", "PreferNoSchedule")]) == ""
     assert trait_name(plain, [taint]) == trait_name(plain) == "k8s:ec4622ba457cec83"
     assert trait_name(picky, []) == trait_name(parse_constraint({"nodeSelector": {"zone": "a"}}))
     assert trait_name(picky, []) != trait_name(plain)
     assert is_tolerated([Toleration("", "Exists", "", "")], taint)
-    assert trait_name(pod(tolerations=[{"operator": "Exists"}]).constraint, [taint]) == ""
+    assert trait_name(build_pod_model(tolerations=[{"operator": "Exists"}]).constraint, [taint]) == ""
 
 
 @pytest.mark.parametrize("operator", ["Lt", "Gt"])
@@ -180,5 +203,5 @@ def test_a_toleration_that_compares_meets_no_taint(operator):
 def test_a_bound_that_stands_there_twice_holds_nowhere():
     line = {"key": "a", "operator": "Gt", "values": ["1", "1"]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [line]}]}}
-    twice = pod(affinity={"nodeAffinity": required}).constraint
-    assert find_unmet_rule(twice, node(labels={"a": "2"})) == "no term of the required node affinity holds"
+    twice = build_pod_model(affinity={"nodeAffinity": required}).constraint
+    assert find_unmet_rule(twice, build_node_model(labels={"a": "2"})) == "no term of the required node affinity holds"

@@ -1,7 +1,7 @@
 """Who stands or falls with whom, on objects as each project's controller makes them."""
 
 import pytest
-from tests.kubernetes_rig import held, manifest, pod
+from tests.builders.kubernetes import build_owner_lookup, build_pod_model, parse_manifest
 
 from eelgrid_controller.engines.kubernetes.model.pod_group import (
     GangMembership,
@@ -42,11 +42,11 @@ def of_job_set(part, index, *, attempt=None):
         "batch.kubernetes.io/job-name": f"pre-{part}-0",
         **({"jobset.sigs.k8s.io/restart-attempt": attempt} if attempt else {}),
     }
-    return pod(labels=labels, owner=("batch/v1", "Job", f"pre-{part}-0", "job-uid"))
+    return build_pod_model(labels=labels, owner=("batch/v1", "Job", f"pre-{part}-0", "job-uid"))
 
 
 def test_the_workers_of_a_job_set_are_one_gang_and_its_driver_is_beside_it():
-    holders = held("jobset.x-k8s.io", JOB_SET)
+    holders = build_owner_lookup("jobset.x-k8s.io", JOB_SET)
     workers = membership_of(of_job_set("workers", 1), holders)
     assert workers == GangMembership("gang-js-workers", 8, "JobSet", "pre")
     driver = membership_of(of_job_set("driver", 0), holders)
@@ -56,7 +56,7 @@ def test_the_workers_of_a_job_set_are_one_gang_and_its_driver_is_beside_it():
 
 
 def test_a_gang_is_packed_and_named_by_its_owner():
-    found = parse_intent(of_job_set("workers", 1), held("jobset.x-k8s.io", JOB_SET))
+    found = parse_intent(of_job_set("workers", 1), build_owner_lookup("jobset.x-k8s.io", JOB_SET))
     assert isinstance(found, WorkloadIntent)
     assert (found.spec.name, found.spec.replicas, found.size) == ("pre", 8, 8)
     assert (found.spec.locality, found.spec.mobility) == (Locality.PACK, Mobility.FIXED)
@@ -66,7 +66,7 @@ def test_a_gang_is_packed_and_named_by_its_owner():
 @pytest.mark.parametrize("order", ["dependsOn", "InOrder"])
 def test_parts_that_start_one_after_another_are_gangs_of_their_own(order):
     text = JOB_SET.replace(CPU, GPU)
-    both = membership_of(of_job_set("workers", 1), held("jobset.x-k8s.io", text))
+    both = membership_of(of_job_set("workers", 1), build_owner_lookup("jobset.x-k8s.io", text))
     assert (both.unit, both.size) == ("gang-js", 9)
     if order == "InOrder":
         text += "  startupPolicy: {startupPolicyOrder: InOrder}\n"
@@ -74,7 +74,7 @@ def test_parts_that_start_one_after_another_are_gangs_of_their_own(order):
         text = text.replace(
             "  - name: workers\n", "  - name: workers\n    dependsOn: [{name: driver, status: Ready}]\n"
         )
-    one = membership_of(of_job_set("workers", 1), held("jobset.x-k8s.io", text))
+    one = membership_of(of_job_set("workers", 1), build_owner_lookup("jobset.x-k8s.io", text))
     assert (one.unit, one.size) == ("gang-js-workers", 8)
 
 
@@ -83,7 +83,7 @@ def test_a_train_job_stands_above_its_job_set():
         "uid: js",
         "uid: js, ownerReferences: [{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, name: tj, uid: t, controller: true}]",
     )
-    found = parse_intent(of_job_set("workers", 0), held("jobset.x-k8s.io", text))
+    found = parse_intent(of_job_set("workers", 0), build_owner_lookup("jobset.x-k8s.io", text))
     assert (found.spec.labels, found.unit) == ({"owner": "TrainJob/tj"}, "gang-js-workers")
     assert found.spec.kind is WorkloadKind.TRAINING_JOB
 
@@ -102,7 +102,7 @@ spec:
 
 
 def of_lws(worker, *, size="4"):
-    return pod(
+    return build_pod_model(
         labels={
             "leaderworkerset.sigs.k8s.io/name": "llm",
             "leaderworkerset.sigs.k8s.io/group-index": "1",
@@ -115,7 +115,7 @@ def of_lws(worker, *, size="4"):
 
 
 def test_a_group_of_a_leader_worker_set_is_a_gang():
-    holders = held("leaderworkerset.x-k8s.io", LWS)
+    holders = build_owner_lookup("leaderworkerset.x-k8s.io", LWS)
     assert membership_of(of_lws(0), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm")
     assert membership_of(of_lws(3), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm")
     found = parse_intent(of_lws(0), holders)
@@ -125,13 +125,13 @@ def test_a_group_of_a_leader_worker_set_is_a_gang():
 
 
 def test_a_leader_of_its_own_template_is_a_unit_of_its_own():
-    holders = held("leaderworkerset.x-k8s.io", LWS + f"    leaderTemplate: {CPU}\n")
+    holders = build_owner_lookup("leaderworkerset.x-k8s.io", LWS + f"    leaderTemplate: {CPU}\n")
     assert membership_of(of_lws(0), holders)[:2] == ("gang-lw-1-leader", 1)
     assert membership_of(of_lws(2), holders)[:2] == ("gang-lw-1-worker", 3)
 
 
 def test_workers_that_come_when_the_leader_is_ready_are_not_waited_for():
-    holders = held("leaderworkerset.x-k8s.io", LWS.replace("LeaderCreated", "LeaderReady"))
+    holders = build_owner_lookup("leaderworkerset.x-k8s.io", LWS.replace("LeaderCreated", "LeaderReady"))
     assert membership_of(of_lws(0), holders)[:2] == ("gang-lw-1-leader", 1)
     assert membership_of(of_lws(2), holders)[:2] == ("gang-lw-1-worker", 3)
 
@@ -160,25 +160,25 @@ def of_pytorch(part, index, *, uid="pt", kind="PyTorchJob"):
         "training.kubeflow.org/replica-type": part,
         "training.kubeflow.org/replica-index": str(index),
     }
-    return pod(labels=labels, owner=("kubeflow.org/v1", kind, "ddp", uid))
+    return build_pod_model(labels=labels, owner=("kubeflow.org/v1", kind, "ddp", uid))
 
 
 def test_master_and_workers_of_one_template_are_one_gang_that_trains():
-    holders = held("kubeflow.org", PYTORCH)
+    holders = build_owner_lookup("kubeflow.org", PYTORCH)
     assert membership_of(of_pytorch("master", 0), holders) == GangMembership("gang-pt", 4, "PyTorchJob", "ddp")
     assert membership_of(of_pytorch("worker", 2), holders) == GangMembership("gang-pt", 4, "PyTorchJob", "ddp")
     assert parse_intent(of_pytorch("worker", 2), holders).spec.kind is WorkloadKind.TRAINING_JOB
 
 
 def test_a_job_of_the_same_name_is_not_the_pods_own():
-    found = membership_of(of_pytorch("worker", 0, uid="older"), held("kubeflow.org", PYTORCH))
+    found = membership_of(of_pytorch("worker", 0, uid="older"), build_owner_lookup("kubeflow.org", PYTORCH))
     assert isinstance(found, IntentRefusal)
     assert found.needs is None
 
 
 def test_a_launcher_is_not_of_the_gang_that_it_starts():
     text = PYTORCH.replace("PyTorchJob", "MPIJob").replace("pytorch", "mpi").replace("Master", "Launcher")
-    holders = held("kubeflow.org", text)
+    holders = build_owner_lookup("kubeflow.org", text)
     assert membership_of(of_pytorch("worker", 0, kind="MPIJob"), holders)[:2] == ("gang-pt", 3)
     assert membership_of(of_pytorch("launcher", 0, kind="MPIJob"), holders)[:2] == ("gang-pt-launcher", 1)
 
@@ -188,12 +188,12 @@ def test_what_is_not_known_yet_is_asked_for():
         (of_job_set("workers", 0), ObjectRef("jobset.x-k8s.io", "JobSet", "ml", "pre")),
         (of_lws(0), ObjectRef("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "ml", "llm")),
         (of_pytorch("worker", 0), ObjectRef("kubeflow.org", "PyTorchJob", "ml", "ddp")),
-        (pod(schedulingGroup={"podGroupName": "g"}), ObjectRef("scheduling.k8s.io", "PodGroup", "ml", "g")),
+        (build_pod_model(schedulingGroup={"podGroupName": "g"}), ObjectRef("scheduling.k8s.io", "PodGroup", "ml", "g")),
     ):
         found = parse_intent(one, {})
         assert (found.needs, found.is_released) == (ref, False)
     # Nobody is at fault, so nobody's word on faults counts.
-    trusting = pod(schedulingGroup={"podGroupName": "g"}, annotations={"eelgrid.io/on-error": "schedule"})
+    trusting = build_pod_model(schedulingGroup={"podGroupName": "g"}, annotations={"eelgrid.io/on-error": "schedule"})
     assert not parse_intent(trusting, {}).is_released
 
 
@@ -209,7 +209,9 @@ def test_a_job_that_cannot_be_read_is_refused_with_both_ways_out():
 )
 def test_a_pod_group_says_how_many_go_together(policy, unit, size):
     text = f"{{kind: PodGroup, metadata: {{namespace: ml, name: g, uid: pg}}, spec: {{schedulingPolicy: {policy}}}}}"
-    found = membership_of(pod(schedulingGroup={"podGroupName": "g"}), held("scheduling.k8s.io", text))
+    found = membership_of(
+        build_pod_model(schedulingGroup={"podGroupName": "g"}), build_owner_lookup("scheduling.k8s.io", text)
+    )
     assert found.unit.startswith(unit)
     assert found.size == size
 
@@ -221,11 +223,11 @@ def test_a_pod_group_of_kueue_is_a_gang_unless_it_serves():
         "kueue.x-k8s.io/pod-group-pod-index": "1",
     }
     total = {"kueue.x-k8s.io/pod-group-total-count": "2"}
-    found = membership_of(pod(labels=labels, annotations=total), {})
+    found = membership_of(build_pod_model(labels=labels, annotations=total), {})
     assert found == GangMembership("gang-ml/sample", 2, "PodGroup", "sample")
     serving = {**total, "kueue.x-k8s.io/pod-group-serving": "true"}
-    assert membership_of(pod(labels=labels, annotations=serving), {}).size == 1
-    assert membership_of(pod(labels=labels), {}).field == "kueue.x-k8s.io/pod-group-total-count"
+    assert membership_of(build_pod_model(labels=labels, annotations=serving), {}).size == 1
+    assert membership_of(build_pod_model(labels=labels), {}).field == "kueue.x-k8s.io/pod-group-total-count"
 
 
 JOB = f"""
@@ -237,7 +239,7 @@ spec: {{parallelism: 4, completions: 4, completionMode: Indexed, template: {GPU}
 
 
 def of_job(**annotations):
-    return pod(
+    return build_pod_model(
         labels={"batch.kubernetes.io/job-name": "sweep"},
         annotations={"batch.kubernetes.io/job-completion-index": "3", **annotations},
         owner=("batch/v1", "Job", "sweep", "j1"),
@@ -256,14 +258,14 @@ def of_job(**annotations):
     ],
 )
 def test_an_indexed_job_is_a_gang_where_it_trains(text, said, size):
-    found = parse_intent(of_job(**said), held("batch", text))
+    found = parse_intent(of_job(**said), build_owner_lookup("batch", text))
     assert found.size == size
     assert found.unit.startswith("gang-j1" if size > 1 else "pod-uid-")
 
 
 def test_the_peoples_own_word_goes_before_all_else():
     said = {"eelgrid.io/group": "pair", "eelgrid.io/group-size": "2"}
-    found = membership_of(of_job(**said), held("batch", JOB))
+    found = membership_of(of_job(**said), build_owner_lookup("batch", JOB))
     assert found == GangMembership("gang-ml/pair", 2, "Job", "pair")
     long = {"eelgrid.io/group": "x" * 200, "eelgrid.io/group-size": "2"}
     assert len(membership_of(of_job(**long), {}).unit) <= 128
@@ -271,14 +273,18 @@ def test_the_peoples_own_word_goes_before_all_else():
 
 def test_pods_of_ray_and_of_stateful_sets_are_placed_one_by_one():
     labels = {"ray.io/cluster": "rc", "ray.io/group": "workers", "ray.io/node-type": "worker"}
-    ray = membership_of(pod(labels=labels, owner=("ray.io/v1", "RayCluster", "rc", "r")), {})
+    ray = membership_of(build_pod_model(labels=labels, owner=("ray.io/v1", "RayCluster", "rc", "r")), {})
     assert ray[1:] == (1, "RayCluster", "rc")
-    stateful = pod(labels={"apps.kubernetes.io/pod-index": "2"}, owner=("apps/v1", "StatefulSet", "db", "s"))
+    stateful = build_pod_model(
+        labels={"apps.kubernetes.io/pod-index": "2"}, owner=("apps/v1", "StatefulSet", "db", "s")
+    )
     assert membership_of(stateful, {})[1:] == (1, "StatefulSet", "db")
 
 
 def test_a_holder_of_a_bare_object_says_nothing():
     for kind in ("Job", "JobSet", "LeaderWorkerSet", "PyTorchJob", "PodGroup", "RayCluster"):
-        found = parse_owner_template(ObjectRef("", kind, "ml", "x"), manifest("{metadata: {name: x}, spec: null}"))
+        found = parse_owner_template(
+            ObjectRef("", kind, "ml", "x"), parse_manifest("{metadata: {name: x}, spec: null}")
+        )
         assert (found.uid, found.owner, found.least) == ("", None, None)
         assert sum(part.pods for part in found.parts) <= 1

@@ -33,7 +33,7 @@ def terms_of(body):
     ]
 
 
-def test_one_patch_pins_tells_and_ungates():
+def test_one_patch_pins_annotates_and_ungates():
     body = ungating_patch(pod(), "n1", "the plan")
     assert body["metadata"] == {"uid": "u", "resourceVersion": "7", "annotations": {ANNOTATION_PLAN: "the plan"}}
     assert body["spec"]["schedulingGates"] is None
@@ -91,7 +91,7 @@ def test_one_owner_waits_twice_as_long_in_each_round():
     assert not list(dog.overdue_pods(99.0))
 
 
-def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
+def test_pods_of_one_owner_that_are_stuck_together_are_made_again_together():
     dog = UnboundPodWatchdog(unbound_s=10.0)
     for uid in range(10):
         dog.watch_pod(f"u{uid}", uid / 10.0)
@@ -104,7 +104,7 @@ def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
     assert dog.may_recreate("rs", 20.0, 32.0)
 
 
-def test_all_that_were_pinned_at_once_are_made_anew_at_once_and_those_after_them_wait_longer():
+def test_all_that_were_pinned_at_once_are_made_again_at_once_and_those_after_them_wait_longer():
     dog = UnboundPodWatchdog(unbound_s=10.0, most_s=100.0)
     for number in range(20):
         assert dog.may_recreate("rs", 10.0, 10.0 + number / 10)

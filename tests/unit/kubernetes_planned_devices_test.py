@@ -176,7 +176,7 @@ def test_a_device_that_was_corrected_is_written_into_the_plan_and_taken_over_fro
     assert workload.placements[0].gpu_indexes == (3,)
 
 
-def test_a_term_that_continues_its_own_fences_nothing_anew_and_goes_on_with_what_was_begun():
+def test_a_term_that_continues_its_own_fences_nothing_again_and_goes_on_with_what_was_begun():
     api = Api()
     api.node("n")
     old, new = Side(api), Side(api)

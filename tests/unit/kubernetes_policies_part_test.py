@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
-from tests.controller_rig import LOG, MemoryJournal
+from tests.builders.server import LOG, MemoryJournal
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -87,7 +87,7 @@ class World:
         async def look():
             return self.budgets == budgets
 
-        await eventually(look)
+        await wait_for(look)
 
     async def says(self, name, type_, status, reason):
         async def look():
@@ -95,7 +95,7 @@ class World:
             one = ConditionSet.from_json((found.get("status") or {}).get("conditions")).get(type_)
             return found["status"] if one and (one.status, one.reason) == (status, reason) else None
 
-        return await eventually(look)
+        return await wait_for(look)
 
 
 @contextlib.asynccontextmanager
@@ -144,7 +144,7 @@ async def test_an_object_is_in_force_says_so_and_is_put_back(tmp_path):
             found = await world.cluster.list(EVENTS, namespace="default")
             return [one["note"] for one in found.items if one["regarding"]["name"] == "a"]
 
-        assert await eventually(told) == ["node n1 draws 310 W of 300 W"]
+        assert await wait_for(told) == ["node n1 draws 310 W of 300 W"]
         await world.cluster.delete(POWER_POLICIES, "a")
         await world.has(CLUSTER=5000.0)
         assert world.loop.core.state.policy.lease_s == 44.0
@@ -172,13 +172,13 @@ async def test_after_a_restart_former_values_come_from_the_file_and_without_it_t
             async def look():
                 return another.loop.core.state.policy.objective == "energy"
 
-            await eventually(look)
+            await wait_for(look)
             await another.cluster.delete(POWER_POLICIES, "b")
 
             async def gone():
                 return another.loop.core.state.policy.objective == "balanced"
 
-            await eventually(gone)
+            await wait_for(gone)
         world.begin()
 
 
@@ -195,7 +195,7 @@ async def test_who_does_not_lead_changes_and_writes_nothing(tmp_path):
         await world.has(CLUSTER=1000.0)
 
 
-async def test_a_policy_that_others_change_all_the_time_is_read_anew(tmp_path):
+async def test_a_policy_that_others_change_all_the_time_is_read_again(tmp_path):
     async with going(tmp_path) as world:
         update, left = world.loop.update_policy, [3]
 
@@ -212,7 +212,7 @@ async def test_a_policy_that_others_change_all_the_time_is_read_anew(tmp_path):
         assert (world.budgets, world.loop.core.state.policy.lease_s) == ({"CLUSTER": 1000.0}, 63.0)
 
 
-async def test_a_full_disk_is_said_and_the_policy_follows_when_there_is_room(tmp_path):
+async def test_a_full_disk_is_reported_and_the_policy_follows_when_there_is_room(tmp_path):
     async with going(tmp_path) as world:
         world.journal.fault = JournalFull(Path("j"), "the disk is full", "free space in there")
         await world.put("a", {"budgets": [CLUSTER]})
@@ -249,7 +249,7 @@ async def test_an_invalid_object_leaves_the_last_good_one(tmp_path):
         assert world.budgets == {"CLUSTER": 1000.0}
 
 
-async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp_path, caplog):
+async def test_missing_rights_are_reported_in_the_log_and_the_policy_is_in_force(tmp_path, caplog):
     async with going(tmp_path) as world:
         rules = [{"apiGroups": ["eelgrid.io"], "resources": ["powerpolicies"], "verbs": ["get", "list", "watch"]}]
         world.fake.access.grant("reader", rules)
@@ -263,7 +263,7 @@ async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp
             async def look():
                 return "its status could not be written" in caplog.text
 
-            await eventually(look)
+            await wait_for(look)
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path):

@@ -178,7 +178,7 @@ def test_of_one_place_the_tightest_budget_counts():
     assert budgets(world.policy)["CLUSTER", ""] == 1000.0
 
 
-def test_of_other_fields_the_oldest_object_counts_and_the_other_is_told():
+def test_of_other_fields_the_oldest_object_counts_and_the_other_is_reported():
     world = World()
     young = made("a-young", {"objective": "energy", "pools": [{"name": "p", "mode": "Enforce"}]}, age=1)
     old = made("z-old", {"objective": "performance"})
@@ -266,7 +266,7 @@ def test_what_cannot_be_read_leaves_the_last_good_one_in_force():
     assert world.policy.budgets == ()
 
 
-def test_objects_that_are_too_many_are_told():
+def test_objects_that_are_too_many_are_reported():
     world = World()
     told = world.settle(*(made(f"p{n:03d}", {"budgets": [CLUSTER]}) for n in range(MAX_POLICIES + 1)))
     assert "one too many" in told[f"p{MAX_POLICIES}"].fault
@@ -327,7 +327,7 @@ def test_a_status_is_bounded_and_says_what_it_leaves_out():
     assert status["budgets"][0]["scope"] == "Cluster"
 
 
-def test_what_the_core_does_not_take_is_said():
+def test_what_the_core_does_not_take_is_reported():
     world = World()
     status = world.status(world.settle(made("a", {"objective": "energy"}))["a"], fault="the disk is full; make room")
     assert said(status, "InForce") == (False, "NotApplied")

@@ -7,6 +7,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from tests.waiting import wait_until
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
@@ -101,12 +102,6 @@ async def running(follower):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(look):
-    async with asyncio.timeout(20.0):
-        while not look():  # noqa: ASYNC110  # the loop under test has no event for it
-            await asyncio.sleep(0.005)
-
-
 async def test_a_key_that_is_added_twice_is_served_once_and_the_earliest_due_time_counts():
     now_s = 100.0
     queue = WorkQueue(lambda: now_s)
@@ -184,12 +179,12 @@ async def test_keys_wait_while_another_leads_and_each_term_is_begun_once():
         await asyncio.sleep(0.05)
         assert (follower.seen, follower.terms, follower.starts) == ([], [], 1)
         world.term = LeadershipTerm(4, 1e12)
-        await until(lambda: follower.seen == ["a"])
+        await wait_until(lambda: follower.seen == ["a"])
         follower.queue.add("b")
-        await until(lambda: follower.seen == ["a", "b"])
+        await wait_until(lambda: follower.seen == ["a", "b"])
         world.term = LeadershipTerm(6, 1e12)
         follower.queue.add("c")
-        await until(lambda: follower.seen == ["a", "b", "c"])
+        await wait_until(lambda: follower.seen == ["a", "b", "c"])
         assert follower.terms == [4, 6]
 
 
@@ -205,7 +200,7 @@ async def test_a_key_that_failed_comes_back_and_others_go_on():
     async with running(follower):
         follower.queue.add("bad")
         follower.queue.add("good")
-        await until(lambda: follower.seen == ["bad", "good", "bad"])
+        await wait_until(lambda: follower.seen == ["bad", "good", "bad"])
         assert (follower.failures, follower.starts) == (1, 1)
 
 
@@ -214,7 +209,7 @@ async def test_a_result_brings_the_key_back():
     follower = Follower(world.context, lambda key: Result(0.01) if len(follower.seen) < 3 else None)
     async with running(follower):
         follower.queue.add("a")
-        await until(lambda: follower.seen == ["a"] * 3)
+        await wait_until(lambda: follower.seen == ["a"] * 3)
         await asyncio.sleep(0.05)
         assert follower.seen == ["a"] * 3
 
@@ -238,9 +233,9 @@ async def test_an_unexpected_error_begins_again_from_lists_and_ends_background_t
     async with running(follower):
         follower.tasks.start_task(background())
         follower.queue.add("a")
-        await until(lambda: follower.starts == 2)
+        await wait_until(lambda: follower.starts == 2)
         follower.queue.add("b")
-        await until(lambda: follower.seen == ["a", "b"])
+        await wait_until(lambda: follower.seen == ["a", "b"])
         assert (follower.failures, follower.resets, follower.stops, ended) == (1, 1, 1, [1])
         assert follower.terms == [1, 1], "what was known of the term is forgotten with the rest"
     assert follower.stops == 2
@@ -258,7 +253,7 @@ async def test_resyncs_come_from_the_beginning_also_while_the_start_waits():
     follower = Waiting(world.context)
     async with running(follower):
         follower.queue.add("a")
-        await until(lambda: follower.resyncs > 2)
+        await wait_until(lambda: follower.resyncs > 2)
         assert follower.seen == [], "keys wait until the start is over"
 
 
@@ -305,10 +300,10 @@ async def test_events_are_sent_in_order_and_the_oldest_is_dropped_when_too_many_
     for number in range(5):
         recorder.record(about, str(number), is_warning=False, reason="R", action="A")
     task = asyncio.create_task(recorder.run())
-    await until(lambda: recorder.sent == 3)
+    await wait_until(lambda: recorder.sent == 3)
     cluster.is_refusing = True
     recorder.record(about, "5", is_warning=False, reason="R", action="A")
-    await until(lambda: recorder.dropped == 3)
+    await wait_until(lambda: recorder.dropped == 3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert cluster.created == [("Event", "default", str(number)) for number in (2, 3, 4)]

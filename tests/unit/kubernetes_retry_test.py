@@ -121,7 +121,7 @@ async def test_attempts_and_time_are_bounded():
     assert calls.made == 1
 
 
-def test_waits_double_up_to_their_bound_and_begin_anew():
+def test_waits_double_up_to_their_bound_and_begin_again():
     backoff = Backoff(random.Random(1), first_s=1.0, most_s=5.0)
     waits = [backoff.next_wait_s() for _ in range(5)]
     for wait_s, most_s in zip(waits, (1.0, 2.0, 4.0, 5.0, 5.0), strict=True):

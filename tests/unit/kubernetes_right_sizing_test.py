@@ -1,7 +1,7 @@
 """The size of the fewest joules that keeps the promise."""
 
 import pytest
-from tests.jobs_rig import A100, H100, known
+from tests.builders.kubernetes import A100, H100, build_measurements
 
 from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     JobSize,
@@ -16,7 +16,7 @@ SIZES = {JobSize(1, gpus): (H100,) for gpus in (1, 2, 4, 8)}
 
 
 def ask(**more):
-    return choose_size(SizingProblem(**{"asked": JobSize(1, 4), "sizes": SIZES, "known": known(), **more}))
+    return choose_size(SizingProblem(**{"asked": JobSize(1, 4), "sizes": SIZES, "known": build_measurements(), **more}))
 
 
 def test_without_a_promise_nothing_becomes_slower():
@@ -48,13 +48,13 @@ def test_a_deadline_counts_alone_and_beside_a_slowdown():
 
 def test_a_gain_that_two_runs_differ_by_is_none():
     close = {2: (5.0, 1_185.0), 4: (10.0, 2_400.0)}
-    assert ask(known=known(close), slowdown_most=9.0).size == JobSize(1, 4)
+    assert ask(known=build_measurements(close), slowdown_most=9.0).size == JobSize(1, 4)
     close[2] = (5.0, 1_170.0)
-    assert ask(known=known(close), slowdown_most=9.0).size == JobSize(1, 2)
+    assert ask(known=build_measurements(close), slowdown_most=9.0).size == JobSize(1, 2)
 
 
 def test_intervals_count_at_their_bad_ends():
-    base = known({4: (10.0, 2_400.0)})
+    base = build_measurements({4: (10.0, 2_400.0)})
     guess = SizeMeasurement(H100, "", 2, 4.8, 5.6, 1_000.0, 1_100.0, "predicted")
     answer = ask(known=(*base, guess), slowdown_most=1.1)
     assert answer.size == JobSize(1, 2)
@@ -71,18 +71,18 @@ def test_every_model_that_it_may_come_to_has_a_say():
     assert isinstance(answer, SizeUnknown)
     assert A100 in answer.why
     assert "gpu-models" in answer.remedy
-    slow = known({2: (1.0, 800.0), 4: (6.0, 1_400.0)}, model=A100)
-    assert ask(sizes=both, known=(*known(), *slow), slowdown_most=9.0).size == JobSize(1, 4)
-    fine = known({2: (3.1, 650.0), 4: (6.0, 1_400.0)}, model=A100)
-    assert ask(sizes=both, known=(*known(), *fine), slowdown_most=9.0).size == JobSize(1, 2)
+    slow = build_measurements({2: (1.0, 800.0), 4: (6.0, 1_400.0)}, model=A100)
+    assert ask(sizes=both, known=(*build_measurements(), *slow), slowdown_most=9.0).size == JobSize(1, 4)
+    fine = build_measurements({2: (3.1, 650.0), 4: (6.0, 1_400.0)}, model=A100)
+    assert ask(sizes=both, known=(*build_measurements(), *fine), slowdown_most=9.0).size == JobSize(1, 2)
 
 
 def test_a_model_that_only_the_smaller_size_reaches_is_held_against_what_it_asked_for_anywhere():
     sizes = {JobSize(1, 4): (H100,), JobSize(1, 2): (A100, H100)}
-    cheap = known({2: (5.1, 900.0)}, model=A100)
-    assert ask(sizes=sizes, known=(*known(), *cheap), slowdown_most=1.0).size == JobSize(1, 2)
-    dear = known({2: (5.1, 1_250.0)}, model=A100)
-    assert ask(sizes=sizes, known=(*known(), *dear), slowdown_most=1.0).size == JobSize(1, 4)
+    cheap = build_measurements({2: (5.1, 900.0)}, model=A100)
+    assert ask(sizes=sizes, known=(*build_measurements(), *cheap), slowdown_most=1.0).size == JobSize(1, 2)
+    dear = build_measurements({2: (5.1, 1_250.0)}, model=A100)
+    assert ask(sizes=sizes, known=(*build_measurements(), *dear), slowdown_most=1.0).size == JobSize(1, 4)
 
 
 def test_pods_of_one_run_were_measured_together_and_others_alone():
@@ -97,9 +97,9 @@ def test_pods_of_one_run_were_measured_together_and_others_alone():
 
 
 def test_a_slice_instead_of_a_gpu():
-    slices = known({1: (2.5, 300.0)}, mig="2g.20gb")
+    slices = build_measurements({1: (2.5, 300.0)}, mig="2g.20gb")
     sizes = {JobSize(1, 1): (H100,), JobSize(1, 1, "2g.20gb"): (H100,), JobSize(1, 1, "1g.10gb"): (H100,)}
-    answer = ask(asked=JobSize(1, 1), sizes=sizes, known=(*known(), *slices), slowdown_most=0.05)
+    answer = ask(asked=JobSize(1, 1), sizes=sizes, known=(*build_measurements(), *slices), slowdown_most=0.05)
     assert answer.size == JobSize(1, 1, "2g.20gb")
 
 
@@ -107,8 +107,8 @@ def test_a_slice_instead_of_a_gpu():
     ("more", "why"),
     [
         ({"known": ()}, "was measured nowhere"),
-        ({"known": known({4: (10.0, 0.0)})}, "was measured without watts"),
-        ({"known": known({4: (10.0, 2_400.0)})}, "no other size that is allowed was measured"),
+        ({"known": build_measurements({4: (10.0, 0.0)})}, "was measured without watts"),
+        ({"known": build_measurements({4: (10.0, 2_400.0)})}, "no other size that is allowed was measured"),
         ({"sizes": {JobSize(1, 4): ()}}, "no node"),
         ({"sizes": {JobSize(1, 4): (H100,)}}, "no other size is allowed"),
         ({"sizes": {JobSize(1, 4): ("",)}}, "no known model"),

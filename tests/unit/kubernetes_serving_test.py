@@ -133,7 +133,7 @@ def test_a_target_is_rolled_over_at_its_most(api):
     agree(api, side)
 
 
-def test_a_target_whose_pods_ask_for_more_begins_anew_where_it_stands(api):
+def test_a_target_whose_pods_ask_for_more_begins_again_where_it_stands(api):
     found = inference_service(replicas={"least": 1, "most": 3})
     api.replicas = 3
     side = leader(api, found)

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kubernetes_rig import node, pod
+from tests.builders.kubernetes import build_node_model, build_pod_model
 
 from eelgrid_agent.kubelet.device_plugins import NodeDevices, choose_devices
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
@@ -112,7 +112,7 @@ def test_where_slices_are_only_counted_a_node_in_use_is_fuller():
 
 
 def slice_pod(name="p-0", *, count=1, waits=True, **more):
-    found = pod(gpus=0, requests={SMALL: str(count)}, name=name, **more)
+    found = build_pod_model(gpus=0, requests={SMALL: str(count)}, name=name, **more)
     return SlicePod(found, intent=parse_slice_intent(found, {}) if waits else None)
 
 
@@ -123,7 +123,7 @@ def steered(*names, machine=None):
     return machine
 
 
-NODES = {"n1": node("n1", allocatable={SMALL: "7"})}
+NODES = {"n1": build_node_model("n1", allocatable={SMALL: "7"})}
 
 
 def by_uid(*pods):
@@ -194,7 +194,7 @@ def test_a_patch_that_failed_is_made_again_later():
     assert machine.schedule_pods(by_uid(one), NODES, on, 7, 6.0)
 
 
-def test_a_pinned_pod_that_cannot_be_scheduled_is_made_anew_by_its_owner():
+def test_a_pinned_pod_that_cannot_be_scheduled_is_made_again_by_its_owner():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     owned = slice_pod(owner=("apps/v1", "ReplicaSet", "web", "r1"))
     changed = {**_fields(owned.pod), "gates": (), "unscheduled": "Unschedulable", "unscheduled_message": "0/1 nodes"}
@@ -210,7 +210,7 @@ def test_a_pinned_pod_that_cannot_be_scheduled_is_made_anew_by_its_owner():
     assert "delete it" in told.text
 
 
-def test_what_cannot_be_read_is_told_or_let_go_as_its_people_want():
+def test_what_cannot_be_read_is_reported_or_let_go_as_its_people_want():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     gang = {"eelgrid.io/group": "g", "eelgrid.io/group-size": "3"}
     (told,) = machine.schedule_pods(by_uid(slice_pod(annotations=gang)), NODES, [], 7, 0.0)
@@ -222,14 +222,14 @@ def test_what_cannot_be_read_is_told_or_let_go_as_its_people_want():
 
 def test_a_node_that_the_pod_may_not_go_to_is_passed_over():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
-    cordoned = {"n1": node("n1", allocatable={SMALL: "7"}, unschedulable=True)}
+    cordoned = {"n1": build_node_model("n1", allocatable={SMALL: "7"}, unschedulable=True)}
     on = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1)])]
     assert [type(one) for one in machine.schedule_pods(by_uid(slice_pod()), cordoned, on, 7, 0.0)] == [RecordEvent]
     elsewhere = slice_pod("p-2", nodeSelector={"zone": "b"})
     assert [type(one) for one in machine.schedule_pods(by_uid(elsewhere), NODES, on, 7, 0.0)] == [RecordEvent]
 
 
-def test_slices_and_whole_gpus_together_are_nobodys():
-    assert requests_slices(pod(gpus=0, requests={SMALL: "1", LARGE: "1"}))
-    assert not requests_slices(pod(gpus=1, requests={SMALL: "1"}))
-    assert not requests_slices(pod(gpus=1))
+def test_slices_and_whole_gpus_together_have_no_owner():
+    assert requests_slices(build_pod_model(gpus=0, requests={SMALL: "1", LARGE: "1"}))
+    assert not requests_slices(build_pod_model(gpus=1, requests={SMALL: "1"}))
+    assert not requests_slices(build_pod_model(gpus=1))

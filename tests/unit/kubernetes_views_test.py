@@ -4,7 +4,7 @@ import copy
 import random
 
 import pytest
-from tests.kubernetes_rig import manifest
+from tests.builders.kubernetes import parse_manifest
 
 from eelgrid_controller.engines.kubernetes.model.objects import (
     OwnerReference,
@@ -65,7 +65,7 @@ def test_what_no_server_gives_is_refused_by_field(found, field):
 
 def test_everything_that_is_kept_of_a_pod():
     found = parse_pod(
-        manifest("""
+        parse_manifest("""
         metadata:
           name: llm-7d9f-x2k
           namespace: serve

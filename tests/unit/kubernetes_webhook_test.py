@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import trustme
 from tests import admission_rig as rig
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
 
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
@@ -138,7 +138,7 @@ async def post(port, authority, body, *, path="/gate/pods", host="localhost"):
         return answer.status, await answer.read()
 
 
-async def test_both_paths_are_served_and_bad_input_is_told(tmp_path):
+async def test_both_paths_are_served_and_bad_input_is_reported(tmp_path):
     authority = trustme.CA()
     in_namespace = rig.GATED["a pod with GPUs in an opted-in namespace"]
     async with serving(tmp_path, authority) as (hook, _, port):
@@ -166,7 +166,7 @@ async def test_both_paths_are_served_and_bad_input_is_told(tmp_path):
         assert hook.answers == {ReviewOutcome.GATED: 2, ReviewOutcome.LEFT: 1, ReviewOutcome.UNREAD: 0}
 
 
-async def test_certificates_are_taken_up_anew_and_half_of_one_is_not(tmp_path):
+async def test_certificates_are_taken_up_again_and_half_of_one_is_not(tmp_path):
     first, second = trustme.CA(), trustme.CA()
     review = _review(OURS)
     async with serving(tmp_path, first) as (hook, files, port):
@@ -213,14 +213,14 @@ async def test_too_many_at_once_are_sent_away(tmp_path):
 
 
 @pytest.mark.parametrize(("address", "told"), [("9443", "is no address"), ("127.0.0.1:x", "is no address")])
-async def test_an_address_that_is_none_is_told(tmp_path, address, told):
+async def test_an_address_that_is_none_is_reported(tmp_path, address, told):
     files = KeyPairFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     write(files, trustme.CA(), "localhost")
     with pytest.raises(ControllerConfigError, match=told):
         await AdmissionWebhook(rig.RULES, files, log=LOG).start(address)
 
 
-async def test_a_certificate_that_is_not_there_and_a_port_that_is_taken_are_told(tmp_path):
+async def test_a_certificate_that_is_not_there_and_a_port_that_is_taken_are_reported(tmp_path):
     files = KeyPairFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     with pytest.raises(ControllerConfigError, match="certificate cannot be used"):
         await AdmissionWebhook(rig.RULES, files, log=LOG).start("127.0.0.1:0")
@@ -249,8 +249,8 @@ async def test_every_controller_serves_it_whoever_leads(tmp_path):
         hook = WebhookConfig(listen="127.0.0.1:0", certificate=files.certificate, key=files.key)
         config = KubernetesConfig(kubeconfig=str(path), webhook=hook)
         async with (
-            running(tmp_path / "one", kubernetes=config) as one,
-            running(tmp_path / "two", kubernetes=config) as two,
+            run_controller(tmp_path / "one", kubernetes=config) as one,
+            run_controller(tmp_path / "two", kubernetes=config) as two,
         ):
             for rig_ in (one, two):
                 port = rig_.controller.webhook.port

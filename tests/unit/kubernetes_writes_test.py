@@ -4,8 +4,8 @@ import asyncio
 import logging
 import random
 
+from tests.builders.kubernetes import build_node, build_pod
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node, pod
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
@@ -43,8 +43,8 @@ async def play(act, *, leads=lambda _: True):
     fed = []
     async with FakeCluster() as fake:
         cluster = fake.client(bounds=RequestLimits(request_s=0.5))
-        await cluster.create(NODES, node("n"))
-        held = await cluster.create(PODS, pod("p"))
+        await cluster.create(NODES, build_node("n"))
+        held = await cluster.create(PODS, build_pod("p"))
         context = ClusterContext(
             cluster=cluster, elector=None, identity="me", clock=Clock(), rng=random.Random(1), log=LOG
         )

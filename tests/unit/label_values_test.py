@@ -111,13 +111,13 @@ def pages():
 
 
 @pytest.mark.parametrize("where", [rules, dashboards, pages])
-def test_every_value_that_is_asked_for_is_told_by_somebody(where):
+def test_every_value_that_is_asked_for_is_reported_by_somebody(where):
     queries = where()
     assert any(True for query in queries.values() for _ in matched(query))
     assert {name: list(strange(query)) for name, query in queries.items() if list(strange(query))} == {}
 
 
-def test_a_value_that_nobody_tells_is_noticed():
+def test_a_value_that_nobody_reports_is_noticed():
     assert list(strange('increase(eelgrid_guard_refusals_total{rule!~"slew|in_use"}[5m])')) == [
         "eelgrid_guard_refusals_total{rule='in_use'}"
     ]
@@ -143,7 +143,7 @@ def test_names_of_rules_are_spelt_in_one_way():
     assert [rule for rule in RefusalRule if not re.fullmatch(r"[a-z]+(-[a-z]+)*", rule)] == []
 
 
-async def test_a_page_that_is_served_tells_no_other_values(tmp_path):
+async def test_a_page_that_is_served_reports_no_other_values(tmp_path):
     text = await controllers_page(tmp_path)
     told = {
         (sample.name, label, value)

@@ -92,7 +92,7 @@ def test_download_then_cache(around, tmp_path, published):
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-def test_a_damaged_cache_is_fetched_anew(around, tmp_path, published):
+def test_a_damaged_cache_is_fetched_again(around, tmp_path, published):
     home = Home(FILES)
     locate_openb("auto", around(home.fetch))
     (tmp_path / "cache" / "openb" / NODE_LIST).write_text("broken")

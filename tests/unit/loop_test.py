@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.controller_rig import LOG, MemoryJournal, inventory, until, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import LOG, MemoryJournal
 from tests.state_invariants import check_invariants
+from tests.waiting import wait_until
 
 from eelgrid_controller.clock import Clock, RecentLatencies
 from eelgrid_controller.core.core import Core
@@ -52,10 +54,10 @@ async def looping(
 async def test_a_caller_is_answered_after_the_commit_and_readers_see_nothing_before() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         journal.gate = threading.Event()
-        submission = asyncio.create_task(loop.submit(wanted("w1")))
-        await until(lambda: "w1" in loop.core.state.workloads)
+        submission = asyncio.create_task(loop.submit(build_request("w1")))
+        await wait_until(lambda: "w1" in loop.core.state.workloads)
         reading = asyncio.create_task(loop.read(lambda core: sorted(core.state.workloads)))
         await asyncio.sleep(0.05)
         assert not submission.done()
@@ -68,9 +70,9 @@ async def test_a_caller_is_answered_after_the_commit_and_readers_see_nothing_bef
 async def test_commands_that_gather_during_a_commit_share_the_next() -> None:
     journal = MemoryJournal()
     async with looping(journal, batch_budget_s=10.0) as loop:
-        await loop.register_node(inventory(gpus=8))
+        await loop.register_node(build_node(gpus=8))
         journal.gate = threading.Event()
-        submissions = [asyncio.create_task(loop.submit(wanted(f"w{i}", milli=100))) for i in range(20)]
+        submissions = [asyncio.create_task(loop.submit(build_request(f"w{i}", milli=100))) for i in range(20)]
         await asyncio.sleep(0.05)
         journal.gate.set()
         await asyncio.gather(*submissions)
@@ -82,14 +84,14 @@ async def test_commands_that_gather_during_a_commit_share_the_next() -> None:
 async def test_a_failed_commit_leaves_nothing_behind() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
-        await loop.submit(wanted("kept"))
+        await loop.register_node(build_node())
+        await loop.submit(build_request("kept"))
         before = loop.core.state.digest()
         told = []
         loop.listeners.append(told.append)
         journal.fault = FULL
         with pytest.raises(ResourceExhausted, match="free space in there"):
-            await loop.submit(wanted("lost"))
+            await loop.submit(build_request("lost"))
         assert await loop.read(lambda core: core.state.digest()) == before
         assert told == []
         # While the disk is full nothing more is tried; the core does not run ahead again.
@@ -97,7 +99,7 @@ async def test_a_failed_commit_leaves_nothing_behind() -> None:
             await loop.cancel("kept")
         journal.fault = None
         loop._probe_at_s = 0.0
-        assert (await loop.submit(wanted("lost"))).phase is WorkloadPhase.PLACED
+        assert (await loop.submit(build_request("lost"))).phase is WorkloadPhase.PLACED
         assert loop.journal_fault is None
         assert recover_state(journal, ClusterState).state.digest() == loop.core.state.digest()
 
@@ -109,16 +111,16 @@ async def test_a_full_disk_is_probed_once_a_second_at_most() -> None:
         journal.fault = FULL
         for _ in range(5):
             with pytest.raises(ResourceExhausted):
-                await loop.register_node(inventory())
+                await loop.register_node(build_node())
         assert journal.probes == 0
         now_s = 101.5
         for _ in range(5):
             with pytest.raises(ResourceExhausted):
-                await loop.register_node(inventory())
+                await loop.register_node(build_node())
         assert journal.probes == 1
         journal.fault = None
         now_s = 103.0
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
 
 
 async def test_room_on_the_disk_is_noticed_though_nobody_asks_for_anything() -> None:
@@ -126,7 +128,7 @@ async def test_room_on_the_disk_is_noticed_though_nobody_asks_for_anything() -> 
     async with looping(journal) as loop:
         journal.fault = FULL
         with pytest.raises(ResourceExhausted):
-            await loop.register_node(inventory())
+            await loop.register_node(build_node())
         assert loop.journal_fault is not None
         journal.fault = None
         async with asyncio.timeout(60.0):
@@ -139,24 +141,24 @@ async def test_another_fault_of_the_disk_is_unavailable_and_passes() -> None:
     async with looping(journal) as loop:
         journal.fault = JournalUnavailable(Path("j"), "the disk refused", "check it")
         with pytest.raises(Unavailable):
-            await loop.register_node(inventory())
+            await loop.register_node(build_node())
         journal.fault = None
         loop._probe_at_s = 0.0
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
 
 
 async def test_a_journal_that_cannot_be_read_back_ends_the_loop_with_its_error() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         journal.entries[0] = JournalEntry("node_joined", {"time_ns": 1})
         journal.fault = FULL
-        waiting = asyncio.create_task(loop.submit(wanted("w")))
+        waiting = asyncio.create_task(loop.submit(build_request("w")))
         error = await asyncio.wait_for(asyncio.shield(loop.failed), 5.0)
         assert isinstance(error, JournalCorrupt)
         assert error.seq == 1
         with pytest.raises(Unavailable):
-            await loop.submit(wanted("w"))
+            await loop.submit(build_request("w"))
         waiting.cancel()
 
 
@@ -167,36 +169,36 @@ async def test_a_loop_that_broke_says_so_and_refuses(caplog) -> None:
             raise ZeroDivisionError
 
         loop.listeners.append(fail)
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         assert isinstance(await asyncio.wait_for(asyncio.shield(loop.failed), 5.0), ZeroDivisionError)
         with pytest.raises(Unavailable):
-            await loop.submit(wanted("w"))
+            await loop.submit(build_request("w"))
     assert "loop=ended" in caplog.text
 
 
 async def test_a_broken_core_is_replaced_by_one_from_the_journal() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         before, digest = loop.core, loop.core.state.digest()
         with pytest.raises(Exception, match="the controller"):
             await loop.command(lambda core, now_ns: 1 // 0)
         assert loop.core is not before
         assert loop.core.state.digest() == digest
-        await loop.submit(wanted("w1"))
+        await loop.submit(build_request("w1"))
 
 
 async def test_faults_of_the_caller_change_nothing_and_stop_nobody() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
-        await loop.submit(wanted("w1"))
+        await loop.register_node(build_node())
+        await loop.submit(build_request("w1"))
         entries = len(journal.entries)
         outcomes = await asyncio.gather(
-            loop.submit(wanted("w1", name="other")),
+            loop.submit(build_request("w1", name="other")),
             loop.cancel("nobody"),
             loop.update_policy(Policy(revision=77)),
-            loop.submit(wanted("w2")),
+            loop.submit(build_request("w2")),
             return_exceptions=True,
         )
         assert [type(outcome) for outcome in outcomes[:3]] == [AlreadyExists, NotFound, Aborted]
@@ -208,12 +210,12 @@ async def test_the_queue_is_bounded() -> None:
     journal = MemoryJournal()
     async with looping(journal, queue_most=3) as loop:
         journal.gate = threading.Event()
-        first = asyncio.create_task(loop.register_node(inventory()))
-        await until(lambda: "n1" in loop.core.state.nodes)
-        waiting = [asyncio.create_task(loop.submit(wanted(f"w{i}"))) for i in range(3)]
+        first = asyncio.create_task(loop.register_node(build_node()))
+        await wait_until(lambda: "n1" in loop.core.state.nodes)
+        waiting = [asyncio.create_task(loop.submit(build_request(f"w{i}"))) for i in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(ResourceExhausted, match="3 commands wait"):
-            await loop.submit(wanted("w9"))
+            await loop.submit(build_request("w9"))
         journal.gate.set()
         await asyncio.gather(first, *waiting)
 
@@ -222,14 +224,14 @@ async def test_a_caller_who_gave_up_before_the_decision_causes_none() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
         journal.gate = threading.Event()
-        first = asyncio.create_task(loop.register_node(inventory()))
-        await until(lambda: "n1" in loop.core.state.nodes)
-        gone = asyncio.create_task(loop.submit(wanted("gone")))
+        first = asyncio.create_task(loop.register_node(build_node()))
+        await wait_until(lambda: "n1" in loop.core.state.nodes)
+        gone = asyncio.create_task(loop.submit(build_request("gone")))
         await asyncio.sleep(0.01)
         gone.cancel()
         journal.gate.set()
         await first
-        await loop.submit(wanted("w1"))
+        await loop.submit(build_request("w1"))
         assert sorted(loop.core.state.workloads) == ["w1"]
 
 
@@ -237,9 +239,9 @@ async def test_replay_gives_the_same_state_with_and_without_checkpoints(tmp_path
     journal = open_journal(tmp_path, new_cluster_id="c")
     async with looping(journal, checkpoint_events=1, checkpoint_events_most=7) as loop:
         for name in ("a", "b"):
-            await loop.register_node(inventory(name, gpus=2))
+            await loop.register_node(build_node(name, gpus=2))
         for number in range(8):
-            await loop.submit(wanted(f"w{number}"))
+            await loop.submit(build_request(f"w{number}"))
         await loop.cancel("w0")
         await loop.mark_gpu_lost("a", "GPU-a-0")
         await loop.update_policy(Policy(lease_s=30.0))
@@ -262,11 +264,11 @@ async def test_a_checkpoint_waits_for_a_quiet_moment() -> None:
     now_s = 0.0
     clock = Clock(monotonic_s=lambda: now_s)
     async with looping(journal, clock=clock, checkpoint_events=1, checkpoint_idle_s=2.0, stop=False) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         await asyncio.sleep(0.4)
         assert journal.checkpoints == []
         now_s = 2.5
-        await until(lambda: len(journal.checkpoints) == 1)
+        await wait_until(lambda: len(journal.checkpoints) == 1)
         assert journal.checkpoints[0].state == loop.core.state.dump()
 
 
@@ -274,8 +276,8 @@ async def test_a_checkpoint_that_fails_is_no_failure_of_the_controller() -> None
     journal = MemoryJournal()
     async with looping(journal, checkpoint_events=1, checkpoint_events_most=1) as loop:
         journal.checkpoint_fault = FULL
-        await loop.register_node(inventory())
-        await loop.submit(wanted("w1"))
+        await loop.register_node(build_node())
+        await loop.submit(build_request("w1"))
         assert journal.checkpoints == []
     assert len(journal.entries) == 4  # joined, prices quoted, submitted, placed
 
@@ -305,39 +307,39 @@ def test_a_checkpoint_that_gives_back_another_state_is_refused() -> None:
 async def test_nodes_are_lost_when_no_agent_comes_after_a_restart() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory("a"))
-        await loop.register_node(inventory("b"))
+        await loop.register_node(build_node("a"))
+        await loop.register_node(build_node("b"))
     async with looping(journal, restart_grace_s=0.3) as loop:
         assert [node.state for node in loop.core.state.nodes.values()] == [NodeState.READY] * 2
         loop.presence.mark_connected("a")
-        await until(lambda: loop.core.state.nodes["b"].state is NodeState.LOST)
+        await wait_until(lambda: loop.core.state.nodes["b"].state is NodeState.LOST)
         assert loop.core.state.nodes["a"].state is NodeState.READY
-        assert (await loop.submit(wanted("w1"))).placements[0].node_name == "a"
+        assert (await loop.submit(build_request("w1"))).placements[0].node_name == "a"
 
 
 async def test_a_loss_that_cannot_be_written_is_tried_again() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
+        await loop.register_node(build_node())
         journal.fault = FULL
         loop.presence.mark_disconnected("n1", deadline_s=0.0)
-        await until(lambda: loop.journal_fault is not None)
+        await wait_until(lambda: loop.journal_fault is not None)
         # What was applied is thrown away a moment after the fault is known; readers wait for that.
         assert await loop.read(lambda core: core.state.nodes["n1"].state) is NodeState.READY
         journal.fault = None
-        await until(lambda: loop.core.state.nodes["n1"].state is NodeState.LOST)
+        await wait_until(lambda: loop.core.state.nodes["n1"].state is NodeState.LOST)
 
 
 async def test_a_stop_finishes_what_was_queued_and_refuses_the_rest() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.register_node(inventory())
-        submissions = [asyncio.create_task(loop.submit(wanted(f"w{i}"))) for i in range(5)]
+        await loop.register_node(build_node())
+        submissions = [asyncio.create_task(loop.submit(build_request(f"w{i}"))) for i in range(5)]
         await asyncio.sleep(0)
         await loop.stop()
         assert all(workload.workload_id for workload in await asyncio.gather(*submissions))
         with pytest.raises(Unavailable):
-            await loop.submit(wanted("late"))
+            await loop.submit(build_request("late"))
         assert journal.checkpoints[-1].seq == len(journal.entries)
 
 
@@ -346,14 +348,14 @@ async def test_a_clock_that_was_ahead_for_a_moment_leaves_no_later_time_there() 
     times = iter([5_000, 3_000, 3_000 + decade, 3_001, 9_000, 1])
     journal = MemoryJournal()
     async with looping(journal, clock=Clock(now_ns=lambda: next(times))) as loop:
-        await loop.register_node(inventory())
-        submitted = [(await loop.submit(wanted(f"w{i}"))).submitted_ns for i in range(4)]
+        await loop.register_node(build_node())
+        submitted = [(await loop.submit(build_request(f"w{i}"))).submitted_ns for i in range(4)]
         assert submitted == [3_000, 3_000 + decade, 3_001, 9_000]
         # What came first is told by revisions.
         revisions = [loop.core.state.workloads[f"w{i}"].revision for i in range(4)]
         assert revisions == sorted(revisions)
     async with looping(journal, clock=Clock(now_ns=lambda: 10_000)) as again:
-        assert (await again.submit(wanted("later"))).submitted_ns == 10_000
+        assert (await again.submit(build_request("later"))).submitted_ns == 10_000
 
 
 def test_quantiles_are_of_the_last_durations() -> None:

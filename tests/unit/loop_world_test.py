@@ -8,6 +8,7 @@ from bench.loop.demand import Course, Requests, course
 from bench.loop.engines import BORDERS_S, Engine, Engines
 from bench.loop.scene import Job, Scene, Service
 from bench.loop.training import CHECKPOINT_S, Running
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
@@ -20,7 +21,6 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
 from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, LimitPoint, MaxSlowdown, PowerCurve
-from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue.loader import load_catalogue
 
@@ -59,7 +59,7 @@ def test_more_replicas_are_faster_and_each_draws_less():
     assert two.power_w[0] < one.power_w[0]
 
 
-def test_overload_waits_breaks_the_promise_and_is_told():
+def test_overload_waits_breaks_the_promise_and_is_reported():
     engines = Engines([ENGINE], 5.0)
     served = _settled(engines, 4000.0, 1.0, 24)
     assert served.waiting[0] > 100.0
@@ -182,7 +182,7 @@ def test_promises_of_jobs_are_counted():
 
 
 def _seen(at_s, running, waiting=0.0):
-    empty = MetricsWindow(30.0, None, None, None, None, None, 1.0, 1.0, waiting, 0.0, running, 1.0, None)
+    empty = build_metrics_window(waiting=waiting, running=running, output_token_hz=1.0)
     return ServiceWindow(at_s, "s", empty)
 
 

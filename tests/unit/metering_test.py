@@ -85,7 +85,7 @@ def test_each_device_says_how_its_joules_were_had():
     assert found["GPU-1"].uncertainty_j == pytest.approx(GAIN_ERROR * 1250.0 + 10**0.5 * 0.975 * 25.0)
 
 
-def test_a_reset_and_a_gap_are_told():
+def test_a_reset_and_a_gap_are_reported():
     meter = Meter()
     meter.tick(0, (1000.0, 300.0, 1.0), (NO, 100.0, NO))
     meter.tick(1, (1300.0, 300.0, 1.0), (NO, 100.0, NO))

@@ -3,17 +3,18 @@
 import asyncio
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from docs.metric_pages import count_agent_series_most, count_controller_series_most
 from prometheus_client.parser import text_string_to_metric_families
-from tests.controller_rig import batch, inventory, running, until, wanted
-from tests.fakes.stewarded import stewarded
-from tests.metrics_lint import NO_LABELS, documented, faults
-from tests.metrics_rig import frame, share, view
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.metrics import build_gpu_view, build_share, build_snapshot
+from tests.builders.objectives import run_objectives
+from tests.builders.server import run_controller
+from tests.metrics_lint import NO_LABELS, documented, faults, run_promtool
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
+from tests.waiting import wait_until
 
 from eelgrid_agent.metrics.catalogue import CATALOGUE, MetricScope, attribute_metric
 from eelgrid_agent.metrics.exposition import MetricsRenderer
@@ -32,30 +33,28 @@ NAMING = {
 
 async def controllers_page(tmp_path):
     """A page with nodes, samples, work that runs and waits, and promises."""
-    async with running(tmp_path) as rig, stewarded() as world:
+    async with run_controller(tmp_path) as rig, run_objectives() as world:
         await lived(world)
         for number in range(POOLS_MOST + 9):
-            agent = await rig.join(inventory(f"host-{number}", gpus=1, pool=f"pool-{number}"))
-            await agent.say(batch(1, gpus=1, time_ns=rig.controller._clock.now_ns()))
+            agent = await rig.join(build_node(f"host-{number}", gpus=1, pool=f"pool-{number}"))
+            await agent.say(build_batch(1, gpus=1, time_ns=rig.controller._clock.now_ns()))
         for number in range(POOLS_MOST + 20):
-            await rig.operators.submit_workload(wanted(f"task-{number}", namespace=f"team-{number}"))
+            await rig.operators.submit_workload(build_request(f"task-{number}", namespace=f"team-{number}"))
         telemetry = rig.controller.agents._telemetry
-        await until(lambda: telemetry.received == POOLS_MOST + 9, within_s=60.0)
+        await wait_until(lambda: telemetry.received == POOLS_MOST + 9, within_s=60.0)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
         return (await rig.controller.metrics.render_page()).decode()
 
 
 def agents_page():
-    shares = [share(namespace="a", pod=f"b-{number}") for number in range(30)]
-    return MetricsRenderer().render_snapshot(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
-
-
-def said(text):
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30, text=True
+    shares = [build_share(namespace="a", pod=f"b-{number}") for number in range(30)]
+    return (
+        MetricsRenderer()
+        .render_snapshot(build_snapshot(build_gpu_view(), build_gpu_view("GPU-2"), shares=shares))
+        .prometheus()
+        .decode()
     )
-    return done.returncode, done.stdout + done.stderr
 
 
 async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_path):
@@ -72,7 +71,7 @@ async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_pat
     assert told == set(), "what comes and goes is in no other label"
     assert len(text.splitlines()) < 1500
     if shutil.which("promtool"):
-        assert await asyncio.to_thread(said, text) == (0, "")
+        assert await asyncio.to_thread(run_promtool, text) == (0, "")
 
 
 def test_the_agents_page_keeps_the_conventions():
@@ -80,7 +79,7 @@ def test_the_agents_page_keeps_the_conventions():
     most = {metric.name: count_agent_series_most(metric) for metric in CATALOGUE}
     assert list(faults(text, OF_AGENT, most.__getitem__)) == []
     if shutil.which("promtool"):
-        assert said(text) == (0, "")
+        assert run_promtool(text) == (0, "")
 
 
 def test_every_metric_of_both_is_in_the_docs_and_has_help_and_no_name_is_used_twice():

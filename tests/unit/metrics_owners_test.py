@@ -1,5 +1,7 @@
 """What is told of owners: who looks alike is one, the bound holds, and since when what they hold idles."""
 
+from tests.builders.agent import build_slurm_owner
+
 from eelgrid_agent.energy.accounts import (
     EnergyAccount,
     EnergyUse,
@@ -55,13 +57,13 @@ def test_an_owner_is_told_by_all_that_is_known_of_them():
 
 
 def test_owners_that_look_alike_are_one_and_keep_their_joules():
-    one, other = (UsageOwner(kind=UsageOwnerKind.SLURM, job="7", user=user) for user in ("ann", "bob"))
+    one, other = (build_slurm_owner("7", user=user) for user in ("ann", "bob"))
     owned = attribution([(account(one), 2000), (account(other), 3000), (account(POD), 500)])
     assert sorted(OwnerLabelCache().build_view(owned).energy_j.values()) == [0.5, 5.0]
 
 
 def test_more_owners_than_series_are_counted():
-    owners = [UsageOwner(kind=UsageOwnerKind.SLURM, job=str(number)) for number in range(SHARES_MOST + 3)]
+    owners = [build_slurm_owner(number) for number in range(SHARES_MOST + 3)]
     names, accounts = OwnerLabelCache(), [(account(owner), 1000) for owner in owners]
     for _ in range(2):
         view = names.build_view(attribution(accounts))
@@ -71,11 +73,8 @@ def test_more_owners_than_series_are_counted():
     assert len(names._kept) == SHARES_MOST, "labels of those who left leave with them"
 
 
-def test_an_owner_is_told_since_when_what_they_hold_idles():
-    alike = (
-        UsageOwner(kind=UsageOwnerKind.SLURM, job="7", user="ann"),
-        UsageOwner(kind=UsageOwnerKind.SLURM, job="7", user="bob"),
-    )
+def test_an_owner_learns_since_when_what_they_hold_idles():
+    alike = (build_slurm_owner("7", user="ann"), build_slurm_owner("7", user="bob"))
     owned = attribution(
         anomalies=[
             idle(POD, 100, place=3),
@@ -96,6 +95,6 @@ def test_an_account_in_the_place_of_another_has_its_own_labels():
     """CPython gives the address of an object that went to the next one."""
     names = OwnerLabelCache()
     for number in range(50):
-        owner = UsageOwner(kind=UsageOwnerKind.SLURM, job=str(number))
+        owner = build_slurm_owner(number)
         (labels,) = told(SHARE_LABELS, names.build_view(attribution([(account(owner), 1)])).energy_j)
         assert f"slurm_job={number}" in labels

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.builders.metrics import HOST_READINGS, build_gpu_view, build_snapshot
 from tests.metrics_lint import NO_LABELS
-from tests.metrics_rig import HOST_READINGS, frame, view
 
 from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
@@ -149,7 +149,7 @@ def test_every_reading_has_a_metric():
 
 
 def test_every_metric_is_shown_with_its_labels_and_kind():
-    shown = frame(view(), view("GPU-2", value=Missing(AbsenceReason.TIMED_OUT)), value=0.5)
+    shown = build_snapshot(build_gpu_view(), build_gpu_view("GPU-2", value=Missing(AbsenceReason.TIMED_OUT)), value=0.5)
     node = shown.node
     lost_host = HostView(cpu_milli=1, memory_bytes=1, values={Reading.HOST_CPU_UTILIZATION_RATIO: 0.5})
     pages = [shown, AgentSnapshot(agent=shown.agent, node=NodeMetricsView(**{**_fields(node), "host": lost_host}))]
@@ -173,7 +173,9 @@ def test_values_are_scaled_and_told_apart():
     values = dict.fromkeys(SLOW_READINGS, 1.0) | {Reading.ECC_UNCORRECTED_VOLATILE: 7.0}
     quick = dict.fromkeys(FAST_READINGS, 0.25) | {Reading.SM_CLOCK_MHZ: 1410.0, Reading.ENERGY_J: 1.5e9}
     samples = parsed(
-        frame(view(quick=TimedValues(values=quick, age_s=0.0), slow=TimedValues(values=values, age_s=9.0)))
+        build_snapshot(
+            build_gpu_view(quick=TimedValues(values=quick, age_s=0.0), slow=TimedValues(values=values, age_s=9.0))
+        )
     )
     assert one(samples, "eelgrid_gpu_sm_clock_hertz") == ({"gpu": "GPU-1"}, 1410e6)
     assert one(samples, "eelgrid_gpu_energy_joules_total") == ({"gpu": "GPU-1"}, 1.5e9)
@@ -191,7 +193,11 @@ def test_values_are_scaled_and_told_apart():
 def test_codes_and_masks_are_one_series_for_each_state():
     quick = dict.fromkeys(FAST_READINGS, 0.0) | {Reading.EVENT_REASONS_MASK: float(0x4 | 0x40 | 0x8000)}
     slow = dict.fromkeys(SLOW_READINGS, 0.0) | {Reading.RECOVERY_ACTION: 4.0, Reading.FABRIC_STATE: 77.0}
-    samples = parsed(frame(view(quick=TimedValues(values=quick, age_s=0.0), slow=TimedValues(values=slow, age_s=0.0))))
+    samples = parsed(
+        build_snapshot(
+            build_gpu_view(quick=TimedValues(values=quick, age_s=0.0), slow=TimedValues(values=slow, age_s=0.0))
+        )
+    )
 
     def held(name, label):
         return {labels[label] for labels, value in samples[name] if value == 1.0}
@@ -204,7 +210,7 @@ def test_codes_and_masks_are_one_series_for_each_state():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -100.0, 9223372036854775794.0])
 def test_a_sentinel_is_an_absence_and_never_a_number(value):
-    samples = parsed(frame(value=value))
+    samples = parsed(build_snapshot(value=value))
     told = {labels["reading"]: labels["reason"] for labels, _ in samples["eelgrid_gpu_reading_absent"]}
     assert set(told) == {reading.name.lower() for reading in (*FAST_READINGS, *SLOW_READINGS)} - {"module_power_w"}
     assert set(told.values()) == {"implausible"}
@@ -216,7 +222,7 @@ def test_a_sentinel_is_an_absence_and_never_a_number(value):
 def test_each_reading_is_a_series_or_an_absence():
     half = {reading: READING_RANGES[reading].high for reading in SLOW_READINGS[::2]}
     half[SLOW_READINGS[0]] = Missing(AbsenceReason.NO_PERMISSION)
-    samples = parsed(frame(view(slow=TimedValues(values=half, age_s=1.0), instances=())))
+    samples = parsed(build_snapshot(build_gpu_view(slow=TimedValues(values=half, age_s=1.0), instances=())))
     told = {labels["reading"]: labels["reason"] for labels, _ in samples["eelgrid_gpu_reading_absent"]}
     assert told == {SLOW_READINGS[0].name.lower(): "no_permission"} | {
         reading.name.lower(): "not_sampled" for reading in SLOW_READINGS[1::2]
@@ -226,7 +232,7 @@ def test_each_reading_is_a_series_or_an_absence():
 
 
 def test_a_histogram_adds_up():
-    samples = parsed(frame())
+    samples = parsed(build_snapshot())
     buckets = [value for _, value in samples["eelgrid_device_call_duration_seconds_bucket"]]
     assert buckets == sorted(buckets)
     assert buckets[-1] == one(samples, "eelgrid_device_call_duration_seconds_count")[1] == 3 + len(CALL_BOUNDS_S)
@@ -235,17 +241,17 @@ def test_a_histogram_adds_up():
 
 def test_what_left_the_node_leaves_the_renderer():
     renderer = MetricsRenderer()
-    both, alone = frame(view(), view("GPU-2")), frame(view())
+    both, alone = build_snapshot(build_gpu_view(), build_gpu_view("GPU-2")), build_snapshot(build_gpu_view())
     fresh = MetricsRenderer().render_snapshot(alone).prometheus()
     renderer.render_snapshot(both)
     assert renderer.render_snapshot(alone).prometheus() == fresh
     changed = Gpu(uuid="GPU-1", index=0, product="A100", model="A100")
-    assert b"instance_info" not in renderer.render_snapshot(frame(GpuView(gpu=changed))).prometheus()
+    assert b"instance_info" not in renderer.render_snapshot(build_snapshot(GpuView(gpu=changed))).prometheus()
     assert renderer.render_snapshot(alone).prometheus() == fresh
 
 
 def test_a_fleet_has_no_node_to_show():
-    samples = parsed(AgentSnapshot(agent=frame().agent))
+    samples = parsed(AgentSnapshot(agent=build_snapshot().agent))
     assert {name.split("_")[1] for name in samples if name.startswith("eelgrid")} == {"agent", "device", "worker"}
 
 
@@ -253,7 +259,9 @@ def test_a_fleet_has_no_node_to_show():
 def test_promtool_finds_nothing_to_say():
     page = (
         MetricsRenderer()
-        .render_snapshot(frame(view(), view("GPU-2", value=Missing(AbsenceReason.GPU_LOST))))
+        .render_snapshot(
+            build_snapshot(build_gpu_view(), build_gpu_view("GPU-2", value=Missing(AbsenceReason.GPU_LOST)))
+        )
         .prometheus()
     )
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False, timeout=30)

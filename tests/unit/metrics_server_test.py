@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 import trustme
-from tests.metrics_rig import frame, view
+from tests.builders.metrics import build_gpu_view, build_snapshot
 
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, SCRAPES_MOST, MetricsEndpoint, ScrapeResponse
@@ -80,7 +80,7 @@ def test_a_head_is_a_get_without_its_body(serve):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "<script>"])
-def test_another_method_is_told_which_are_taken(serve, method):
+def test_another_method_is_refused_with_those_that_are_taken(serve, method):
     answer = exchange(serve(), f"{method} /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.0 405 ")
     assert b"\r\nAllow: GET, HEAD\r\n" in answer
@@ -227,7 +227,7 @@ scrape_configs:
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on the PATH (Debian: prometheus)")
 def test_prometheus_scrapes_it_and_sums_count_nothing_twice(serve, tmp_path):
     """Over TLS with a password, each series of the page, and the joules of both devices once."""
-    page = MetricsRenderer().render_snapshot(frame(view(), view("GPU-2"))).openmetrics()
+    page = MetricsRenderer().render_snapshot(build_snapshot(build_gpu_view(), build_gpu_view("GPU-2"))).openmetrics()
     samples = sum(not line.startswith(b"#") for line in page.splitlines())
 
     class Scraped(OnePage):

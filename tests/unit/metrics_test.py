@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_devices
 
-from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
 from eelgrid_agent.devices.port import CallLatencies, DeviceEvent, DeviceEventKind, DevicePort, GpuLostError
 from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
@@ -28,30 +28,16 @@ from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
 from eelgrid_agent.metrics.access import MetricsError
 from eelgrid_agent.metrics.collector import AgentCollector, summarize_latencies, time_calls
 from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
-from eelgrid_agent.node.inventory import NodeIdentity, missing_gpu_readings, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.node.inventory import missing_gpu_readings, read_each_gpu
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, ConnectResponse, NodePlan
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, prefers_openmetrics
 
-SECOND = 1_000_000_000
-
-
-class HandClock:
-    def __init__(self):
-        self.now_ns = SECOND
-
-    def monotonic_ns(self):
-        return self.now_ns
-
-    def wall_ns(self):
-        return self.now_ns
-
 
 class Agent:
     def __init__(self, nodes=1):
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.pairs = [self._pair(index) for index in range(nodes)]
         self.nodes = [node for node, _ in self.pairs]
         self.attribution = None
@@ -66,23 +52,8 @@ class Agent:
         )
 
     def _pair(self, index):
-        spec = NodeSpec(
-            node_name=f"n{index}", cpu_milli=1000, memory_bytes=10**9, gpus=(GpuSpec(product="openb-g2", model="G2"),)
-        )
-        device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
-        engine = NoEngine()
-        node = AgentNode(
-            NodeIdentity(node_name=spec.node_name, agent_version="t", simulated=True),
-            host=SimulatedHost(
-                cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
-            ),
-            engine=engine,
-            clock=self.clock,
-            draw_incarnation=lambda: 1,
-            ticks_most=10,
-            first=survey_devices(device),
-        )
-        return node, device
+        device = build_devices(self.clock, f"n{index}", (GpuSpec(product="openb-g2", model="G2"),))
+        return build_agent_node(device, self.clock, f"n{index}"), device
 
     def tick(self):
         self.clock.now_ns += SECOND
@@ -129,7 +100,7 @@ def test_an_absent_reading_has_no_series():
     assert "eelgrid_gpu_info" in samples
 
 
-def test_why_a_reading_is_absent_is_told():
+def test_why_a_reading_is_absent_is_reported():
     agent = Agent()
     agent.tick()
     node = agent.nodes[0]
@@ -239,7 +210,7 @@ def test_the_guard_shows_its_plan_and_its_lease():
 
 
 def test_calls_are_timed_by_kind_failed_ones_too():
-    clock, times = HandClock(), CallLatencies()
+    clock, times = ManualClock(), CallLatencies()
 
     class Slow(SimulatedNode):
         def read(self, uuid):
@@ -263,7 +234,7 @@ def test_what_the_worker_does_and_costs_is_shown():
     class OneChild:
         starts_total, hangs_total, unkillable_count, hung_gpus, children = 3, 2, 1, ("GPU-1",), (os.getpid(), 2**31 - 1)
 
-    clock = HandClock()
+    clock = ManualClock()
     collector = AgentCollector([], connections=lambda: 0, monotonic_ns=clock.monotonic_ns, worker=OneChild())
     found = collector.build_snapshot().agent.worker
     assert (found.starts, found.hangs, found.left_behind, found.hung_gpus) == (3, 2, 1, 1)
@@ -273,7 +244,7 @@ def test_what_the_worker_does_and_costs_is_shown():
 
 def test_the_timed_port_has_every_call_of_the_port():
     calls = {name for name in vars(DevicePort) if not name.startswith("_")}
-    spec, clock = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=()), HandClock()
+    spec, clock = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=()), ManualClock()
     node = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
     assert calls == set(vars(time_calls(node, CallLatencies(), monotonic_ns=clock.monotonic_ns)))
 
@@ -370,7 +341,7 @@ def test_it_serves_over_http_and_frees_the_port():
         probe.bind(("127.0.0.1", server.port))
 
 
-def test_a_port_in_use_is_said_with_the_remedy():
+def test_a_port_in_use_is_reported_with_the_remedy():
     agent = Agent()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

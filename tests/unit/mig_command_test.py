@@ -29,7 +29,7 @@ def mig(tmp_path, capsys):
     return MigNode(tmp_path, capsys)
 
 
-def test_show_tells_what_stands(mig):
+def test_show_reports_what_stands(mig):
     code, out, err = mig("show")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -219,7 +219,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(mig, command, arguments, cod
     assert found[2].count("\n") == 1
 
 
-def test_a_damaged_state_is_told_and_kept(mig):
+def test_a_damaged_state_is_reported_and_kept(mig):
     assert mig("apply", "-y", "-l", "0=empty")[0] == 0
     (mig.state / "mig.json").write_text("{")
     code, out, _ = mig("show")

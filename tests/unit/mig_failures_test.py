@@ -120,7 +120,7 @@ def test_f05_a_change_that_times_out_midway_is_finished_when_the_device_answers_
 
 
 @pytest.mark.parametrize("geometry", [A100, H100], ids=["f06", "f07-the-mode-is-forgotten-too"])
-def test_f06_f07_instances_lost_at_reboot_are_made_anew_and_old_leases_are_stale(geometry):
+def test_f06_f07_instances_lost_at_reboot_are_made_again_and_old_leases_are_stale(geometry):
     rig = rig_with(geometry=geometry)
     rig.executor.apply_layout(asked(rig, THREE, ONE))
     before = rig.generations()
@@ -137,7 +137,7 @@ def test_f06_f07_instances_lost_at_reboot_are_made_anew_and_old_leases_are_stale
     assert rig.executor.record("GPU-0").repairs == 0
 
 
-def test_f06_what_was_released_is_not_made_anew_after_a_reboot():
+def test_f06_what_was_released_is_not_made_again_after_a_reboot():
     rig = rig_with()
     rig.executor.apply_layout(asked(rig, THREE))
     rig.executor.release_device("GPU-0")
@@ -199,7 +199,7 @@ def test_f09_one_that_stays_in_use_is_given_back_what_it_had():
     assert standing(rig) == {THREE}
 
 
-def test_f10_no_room_where_our_map_shows_some_is_read_and_planned_anew_once():
+def test_f10_no_room_where_our_map_shows_some_is_read_and_planned_again_once():
     rig = rig_with(ONE)
     full = Fault("create_gpu_instance", InsufficientResources("insufficient resources"))
     rig.device.faults = [full]
@@ -290,7 +290,7 @@ def test_f15_a_client_that_lets_the_device_go_in_time_costs_a_wait():
     assert applied(rig.executor.apply_layout(asked(rig, THREE)))
 
 
-def test_f16_after_a_change_everything_is_listed_anew():
+def test_f16_after_a_change_everything_is_listed_again():
     rig = rig_with(ONE)
     rig.executor.apply_layout(asked(rig, THREE))
     (gpu,) = rig.device.gpus()
@@ -336,7 +336,7 @@ def test_f17_two_changes_of_one_device_never_run_at_once():
     assert applied(results[0])
 
 
-def test_f26_a_lease_on_an_instance_that_was_made_anew_under_the_same_uuid_holds_nothing():
+def test_f26_a_lease_on_an_instance_that_was_made_again_under_the_same_uuid_holds_nothing():
     rig = rig_with()
     rig.executor.apply_layout(asked(rig, THREE))
     ((uuid, (_, old)),) = rig.generations().items()

@@ -76,7 +76,7 @@ def test_output_that_cannot_be_written_is_one_line(mig, monkeypatch):
     ("rights", "wanted", "needs"),
     [("mig_config", "1=empty", "root"), ("mig_monitor", "0=3g.20gb@4,1g.5gb@0,1g.5gb@1", "mig_config")],
 )
-def test_who_may_not_is_told_before_anything_is_changed(mig, rights, wanted, needs):
+def test_who_may_not_is_refused_before_anything_is_changed(mig, rights, wanted, needs):
     assert mig("apply", "-y", "-l", "0=3g.20gb@4,1g.5gb@0")[0] == 0
     with mig.changed() as state:
         state["rights"] = rights
@@ -102,7 +102,7 @@ def test_who_may_not_list_processes_is_told_why_everything_counts_as_in_use(mig)
     assert "note: this user may not list the processes" in err
 
 
-def test_a_change_of_mode_that_another_program_blocks_is_undone_and_told_once(mig, monkeypatch):
+def test_a_change_of_mode_that_another_program_blocks_is_undone_and_reported_once(mig, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert mig("apply", "-y", "-l", "1=3g.40gb@4")[0] == 0
     before = shown(mig)["gpus"][1]["instances"]

@@ -1,7 +1,7 @@
 """Watts: from the catalogue, from the limits, or from a stated default."""
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.placement.power import DEFAULT_BUSY_W, IDLE_SHARE, PriorPowerModel
 from eelgrid_protos import catalogue
@@ -28,12 +28,12 @@ def test_the_sources_in_their_order():
 
 
 def test_the_cluster_draws_what_the_paper_says():
-    core = core_with(node("a", gpus=8, model="G2", cpu=96))
+    core = build_core(build_node("a", gpus=8, model="G2", cpu=96))
     idle_w = 8 * 30 + 3 * 15
     assert core.modelled_power_w() == idle_w
-    core.submit(request(gpus=1, milli=10, cpu=1), now_ns=1)
+    core.submit(build_request(gpus=1, milli=10, cpu=1), now_ns=1)
     assert core.modelled_power_w() == idle_w + (150 - 30) + (120 - 15)
-    core.submit(request(gpus=1, milli=10, cpu=1), now_ns=2)
+    core.submit(build_request(gpus=1, milli=10, cpu=1), now_ns=2)
     assert core.modelled_power_w() == idle_w + (150 - 30) + (120 - 15)
     core.mark_node_lost("a", now_ns=3)
     assert core.modelled_power_w() == pytest.approx(idle_w + 225)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -36,11 +36,11 @@ def places(core: Core, key: str) -> list[tuple[str, tuple[int, ...]]]:
 
 def two_halves(**spec) -> Core:
     """Node a and node b hold a half of a GPU each."""
-    core = core_with(node("a", gpus=1))
-    core.submit(request(gpus=1, milli=500, key="one", **spec), now_ns=1)
-    core.submit(request(gpus=1, milli=500, key="gap"), now_ns=1)
-    core.register_node(node("b", gpus=1), now_ns=1)
-    core.submit(request(gpus=1, milli=500, key="two", **spec), now_ns=1)
+    core = build_core(build_node("a", gpus=1))
+    core.submit(build_request(gpus=1, milli=500, key="one", **spec), now_ns=1)
+    core.submit(build_request(gpus=1, milli=500, key="gap"), now_ns=1)
+    core.register_node(build_node("b", gpus=1), now_ns=1)
+    core.submit(build_request(gpus=1, milli=500, key="two", **spec), now_ns=1)
     core.cancel("gap", now_ns=2)
     assert (places(core, "one"), places(core, "two")) == ([("a", (0,))], [("b", (0,))])
     return core
@@ -100,11 +100,11 @@ def test_fixed_work_stays_and_lost_nodes_are_neither_emptied_nor_filled():
 
 
 def test_a_gang_moves_together_and_pays_for_the_whole_of_it():
-    core = core_with(node("a", gpus=2))
-    core.submit(request(gpus=1, milli=700, key="here", mobility=Mobility.FIXED), now_ns=1)
-    core.submit(request(gpus=1, milli=600, key="gap"), now_ns=1)
-    core.register_node(node("b", gpus=2), now_ns=1)
-    core.submit(request(gpus=1, milli=500, replicas=2, key="gang", kind=WorkloadKind.TRAINING_JOB), now_ns=1)
+    core = build_core(build_node("a", gpus=2))
+    core.submit(build_request(gpus=1, milli=700, key="here", mobility=Mobility.FIXED), now_ns=1)
+    core.submit(build_request(gpus=1, milli=600, key="gap"), now_ns=1)
+    core.register_node(build_node("b", gpus=2), now_ns=1)
+    core.submit(build_request(gpus=1, milli=500, replicas=2, key="gang", kind=WorkloadKind.TRAINING_JOB), now_ns=1)
     assert {name for name, _ in places(core, "gang")} == {"b"}
     core.cancel("gap", now_ns=2)
     # With one replica to move, the gang is too large: half of it would stop all of it.
@@ -121,10 +121,10 @@ def test_only_restartable_work_may_use_what_it_holds_itself():
     """Both GPUs of the node are held by halves; its CPU is so full that nothing can stand twice."""
 
     def crowded(mobility: Mobility) -> Core:
-        core = core_with(node("a", gpus=2, cpu=8))
-        core.submit(request(gpus=1, milli=500, cpu=3, key="one", mobility=mobility), now_ns=1)
-        core.submit(request(gpus=1, milli=500, cpu=1, key="gap"), now_ns=1)
-        core.submit(request(gpus=1, milli=500, cpu=3, key="two", mobility=mobility), now_ns=1)
+        core = build_core(build_node("a", gpus=2, cpu=8))
+        core.submit(build_request(gpus=1, milli=500, cpu=3, key="one", mobility=mobility), now_ns=1)
+        core.submit(build_request(gpus=1, milli=500, cpu=1, key="gap"), now_ns=1)
+        core.submit(build_request(gpus=1, milli=500, cpu=3, key="two", mobility=mobility), now_ns=1)
         core.cancel("gap", now_ns=2)
         assert [places(core, key)[0][1] for key in ("one", "two")] == [(0,), (1,)]
         return core
@@ -153,13 +153,13 @@ def test_a_move_that_no_longer_holds_is_named_and_nothing_moves():
         assert f"move 1 of 1 ({key} from {other} to {target})" in str(error.value)
         assert core.state.digest() == before
 
-    filled = core.submit(request(gpus=1, milli=500), now_ns=4).result
+    filled = core.submit(build_request(gpus=1, milli=500), now_ns=4).result
     if filled.placements[0].node_name == target:
         refused("held already")
     core.cancel(filled.workload_id, now_ns=5)
     core.mark_node_lost(target, now_ns=6)
     refused("the node is lost")
-    core.register_node(node(target, gpus=1), now_ns=7)
+    core.register_node(build_node(target, gpus=1), now_ns=7)
     core.cancel(key, now_ns=8)
     refused("does not run")
 
@@ -175,7 +175,7 @@ def test_the_second_of_two_moves_refuses_the_first_as_well():
 
 def test_moves_make_room_for_work_that_waits():
     core = two_halves()
-    waiting = core.submit(request(gpus=1), now_ns=3).result
+    waiting = core.submit(build_request(gpus=1), now_ns=3).result
     assert waiting.phase is WorkloadPhase.PENDING
     core.apply_moves(asked(core).moves, now_ns=4)
     assert core.workload(waiting.workload_id).phase is WorkloadPhase.PLACED
@@ -220,7 +220,7 @@ def test_room_counts_what_would_fit():
     found = asked(core)
     sizes = {(task.gpu_count, task.gpu_milli): task.tasks for task in found.before.largest}
     assert sizes == {(1, 500): 2}
-    core.submit(request(gpus=1, key="whole"), now_ns=3)  # waits, but it is demand
+    core.submit(build_request(gpus=1, key="whole"), now_ns=3)  # waits, but it is demand
     found = asked(core)
     rooms = [
         {(task.gpu_count, task.gpu_milli): task.tasks for task in one.largest} for one in (found.before, found.after)
@@ -229,17 +229,17 @@ def test_room_counts_what_would_fit():
 
 
 def test_an_empty_cluster_has_nothing_to_move():
-    for core in (core_with(), core_with(node("a")), Core(ClusterState(), catalogue.load_catalogue())):
+    for core in (build_core(), build_core(build_node("a")), Core(ClusterState(), catalogue.load_catalogue())):
         found = asked(core)
         assert (found.moves, found.running, found.gain_w) == ((), 0, 0.0)
 
 
 def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_round():
-    core = core_with(node("a", gpus=1))
-    core.submit(request(gpus=1, key="one"), now_ns=1)
-    core.register_node(node("b", gpus=1), now_ns=1)
-    core.submit(request(gpus=1, key="two"), now_ns=1)
-    core.register_node(node("c", gpus=1), now_ns=1)
+    core = build_core(build_node("a", gpus=1))
+    core.submit(build_request(gpus=1, key="one"), now_ns=1)
+    core.register_node(build_node("b", gpus=1), now_ns=1)
+    core.submit(build_request(gpus=1, key="two"), now_ns=1)
+    core.register_node(build_node("c", gpus=1), now_ns=1)
 
     def move(key: str, target: str) -> Move:
         (source,) = core.workload(key).placements
@@ -257,9 +257,9 @@ def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_ro
 def test_kinds_of_request_beyond_the_bound_stay_and_the_rest_is_booked_by_its_own_request(monkeypatch):
     """A cluster may run more kinds of request than a search has rows for: the rarest do not move, no figure is wrong."""
     core = two_halves()
-    core.register_node(node("c", gpus=2), now_ns=2)
-    core.submit(request(gpus=1, milli=600, key="rare", mobility=Mobility.MOVABLE), now_ns=2)
-    core.submit(request(gpus=1, milli=700, key="rarer", mobility=Mobility.MOVABLE), now_ns=2)
+    core.register_node(build_node("c", gpus=2), now_ns=2)
+    core.submit(build_request(gpus=1, milli=600, key="rare", mobility=Mobility.MOVABLE), now_ns=2)
+    core.submit(build_request(gpus=1, milli=700, key="rarer", mobility=Mobility.MOVABLE), now_ns=2)
     before_w = core.modelled_power_w()
     monkeypatch.setattr(migration_planner, "REQUEST_KINDS_MOST", 1)
     found = asked(core, moves_most=5)

@@ -6,15 +6,12 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_devices
+from tests.builders.energy import EnergyNode, run_jobs, serve_nodes
 from tests.certificates_rig import Authority
-from tests.energy_rig import SECOND, EnergyNode, HandClock, serving, working
 
-from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.node.node_service import NodeAuthorizer
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.faults import InvalidArgument, NotFound, PermissionDenied
 from eelgrid_protos.messages import (
     AnomalyKind,
@@ -42,29 +39,18 @@ SILENT = logging.getLogger("test.node_api")
 
 
 def node_named(name, clock):
-    spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=10**9, gpus=(GpuSpec(product="openb-g2"),))
-    device = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
-    engine = NoEngine()
-    node = AgentNode(
-        NodeIdentity(node_name=name, agent_version="t", simulated=True),
-        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=clock.monotonic_ns),
-        engine=engine,
-        clock=clock,
-        draw_incarnation=lambda: 1,
-        ticks_most=10,
-        first=survey_devices(device),
-    )
-    return node, device
+    device = build_devices(clock, name)
+    return build_agent_node(device, clock, name), device
 
 
 @asynccontextmanager
 async def asked(nodes, clock):
-    async with serving(nodes, clock) as port, open_channel(f"127.0.0.1:{port}", tls=None) as opened:
+    async with serve_nodes(nodes, clock) as port, open_channel(f"127.0.0.1:{port}", tls=None) as opened:
         yield build_client(NODE_SERVICE, opened)
 
 
 async def test_the_only_node_needs_no_name():
-    clock = HandClock()
+    clock = ManualClock()
     node, device = node_named("n0", clock)
     async with asked([node], clock) as api:
         assert (await api.get_inventory(GetInventoryRequest(), timeout=5.0)).inventory == node.inventory
@@ -77,7 +63,7 @@ async def test_the_only_node_needs_no_name():
 
 
 async def test_the_plan_in_force_and_its_lease():
-    clock = HandClock()
+    clock = ManualClock()
     node, _ = node_named("n0", clock)
     async with asked([node], clock) as api:
         assert (await api.get_node_plan(GetNodePlanRequest(), timeout=5.0)).plan is None
@@ -89,7 +75,7 @@ async def test_the_plan_in_force_and_its_lease():
 
 
 async def test_a_fleet_needs_a_name_that_it_knows():
-    clock = HandClock()
+    clock = ManualClock()
     nodes = [node_named(f"n{index}", clock)[0] for index in range(5)]
     async with asked(nodes, clock) as api:
         assert (await api.get_inventory(GetInventoryRequest(node_name="n3"), timeout=5.0)).inventory.node_name == "n3"
@@ -145,7 +131,7 @@ async def test_the_parts_of_a_device_add_up_to_what_its_samples_say(tmp_path):
 
 
 async def test_whose_the_joules_are_how_that_is_known_and_what_is_wrong(tmp_path):
-    site = working(tmp_path)
+    site = run_jobs(tmp_path)
     async with asked([site.node], site.clock) as api:
         answer = await api.get_node_energy(GetNodeEnergyRequest(), timeout=5.0)
     shared, sliced, old = answer.devices
@@ -211,11 +197,11 @@ async def status_of(port, files):
     ],
 )
 async def test_node_api_answers_by_the_role_of_the_certificate(tmp_path, subject, demanded, is_answered):
-    clock, authority = HandClock(), Authority()
+    clock, authority = ManualClock(), Authority()
     node, _ = node_named("n0", clock)
     door = door_of(RoleRules(demanded=demanded))
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
-    async with serving([node], clock, tls=server, admit=door.admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=door.admit) as port:
         ended = await status_of(port, authority.write(tmp_path / "caller", *subject))
     assert (ended == "answered") is is_answered
     assert door.refused_total == (0 if is_answered else 1)
@@ -224,16 +210,16 @@ async def test_node_api_answers_by_the_role_of_the_certificate(tmp_path, subject
 
 
 async def test_node_api_grants_a_role_to_a_certificate_that_names_none(tmp_path):
-    clock, authority = HandClock(), Authority()
+    clock, authority = ManualClock(), Authority()
     node, _ = node_named("n0", clock)
     door = door_of(RoleRules(demanded=True, grants=parse_grants(["viewer=CN:grafana"])))
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
-    async with serving([node], clock, tls=server, admit=door.admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=door.admit) as port:
         assert await status_of(port, authority.write(tmp_path / "caller", ("CN", "grafana"))) == "answered"
 
 
 async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ended(tmp_path):
-    clock, authority, now_s = HandClock(), Authority(), [time.time()]
+    clock, authority, now_s = ManualClock(), Authority(), [time.time()]
     node, _ = node_named("n0", clock)
     door = NodeAuthorizer(
         RoleRules(demanded=True), ["n0"], now_s=lambda: now_s[0], monotonic_s=time.monotonic, log=SILENT
@@ -241,7 +227,7 @@ async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ende
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
     caller = authority.write(tmp_path / "caller", ("O", "eelgrid:viewer"), lasts=dt.timedelta(hours=1))
     async with (
-        serving([node], clock, tls=server, admit=door.admit) as port,
+        serve_nodes([node], clock, tls=server, admit=door.admit) as port,
         open_channel(f"127.0.0.1:{port}", tls=caller) as opened,
     ):
         api = build_client(NODE_SERVICE, opened)
@@ -252,7 +238,7 @@ async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ende
 
 
 async def test_a_call_that_the_node_table_forgot_is_for_administrators_alone(tmp_path):
-    clock, authority = HandClock(), Authority()
+    clock, authority = ManualClock(), Authority()
     node, _ = node_named("n0", clock)
     door = door_of(RoleRules(demanded=True))
     forgotten = f"/{NODE_SERVICE.name}/SetNodePower"
@@ -261,19 +247,19 @@ async def test_a_call_that_the_node_table_forgot_is_for_administrators_alone(tmp
         door.admit(forgotten, context)
 
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
-    async with serving([node], clock, tls=server, admit=admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=admit) as port:
         for role, ended in (("admin", "answered"), ("submitter", "refused"), ("agent", "refused")):
             found = await status_of(port, authority.write(tmp_path / f"caller-{role}", ("O", f"eelgrid:{role}")))
             assert (found == "answered") is (ended == "answered")
 
 
 async def test_refusals_of_the_node_api_do_not_fill_the_log(tmp_path, caplog):
-    clock, authority = HandClock(), Authority()
+    clock, authority = ManualClock(), Authority()
     node, _ = node_named("n0", clock)
     door = door_of(RoleRules(demanded=True), log=logging.getLogger("test.node_api.quiet"))
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
     knocking = authority.write(tmp_path / "old", ("CN", "old"))
-    async with serving([node], clock, tls=server, admit=door.admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=door.admit) as port:
         with caplog.at_level(logging.WARNING, "test.node_api.quiet"):
             async with open_channel(f"127.0.0.1:{port}", tls=knocking) as opened:
                 for _ in range(5):

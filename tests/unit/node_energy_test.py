@@ -114,7 +114,7 @@ def test_two_jobs_on_one_device_are_charged_what_the_device_really_drew(site):
     assert device.recent_s == 5.0
 
 
-def test_resets_losses_and_gaps_lose_no_millijoule_of_what_is_told(site):
+def test_resets_losses_and_gaps_lose_no_millijoule_of_what_is_reported(site):
     faults, uuid = site.rig.node.faults, site.rig.uuid(0)
     site.process(0, 11, job=1)
     site.rig.load(0, 0.5)
@@ -135,7 +135,7 @@ def test_resets_losses_and_gaps_lose_no_millijoule_of_what_is_told(site):
     assert device.estimate.method is EnergyMeasurement.MIXED
 
 
-def test_a_held_device_that_idles_is_told_once(site):
+def test_a_held_device_that_idles_is_reported_once(site):
     uuid = site.rig.uuid(0)
     site.assignments = (Assignment(workload_id="train", replica=0, gpu_uuids=(uuid,)),)
     site.run(600)
@@ -152,7 +152,7 @@ def test_a_held_device_that_idles_is_told_once(site):
     assert [event.gpu_uuid for event in site.events] == [uuid, uuid]
 
 
-def test_an_idle_context_of_somebody_who_holds_nothing_is_told(site):
+def test_an_idle_context_of_somebody_who_holds_nothing_is_reported(site):
     busy, idle = (one.id for one in site.rig.device.gpus()[1].gpu_instances)
     site.process(1, 21, job=8, instance=busy)
     site.process(1, 22, job=9, instance=idle)

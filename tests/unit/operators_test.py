@@ -11,7 +11,8 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.controller_rig import batch, inventory, running, wanted
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.server import run_controller
 
 from eelgrid_controller.server.grpc.operator_service import WorkloadChanges
 from eelgrid_controller.server.grpc.pagination import PAGE_BYTES_MOST, build_page
@@ -52,11 +53,11 @@ async def every_page(call, request_type, field: str, **filters) -> tuple[list, i
 
 
 async def test_every_item_is_on_exactly_one_page(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         names = [f"n{number}" for number in (3, 1, 2, 10)]
-        await rig.join(*(inventory(name, gpus=3) for name in names))
+        await rig.join(*(build_node(name, gpus=3) for name in names))
         for number in range(7):
-            await rig.operators.submit_workload(wanted(f"w{number}"))
+            await rig.operators.submit_workload(build_request(f"w{number}"))
         api = rig.operators
         nodes, pages = await every_page(api.list_nodes, ListNodesRequest, "nodes", page_size=3)
         assert ([node.inventory.node_name for node in nodes], pages) == (sorted(names), 2)
@@ -72,15 +73,15 @@ async def test_every_item_is_on_exactly_one_page(tmp_path: Path) -> None:
 
 
 async def test_page_sizes_are_coerced(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory(gpus=64), inventory("n2", gpus=64))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=64), build_node("n2", gpus=64))
         assert len((await rig.operators.list_gpus(ListGpusRequest())).gpus) == 100
         assert len((await rig.operators.list_gpus(ListGpusRequest(page_size=2**32 - 1))).gpus) == 128
 
 
 async def test_a_token_belongs_to_its_filters(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory(gpus=3))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=3))
         token = (await rig.operators.list_gpus(ListGpusRequest(page_size=1))).next_page_token
         await rig.operators.list_gpus(ListGpusRequest(page_size=2, page_token=token))
         for request in (
@@ -99,8 +100,8 @@ async def test_a_token_belongs_to_its_filters(tmp_path: Path) -> None:
 
 
 async def test_a_forged_place_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory(gpus=3))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=3))
         token = (await rig.operators.list_gpus(ListGpusRequest(page_size=1))).next_page_token
         digest = json.loads(base64.urlsafe_b64decode(token))[0]
         for place in ([1, 2], [None, 1], [], [[1], 2], ["n1", "x"]):
@@ -126,7 +127,7 @@ def listed(numbers: list[int], size: int, element) -> list[ListWorkloadsResponse
 
 
 def workload(workload_id: str, **changes) -> Workload:
-    return Workload(workload_id=workload_id, spec=replace(wanted().spec, **changes), phase=WorkloadPhase.PENDING)
+    return Workload(workload_id=workload_id, spec=replace(build_request().spec, **changes), phase=WorkloadPhase.PENDING)
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=40), st.integers(1, 7))
@@ -153,9 +154,9 @@ def test_a_page_goes_without_elements_that_break_the_contract_and_counts_them() 
 
 
 async def test_filters_of_nodes_and_gpus(tmp_path: Path) -> None:
-    async with running(tmp_path, away_grace_s=0.0) as rig:
-        await rig.join(inventory("alpha-1", pool="a"), inventory("beta-1", gpus=0, pool="b"), inventory("alpha-2"))
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path, away_grace_s=0.0) as rig:
+        await rig.join(build_node("alpha-1", pool="a"), build_node("beta-1", gpus=0, pool="b"), build_node("alpha-2"))
+        await rig.operators.submit_workload(build_request("w1"))
         api = rig.operators
 
         async def names(**filters) -> list[str]:
@@ -180,12 +181,12 @@ async def test_filters_of_nodes_and_gpus(tmp_path: Path) -> None:
 
 
 async def test_filters_of_workloads(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory(gpus=1))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=1))
         api = rig.operators
-        await api.submit_workload(wanted("w1", name="train-a", user="ann", queue="q"))
-        await api.submit_workload(wanted("w2", name="train-b", namespace="lab"))
-        await api.submit_workload(wanted("w3", name="serve", gpus=0))
+        await api.submit_workload(build_request("w1", name="train-a", user="ann", queue="q"))
+        await api.submit_workload(build_request("w2", name="train-b", namespace="lab"))
+        await api.submit_workload(build_request("w3", name="serve", gpus=0))
         await api.cancel_workload(CancelWorkloadRequest(workload_id="w3"))
 
         async def ids(**filters) -> list[str]:
@@ -201,10 +202,10 @@ async def test_filters_of_workloads(tmp_path: Path) -> None:
 
 
 async def test_a_workload_is_submitted_shown_explained_and_cancelled(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         api = rig.operators
-        drawn = (await api.submit_workload(wanted())).workload
+        drawn = (await api.submit_workload(build_request())).workload
         assert drawn.phase is WorkloadPhase.PLACED
         assert drawn.placements[0].node_name == "n1"
         got = await api.get_workload(GetWorkloadRequest(workload_id=drawn.workload_id))
@@ -224,36 +225,36 @@ async def test_a_workload_is_submitted_shown_explained_and_cancelled(tmp_path: P
 
 
 async def test_refusals_are_counted_and_a_repeat_is_harmless(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         api = rig.operators
-        first = await api.submit_workload(wanted("w1"))
-        assert await api.submit_workload(wanted("w1")) == first
+        first = await api.submit_workload(build_request("w1"))
+        assert await api.submit_workload(build_request("w1")) == first
         with pytest.raises(AlreadyExists):
-            await api.submit_workload(wanted("w1", name="another"))
+            await api.submit_workload(build_request("w1", name="another"))
         with pytest.raises(InvalidArgument) as caught:
-            await api.submit_workload(wanted("w2", gpus=9))
+            await api.submit_workload(build_request("w2", gpus=9))
         assert caught.value.violations
         summary = (await api.get_summary(GetSummaryRequest())).summary
         assert (summary.placed, summary.pending, summary.refused) == (1, 0, 2)
 
 
 async def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
-        request = wanted()
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
+        request = build_request()
         await rig.operators.submit_workload(type(request)(spec=request.spec, dry_run=True))
         assert (await rig.operators.list_workloads(ListWorkloadsRequest())).total == 0
 
 
 async def test_a_summary_adds_up(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         api = rig.operators
-        agent = await rig.join(inventory(gpus=2))
-        await api.submit_workload(wanted("w1", milli=500))
-        await api.submit_workload(wanted("w2"))
-        await api.submit_workload(wanted("w3"))
-        await agent.say(batch(1, time_ns=time.time_ns()))
+        agent = await rig.join(build_node(gpus=2))
+        await api.submit_workload(build_request("w1", milli=500))
+        await api.submit_workload(build_request("w2"))
+        await api.submit_workload(build_request("w3"))
+        await agent.say(build_batch(1, time_ns=time.time_ns()))
         await agent.hear()
         await asyncio.sleep(0.25)
         summary = (await api.get_summary(GetSummaryRequest())).summary
@@ -269,11 +270,11 @@ async def test_a_summary_adds_up(tmp_path: Path) -> None:
 
 
 async def test_watching_the_summary_goes_on_until_the_controller_stops(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         watch = rig.operators.watch_summary(WatchSummaryRequest(interval_s=0.1))
         assert (await anext(watch)).summary.nodes_ready == 0
         assert (await anext(watch)).summary.nodes_ready == 0
-        await rig.join(inventory())
+        await rig.join(build_node())
         while not (await anext(watch)).summary.nodes_ready:
             pass
         rig.controller.operators.close()
@@ -286,13 +287,13 @@ async def test_watching_the_summary_goes_on_until_the_controller_stops(tmp_path:
 
 
 async def test_watching_workloads_shows_what_is_and_then_every_change(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         api = rig.operators
-        old = (await api.submit_workload(wanted("w1"))).workload
+        old = (await api.submit_workload(build_request("w1"))).workload
         watch = api.watch_workloads(WatchWorkloadsRequest())
         assert (await anext(watch)).workload == old
-        await api.submit_workload(wanted("w2"))
+        await api.submit_workload(build_request("w2"))
         change = (await anext(watch)).workload
         assert (change.workload_id, change.phase) == ("w2", WorkloadPhase.PLACED)
         later = api.watch_workloads(WatchWorkloadsRequest(after_revision=old.revision))
@@ -307,7 +308,7 @@ async def test_watching_workloads_shows_what_is_and_then_every_change(tmp_path: 
 
 
 async def test_a_watcher_that_falls_behind_is_told_to_begin_again() -> None:
-    spec = wanted().spec
+    spec = build_request().spec
     changes = WorkloadChanges(3, revision=10)
 
     def change(revision: int) -> Workload:
@@ -328,7 +329,7 @@ async def test_a_watcher_that_falls_behind_is_told_to_begin_again() -> None:
 
 
 async def test_the_policy_changes_by_revision_only(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         api = rig.operators
         policy = (await api.get_policy(GetPolicyRequest())).policy
         wish = Policy(objective="energy", weights=OBJECTIVES["energy"], revision=policy.revision)
@@ -341,7 +342,7 @@ async def test_the_policy_changes_by_revision_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [method.name for method in rpc.OPERATOR_SERVICE.methods])
 async def test_bytes_that_are_no_message_are_invalid(tmp_path: Path, name: str) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         method = next(method for method in rpc.OPERATOR_SERVICE.methods if method.name == name)
         path = rpc.OPERATOR_SERVICE.path(method)
         call = rig.channel.unary_stream(path) if method.response_streaming else rig.channel.unary_unary(path)
@@ -352,9 +353,9 @@ async def test_bytes_that_are_no_message_are_invalid(tmp_path: Path, name: str) 
 
 
 async def test_a_message_that_breaks_rules_names_the_field(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         path = "/eelgrid.v1.OperatorService/SubmitWorkload"
-        good = codec.encode_message(wanted("w1", name="sound", user="ann"))
+        good = codec.encode_message(build_request("w1", name="sound", user="ann"))
         bad = good.replace(b"sound", b"so nd")
         with pytest.raises(grpc.RpcError) as caught:
             await rig.channel.unary_unary(path)(bad)
@@ -365,13 +366,13 @@ async def test_a_message_that_breaks_rules_names_the_field(tmp_path: Path) -> No
 
 
 async def test_restart_brings_everything_back(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         for number in range(4):
-            await rig.operators.submit_workload(wanted(f"w{number}", milli=300))
+            await rig.operators.submit_workload(build_request(f"w{number}", milli=300))
         before = (await rig.operators.list_workloads(ListWorkloadsRequest())).workloads
         digest = rig.controller.loop.core.state.digest()
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         assert "nodes=1 workloads=4" in rig.line
         assert rig.controller.loop.core.state.digest() == digest
         assert (await rig.operators.list_workloads(ListWorkloadsRequest())).workloads == before

@@ -2,6 +2,8 @@
 
 import shutil
 
+from tests.builders.agent import build_slurm_owner
+
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.process_owners import (
     DEAD_KEPT_S,
@@ -74,7 +76,7 @@ def test_a_sluid_is_resolved_by_the_environment_alone(tmp_path):
     process(tmp_path, 2, cgroup)
     process(tmp_path, 3, "0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0\n", environ={"SLURM_JOB_ID": "6"})
     process(tmp_path, 4, cgroup, environ={"SLURM_JOB_ID": "../../x"})
-    assert owner_of(tmp_path, 1) == UsageOwner(kind=UsageOwnerKind.SLURM, job="4711", step="2", pid=1)
+    assert owner_of(tmp_path, 1) == build_slurm_owner("4711", step="2", pid=1)
     # Without its environment the SLUID stands in for the number.
     assert owner_of(tmp_path, 2).job == "s5K1KKYAYG5D00"
     # What a user exports does not change whose job the kernel says it is.
@@ -93,7 +95,7 @@ def test_a_ray_worker(tmp_path):
     assert owner_of(tmp_path, 3).kind is UsageOwnerKind.USER
 
 
-def test_the_mps_server_is_told(tmp_path):
+def test_the_mps_server_is_reported(tmp_path):
     process(tmp_path, 1, "0::/system.slice/mps.service", title="nvidia-cuda-mps-server -f")
     process(tmp_path, 2, "0::/system.slice/x.service", title="grep nvidia-cuda-mps-server")
     found = ProcessOwnerResolver(tmp_path).resolve([1, 2], now_ns=0)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tests.builders.cluster import build_node, build_request, build_spending_limit
 from tests.certificates_rig import Authority
-from tests.controller_rig import inventory, wanted
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerConfigError
@@ -20,11 +20,7 @@ from eelgrid_controller.state.events import WorkloadSubmitted, event_from_plain,
 from eelgrid_protos import catalogue
 from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.messages import (
-    EnforcementMode,
     Policy,
-    SpendingLimit,
-    SpendingPeriod,
-    SpendingQuantity,
     SpendingScope,
     Workload,
     WorkloadPhase,
@@ -36,21 +32,9 @@ PERMIT, REQUIRE = RoleRules(), RoleRules(demanded=True)
 ALICE = Caller("O=eelgrid:submitter,CN=alice", frozenset({Role.SUBMITTER}), user="alice")
 ROOT = Caller("O=eelgrid:admin,CN=root", frozenset({Role.ADMIN}), user="root")
 OLD = Caller("CN=old", user="old")
-SPEC = wanted("w").spec
+SPEC = build_request("w").spec
 NO_LIMITS = Policy()
-BY_TEAM = Policy(
-    spending=(
-        SpendingLimit(
-            scope=SpendingScope.LABEL,
-            label="team",
-            name="vision",
-            quantity=SpendingQuantity.GPU_TIME,
-            most=3600.0,
-            period=SpendingPeriod.DAY,
-            mode=EnforcementMode.ENFORCE,
-        ),
-    )
-)
+BY_TEAM = Policy(spending=(build_spending_limit(1.0, "vision", scope=SpendingScope.LABEL, label="team"),))
 
 
 def read(*attributes, binds=(), **options):
@@ -165,11 +149,7 @@ def test_a_submission_is_of_the_certificates_user():
 
 @pytest.mark.parametrize(
     ("changes", "needs"),
-    [
-        ({"user": "bob"}, "user"),
-        ({"namespace": "prod"}, "namespace"),
-        ({"queue": "fast"}, "queue"),
-    ],
+    [({"user": "bob"}, "user"), ({"namespace": "prod"}, "namespace"), ({"queue": "fast"}, "queue")],
 )
 def test_a_submitter_without_rights_submits_as_itself_to_the_default_namespace_alone(changes, needs):
     assert stated(ALICE).namespace == "default"
@@ -203,7 +183,7 @@ def test_a_submitter_cannot_leave_out_or_change_the_label_that_its_work_is_count
     assert stated(several, labels={"team": "nlp", "x": "y"}).labels == {"team": "nlp", "x": "y"}
 
 
-def test_a_label_that_a_limit_is_counted_by_is_nobodys_whose_certificate_does_not_name_it():
+def test_a_label_that_a_limit_is_counted_by_needs_a_certificate_that_names_it():
     assert stated(ALICE, policy=BY_TEAM, labels={"team": "vision"}) == "label"
     # Nobody counts by it.
     assert stated(ALICE, labels={"team": "vision"}).labels == {"team": "vision"}
@@ -290,13 +270,13 @@ def test_owner_is_the_certificates_user_where_it_may_submit():
 
 def core_of(state):
     core = Core(state, catalogue.load_catalogue())
-    core.register_node(inventory(), now_ns=1)
+    core.register_node(build_node(), now_ns=1)
     return core
 
 
 def test_owner_is_journalled_and_replayed_bit_for_bit():
     core = core_of(ClusterState())
-    step = core.submit(wanted("w", user="alice"), now_ns=2, owner="alice")
+    step = core.submit(build_request("w", user="alice"), now_ns=2, owner="alice")
     assert step.result.owner == "alice"
     replayed = core_of(ClusterState()).state
     for event in step.events:
@@ -317,5 +297,5 @@ def test_entries_of_journals_of_before_owners_are_read_and_written_as_they_were(
 
 def test_a_trial_without_placing_says_whose_it_would_be():
     core = core_of(ClusterState())
-    step = core.submit(replace(wanted("w"), dry_run=True), now_ns=2, owner="alice")
+    step = core.submit(replace(build_request("w"), dry_run=True), now_ns=2, owner="alice")
     assert (step.events, step.result.owner) == ((), "alice")

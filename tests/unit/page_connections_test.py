@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from bench.page_fleet import PageFleet
 from tests.certificates_rig import Authority
+from tests.waiting import wait_until
 
 from eelgrid_controller.server.http import live_server
 from eelgrid_controller.server.http.live_server import ViewerSlot, ViewerSlots
@@ -23,12 +24,6 @@ def client_context(files):
     context = ssl.create_default_context(cafile=files.authority)
     context.load_cert_chain(files.certificate, files.key)
     return context
-
-
-async def until(met, *, within_s=30.0):
-    async with asyncio.timeout(within_s):
-        while not met():  # noqa: ASYNC110  # any state of any object
-            await asyncio.sleep(0.02)
 
 
 async def watching(door, files):
@@ -166,7 +161,7 @@ async def test_streams_end_when_their_authority_is_taken_away_and_not_when_one_i
         await ending
         other.close()
         await newcomer.close()
-        await until(lambda: fleet.hub.viewers == 0)
+        await wait_until(lambda: fleet.hub.viewers == 0)
     finally:
         await session.close()
         await door.stop()
@@ -186,7 +181,7 @@ async def test_a_stream_ends_with_its_certificate(authority, tmp_path):
     try:
         late_ns[0] = 2 * 3600 * 10**9
         await drained(response)
-        await until(lambda: fleet.hub.viewers == 1)
+        await wait_until(lambda: fleet.hub.viewers == 1)
         other.close()
     finally:
         await leaving.close()
@@ -201,14 +196,14 @@ async def test_a_viewer_that_reads_nothing_loses_its_seat(monkeypatch):
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
         writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        await until(lambda: fleet.hub.viewers == 1)
+        await wait_until(lambda: fleet.hub.viewers == 1)
         monkeypatch.setattr(live_server, "_SEND_WITHIN_S", 0.2)
 
         def left():
             fleet.report()
             return fleet.hub.viewers == 0
 
-        await until(left, within_s=60.0)
+        await wait_until(left, within_s=60.0)
         writer.close()
     finally:
         await door.stop()

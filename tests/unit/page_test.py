@@ -134,7 +134,7 @@ def test_power_that_grew_old_is_no_reading():
     assert watched.seen["gpus"]["power_w"] == [NO_READING] * 8
 
 
-def test_a_quiet_fleet_is_told_in_a_few_words():
+def test_a_quiet_fleet_is_reported_in_a_few_words():
     watched = Watched(3)
     watched.fleet.report()
     watched.turn()
@@ -230,7 +230,7 @@ def test_rows_of_one_commit_are_forgotten_together():
     assert history.oldest == 13
 
 
-def test_a_new_node_gives_cells_anew_and_keeps_what_was_read():
+def test_a_new_node_gives_cells_again_and_keeps_what_was_read():
     watched = Watched(2)
     watched.fleet.report()
     watched.turn()
@@ -283,7 +283,7 @@ def test_the_queue_and_the_budgets_are_cut_and_counted():
     assert budgets[1] == ["rack/rack-000", 1e4, total_w, 24, 24]
 
 
-def test_a_state_that_came_back_from_the_journal_begins_the_history_anew():
+def test_a_state_that_came_back_from_the_journal_begins_the_history_again():
     watched = Watched(2)
     watched.fleet.place("w-1", "node-0000", [0])
     watched.turn()

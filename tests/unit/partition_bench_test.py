@@ -1,6 +1,5 @@
 """The MIG comparison: its files read and written, its judge apart from the planner, a bounded run of the command."""
 
-import csv
 import itertools
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ from bench.mig.peers import PEERS, Choice, Demand, planned
 from bench.mig.report import SUMMARY_COLUMNS, digest, published
 from bench.mig.runs import run
 from bench.mig.tables import Asked, Scenario, TableError
+from tests.tables import read_csv
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "parvagpu"
 SIZES = (1, 2, 3, 4, 7)
@@ -48,27 +48,22 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def _read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_bounded_run(data, tmp_path, capsys):
     assert main(["--data", str(data), "--out", str(tmp_path / "out"), "--random", "3", "--seed", "5"]) == 0
-    rows = _read(tmp_path / "out" / "summary.csv")
+    rows = read_csv(tmp_path / "out" / "summary.csv")
     assert tuple(rows[0]) == SUMMARY_COLUMNS == ("scenario", "gpus", "slices", "violations", "seconds", "bound_gpus")
     assert [row["scenario"] for row in rows] == ["S1", "S2"]
     assert all(row["violations"] == "0" and row["gpus"] == row["bound_gpus"] for row in rows)
-    plans = _read(tmp_path / "out" / "plans.csv")
+    plans = read_csv(tmp_path / "out" / "plans.csv")
     assert {row["model"] for row in plans if row["scenario"] == "S1"} == {"alpha", "beta"}
     for row in rows:
         mine = [one for one in plans if one["scenario"] == row["scenario"]]
         assert len({one["gpu"] for one in mine}) == int(row["gpus"])
         assert sum(int(one["slices"]) for one in mine) == int(row["slices"])
-    peers = _read(tmp_path / "out" / "peers.csv")
+    peers = read_csv(tmp_path / "out" / "peers.csv")
     assert {row["planner"] for row in peers} == {"ours", *PEERS}
     assert {row["violations"] for row in peers} == {"0"}
-    assert len(_read(tmp_path / "out" / "random.csv")) == 3
+    assert len(read_csv(tmp_path / "out" / "random.csv")) == 3
     assert (tmp_path / "out" / "mig.png").stat().st_size > 0
     assert (tmp_path / "out" / "random.png").stat().st_size > 0
     printed = capsys.readouterr().out
@@ -76,10 +71,10 @@ def test_a_bounded_run(data, tmp_path, capsys):
     assert "3 scenarios drawn with seed 5" in printed
 
 
-def test_a_service_that_nothing_serves_is_told_and_counted(data, tmp_path, capsys):
+def test_a_service_that_nothing_serves_is_reported_and_counted(data, tmp_path, capsys):
     _scenarios(data / "SLO", "1,200,N/A\n", "50,300,N/A\n")
     assert main(["--data", str(data), "--out", str(tmp_path / "out"), "--no-plots"]) == 0
-    (row,) = _read(tmp_path / "out" / "summary.csv")
+    (row,) = read_csv(tmp_path / "out" / "summary.csv")
     assert row["violations"] == "1"
     assert "service alpha: needs a latency below" in capsys.readouterr().out
 

@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import running, until
-from tests.slices_rig import laid_out, node, points, service
+from tests.builders.partition import apply_layout, build_mig_node, build_slice_points, build_sliced_service
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.server.grpc import planner_services
 from eelgrid_protos.faults import FailedPrecondition, NotFound
@@ -31,7 +32,7 @@ async def hand_over(rig) -> None:
     policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
     mode = PoolMode(pool="mig", mode=EnforcementMode.ENFORCE, partitioned=True)
     await rig.operators.update_policy(UpdatePolicyRequest(policy=replace(policy, pools=(mode,))))
-    await rig.operators.record_points(RecordPointsRequest(points=tuple(points())))
+    await rig.operators.record_points(RecordPointsRequest(points=tuple(build_slice_points())))
 
 
 async def recommended(rig):
@@ -45,7 +46,7 @@ async def listed(rig):
 def done(inventory: Inventory, plan: NodePlan, generation: int) -> Inventory:
     """The node once its agent did what the plan says."""
     layouts = {layout.gpu_uuid: layout for layout in plan.gpu_layouts}
-    gpus = tuple(laid_out(gpu, layouts[gpu.uuid]) if gpu.uuid in layouts else gpu for gpu in inventory.gpus)
+    gpus = tuple(apply_layout(gpu, layouts[gpu.uuid]) if gpu.uuid in layouts else gpu for gpu in inventory.gpus)
     return replace(inventory, gpus=gpus, generation=generation)
 
 
@@ -57,13 +58,13 @@ async def plan_with(agent, wanted) -> NodePlan:
             return plan
 
 
-async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
+async def test_a_refusal_is_reported_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(planner_services, "ASK_FIRST_S", 0.05)
     monkeypatch.setattr(planner_services, "POLL_S", 0.02)
-    async with running(tmp_path) as rig:
-        agent = await rig.join(node("a", gpus=1))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_mig_node("a", gpus=1))
         await hand_over(rig)
-        await rig.operators.submit_workload(service("s", 20.0))
+        await rig.operators.submit_workload(build_sliced_service("s", 20.0))
         found = await recommended(rig)
         assert (found.stages, len(found.gpus)) == (1, 1)
         answer = await rig.operators.apply_partitions(ApplyPartitionsRequest(recommendation_id=found.recommendation_id))
@@ -82,7 +83,7 @@ async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_pat
         other = await recommended(rig)
         with pytest.raises(FailedPrecondition, match="under way"):
             await rig.operators.apply_partitions(ApplyPartitionsRequest(recommendation_id=other.recommendation_id))
-        await agent.say(done(node("a", gpus=1), plan, 2))
+        await agent.say(done(build_mig_node("a", gpus=1), plan, 2))
         served = await plan_with(agent, lambda later: later.assignments)
         assert all(item.gpu_uuids[0].startswith("MIG-GPU-a-0") for item in served.assignments)
         # The stage stood, so the change is over: nothing is waited for.
@@ -96,21 +97,21 @@ async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_pat
 
 async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(planner_services, "POLL_S", 0.02)
-    async with running(tmp_path) as rig:
-        agent = await rig.join(node("a"))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_mig_node("a"))
         await hand_over(rig)
         for key, rate_hz in (("s", 20.0), ("t", 5.0), ("u", 5.0)):
-            await rig.operators.submit_workload(service(key, rate_hz))
+            await rig.operators.submit_workload(build_sliced_service(key, rate_hz))
         found = await recommended(rig)
         await rig.operators.apply_partitions(ApplyPartitionsRequest(recommendation_id=found.recommendation_id))
         plan = await plan_with(agent, lambda plan: plan.gpu_layouts)
-        standing = done(node("a"), plan, 2)
+        standing = done(build_mig_node("a"), plan, 2)
         await agent.say(standing)
         await plan_with(agent, lambda later: later.assignments)
         course = rig.controller.partitions
-        await until(course._course.done)
+        await wait_until(course._course.done)
         # Half as quick: more slices are made first, then those that no longer do are left.
-        await rig.operators.record_points(RecordPointsRequest(points=tuple(points(scale=0.5))))
+        await rig.operators.record_points(RecordPointsRequest(points=tuple(build_slice_points(scale=0.5))))
         found = await recommended(rig)
         assert found.stages == 2
         answer = await rig.operators.apply_partitions(ApplyPartitionsRequest(recommendation_id=found.recommendation_id))
@@ -119,20 +120,20 @@ async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_pa
         for one in found.services:
             await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id=one.workload_id))
         await agent.say(done(standing, first, 3))
-        await until(course._course.done)
+        await wait_until(course._course.done)
         shown = await listed(rig)
         assert shown.stages_left == 1
         assert shown.waits_for.startswith("ended at stage 2 of 2: the partition plan no longer holds")
 
 
-async def test_what_cannot_be_planned_is_said_in_words(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(node("a", gpus=1))
-        await rig.operators.submit_workload(service("s", 20.0))
+async def test_what_cannot_be_planned_is_reported_in_words(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_mig_node("a", gpus=1))
+        await rig.operators.submit_workload(build_sliced_service("s", 20.0))
         with pytest.raises(FailedPrecondition, match="switch a pool"):
             await recommended(rig)
         assert (await listed(rig)).gpus == ()
         await hand_over(rig)
-        await rig.operators.submit_workload(service("large", 5000.0))
+        await rig.operators.submit_workload(build_sliced_service("large", 5000.0))
         with pytest.raises(FailedPrecondition, match="the pools lack"):
             await recommended(rig)

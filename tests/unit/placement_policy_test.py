@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.clusters import GIB, core_with, node, request
+from tests.builders.cluster import GIB, build_core, build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.planner import Planner, derive_random_seed
@@ -41,7 +41,7 @@ def trace():
             tuple(sorted({MODELS[next(draw) % 3], MODELS[next(draw) % 3]})) if count and next(draw) % 3 == 0 else ()
         )
         kinds.append(
-            request(cpu=next(draw) % 17, memory_gib=4 * (next(draw) % 9), gpus=count, milli=milli, models=models)
+            build_request(cpu=next(draw) % 17, memory_gib=4 * (next(draw) % 9), gpus=count, milli=milli, models=models)
         )
     return nodes, kinds, [(next(draw) % 14, next(draw) % 4 == 0, next(draw)) for _ in range(300)]
 
@@ -80,9 +80,9 @@ def test_the_daemon_decides_what_the_bench_decides(name):
     for kind in kinds:
         state.demand.observe(kind.spec.request, 1)
     state.demand.refresh_at = 10**9
-    core = core_with(
+    core = build_core(
         *(
-            node(f"n{number:02}", gpus=count, model=MODELS[model], cpu=cpu)
+            build_node(f"n{number:02}", gpus=count, model=MODELS[model], cpu=cpu)
             for number, (count, model, cpu) in enumerate(nodes)
         ),
         state=state,
@@ -114,7 +114,9 @@ def test_policies_differ_and_a_replay_knows_which_was_in_force():
     nodes, kinds, arrivals = trace()
 
     def run(name):
-        core = core_with(*(node(f"n{n:02}", gpus=g, model=MODELS[m], cpu=c) for n, (g, m, c) in enumerate(nodes)))
+        core = build_core(
+            *(build_node(f"n{n:02}", gpus=g, model=MODELS[m], cpu=c) for n, (g, m, c) in enumerate(nodes))
+        )
         events = [*core.update_policy(Policy(placement=name), now_ns=1).events]
         for number, (kind, _, _) in enumerate(arrivals[:60]):
             events += core.submit(kinds[kind], now_ns=number).events
@@ -122,7 +124,7 @@ def test_policies_differ_and_a_replay_knows_which_was_in_force():
 
     (ours, _), (fgd, events) = run("eelgrid"), run("fgd")
     assert ours.state.digest() != fgd.state.digest()
-    again = core_with(*(node(f"n{n:02}", gpus=g, model=MODELS[m], cpu=c) for n, (g, m, c) in enumerate(nodes)))
+    again = build_core(*(build_node(f"n{n:02}", gpus=g, model=MODELS[m], cpu=c) for n, (g, m, c) in enumerate(nodes)))
     for event in events:
         again.state.apply(event)
     assert again.state.digest() == fgd.state.digest()
@@ -132,7 +134,7 @@ def test_policies_differ_and_a_replay_knows_which_was_in_force():
 
 
 def test_an_unknown_policy_is_refused_by_field():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     with pytest.raises(InvalidArgument) as error:
         core.update_policy(Policy(placement="greedy"), now_ns=1)
     (found,) = error.value.violations
@@ -141,8 +143,8 @@ def test_an_unknown_policy_is_refused_by_field():
 
 
 def test_a_change_of_policy_is_felt_at_once():
-    core = core_with(node("a", gpus=8), node("b", gpus=1))
-    planner, wanted = Planner(), request(gpus=1).spec
+    core = build_core(build_node("a", gpus=8), build_node("b", gpus=1))
+    planner, wanted = Planner(), build_request(gpus=1).spec
     # Both add as many watts, so that the name decides for PWR; best fit goes where least is free.
     for name, expected in (("pwr", "a"), ("bestfit", "b"), ("pwr", "a")):
         decision = planner.decide_placement(core.snapshot(), wanted, OBJECTIVES["balanced"], name)

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 from opentelemetry.trace import SpanKind
-from tests.controller_rig import inventory, running, until, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult
 from eelgrid_controller.server.placement_traces import PlacementTraces, TraceLimits, TraceRoot
@@ -58,7 +60,7 @@ class Traced:
         self.ids[workload_id] = self.traces.on_decision(duration_s, workload_id, origin)
 
     async def submit(self, name, origin=None, **asked):
-        return await self.loop.submit(wanted(name, **asked), origin)
+        return await self.loop.submit(build_request(name, **asked), origin)
 
     def spans(self, workload):
         """Ended spans of a workload's trace, as (name, name of its parent), in their order."""
@@ -88,12 +90,12 @@ async def applied(agent, status=ApplyStatus.APPLIED, results=()):
 
 
 async def ended(traced, workload):
-    await until(lambda: any(one.name == "placement" for one in traced.spans(workload)), within_s=60.0)
+    await wait_until(lambda: any(one.name == "placement" for one in traced.spans(workload)), within_s=60.0)
 
 
 async def test_a_placement_is_followed_from_its_submission_until_its_node_holds_it(tmp_path):
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node("n1"))
         traced = Traced(rig)
         await traced.submit("w")
         assert kept(traced) == (1, 1, 0), "the agent has not answered"
@@ -125,8 +127,8 @@ async def test_a_placement_is_followed_from_its_submission_until_its_node_holds_
 
 
 async def test_a_wait_is_a_span_with_its_reasons_and_ends_where_the_decision_begins(tmp_path):
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory("n1", gpus=1))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node("n1", gpus=1))
         traced = Traced(rig)
         await traced.submit("first")
         await applied(agent)
@@ -154,7 +156,7 @@ async def test_a_wait_is_a_span_with_its_reasons_and_ends_where_the_decision_beg
 
 
 async def test_a_callers_trace_is_gone_on_with_and_one_that_nobody_wants_is_not_followed(tmp_path):
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         traced = Traced(rig)
         arrived_ns = traced.loop.clock.now_ns()
         await traced.submit("no", CommandOrigin(arrived_ns, {"traceparent": "no"}))
@@ -169,12 +171,12 @@ async def test_a_callers_trace_is_gone_on_with_and_one_that_nobody_wants_is_not_
 
 
 async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         traced = Traced(rig)
-        await traced.loop.submit(replace(wanted("imagined"), dry_run=True))
+        await traced.loop.submit(replace(build_request("imagined"), dry_run=True))
         with pytest.raises(Exception, match="contradict"):
-            await traced.loop.submit(wanted("nonsense", gpus=1, milli=0))
+            await traced.loop.submit(build_request("nonsense", gpus=1, milli=0))
         assert traced.ended.spans == []
         # Decided on, and then the disk refused: the next commit forgets it.
         traced.traces.on_decision(0.001, "undone", None)
@@ -187,8 +189,8 @@ async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path
 
 
 async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory("n1", gpus=1))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node("n1", gpus=1))
         before = Traced(rig)
         await before.submit("first")
         await applied(agent)
@@ -196,12 +198,7 @@ async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
         await before.submit("called", CommandOrigin(1, {"traceparent": "77"}))
         before.traces.close()
         assert before.tree("second") == [
-            (name, None if name == "submit" else "submit")
-            for name in (
-                "submit",
-                "decide",
-                "journal",
-            )
+            (name, None if name == "submit" else "submit") for name in ("submit", "decide", "journal")
         ], "its first span is the next process' to end"
         assert before.root("called").attributes["eelgrid.result"] == "given_up", "nobody keeps a caller's ids"
         assert kept(before) == (0, 0, 0)
@@ -227,8 +224,8 @@ async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
 
 
 async def test_a_node_that_refuses_is_an_error_that_says_why(tmp_path):
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node("n1"))
         traced = Traced(rig)
         await traced.submit("w")
         why = ApplyResult(subject="w", status=ApplyStatus.REFUSED, detail="no such device", rule="known_devices")
@@ -240,8 +237,8 @@ async def test_a_node_that_refuses_is_an_error_that_says_why(tmp_path):
 
 
 async def test_what_never_ends_is_given_up_and_counted(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1", gpus=4))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1", gpus=4))
         traced = Traced(rig, placements_most=2, answer_s=60.0)
         for name in ("a", "b", "c"):
             await traced.submit(name)
@@ -258,8 +255,8 @@ async def test_what_never_ends_is_given_up_and_counted(tmp_path):
 
 
 async def test_a_gang_has_spans_for_its_first_nodes_and_work_without_an_agent_waits_for_nobody(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(*(inventory(f"n{number}", gpus=1) for number in range(4)))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(*(build_node(f"n{number}", gpus=1) for number in range(4)))
         traced = Traced(rig, places_most=2)
         await traced.submit("gang", replicas=4)
         assert len(traced.traces._followed["gang"].awaited) == 2
@@ -272,8 +269,8 @@ async def test_a_gang_has_spans_for_its_first_nodes_and_work_without_an_agent_wa
 
 
 async def test_pods_are_waited_for_until_they_are_patched(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         traced = Traced(rig)
         traced.traces._has_agent = lambda _: False
         traced.traces.has_pod = lambda name: name.startswith("pod-")
@@ -288,9 +285,9 @@ async def test_pods_are_waited_for_until_they_are_patched(tmp_path):
         assert traced.root("pod-1").end_ns == patch.end_ns
 
 
-async def test_a_service_whose_slices_are_planned_anew_awaits_the_new_place_alone(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"), inventory("n2"))
+async def test_a_service_whose_slices_are_planned_again_awaits_the_new_place_alone(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"), build_node("n2"))
         traced = Traced(rig)
         await traced.submit("w")
         state = traced.loop.core.state

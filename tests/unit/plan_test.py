@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.faults import InvalidArgument, NotFound
@@ -11,10 +11,10 @@ from eelgrid_protos.messages import BudgetScope, EnforcementMode, NodePlan, Poli
 
 
 def test_a_plan_holds_every_assignment_and_survives_the_wire():
-    core = core_with(node("a", gpus=4, pool="x"))
-    core.submit(request(gpus=2, cpu=3, memory_gib=5, replicas=2), now_ns=1)
-    core.submit(request(gpus=1, milli=250, key="zz"), now_ns=2)
-    core.submit(request(cpu=2, key="cpu"), now_ns=3)
+    core = build_core(build_node("a", gpus=4, pool="x"))
+    core.submit(build_request(gpus=2, cpu=3, memory_gib=5, replicas=2), now_ns=1)
+    core.submit(build_request(gpus=1, milli=250, key="zz"), now_ns=2)
+    core.submit(build_request(gpus=0, cpu=2, key="cpu"), now_ns=3)
     plan = core.node_plan("a")
     assert [(item.workload_id, item.replica, item.gpu_milli) for item in plan.assignments] == [
         ("cpu", 0, 0),
@@ -27,8 +27,8 @@ def test_a_plan_holds_every_assignment_and_survives_the_wire():
 
 
 def test_the_epoch_rises_with_each_change_and_the_pool_decides_enforcement():
-    core = core_with(node("a", pool="x"), node("b", pool="y"))
-    first = core.submit(request(gpus=1), now_ns=1)
+    core = build_core(build_node("a", pool="x"), build_node("b", pool="y"))
+    first = core.submit(build_request(gpus=1), now_ns=1)
     assert first.nodes == {"a"}
     assert (core.node_plan("a").epoch, core.node_plan("b").epoch) == (1, 0)
     step = core.update_policy(Policy(pools=(PoolMode(pool="x", mode=EnforcementMode.ENFORCE),)), now_ns=2)
@@ -42,11 +42,11 @@ def test_the_epoch_rises_with_each_change_and_the_pool_decides_enforcement():
 
 def test_an_unknown_node_has_no_plan():
     with pytest.raises(NotFound, match="nobody"):
-        core_with().node_plan("nobody")
+        build_core().node_plan("nobody")
 
 
 def test_a_node_keeps_its_budget_itself():
-    core = core_with(node("a"), node("b"))
+    core = build_core(build_node("a"), build_node("b"))
     budgets = (
         PowerBudget(scope=BudgetScope.NODE, name="a", limit_w=900.0),
         PowerBudget(scope=BudgetScope.RACK, name="r1", limit_w=5000.0),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests import naive
-from tests.clusters import core_with, naive_cluster, naive_task, node, request
+from tests.builders.cluster import build_core, build_naive_cluster, build_naive_task, build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.planner import Planner
@@ -24,23 +24,23 @@ def where(core, wanted):
 
 
 def test_a_share_goes_to_the_gpu_that_is_busy_already():
-    core = core_with(node("a"), node("b"))
-    core.submit(request(gpus=1, milli=400), now_ns=1)
-    assert where(core, request(gpus=1, milli=400)) == [("a", (0,))]
+    core = build_core(build_node("a"), build_node("b"))
+    core.submit(build_request(gpus=1, milli=400), now_ns=1)
+    assert where(core, build_request(gpus=1, milli=400)) == [("a", (0,))]
     # No more room for 700 on it: of the others, one on a node whose CPU package is awake costs less.
-    assert where(core, request(gpus=1, milli=700)) == [("a", (1,))]
+    assert where(core, build_request(gpus=1, milli=700)) == [("a", (1,))]
 
 
 def test_of_two_models_the_one_that_adds_fewer_watts_wins():
-    core = core_with(node("big", model="G3"), node("small", model="T4"))
-    assert where(core, request(gpus=1, milli=500)) == [("small", (0,))]
-    assert where(core, request(gpus=1, milli=500, models=("G3",))) == [("big", (0,))]
+    core = build_core(build_node("big", model="G3"), build_node("small", model="T4"))
+    assert where(core, build_request(gpus=1, milli=500)) == [("small", (0,))]
+    assert where(core, build_request(gpus=1, milli=500, models=("G3",))) == [("big", (0,))]
 
 
 def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
-    turned = replace(node("a", gpus=4), gpus=tuple(reversed(node("a", gpus=4).gpus)))
-    core = core_with(turned)
-    decision = Planner().decide_placement(core.snapshot(), request(gpus=2).spec, BALANCED)
+    turned = replace(build_node("a", gpus=4), gpus=tuple(reversed(build_node("a", gpus=4).gpus)))
+    core = build_core(turned)
+    decision = Planner().decide_placement(core.snapshot(), build_request(gpus=2).spec, BALANCED)
     (spot,) = decision.placements
     assert (spot.gpu_indexes, spot.gpu_uuids) == ((0, 1), ("GPU-a-0", "GPU-a-1"))
 
@@ -49,10 +49,10 @@ def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
     ("gpus", "milli", "replicas", "fits"), [(1, 300, 6, True), (1, 300, 13, False), (2, 1000, 2, True)]
 )
 def test_replicas_are_placed_all_or_none(gpus, milli, replicas, fits):
-    core = core_with(node("a"), node("b"))
+    core = build_core(build_node("a"), build_node("b"))
     before = [array.copy() for array in core.snapshot().nodes]
     decision = Planner().decide_placement(
-        core.snapshot(), request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED
+        core.snapshot(), build_request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED
     )
     assert len(decision.placements) == (replicas if fits else 0)
     assert decision.room == (replicas if fits else 12)
@@ -61,26 +61,31 @@ def test_replicas_are_placed_all_or_none(gpus, milli, replicas, fits):
 
 
 def test_replicas_go_where_they_would_go_one_by_one():
-    inventories = [node("a", gpus=4), node("b", gpus=2, model="T4"), node("c", gpus=8, model="G3")]
-    together = core_with(*inventories)
-    step = together.submit(request(gpus=1, milli=600, replicas=7), now_ns=1)
-    apart = core_with(*inventories)
+    inventories = [build_node("a", gpus=4), build_node("b", gpus=2, model="T4"), build_node("c", gpus=8, model="G3")]
+    together = build_core(*inventories)
+    step = together.submit(build_request(gpus=1, milli=600, replicas=7), now_ns=1)
+    apart = build_core(*inventories)
     # The mix is learned from submissions, so one by one it must be learned beforehand to be the same.
     spots = []
     planner = Planner()
     trial = apart.snapshot().copy()
     for _ in range(7):
-        decision = planner.decide_placement(trial.snapshot, request(gpus=1, milli=600).spec, BALANCED)
+        decision = planner.decide_placement(trial.snapshot, build_request(gpus=1, milli=600).spec, BALANCED)
         spots.append((decision.placements[0].node_name, decision.placements[0].gpu_indexes))
         row = list(trial.snapshot.names).index(spots[-1][0])
-        trial.place_task(row, spots[-1][1], naive_task(request(gpus=1, milli=600).spec.request, {}))
+        trial.place_task(row, spots[-1][1], build_naive_task(build_request(gpus=1, milli=600).spec.request, {}))
         planner = Planner()
     assert [(spot.node_name, spot.gpu_indexes) for spot in step.result.placements] == spots
 
 
 def test_memory_of_boards_changes_no_decision():
-    core = core_with(*(node(f"n{number}", gpus=4, model="G2" if number % 2 else "T4") for number in range(12)))
-    kinds = [request(gpus=1, milli=300), request(gpus=2), request(cpu=7), request(gpus=1, models=("T4",))]
+    core = build_core(*(build_node(f"n{number}", gpus=4, model="G2" if number % 2 else "T4") for number in range(12)))
+    kinds = [
+        build_request(gpus=1, milli=300),
+        build_request(gpus=2),
+        build_request(gpus=0, cpu=7),
+        build_request(gpus=1, models=("T4",)),
+    ]
     for number in range(60):
         wanted = kinds[number * 7 // 3 % 4]
         fresh = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
@@ -91,16 +96,16 @@ def test_memory_of_boards_changes_no_decision():
             core.cancel(f"w-{number // 5 + 1}", now_ns=number)
 
 
-def test_rows_kept_up_to_date_equal_arrays_built_anew():
-    core = core_with(node("a", gpus=4), node("b", gpus=1))
+def test_rows_kept_up_to_date_equal_arrays_built_again():
+    core = build_core(build_node("a", gpus=4), build_node("b", gpus=1))
     for number in range(9):
-        core.submit(request(gpus=1, milli=100 * number + 100), now_ns=1)
+        core.submit(build_request(gpus=1, milli=100 * number + 100), now_ns=1)
     core.mark_gpu_lost("a", "GPU-a-3", now_ns=2)
-    core.register_node(node("wide", gpus=9, model="G3"), now_ns=2)
-    core.register_node(node("a", gpus=3, cpu=64), now_ns=3)
+    core.register_node(build_node("wide", gpus=9, model="G3"), now_ns=2)
+    core.register_node(build_node("a", gpus=3, cpu=64), now_ns=3)
     core.mark_node_lost("b", now_ns=3)
     for number in range(80):
-        core.register_node(node(f"late{number}", gpus=2, model="T4"), now_ns=4)
+        core.register_node(build_node(f"late{number}", gpus=2, model="T4"), now_ns=4)
     kept, anew = core.snapshot(), SnapshotMirror(core.state, PriorPowerModel(catalogue.load_catalogue()).gpu).snapshot()
     assert list(kept.names) == list(anew.names)
     assert kept.devices == anew.devices
@@ -116,14 +121,22 @@ def test_rows_kept_up_to_date_equal_arrays_built_anew():
 def test_the_choice_is_the_naive_twins():
     weights = Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0)
     state = ClusterState(policy=Policy(objective="custom", weights=weights))
-    core = core_with(
-        node("a", gpus=4), node("b", gpus=8, model="G3", cpu=128), node("c", gpus=2, model="T4", cpu=104), state=state
+    core = build_core(
+        build_node("a", gpus=4),
+        build_node("b", gpus=8, model="G3", cpu=128),
+        build_node("c", gpus=2, model="T4", cpu=104),
+        state=state,
     )
-    kinds = [request(gpus=1, milli=450, cpu=6), request(gpus=2, cpu=16), request(cpu=5), request(gpus=1, cpu=12)]
+    kinds = [
+        build_request(gpus=1, milli=450, cpu=6),
+        build_request(gpus=2, cpu=16),
+        build_request(gpus=0, cpu=5),
+        build_request(gpus=1, cpu=12),
+    ]
     for number in range(20):
         wanted = kinds[number % 4]
-        nodes, mix, models = naive_cluster(core)
-        task = naive_task(wanted.spec.request, models)
+        nodes, mix, models = build_naive_cluster(core)
+        task = build_naive_task(wanted.spec.request, models)
         theirs = naive.best_candidates(nodes, task, mix, (weights.power, weights.fragmentation_w, weights.stranding_w))
         step = core.submit(wanted, now_ns=number)
         if not step.result.placements:

@@ -4,6 +4,7 @@ import asyncio
 
 import grpc
 import pytest
+from tests.builders.agent import build_slurm_owner
 from tests.fakes.kubelet import FakeKubelet
 
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
@@ -176,7 +177,7 @@ async def test_a_refusal_changes_nothing_until_the_answer_is_old(kubelet, socket
         await client.close()
 
 
-async def test_a_kubelet_that_starts_anew_is_found_again(kubelet, socket):
+async def test_a_kubelet_that_starts_again_is_found_again(kubelet, socket):
     client = PodResourcesClient(socket, clock_s=Clock(), limits=PodResourcesLimits(interval_s=0.05))
     assert not await client.refresh()
     assert "is not a socket" in client.problem
@@ -273,7 +274,7 @@ def test_the_innermost_source_speaks_alone():
         return DeviceAllocation(place=place, owner=owner, source=source)
 
     pod = UsageOwner(kind=UsageOwnerKind.POD, namespace="slinky", pod="slurmd-0", container="slurmd")
-    job = UsageOwner(kind=UsageOwnerKind.SLURM, job="5")
+    job = build_slurm_owner("5")
     work = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="w")
     kept = select_innermost(
         (

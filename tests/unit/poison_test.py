@@ -9,7 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.controller_rig import Agent, MemoryJournal, batch, inventory, running, wanted
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.server import AgentStream, MemoryJournal, run_controller
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -73,14 +74,14 @@ async def everything_is_served(rig) -> None:
 
 @pytest.mark.parametrize("name", ["my job", "line\nbreak", "-", "a" * 129, "jöb"])
 async def test_an_id_that_no_answer_could_carry_is_refused_before_it_is_kept(tmp_path: Path, name: str) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         raw = rig.channel.unary_unary("/eelgrid.v1.OperatorService/SubmitWorkload")
-        sound = codec.encode_message(wanted("x" * min(128, len(name.encode()))))
+        sound = codec.encode_message(build_request("x" * min(128, len(name.encode()))))
         poison = sound.replace(b"x" * min(128, len(name.encode())), name.encode()[:128])
         if len(name) > 128:
             with pytest.raises(InvalidMessage):
-                codec.encode_message(wanted(name))
+                codec.encode_message(build_request(name))
             return
         with pytest.raises(grpc.RpcError) as caught:
             await raw(poison)
@@ -105,13 +106,13 @@ async def test_a_journal_of_before_the_rule_heals_and_serves_everybody(
 ) -> None:
     old_journal(tmp_path, with_checkpoint=with_checkpoint)
     with caplog.at_level(logging.WARNING):
-        async with running(tmp_path, plan_interval_s=0.0) as rig:
+        async with run_controller(tmp_path, plan_interval_s=0.0) as rig:
             await everything_is_served(rig)
             found = {item.workload_id: item for item in (await list_all(rig)).workloads}
             (healed,) = (key for key in found if key.startswith("my-job-"))
             assert set(found) >= {"good", "my-job", healed}
             assert found[healed].phase is WorkloadPhase.PLACED
-            agent = await rig.join(inventory("n1", gpus=4))
+            agent = await rig.join(build_node("n1", gpus=4))
             plan = await agent.hear(NodePlan)
             assert {item.workload_id for item in plan.assignments} == {
                 key for key, item in found.items() if item.phase is WorkloadPhase.PLACED
@@ -125,7 +126,7 @@ async def test_a_journal_of_before_the_rule_heals_and_serves_everybody(
             digest = rig.controller.loop.core.state.digest()
     assert "my job" in caplog.text
     assert healed in caplog.text
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         assert rig.controller.loop.core.state.digest() == digest
 
 
@@ -152,40 +153,43 @@ def test_entries_and_the_checkpoint_of_an_old_journal_heal_alike() -> None:
 
 def test_an_event_that_could_not_be_read_back_changes_nothing() -> None:
     core = Core(ClusterState(), catalogue.load_catalogue())
-    core.register_node(inventory(), now_ns=1)
+    core.register_node(build_node(), now_ns=1)
     before = core.state.digest()
     with pytest.raises(UnreadableEvent, match="workload_id"):
-        core.submit(replace(wanted("sound"), workload_id="my job"), now_ns=2)
+        core.submit(replace(build_request("sound"), workload_id="my job"), now_ns=2)
     assert core.state.digest() == before
-    event = WorkloadSubmitted(time_ns=1, workload_id="w", spec=replace(wanted().spec, user="\ud800"))
+    event = WorkloadSubmitted(time_ns=1, workload_id="w", spec=replace(build_request().spec, user="\ud800"))
     with pytest.raises(UnreadableEvent):
         check_readable(event)
 
 
 async def test_a_command_whose_event_is_refused_harms_no_other_in_its_batch(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         loop = rig.controller.loop
-        poison = replace(wanted("sound"), workload_id="my job")
+        poison = replace(build_request("sound"), workload_id="my job")
         answers = await asyncio.gather(
-            loop.submit(wanted("a")), loop.submit(poison), loop.submit(wanted("b")), return_exceptions=True
+            loop.submit(build_request("a")),
+            loop.submit(poison),
+            loop.submit(build_request("b")),
+            return_exceptions=True,
         )
         assert [type(answer).__name__ for answer in answers] == ["Workload", "Internal", "Workload"]
         await everything_is_served(rig)
 
 
 async def test_an_assignment_that_no_plan_can_carry_costs_the_node_that_alone(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_interval_s=0.0) as rig:
-        agent = await rig.join(inventory())
+    async with run_controller(tmp_path, plan_interval_s=0.0) as rig:
+        agent = await rig.join(build_node())
         record = rig.controller.loop.core.state.nodes["n1"]
-        await rig.operators.submit_workload(wanted("good"))
+        await rig.operators.submit_workload(build_request("good"))
         # As a fault of ours would leave it.
         key = ("good", 0)
         record.assignments["my job", 0] = replace(record.assignments[key], workload_id="my job")
         rig.controller.loop.core.state.workloads["my job"] = replace(
             rig.controller.loop.core.state.workloads["good"], workload_id="my job"
         )
-        await rig.operators.submit_workload(wanted("later"))
+        await rig.operators.submit_workload(build_request("later"))
         plan = await agent.hear(NodePlan)
         while len(plan.assignments) < 2:
             plan = await agent.hear(NodePlan)
@@ -206,15 +210,15 @@ async def test_an_assignment_that_no_plan_can_carry_costs_the_node_that_alone(tm
 
 async def test_a_plan_epoch_that_nobody_gave_is_refused_and_the_honest_stream_stays(tmp_path: Path) -> None:
     for epoch in (2**48 + 1, 2**53 - 1):
-        async with running(tmp_path) as rig:
-            honest = await rig.join(inventory())
-            liar = Agent(rig.address)
+        async with run_controller(tmp_path) as rig:
+            honest = await rig.join(build_node())
+            liar = AgentStream(rig.address)
             rig.agents.append(liar)
-            await liar.say(Hello(incarnation=7, inventory=inventory(), plan_epoch=epoch))
+            await liar.say(Hello(incarnation=7, inventory=build_node(), plan_epoch=epoch))
             with pytest.raises(InvalidArgument) as caught:
                 await liar.hear_to_the_end()
             assert [violation.field for violation in caught.value.violations] == ["hello.plan_epoch"]
-            await honest.say(batch(1))
+            await honest.say(build_batch(1))
             await honest.hear()
             await everything_is_served(rig)
             assert rig.controller.loop.core.state.nodes["n1"].plan_epoch < 2**48
@@ -222,41 +226,41 @@ async def test_a_plan_epoch_that_nobody_gave_is_refused_and_the_honest_stream_st
 
 def test_a_plan_epoch_beyond_53_bits_is_no_message() -> None:
     with pytest.raises(InvalidMessage, match="plan_epoch"):
-        codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=inventory(), plan_epoch=2**64 - 1)))
+        codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=build_node(), plan_epoch=2**64 - 1)))
 
 
 async def test_the_highest_epoch_that_is_believed_leaves_room_for_ours(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_interval_s=0.0) as rig:
-        agent = await rig.join(inventory(), plan_epoch=2**48)
-        await rig.operators.submit_workload(wanted("w1"))
+    async with run_controller(tmp_path, plan_interval_s=0.0) as rig:
+        agent = await rig.join(build_node(), plan_epoch=2**48)
+        await rig.operators.submit_workload(build_request("w1"))
         plan = await agent.hear(NodePlan)
         assert plan.epoch > 2**48
         await agent.leave()
         # What we gave is believed, though it is above what a stranger may say.
-        again = await rig.join(inventory(), plan_epoch=plan.epoch)
-        await again.say(batch(1))
+        again = await rig.join(build_node(), plan_epoch=plan.epoch)
+        await again.say(build_batch(1))
         await again.hear()
 
 
 async def test_boards_at_the_highest_reading_leave_the_node_visible(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        agent = await rig.join(inventory(gpus=64))
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node(gpus=64))
         most_w = 15_000.0
         column = Column(reading=Reading.POWER_W, values=(most_w,) * 64)
-        await agent.say(replace(batch(1, gpus=64, time_ns=time.time_ns()), gpu_columns=(column,)))
+        await agent.say(replace(build_batch(1, gpus=64, time_ns=time.time_ns()), gpu_columns=(column,)))
         await agent.hear()
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
         assert node.power_w == 64 * most_w
         await everything_is_served(rig)
     with pytest.raises(InvalidMessage):
         codec.encode_message(
-            ConnectRequest(message=replace(batch(1), gpu_columns=(replace(column, values=(20_000.0,) * 2),)))
+            ConnectRequest(message=replace(build_batch(1), gpu_columns=(replace(column, values=(20_000.0,) * 2),)))
         )
 
 
 async def test_a_node_budget_beyond_what_a_node_draws_keeps_its_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, plan_interval_s=0.0) as rig:
-        agent = await rig.join(inventory())
+    async with run_controller(tmp_path, plan_interval_s=0.0) as rig:
+        agent = await rig.join(build_node())
         policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
         budget = PowerBudget(scope=BudgetScope.NODE, name="n1", limit_w=1e10)
         await rig.operators.update_policy(UpdatePolicyRequest(policy=replace(policy, budgets=(budget,))))
@@ -268,13 +272,13 @@ async def test_a_node_budget_beyond_what_a_node_draws_keeps_its_stream(tmp_path:
 
 
 def tiny(workload_id: str, replicas: int, **changes) -> SubmitWorkloadRequest:
-    request = wanted(workload_id, gpus=0, cpu_milli=1, replicas=replicas, **changes)
+    request = build_request(workload_id, gpus=0, cpu=0.001, replicas=replicas, **changes)
     return replace(request, spec=replace(request.spec, request=replace(request.spec.request, memory_bytes=0)))
 
 
 async def test_a_gang_that_no_plans_could_carry_is_refused_when_it_is_submitted(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         with pytest.raises(InvalidArgument) as caught:
             await rig.operators.submit_workload(tiny("gang", ASSIGNMENTS_MOST + 1))
         assert [violation.field for violation in caught.value.violations] == ["spec.replicas"]
@@ -283,21 +287,21 @@ async def test_a_gang_that_no_plans_could_carry_is_refused_when_it_is_submitted(
 
 
 async def test_a_waiting_gang_of_more_replicas_than_a_plan_carries_harms_nobody(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         # Accepted while nobody could know how many nodes there will be.
         waiting = (await rig.operators.submit_workload(tiny("gang", ASSIGNMENTS_MOST + 4))).workload
         assert waiting.phase is WorkloadPhase.PENDING
-        await rig.join(inventory("n1", gpus=1))
-        await rig.operators.submit_workload(wanted("a"))
-        await rig.operators.submit_workload(wanted("b"))
+        await rig.join(build_node("n1", gpus=1))
+        await rig.operators.submit_workload(build_request("a"))
+        await rig.operators.submit_workload(build_request("b"))
         await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="a"))
         placed = {item.workload_id: item.phase for item in (await list_all(rig)).workloads}
         assert placed["b"] is WorkloadPhase.PLACED
         assert placed["gang"] is WorkloadPhase.PENDING
         # With a second node there is room, since each plan carries a part.
-        second = Agent(rig.address)
+        second = AgentStream(rig.address)
         rig.agents.append(second)
-        await second.say(Hello(incarnation=1, inventory=inventory("n2", gpus=1)))
+        await second.say(Hello(incarnation=1, inventory=build_node("n2", gpus=1)))
         # A second of work where nobody else uses the machine.
         await second.hear(within_s=120.0)
         await asyncio.wait_for(_placed(rig, "gang"), 120.0)
@@ -313,7 +317,7 @@ async def _placed(rig, workload_id: str) -> None:
 
 def test_a_gang_goes_where_the_plans_of_half_full_nodes_have_room() -> None:
     core = Core(ClusterState(), catalogue.load_catalogue())
-    core.register_node(inventory("n1", gpus=1), now_ns=1)
+    core.register_node(build_node("n1", gpus=1), now_ns=1)
     for number in range(4):
         core.submit(tiny(f"g{number}", 1000), now_ns=10 + number)
     waits = core.submit(tiny("last", 100), now_ns=20).result
@@ -335,14 +339,14 @@ class RefusingRecord(NodeRecord):
 
 def test_a_place_that_the_ledger_refuses_costs_nobody_else_anything() -> None:
     core = Core(ClusterState(), catalogue.load_catalogue())
-    core.register_node(inventory("n1", gpus=2), now_ns=1)
-    core.submit(wanted("runs"), now_ns=2)
-    waits = core.submit(wanted("waits", gpus=2), now_ns=3).result
+    core.register_node(build_node("n1", gpus=2), now_ns=1)
+    core.submit(build_request("runs"), now_ns=2)
+    waits = core.submit(build_request("waits", gpus=2), now_ns=3).result
     assert waits.phase is WorkloadPhase.PENDING
     record = core.state.nodes["n1"]
     core.state.nodes["n1"] = RefusingRecord(**{entry.name: getattr(record, entry.name) for entry in fields(record)})
     core.cancel("runs", now_ns=4)
-    submitted = core.submit(wanted("later"), now_ns=5).result
+    submitted = core.submit(build_request("later"), now_ns=5).result
     for workload in (core.state.workloads["waits"], submitted):
         assert (workload.phase, workload.reason) == (WorkloadPhase.PENDING, CONTRADICTED_REASON)
     check_invariants(core.state)
@@ -371,7 +375,7 @@ def bomb(bytes_most: int) -> bytes:
     """A Hello whose inventory has as many empty GPUs as fit."""
     numbers = [rpc.AGENT_SERVICE.methods[0].request.__name__]
     assert numbers == ["ConnectRequest"]
-    sound = codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=inventory("bomb", gpus=1))))
+    sound = codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=build_node("bomb", gpus=1))))
     wire = codec.file_descriptors()
     fields = {
         message.name: {entry.name: entry.number for entry in message.fields}
@@ -401,8 +405,8 @@ def test_a_request_longer_than_its_call_needs_is_refused_unparsed(method) -> Non
 
 
 async def test_a_request_too_long_is_refused_on_both_sides_and_others_are_served(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory())
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node())
         names = tuple(f"node-{number:0120d}" for number in range(10_000))
         request = WhatIfRequest(changes=(WhatIfChange(change=DrainNodes(node_names=names)),))
         with pytest.raises(MalformedMessage, match="too large"):
@@ -414,7 +418,7 @@ async def test_a_request_too_long_is_refused_on_both_sides_and_others_are_served
 
 
 async def test_the_longest_policy_that_the_rules_allow_goes_through(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
         budgets = tuple(
             PowerBudget(scope=BudgetScope.NODE, name=f"node-{number:06}", limit_w=1e4) for number in range(100_000)

@@ -127,7 +127,7 @@ def test_a_part_that_draws_more_than_its_limit_is_lowered_by_what_it_overdraws()
     assert machine.true_power_w() <= 1600.0
 
 
-def test_a_budget_that_cannot_be_kept_is_told_once_and_minima_are_respected():
+def test_a_budget_that_cannot_be_kept_is_reported_once_and_minima_are_respected():
     rig = Rig(fake(4), local=LocalPolicy(power_budget_w=700.0, enforce=True))
     load_all(rig, 700.0)
     rig.cycle(40)
@@ -157,7 +157,7 @@ def test_a_plan_far_below_the_budget_does_not_slow_the_budget_down():
     assert {rig.limit_w(uuid) for uuid in rig.machine.uuids} == {250.0}
 
 
-def test_a_node_that_observes_only_tells():
+def test_a_node_that_observes_only_reports():
     rig = Rig(fake(4), local=LocalPolicy(power_budget_w=1000.0))
     rig.offer(plan_of(setting("GPU-0", 300.0), enforce=False, power_budget_w=900.0))
     load_all(rig, 700.0)
@@ -243,7 +243,7 @@ def rangeless(count=4):
     return FakeMachine(parts, CrashPoints())
 
 
-def test_a_part_that_tells_no_range_is_told_once_counted_and_made_up_for_by_the_others():
+def test_a_part_that_reports_no_range_is_reported_once_counted_and_made_up_for_by_the_others():
     rig = Rig(rangeless(), local=LocalPolicy(power_budget_w=2200.0, enforce=True))
     load_all(rig, 700.0)
     rig.cycle(40)

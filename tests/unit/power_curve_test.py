@@ -10,13 +10,12 @@ import os
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.agent import build_simulated_gpu
 
-from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.power_curve import (
     AWAKE_POWER_SHARE,
     CLOCK_FLOOR,
@@ -25,7 +24,7 @@ from eelgrid_agent.simulation.power_curve import (
     power_share,
     throughput_share,
 )
-from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
+from eelgrid_agent.simulation.spec import GpuLoad
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
@@ -112,13 +111,9 @@ def test_the_published_curves_are_met_as_closely_as_the_model_says() -> None:
 # On a simulated device
 
 
-def make_gpu(product: str) -> SimGpu:
-    return SimGpu(GpuSpec(product=product), load_catalogue().products[product], uuid=UUID(int=0), index=0, now_ns=0)
-
-
 def at_limit(product: str, limit_w: float, **job: float) -> tuple[float, float]:
     """Watts and unthrottled seconds of work in a second, at this limit."""
-    gpu = make_gpu(product)
+    gpu = build_simulated_gpu(product)
     gpu.limit_power(limit_w, 0)
     gpu.set_load(GpuLoad(utilization_ratio=1.0, **job), 0)
     return gpu.power_mw / 1000.0, gpu.work_done(SECOND).work_s
@@ -153,7 +148,7 @@ def test_a_job_that_waits_for_memory_loses_less_by_a_cap_and_by_a_lock() -> None
     _, computing = at_limit("h100-sxm5-80gb", 350.0, memory_bound_ratio=0.0)
     _, waiting = at_limit("h100-sxm5-80gb", 350.0, memory_bound_ratio=0.8)
     assert computing < 0.6 < 0.85 < waiting
-    gpu = make_gpu("h100-sxm5-80gb")
+    gpu = build_simulated_gpu("h100-sxm5-80gb")
     gpu.set_load(GpuLoad(utilization_ratio=1.0, memory_bound_ratio=0.8), 0)
     free_mw = gpu.power_mw
     gpu.lock_clocks((345, 1200), 0)

@@ -57,7 +57,7 @@ def test_a_plan_that_observes_puts_back_what_the_plan_before_set(rig):
     assert rig.machine.shown(one) == rig.found[one]
 
 
-def test_a_limit_outside_the_constraints_is_clamped_and_told(rig):
+def test_a_limit_outside_the_constraints_is_clamped_and_reported(rig):
     one, other, *_ = settled(rig, setting(rig.machine.uuids[0], 40.0), setting(rig.machine.uuids[1], 5000.0))
     assert (rig.limit_w(one), rig.limit_w(other)) == (200.0, 700.0)
     details = [result.detail for result in rig.guard.applied.results]
@@ -175,7 +175,7 @@ def test_a_lock_that_is_gone_shows_in_the_clock_and_is_repaired():
     assert rig.guard.repairs_total == {"clocks": 1}
 
 
-def test_a_cap_from_outside_the_host_is_told_once_and_not_fought(rig):
+def test_a_cap_from_outside_the_host_is_reported_once_and_not_fought(rig):
     one = settled(rig, setting(rig.machine.uuids[0], 500.0))[0]
     written = len(rig.commands)
     rig.machine.cap(one, 350.0)
@@ -199,7 +199,7 @@ def test_without_permission_it_is_refused_by_name_and_not_tried_for_ever(rig):
     assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
-def test_a_part_that_locks_no_clocks_and_one_that_tells_no_limits():
+def test_a_part_that_locks_no_clocks_and_one_that_reports_no_limits():
     parts = {"GPU-0": FakePart(can_lock=False), "GPU-1": FakePart(min_w=None, max_w=None)}
     rig = Rig(FakeMachine(parts, CrashPoints()))
     settled(rig, setting("GPU-0", 500.0, sm_clock_min_mhz=600, sm_clock_max_mhz=900), setting("GPU-1", 500.0))

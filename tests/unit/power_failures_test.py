@@ -98,7 +98,7 @@ def test_the_guard_s_own_stop_orders_the_same_and_nothing_afterwards(rig):
     assert rig.journal.records == ()
 
 
-def test_after_a_crash_a_device_that_shows_another_value_is_left_alone_and_told(rig):
+def test_after_a_crash_a_device_that_shows_another_value_is_left_alone_and_reported(rig):
     one, other, *_ = settled(rig, setting(rig.machine.uuids[0], 500.0), setting(rig.machine.uuids[1], 500.0))
     rig.machine.set_behind(one, 444.0)
     rig.crash()

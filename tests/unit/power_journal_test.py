@@ -94,7 +94,7 @@ def test_only_so_many_are_kept_aside(path):
     assert path.read_bytes() == b"no journal"
 
 
-def test_a_disk_that_takes_nothing_is_told_with_the_remedy(path):
+def test_a_disk_that_takes_nothing_is_reported_with_the_remedy(path):
     path.with_name("settings.json.new").mkdir()
     with pytest.raises(StateUnwritable, match=r"settings\.json: Is a directory; make room"):
         StateFile(path, POWER_JOURNAL).store(RECORDS)

@@ -1,6 +1,5 @@
 """bench.powercap: the oracle's known numbers, a bounded run, and that it would notice a claim above the oracle."""
 
-import csv
 import os
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from bench.powercap.peers import PEERS, exceeded, throughput
 from bench.powercap.single import POLICIES, Outcome, carried_out, ceiling
 from bench.powercap.transitions import lived_through
 from bench.powercap.zeus import BASELINES, Data, NotThere, baseline_runs, load, relatives
+from tests.tables import read_csv
 
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
 from eelgrid_controller.objectives.power.power_model import PowerLaw
@@ -65,11 +65,6 @@ def data(folder):
     return load(folder)
 
 
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no Zeus tables in {DATA}; set EELGRID_DATA")
 @pytest.mark.parametrize("model", KNOWN)
 def test_the_oracle_has_the_known_numbers(model):
@@ -85,7 +80,7 @@ def test_a_bounded_run_writes_what_it_should(folder, tmp_path, capsys):
     asked = ["--data", folder, "--out", tmp_path, "--models", "v100", "--seeds", "1", "--nodes", "6"]
     asked += ["--sensitivity-seeds", "0", "--processes", "1", "--no-plots"]
     assert main([str(one) for one in asked]) == 0
-    summary = rows(tmp_path / "summary.csv")
+    summary = read_csv(tmp_path / "summary.csv")
     assert {row["policy"] for row in summary} == set(POLICIES)
     assert len(summary) == (len(BASELINES) + 1) * len(POLICIES)
     for row in summary:
@@ -94,12 +89,12 @@ def test_a_bounded_run_writes_what_it_should(folder, tmp_path, capsys):
             assert float(row["slowdown_most_pct"]) <= 5.0
             if row["workload"] == "mean":
                 assert float(row["oracle_share_pct"]) >= 80.0
-    for row in rows(tmp_path / "cluster.csv"):
+    for row in read_csv(tmp_path / "cluster.csv"):
         assert int(row["violations"]) == 0
         assert float(row["throughput_pct"]) <= float(row["bound_pct"]) + 1e-6
         if row["policy"] == "eelgrid":
             assert float(row["gap_pct"]) <= 1.0
-    days = {row["order"]: row for row in rows(tmp_path / "transitions.csv")}
+    days = {row["order"]: row for row in read_csv(tmp_path / "transitions.csv")}
     assert int(days["eelgrid"]["exceeded"]) == 0
     assert int(days["eelgrid"]["moments"]) > 20
     assert int(days["at_once"]["exceeded"]) > 0
@@ -152,7 +147,7 @@ def test_a_day_of_failures_is_the_same_twice(data):
     assert lived_through(fleet, 4) == lived_through(fleet, 4)
 
 
-def test_what_is_not_there_is_said(tmp_path, data, capsys):
+def test_what_is_not_there_is_reported(tmp_path, data, capsys):
     assert main(["--data", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
     with pytest.raises(NotThere):

@@ -77,7 +77,7 @@ def test_an_answer_of_the_past_changes_nothing():
     assert again.number != command.number
 
 
-def test_a_lost_node_keeps_its_claim_and_what_its_guard_will_put_back_is_told():
+def test_a_lost_node_keeps_its_claim_and_what_its_guard_will_put_back_is_reported():
     fleet = changes({"a": 200.0, "b": 200.0}, room_w=500.0, restored_w=400.0)
     fleet.handle_event(NodeUnreachable(0.0, "node-a"))
     assert fleet.claims_w() == {"row": 400.0}

@@ -101,7 +101,7 @@ def test_same_events_same_answers():
     assert one.state == other.state
 
 
-def test_what_is_known_is_told_with_its_error():
+def test_what_is_known_is_reported_with_its_error():
     run = Run(lawful(), noise=0.01).go(300)
     for standing in limit_estimates(run.state):
         if standing is not None:

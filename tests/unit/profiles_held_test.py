@@ -5,7 +5,16 @@ import subprocess
 import sys
 
 import pytest
-from tests.profiles_rig import A100, FAMILY, STRANGER, catalogue, configurations, learned, measured, point
+from tests.builders.profiles import (
+    A100,
+    FAMILY,
+    STRANGER,
+    build_lawful_point,
+    learn_laws,
+    list_configurations,
+    measure_store,
+    read_catalogue,
+)
 
 from eelgrid_controller.profiles.features import COLUMNS_MOST, FeaturePoint, fit_frame
 from eelgrid_controller.profiles.gaussian_process import COORDINATES
@@ -32,20 +41,20 @@ ASKED = [WHOLE, Configuration(A100, "2g", batch=8), Configuration(A100, batch=8,
 
 
 def _held():
-    return ProfileService(catalogue(), measured(), {FAMILY: learned()})
+    return ProfileService(read_catalogue(), measure_store(), {FAMILY: learn_laws()})
 
 
 def test_points_go_in_and_answers_come_out():
-    held = ProfileService(catalogue())
+    held = ProfileService(read_catalogue())
     assert held.snapshot().profiles == {}
     assert held.families_due() == ()
-    for second, how in enumerate(configurations()):
+    for second, how in enumerate(list_configurations()):
         held.add_workload(ProfiledWorkload("middle", FAMILY)) if second == 0 else None
-        held.observe(point("middle", how), float(second))
+        held.observe(build_lawful_point("middle", how), float(second))
     assert held.snapshot().profiles["middle"].readings == 24
     assert held.predict("middle", WHOLE).throughput_hz is None  # nothing was learned, and limits differ
     assert held.families_due() == (FAMILY,)
-    held.adopt_family(learn_family(held.snapshot(), FAMILY, catalogue()))
+    held.adopt_family(learn_family(held.snapshot(), FAMILY, read_catalogue()))
     assert held.families_due() == ()
     found = held.predict("middle", Configuration(A100, batch=8, power_limit_w=400.0)).throughput_hz
     assert found.basis is EstimateBasis.INTERPOLATED
@@ -54,10 +63,10 @@ def test_points_go_in_and_answers_come_out():
 
 def test_a_family_is_due_when_it_has_grown():
     held = _held()
-    before = max(one.learned_from for one in learned().surfaces.values())
+    before = max(one.learned_from for one in learn_laws().surfaces.values())
     due_at = None
     for number in range(60):
-        held.observe(point(STRANGER, Configuration(A100, "2g", batch=2 + number)), 100.0 + number)
+        held.observe(build_lawful_point(STRANGER, Configuration(A100, "2g", batch=2 + number)), 100.0 + number)
         if held.families_due():
             due_at = number + 1
             break
@@ -80,9 +89,9 @@ def test_a_refused_point_changes_nothing():
 def test_what_was_dumped_is_restored_to_the_last_bit():
     held = _held()
     for number in range(30):
-        held.observe(point("small", WHOLE, 0.001 * (number % 3)), 100.0 + number)
+        held.observe(build_lawful_point("small", WHOLE, 0.001 * (number % 3)), 100.0 + number)
     text = json.dumps(held.dump())
-    again = ProfileService.restore(json.loads(text), catalogue())
+    again = ProfileService.restore(json.loads(text), read_catalogue())
     assert again.snapshot() == held.snapshot()
     for workload in ("small", STRANGER):
         assert again.predict_all(workload, ASKED) == held.predict_all(workload, ASKED)
@@ -90,10 +99,10 @@ def test_what_was_dumped_is_restored_to_the_last_bit():
 
 
 def test_a_journal_of_points_and_of_what_was_learned_replays():
-    points = [point(STRANGER, how, 0.002 * number) for number, how in enumerate(configurations())]
+    points = [build_lawful_point(STRANGER, how, 0.002 * number) for number, how in enumerate(list_configurations())]
     held = _held()
     readings = [held.observe(one, 100.0 + second) for second, one in enumerate(points)]
-    by_points, by_records = _held(), measured()
+    by_points, by_records = _held(), measure_store()
     for second, one in enumerate(points):
         assert by_points.observe(one, 100.0 + second) == readings[second]
         by_records = by_records.with_reading(decode_record(json.loads(json.dumps(encode_record(readings[second])))))
@@ -131,7 +140,7 @@ def test_a_journal_of_points_and_of_what_was_learned_replays():
 )
 def test_what_cannot_be_read_is_named(plain, where):
     with pytest.raises(UnreadableRecord) as caught:
-        ProfileService.restore(plain, catalogue())
+        ProfileService.restore(plain, read_catalogue())
     assert caught.value.field == where
     assert caught.value.remedy
 
@@ -147,10 +156,10 @@ def test_what_was_never_part_of_a_record_is_refused():
 
 
 def test_learning_is_a_function_of_the_store_and_the_seed():
-    few = ProfileService(catalogue())
-    for second, how in enumerate(list(configurations())[:8]):
-        few.observe(point("small", how), float(second))
-    first, second = (learn_family(few.snapshot(), "default", catalogue(), seed=3) for _ in range(2))
+    few = ProfileService(read_catalogue())
+    for second, how in enumerate(list(list_configurations())[:8]):
+        few.observe(build_lawful_point("small", how), float(second))
+    first, second = (learn_family(few.snapshot(), "default", read_catalogue(), seed=3) for _ in range(2))
     assert json.dumps(encode_record(first)) == json.dumps(encode_record(second))
     assert first.revision == few.snapshot().revision
 
@@ -166,9 +175,9 @@ def test_labels_bring_no_more_coordinates_than_the_limit():
 
 def test_a_stated_error_of_a_reading_is_kept():
     held = _held()
-    reading = held.observe(point("small", WHOLE), 1.0, {"throughput_hz": 0.2})
+    reading = held.observe(build_lawful_point("small", WHOLE), 1.0, {"throughput_hz": 0.2})
     assert reading == ProfileReading(
-        point("small", WHOLE), 1.0, noise={"throughput_hz": 0.2}, expected=reading.expected
+        build_lawful_point("small", WHOLE), 1.0, noise={"throughput_hz": 0.2}, expected=reading.expected
     )
     assert held.snapshot().profiles["small"].cells[WHOLE].tallies["throughput_hz"].stated == 0.2
 

@@ -4,7 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from tests.profiles_rig import A100, FAMILY, STRANGER, catalogue, law, learned, measured, point
+from tests.builders.profiles import (
+    A100,
+    FAMILY,
+    STRANGER,
+    apply_law,
+    build_lawful_point,
+    learn_laws,
+    measure_store,
+    read_catalogue,
+)
 
 from eelgrid_controller.profiles import prediction, prior
 from eelgrid_controller.profiles.features import locate_configuration
@@ -35,7 +44,7 @@ WHOLE = Configuration(A100, batch=16)
 
 
 def _predictor(profiles=None):
-    return ProfilePredictor(profiles or measured(), {FAMILY: learned()}, catalogue())
+    return ProfilePredictor(profiles or measure_store(), {FAMILY: learn_laws()}, read_catalogue())
 
 
 def _ask(workload, how, profiles=None):
@@ -46,7 +55,7 @@ def test_what_was_measured_comes_back():
     how = Configuration(A100, "2g", batch=16)
     found = _ask("middle", how)
     assert found.throughput_hz.basis is EstimateBasis.MEASURED
-    assert found.throughput_hz.median == pytest.approx(point("middle", how).throughput_hz, rel=0.02)
+    assert found.throughput_hz.median == pytest.approx(build_lawful_point("middle", how).throughput_hz, rel=0.02)
     assert set(found.latency_s) == {0.5, 0.99}
     assert found.fits
 
@@ -58,7 +67,7 @@ def test_between_measurements_it_is_near_the_law():
         (Configuration(A100, "2g", batch=8), 2 / 7),
     ):
         found = _ask("large", how)
-        rate_hz, watts = law(6.0, share, how.batch, how.power_limit_w or 400.0)
+        rate_hz, watts = apply_law(6.0, share, how.batch, how.power_limit_w or 400.0)
         assert found.throughput_hz.basis is EstimateBasis.INTERPOLATED
         assert found.throughput_hz.median == pytest.approx(rate_hz, rel=0.08)
         assert found.throughput_hz.lower < rate_hz < found.throughput_hz.upper
@@ -76,18 +85,20 @@ def test_a_stranger_borrows_and_is_less_certain():
 
 
 def test_readings_of_a_stranger_narrow_its_answers():
-    told = measured()
+    told = measure_store()
     widths = []
     for second, how in enumerate((WHOLE, Configuration(A100, "2g", batch=4), Configuration(A100, batch=64))):
-        told = told.with_reading(ProfileReading(point(STRANGER, how), 100.0 + second))
+        told = told.with_reading(ProfileReading(build_lawful_point(STRANGER, how), 100.0 + second))
         found = _ask(STRANGER, Configuration(A100, "3g", batch=16), told).throughput_hz
         widths.append(found.upper / found.lower)
     assert widths[-1] < widths[0]
-    assert found.median == pytest.approx(point(STRANGER, Configuration(A100, "3g", batch=16)).throughput_hz, rel=0.15)
+    assert found.median == pytest.approx(
+        build_lawful_point(STRANGER, Configuration(A100, "3g", batch=16)).throughput_hz, rel=0.15
+    )
 
 
 def test_a_family_of_which_nothing_is_known_has_the_catalogues_watts():
-    found = ProfilePredictor(ProfileStore(), {}, catalogue()).predict("new", [WHOLE, Configuration("unheard-of")])
+    found = ProfilePredictor(ProfileStore(), {}, read_catalogue()).predict("new", [WHOLE, Configuration("unheard-of")])
     assert found[0].power_w.basis is EstimateBasis.PRIOR
     assert found[0].power_w[1] < found[0].power_w.median < found[0].power_w.upper <= 400.0
     assert found[0].throughput_hz is None
@@ -102,8 +113,8 @@ def test_a_direction_that_nobody_measured_is_the_priors():
     assert "clock" in found.missing[THROUGHPUT]
     told = ProfileStore()
     for batch in (1, 2, 4, 8, 16, 32, 64):
-        told = told.with_reading(ProfileReading(point("middle", Configuration(A100, batch=batch)), 0.0))
-    alone = ProfilePredictor(told, {"default": learn_family(told, "default", catalogue())}, catalogue())
+        told = told.with_reading(ProfileReading(build_lawful_point("middle", Configuration(A100, batch=batch)), 0.0))
+    alone = ProfilePredictor(told, {"default": learn_family(told, "default", read_catalogue())}, read_catalogue())
     full, low = alone.predict("middle", [WHOLE, Configuration(A100, batch=16, power_limit_w=200.0)])
     assert low.power_w.basis is EstimateBasis.PRIOR
     assert low.power_w.median == pytest.approx(full.power_w.median * prior.limit_ratio(POWER, 0.5).median, rel=1e-6)
@@ -111,14 +122,16 @@ def test_a_direction_that_nobody_measured_is_the_priors():
 
 
 def test_a_drift_widens_what_was_measured_before_it():
-    told = measured()
+    told = measure_store()
     for second in range(40):
         how = Configuration(A100, batch=(1, 4)[second % 2], power_limit_w=400.0)
-        told = told.with_reading(ProfileReading(point("large", how), 100.0 + second))
+        told = told.with_reading(ProfileReading(build_lawful_point("large", how), 100.0 + second))
     before = _ask("large", Configuration(A100, "2g", batch=16), told).throughput_hz
     for second in range(12):
         told = told.with_reading(
-            ProfileReading(point("large", Configuration(A100, batch=4, power_limit_w=400.0), -0.3), 200.0 + second)
+            ProfileReading(
+                build_lawful_point("large", Configuration(A100, batch=4, power_limit_w=400.0), -0.3), 200.0 + second
+            )
         )
     assert told.profiles["large"].epoch == 1
     after = _ask("large", Configuration(A100, "2g", batch=16), told).throughput_hz
@@ -130,11 +143,13 @@ def test_a_drift_widens_what_was_measured_before_it():
 
 def test_a_first_reading_is_recorded_with_what_was_expected():
     new, old = Configuration(A100, batch=8), Configuration(A100, "2g", batch=16)
-    found = _predictor().build_reading(point("middle", new), 5.0)
+    found = _predictor().build_reading(build_lawful_point("middle", new), 5.0)
     assert set(found.expected) == {POWER, THROUGHPUT, latency_quantity(0.5), latency_quantity(0.99)}
-    assert found.expected[THROUGHPUT].mean == pytest.approx(math.log(point("middle", new).throughput_hz), abs=0.1)
-    assert _predictor().build_reading(point("middle", old), 5.0).expected == {}
-    assert _predictor().build_reading(point("nobody", old), 5.0).expected == {}
+    assert found.expected[THROUGHPUT].mean == pytest.approx(
+        math.log(build_lawful_point("middle", new).throughput_hz), abs=0.1
+    )
+    assert _predictor().build_reading(build_lawful_point("middle", old), 5.0).expected == {}
+    assert _predictor().build_reading(build_lawful_point("nobody", old), 5.0).expected == {}
 
 
 def test_a_cache_changes_no_answer(monkeypatch):
@@ -147,14 +162,16 @@ def test_a_cache_changes_no_answer(monkeypatch):
         fresh["large"],
         fresh["small"],
     ]
-    later = one.with_profiles(measured().with_reading(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
+    later = one.with_profiles(
+        measure_store().with_reading(ProfileReading(build_lawful_point("middle", WHOLE, 0.5), 9.0))
+    )
     assert later.predict("small", asked) == fresh["small"]
 
 
 def test_too_little_teaches_nothing():
-    told = ProfileStore().with_reading(ProfileReading(point("small", WHOLE), 0.0))
+    told = ProfileStore().with_reading(ProfileReading(build_lawful_point("small", WHOLE), 0.0))
     with pytest.raises(NothingToLearnFrom, match="measure 6 configurations") as caught:
-        learn_family(told, "default", catalogue())
+        learn_family(told, "default", read_catalogue())
     assert caught.value.field == "family"
 
 
@@ -179,7 +196,8 @@ def test_an_impossible_configuration_names_field_and_remedy(how, error, field):
 
 def test_places_are_logarithms_over_the_whole_part():
     found = locate_configuration(
-        Configuration(A100, "1g", batch=8, processes=2, power_limit_w=200.0, label="tp4 eager mode=fast"), catalogue()
+        Configuration(A100, "1g", batch=8, processes=2, power_limit_w=200.0, label="tp4 eager mode=fast"),
+        read_catalogue(),
     )
     numbers = found.numbers
     assert numbers["compute"] == pytest.approx(math.log2(1 / 7))
@@ -191,14 +209,14 @@ def test_places_are_logarithms_over_the_whole_part():
 
 
 def test_a_lattice_reads_its_own_places_exactly_and_lines_between():
-    where = locate_configuration(Configuration(A100, "2g", batch=8), catalogue())
-    found = build_grid(where, (-1.0,), frozenset(("compute", "memory", "limit")), catalogue())
+    where = locate_configuration(Configuration(A100, "2g", batch=8), read_catalogue())
+    found = build_grid(where, (-1.0,), frozenset(("compute", "memory", "limit")), read_catalogue())
     values = np.arange(float(len(found.places))).reshape(len(found.slices), -1)
     for index, one in enumerate(found.places):
         assert interpolate_grid(found, values, one) == pytest.approx(float(index), abs=1e-6)
     low, high = found.limits[:2]
     between = locate_configuration(
-        Configuration(A100, "2g", batch=8, power_limit_w=400.0 * 2 ** ((low + high) / 2)), catalogue()
+        Configuration(A100, "2g", batch=8, power_limit_w=400.0 * 2 ** ((low + high) / 2)), read_catalogue()
     )
     row = found.locate(between)[0]
     assert interpolate_grid(found, values, between) == pytest.approx((values[row, 0] + values[row, 1]) / 2)
@@ -207,11 +225,11 @@ def test_a_lattice_reads_its_own_places_exactly_and_lines_between():
 def test_watts_stay_between_idle_and_limit_unless_they_were_measured():
     wild = ProfileEstimate(900.0, 5.0, 2000.0, EstimateBasis.BORROWED)
     at = Configuration("a40", gpus=2, power_limit_w=250.0)
-    found = clip_power(wild, at, catalogue())
+    found = clip_power(wild, at, read_catalogue())
     assert found.median == found.upper == pytest.approx(1.05 * 250.0 * 2)
     assert 5.0 < found.lower < 300.0
-    assert clip_power(wild._replace(basis=EstimateBasis.MEASURED), at, catalogue()).median == 900.0
-    assert clip_power(wild, Configuration(A100, "1g"), catalogue()) == wild
+    assert clip_power(wild._replace(basis=EstimateBasis.MEASURED), at, read_catalogue()).median == 900.0
+    assert clip_power(wild, Configuration(A100, "1g"), read_catalogue()) == wild
 
 
 def test_latencies_rise_with_their_quantile():
@@ -232,7 +250,7 @@ def test_what_did_not_run_does_not_run_with_less_room():
     profile = told.profiles["w"]
 
     def asked(mig_profile, batch, model=A100):
-        return fits_memory(profile, Configuration(model, mig_profile, batch=batch), catalogue())
+        return fits_memory(profile, Configuration(model, mig_profile, batch=batch), read_catalogue())
 
     assert [asked("1g", 16), asked("1g", 64), asked("1g", 4)] == [False, False, None]
     assert [asked("3g", 16), asked("7g", 8), asked("3g", 32)] == [True, True, None]

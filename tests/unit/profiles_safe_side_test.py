@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.profiles_rig import A100, FAMILY, SIZES, catalogue, learned, measured, point
+from tests.builders.profiles import A100, FAMILY, SIZES, build_lawful_point, learn_laws, measure_store, read_catalogue
 
 from eelgrid_controller.objectives.forecasts import (
     INTERVAL_RATIO_MOST,
@@ -111,7 +111,7 @@ def test_of_too_many_points_the_first_profiles_count_whole_and_what_cannot_be_is
 
 
 def test_a_ratio_is_nearer_than_two_predictions_and_one_of_the_base_itself():
-    predictor = ProfilePredictor(measured(), {FAMILY: learned()}, catalogue())
+    predictor = ProfilePredictor(measure_store(), {FAMILY: learn_laws()}, read_catalogue())
     base = Configuration(A100, batch=8, power_limit_w=400.0)
     asked_for = [base, *(replace(base, power_limit_w=limit_w) for limit_w in (340.0, 280.0, 220.0))]
     for workload in (*SIZES, "stranger"):
@@ -119,14 +119,14 @@ def test_a_ratio_is_nearer_than_two_predictions_and_one_of_the_base_itself():
             found = predictor.predict_ratios(workload, name, asked_for, base)
             assert found[0] == (0.0, 0.0)
             for how, ratio in zip(asked_for[1:], found[1:], strict=True):
-                truth = math.log(of(point(workload, how)) / of(point(workload, base)))
+                truth = math.log(of(build_lawful_point(workload, how)) / of(build_lawful_point(workload, base)))
                 assert ratio.mean == pytest.approx(truth, abs=0.1)
                 alone = of(predictor.predict(workload, [how])[0])
                 assert 0.0 < ratio.half < math.log(alone.upper / alone.lower)
 
 
 def test_a_ratio_along_what_nobody_varied_is_none():
-    predictor = ProfilePredictor(measured(), {FAMILY: learned()}, catalogue())
+    predictor = ProfilePredictor(measure_store(), {FAMILY: learn_laws()}, read_catalogue())
     base = Configuration(A100, batch=8)
     assert "processes" in predictor.predict_ratios("small", THROUGHPUT, [replace(base, processes=2)], base)
     assert "nothing was learned" in predictor.predict_ratios("unknown", THROUGHPUT, [base], base)

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.controller_rig import inventory, running, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller
 
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
@@ -27,11 +28,11 @@ from eelgrid_protos.messages import (
 def service(key: str = "s") -> SubmitWorkloadRequest:
     objective = LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=0.5)
     promise = ServicePromise(profile="chat", objectives=(objective,), replicas_most=3)
-    return wanted(key, kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
+    return build_request(key, kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
 
 
 def job(key: str = "j") -> SubmitWorkloadRequest:
-    return wanted(key, kind=WorkloadKind.TRAINING_JOB, training=TrainingPromise(slowdown_most=0.05))
+    return build_request(key, kind=WorkloadKind.TRAINING_JOB, training=TrainingPromise(slowdown_most=0.05))
 
 
 def point(batch: int, profile: str = "chat") -> MeasuredPoint:
@@ -40,8 +41,8 @@ def point(batch: int, profile: str = "chat") -> MeasuredPoint:
 
 
 async def test_scale(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
-        await rig.join(inventory(gpus=2))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=2))
         await rig.operators.submit_workload(service())
         more = (await rig.operators.scale_workload(ScaleWorkloadRequest(workload_id="s", replicas=3))).workload
         assert (more.spec.replicas, len(more.placements)) == (2, 2), "there is room for two"
@@ -58,10 +59,10 @@ async def test_scale(tmp_path: Path) -> None:
 
 async def test_points_come_back_in_order_and_survive_a_restart(tmp_path: Path) -> None:
     told = tuple(point(batch, profile) for profile in ("b", "a") for batch in (8, 1, 4))
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         assert (await rig.operators.record_points(RecordPointsRequest(points=told))).recorded == 6
         assert (await rig.operators.record_points(RecordPointsRequest(points=told[:2]))).recorded == 0
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         pages, token = [], ""
         while True:
             page = await rig.operators.list_points(ListPointsRequest(page_size=4, page_token=token))
@@ -75,9 +76,9 @@ async def test_points_come_back_in_order_and_survive_a_restart(tmp_path: Path) -
 
 
 async def test_progress_is_of_jobs_that_run_and_were_promised_anything(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         await rig.operators.submit_workload(job("waits"))
-        await rig.join(inventory(gpus=4))
+        await rig.join(build_node(gpus=4))
         await rig.operators.submit_workload(job())
         await rig.operators.submit_workload(service())
         await rig.operators.report_progress(ReportProgressRequest(workload_id="j", work_done=3.0))
@@ -88,8 +89,8 @@ async def test_progress_is_of_jobs_that_run_and_were_promised_anything(tmp_path:
 
 
 async def test_what_lacks_a_profile_says_so(tmp_path: Path) -> None:
-    async with running(tmp_path, steer_s=0.1) as rig:
-        await rig.join(inventory(gpus=4))
+    async with run_controller(tmp_path, steer_s=0.1) as rig:
+        await rig.join(build_node(gpus=4))
         await rig.operators.submit_workload(service())
         await rig.operators.submit_workload(job())
         async with asyncio.timeout(60.0):

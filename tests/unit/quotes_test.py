@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -76,10 +76,10 @@ def test_a_market_comes_back_from_its_dump(market):
 def small(**changes):
     """Two nodes and a mix that is learned beforehand and stays."""
     state = ClusterState(**changes)
-    for wanted in (request(gpus=1, milli=100, cpu=2), request(cpu=4)):
+    for wanted in (build_request(gpus=1, milli=100, cpu=2), build_request(gpus=0, cpu=4)):
         state.demand.observe(wanted.spec.request, 50)
     state.demand.refresh_at = 10**9
-    return core_with(*(node(f"n{n}", gpus=8, model="G2" if n % 2 else "T4") for n in range(6)), state=state)
+    return build_core(*(build_node(f"n{n}", gpus=8, model="G2" if n % 2 else "T4") for n in range(6)), state=state)
 
 
 def is_quoted(step):
@@ -88,22 +88,27 @@ def is_quoted(step):
 
 def test_quotes_are_journalled_before_the_decision_that_uses_them_and_then_stand():
     core = small()
-    first = core.submit(request(gpus=1, milli=100), now_ns=5)
+    first = core.submit(build_request(gpus=1, milli=100), now_ns=5)
     assert is_quoted(first) == [True, False, False]
     (quotes, _, _) = first.events
     assert quotes.time_ns == 5
     assert len(quotes.offers_w) == len(core.state.demand.mix) == 2
     assert seen(core.state.market) == (quotes.quotes, 1)
     # A horizon of 58 tasks: quotes are due after five, and a task that leaves counts as one that comes.
-    found = [is_quoted(core.submit(request(gpus=1, milli=100), now_ns=6))[0] for _ in range(3)]
+    found = [is_quoted(core.submit(build_request(gpus=1, milli=100), now_ns=6))[0] for _ in range(3)]
     core.cancel("w-1", now_ns=6)
     assert core.state.market.shifts == 5
-    assert [*found, is_quoted(core.submit(request(gpus=1, milli=100), now_ns=7))[0]] == [False, False, False, True]
+    assert [*found, is_quoted(core.submit(build_request(gpus=1, milli=100), now_ns=7))[0]] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_decision_heeds_the_quotes_that_are_journalled_with_it():
     core = small()
-    step = core.submit(request(gpus=1, milli=100), now_ns=1)
+    step = core.submit(build_request(gpus=1, milli=100), now_ns=1)
     placed = step.events[-1]
     assert isinstance(placed, WorkloadPlaced)
     best = placed.explanation[0].candidates[0]
@@ -111,7 +116,9 @@ def test_a_decision_heeds_the_quotes_that_are_journalled_with_it():
     assert terms["lookahead"] != 0.0
 
 
-@pytest.mark.parametrize("wanted", [request(gpus=1, dry_run=True), request(gpus=9), request(gpus=9, dry_run=True)])
+@pytest.mark.parametrize(
+    "wanted", [build_request(gpus=1, dry_run=True), build_request(gpus=9), build_request(gpus=9, dry_run=True)]
+)
 def test_neither_a_dry_run_nor_a_refusal_quotes(wanted):
     core = small()
     before = core.state.digest()
@@ -124,31 +131,31 @@ def test_neither_a_dry_run_nor_a_refusal_quotes(wanted):
     assert seen(core.state.market) == (NO_OPPORTUNITY_PRICES, -1)
     # And what they looked at in passing does not decide later.
     fresh = small()
-    assert core.submit(request(gpus=1), now_ns=2) == fresh.submit(request(gpus=1), now_ns=2)
+    assert core.submit(build_request(gpus=1), now_ns=2) == fresh.submit(build_request(gpus=1), now_ns=2)
 
 
 @pytest.mark.parametrize("name", ["fgd", "pwr", "bestfit", "random"])
 def test_other_policies_journal_no_quotes(name):
     core = small(policy=Policy(placement=name))
     for _ in range(12):
-        assert is_quoted(core.submit(request(gpus=1), now_ns=1)) == [False, False]
+        assert is_quoted(core.submit(build_request(gpus=1), now_ns=1)) == [False, False]
 
 
 def test_weights_that_heed_no_quotes_journal_none():
     core = small(policy=Policy(objective="custom", weights=Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0)))
     for _ in range(12):
-        assert is_quoted(core.submit(request(gpus=1), now_ns=1)) == [False, False]
+        assert is_quoted(core.submit(build_request(gpus=1), now_ns=1)) == [False, False]
 
 
 def test_a_new_mix_voids_and_a_node_that_joins_ages():
     core = small()
-    core.submit(request(gpus=1, milli=100), now_ns=1)
+    core.submit(build_request(gpus=1, milli=100), now_ns=1)
     quotes = core.state.market.quotes
-    core.register_node(node("late"), now_ns=2)
+    core.register_node(build_node("late"), now_ns=2)
     assert seen(core.state.market) == (quotes, -1)
-    core.submit(request(gpus=1, milli=100), now_ns=3)
+    core.submit(build_request(gpus=1, milli=100), now_ns=3)
     core.state.demand.refresh_at = 0
-    core.submit(request(gpus=1, milli=300), now_ns=4)
+    core.submit(build_request(gpus=1, milli=300), now_ns=4)
     assert core.state.market.quotes is NO_OPPORTUNITY_PRICES
 
 
@@ -160,22 +167,22 @@ def test_quotes_for_another_mix_are_no_quotes():
 
 def test_a_copied_state_has_a_market_of_its_own():
     core = small()
-    core.submit(request(gpus=1, milli=100), now_ns=1)
+    core.submit(build_request(gpus=1, milli=100), now_ns=1)
     before = core.state.digest(), seen(core.state.market)
     other = Core(core.state.copy(), catalogue.load_catalogue())
     for number in range(9):
-        other.submit(request(gpus=1, milli=100), now_ns=number)
+        other.submit(build_request(gpus=1, milli=100), now_ns=number)
     assert (core.state.digest(), seen(core.state.market)) == before
 
 
 def test_a_checkpoint_of_before_there_were_quotes_loads():
     core = small()
-    core.submit(request(gpus=1, milli=100), now_ns=1)
+    core.submit(build_request(gpus=1, milli=100), now_ns=1)
     plain = json.loads(json.dumps(core.state.dump()))
     del plain["market"]
     loaded = ClusterState.load(plain)
     assert seen(loaded.market) == (NO_OPPORTUNITY_PRICES, -1)
-    assert is_quoted(Core(loaded, catalogue.load_catalogue()).submit(request(gpus=1), now_ns=2))[0]
+    assert is_quoted(Core(loaded, catalogue.load_catalogue()).submit(build_request(gpus=1), now_ns=2))[0]
 
 
 ACTIONS = st.lists(
@@ -196,9 +203,9 @@ def act(core, verb, one, two, now_ns):
     in_force = core.state.policy
     match verb:
         case "submit":
-            return core.submit(request(gpus=1, milli=one, models=two, cpu=3), now_ns=now_ns)
+            return core.submit(build_request(gpus=1, milli=one, models=two, cpu=3), now_ns=now_ns)
         case "pair":
-            return core.submit(request(gpus=2, cpu=one, replicas=two), now_ns=now_ns)
+            return core.submit(build_request(gpus=2, cpu=one, replicas=two), now_ns=now_ns)
         case "cancel":
             keys = sorted(core.state.workloads)
             return core.cancel(keys[one % len(keys)], now_ns=now_ns) if keys else None
@@ -217,7 +224,7 @@ def act(core, verb, one, two, now_ns):
 @given(ACTIONS)
 def test_a_core_without_memory_quotes_and_decides_the_same_at_any_moment(history):
     """Each step is done by a core that remembers and by one built anew; the journal gives the state back."""
-    core = core_with(*(node(f"n{n}", gpus=4, model="G2" if n % 2 else "T4", cpu=32) for n in range(4)))
+    core = build_core(*(build_node(f"n{n}", gpus=4, model="G2" if n % 2 else "T4", cpu=32) for n in range(4)))
     assert find_policy(core.state.policy.placement).name == "eelgrid"
     replayed = ClusterState.load(core.state.dump())
     for now_ns, (verb, one, two) in enumerate(history):

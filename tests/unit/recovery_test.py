@@ -4,8 +4,8 @@ import json
 from copy import deepcopy
 
 import pytest
-from tests.clusters import core_with, node, request
-from tests.controller_rig import MemoryJournal
+from tests.builders.cluster import build_core, build_node, build_request
+from tests.builders.server import MemoryJournal
 
 from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalCorrupt
@@ -14,8 +14,8 @@ from eelgrid_controller.state.journal import Checkpoint, digest_of
 
 
 def dumped():
-    core = core_with(node("a", gpus=2))
-    core.submit(request(gpus=1, key="one"), now_ns=2)
+    core = build_core(build_node("a", gpus=2))
+    core.submit(build_request(gpus=1, key="one"), now_ns=2)
     return core.state.revision, json.loads(json.dumps(core.state.dump()))
 
 

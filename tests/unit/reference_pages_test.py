@@ -5,7 +5,7 @@ from docs import generate
 REFERENCE = generate.PAGES
 
 
-def test_every_generated_page_is_fresh_and_a_stale_one_is_told(tmp_path, monkeypatch, capsys):
+def test_every_generated_page_is_fresh_and_a_stale_one_is_reported(tmp_path, monkeypatch, capsys):
     assert generate.main(["--check"]) == 0, capsys.readouterr().err
     monkeypatch.setattr(generate, "PAGES", tmp_path)
     assert generate.main(["--check"]) == 1

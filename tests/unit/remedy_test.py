@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.placement.explanations import PendingCase, describe_nearest_fit
 from eelgrid_protos.codec import decode_message, encode_message
@@ -17,49 +17,51 @@ SHARED = "wait for or cancel work that shares GPUs, ask for a smaller gpu_milli,
 
 def mixed():
     """Two nodes of two G2 that are all shared, a partitioned one, and a large one without CPU left."""
-    plain = node("mig", gpus=1, model="A10", cpu=64, memory_gib=64)
+    plain = build_node("mig", gpus=1, model="A10", cpu=64, memory_gib=64)
     partitioned = replace(plain, gpus=tuple(replace(gpu, mig_enabled=True) for gpu in plain.gpus))
-    core = core_with(node("a"), node("b"), partitioned, node("big", gpus=8, cpu=100, model="V100M32"))
+    core = build_core(
+        build_node("a"), build_node("b"), partitioned, build_node("big", gpus=8, cpu=100, model="V100M32")
+    )
     weights = Weights(power=1.0, fragmentation_w=80.0, stranding_w=200.0)
     core.update_policy(replace(core.state.policy, objective="custom", weights=weights), now_ns=1)
     for key, milli in (("one", 700), ("two", 510), ("three", 600), ("four", 800)):
-        core.submit(request(gpus=1, milli=milli, key=key, models=("G2",)), now_ns=1)
-    core.submit(request(cpu=95, key="hog"), now_ns=1)
+        core.submit(build_request(gpus=1, milli=milli, key=key, models=("G2",)), now_ns=1)
+    core.submit(build_request(gpus=0, cpu=95, key="hog"), now_ns=1)
     return core
 
 
 def lost():
-    core = core_with(node("a"), node("b"))
+    core = build_core(build_node("a"), build_node("b"))
     core.mark_node_lost("a", now_ns=1)
     core.mark_node_lost("b", now_ns=2)
     return core
 
 
 def tight():
-    core = core_with(node("a", gpus=8, cpu=16), node("c", gpus=8, cpu=4))
-    core.submit(request(cpu=11, key="hog"), now_ns=1)
+    core = build_core(build_node("a", gpus=8, cpu=16), build_node("c", gpus=8, cpu=4))
+    core.submit(build_request(gpus=0, cpu=11, key="hog"), now_ns=1)
     return core
 
 
 def crowded():
-    core = core_with(node("a"), node("b", gpus=8))
-    core.submit(request(gpus=2, cpu=90, key="x"), now_ns=1)
-    core.submit(request(gpus=3, cpu=8, key="y"), now_ns=1)
-    core.submit(request(cpu=80, key="z"), now_ns=1)
+    core = build_core(build_node("a"), build_node("b", gpus=8))
+    core.submit(build_request(gpus=2, cpu=90, key="x"), now_ns=1)
+    core.submit(build_request(gpus=3, cpu=8, key="y"), now_ns=1)
+    core.submit(build_request(gpus=0, cpu=80, key="z"), now_ns=1)
     return core
 
 
 def leaning():
-    core = core_with(node("a"))
-    core.submit(request(gpus=1, milli=900, key="heavy"), now_ns=1)
-    core.submit(request(gpus=1, milli=200, key="light"), now_ns=1)
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=1, milli=900, key="heavy"), now_ns=1)
+    core.submit(build_request(gpus=1, milli=200, key="light"), now_ns=1)
     return core
 
 
 GOLDENS = [
     (
         leaning,
-        request(gpus=1),
+        build_request(gpus=1),
         "gpu_count",
         {"gpu_count": 1},
         (
@@ -68,51 +70,51 @@ GOLDENS = [
         ),
     ),
     (
-        mixed, request(gpus=2, models=("G2",)), "gpu_count", {"gpu_model": 2, "gpu_count": 2},
+        mixed, build_request(gpus=2, models=("G2",)), "gpu_count", {"gpu_model": 2, "gpu_count": 2},
         ("Of 4 nodes 2 by gpu_model, 2 by gpu_count ruled out. To help: free 2 GPUs on node a, where none of 2 is free: "
         f"GPU 0, 1 are held by one, two. Or {WHOLE}"),
     ),
     (
-        crowded, request(gpus=6, cpu=60), "gpu_count", {"gpu_count": 2},
+        crowded, build_request(gpus=6, cpu=60), "gpu_count", {"gpu_count": 2},
         ("Of 2 nodes 2 by gpu_count ruled out. To help: free 1 GPU on node b, where 5 of 6 are free: GPU 0 is held by y; "
         f"it also needs 44 more CPUs there. Or {WHOLE}"),
     ),
     (
-        mixed, request(gpus=1, milli=501, models=("G2",)), "gpu_share", {"gpu_model": 2, "gpu_share": 2},
+        mixed, build_request(gpus=1, milli=501, models=("G2",)), "gpu_share", {"gpu_model": 2, "gpu_share": 2},
         ("Of 4 nodes 2 by gpu_model, 2 by gpu_share ruled out. To help: free 0.011 more of GPU 1 of node a, where 0.49 of "
         f"the 0.501 asked for is free and two holds the rest. Or {SHARED}"),
     ),
     (
-        mixed, request(cpu=99), "cpu", {"cpu": 4},
+        mixed, build_request(gpus=0, cpu=99), "cpu", {"cpu": 4},
         ("Of 4 nodes 4 by cpu ruled out. To help: 5,000 more milli-CPU are needed on node a: ask for at most 94 CPUs, or "
         "free 5 there."),
     ),
     (
-        tight, request(gpus=8, cpu=8), "cpu", {"cpu": 2},
+        tight, build_request(gpus=8, cpu=8), "cpu", {"cpu": 2},
         ("Of 2 nodes 2 by cpu ruled out. To help: 3,000 more milli-CPU are needed on node a, which has 8 GPUs free: ask "
         "for at most 5 CPUs, or free 3 there."),
     ),
     (
-        mixed, request(memory_gib=384), "memory", {"memory": 4},
+        mixed, build_request(gpus=0, memory_gib=384), "memory", {"memory": 4},
         ("Of 4 nodes 4 by memory ruled out. To help: 1 GiB more memory is needed on node big: ask for at most 383 GiB, or "
         "free 1 GiB there."),
     ),
     (
-        mixed, request(gpus=1, models=("A10",)), "gpu_mig", {"gpu_model": 3, "gpu_mig": 1},
+        mixed, build_request(gpus=1, models=("A10",)), "gpu_mig", {"gpu_model": 3, "gpu_mig": 1},
         "Of 4 nodes 3 by gpu_model, 1 by gpu_mig ruled out. To help: switch MIG off on 1 GPU of node mig: GPU 0.",
     ),
     (
-        lost, request(gpus=1), "unavailable", {"unavailable": 2},
+        lost, build_request(gpus=1), "unavailable", {"unavailable": 2},
         "Of 2 nodes 2 by unavailable ruled out. To help: bring back the agent of a, b: there is room for it.",
     ),
     (
-        mixed, request(gpus=1, milli=400, models=("G2",), replicas=3), "replicas", {"gpu_model": 2},
+        mixed, build_request(gpus=1, milli=400, models=("G2",), replicas=3), "replicas", {"gpu_model": 2},
         ("There is room for 2 of 3 replicas. To help: for the next replica, free 0.1 more of GPU 0 of node a, where 0.3 "
         "of the 0.4 asked for is free and one holds the rest. Or ask for fewer replicas, or submit them as workloads of "
         "their own."),
     ),
     (
-        core_with, request(gpus=1), "no_nodes", {},
+        build_core, build_request(gpus=1), "no_nodes", {},
         "No node has joined. To help: start eelgrid-agent on a node; the workload is tried as soon as it joins.",
     ),
 ]  # fmt: skip
@@ -129,13 +131,13 @@ def test_what_waits_is_told_what_would_help(make, wanted, constraint, removals, 
 
 
 def test_a_model_that_nobody_has():
-    core = core_with()
-    core.submit(request(gpus=1, models=("T4",)), now_ns=1)
-    core.register_node(node("a"), now_ns=2)
+    core = build_core()
+    core.submit(build_request(gpus=1, models=("T4",)), now_ns=1)
+    core.register_node(build_node("a"), now_ns=2)
     assert core.explain_workload("w-1").remedy == (
         "Of 1 node 1 by gpu_model ruled out. To help: allow G2: with every model allowed it would go to node a."
     )
-    core.submit(request(gpus=2), now_ns=3)
+    core.submit(build_request(gpus=2), now_ns=3)
     assert "with every model allowed it would wait all the same" in core.explain_workload("w-1").remedy
 
 
@@ -148,9 +150,9 @@ def test_what_was_placed_needs_no_remedy():
 @pytest.mark.parametrize(
     ("wanted", "freed"),
     [
-        (request(gpus=2, models=("G2",)), ("one", "two")),
-        (request(gpus=1, milli=501, models=("G2",)), ("two",)),
-        (request(gpus=1, milli=400, models=("G2",), replicas=3), ("one",)),
+        (build_request(gpus=2, models=("G2",)), ("one", "two")),
+        (build_request(gpus=1, milli=501, models=("G2",)), ("two",)),
+        (build_request(gpus=1, milli=400, models=("G2",), replicas=3), ("one",)),
     ],
 )
 def test_freeing_what_is_named_is_enough(wanted, freed):
@@ -172,10 +174,10 @@ def test_freeing_what_is_named_is_enough(wanted, freed):
 )
 def test_every_amount_named_is_what_is_missing(held, cpu, gpus, memory_gib):
     """Brute force: with the named CPU more on the named node the request would pass there."""
-    core = core_with(node("a"), node("b"))
+    core = build_core(build_node("a"), build_node("b"))
     for number, (cpus, milli) in enumerate(held):
-        core.submit(request(cpu=cpus, gpus=int(milli > 0), milli=milli, key=f"k{number}"), now_ns=2)
-    wanted = request(cpu=cpu, gpus=gpus, memory_gib=memory_gib)
+        core.submit(build_request(cpu=cpus, gpus=int(milli > 0), milli=milli, key=f"k{number}"), now_ns=2)
+    wanted = build_request(cpu=cpu, gpus=gpus, memory_gib=memory_gib)
     step = core.submit(wanted, now_ns=3)
     if step.result.placements:
         return

@@ -23,6 +23,6 @@ def test_it_is_made_once_for_each_object():
     assert len(made) == 2
 
 
-def test_what_is_forgotten_is_made_anew_and_an_old_one_is_never_given_for_a_new():
+def test_what_is_forgotten_is_made_again_and_an_old_one_is_never_given_for_a_new():
     found = [get_node_budgets_w(Policy(budgets=budgets(float(watts)))) for watts in range(1, 60)]
     assert [each["n1"] for each in found] == [float(watts) for watts in range(1, 60)]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.replay_rig import a_node, a_task, scene
+from tests.builders.replay import build_scene, build_trace_node, build_trace_task
 
 from eelgrid_controller.replay.run_statistics import TariffSteps, compute_series, expand_tariff, summarize_run
 from eelgrid_controller.replay.simulation import FINISHED, REFUSED, RUNNING, TO_COME, WAITING, Outage, empty_node_w
@@ -13,12 +13,16 @@ from eelgrid_controller.replay.site_csv import TariffRow
 # One node, 2 T4, one package: 35 W empty. a holds a GPU from 0 to 100, c half of the other from 20 to 50, and b wants
 # both from 10 on: it waits for 90 s and runs from 100 to 150.
 #   0 to 20: 120 + 70 + 10 = 200 W; to 50: 260 W; to 100: 200 W; to 150: 120 + 140 = 260 W; to 200: 35 W
-TASKS = [a_task("a", 0.0, 100.0), a_task("b", 10.0, 50.0, gpus=2), a_task("c", 20.0, 30.0, milli=500)]
+TASKS = [
+    build_trace_task("a", 0.0, 100.0),
+    build_trace_task("b", 10.0, 50.0, gpus=2),
+    build_trace_task("c", 20.0, 30.0, milli=500),
+]
 ENERGY_J = 200 * 20 + 260 * 30 + 200 * 50 + 260 * 50 + 35 * 50
 
 
 def three(**changes):
-    return scene([a_node()], TASKS).run(**({"end_s": 200.0} | changes))
+    return build_scene([build_trace_node()], TASKS).run(**({"end_s": 200.0} | changes))
 
 
 @pytest.mark.parametrize("policy", ["fgd", "pwr", "pwr200", "bestfit", "eelgrid", "random"])
@@ -62,7 +66,7 @@ def test_the_end_cuts_what_runs_waits_and_is_to_come():
 
 
 def test_what_ends_at_the_end_has_ended():
-    outcome = scene([a_node()], TASKS[:1]).run()
+    outcome = build_scene([build_trace_node()], TASKS[:1]).run()
     assert outcome.end_s == 100.0
     assert outcome.fate.tolist() == [FINISHED]
 
@@ -88,36 +92,38 @@ def test_waits_add_up():
 
 
 def test_a_failed_node_takes_nothing_until_it_returns_and_another_does():
-    both = scene([a_node(), a_node("n1")], TASKS[:1])
+    both = build_scene([build_trace_node(), build_trace_node("n1")], TASKS[:1])
     (first,) = both.run().decided_node.tolist()
     outcome = both.run(outages=(Outage(first, 60.0, math.inf),))
     assert outcome.decided_node.tolist() == [first, 1 - first]
     assert outcome.decided_s.tolist() == [0.0, 60.0]
     assert summarize_run(outcome, None, 1.0).waiting == 0
-    alone = scene([a_node()], TASKS[:1]).run(outages=(Outage(0, -9.0, 7.0),))
+    alone = build_scene([build_trace_node()], TASKS[:1]).run(outages=(Outage(0, -9.0, 7.0),))
     assert alone.decided_s.tolist() == [7.0]
-    over = scene([a_node()], TASKS[:1]).run(outages=(Outage(0, -9.0, -1.0),))
+    over = build_scene([build_trace_node()], TASKS[:1]).run(outages=(Outage(0, -9.0, -1.0),))
     assert over.decided_s.tolist() == [0.0]
 
 
 def test_what_two_nodes_release_in_one_moment_is_all_seen():
-    nodes = [a_node("n0", gpus=1), a_node("n1", gpus=1, model="A100")]
+    nodes = [build_trace_node("n0", gpus=1), build_trace_node("n1", gpus=1, model="A100")]
     tasks = [
-        a_task(f"{begin}{model}", begin, 10.0, models=(model,)) for begin in (0.0, 1.0) for model in ("T4", "A100")
+        build_trace_task(f"{begin}{model}", begin, 10.0, models=(model,))
+        for begin in (0.0, 1.0)
+        for model in ("T4", "A100")
     ]
-    outcome = scene(nodes, tasks).run(end_s=100.0)
+    outcome = build_scene(nodes, tasks).run(end_s=100.0)
     assert outcome.decided_s.tolist() == [0.0, 0.0, 10.0, 10.0]
     assert outcome.fate.tolist() == [FINISHED] * 4
 
 
 def test_priority_goes_before_arrival_and_what_fits_does_not_wait_behind_what_does_not():
     tasks = [
-        a_task("holds", 0.0, 10.0, gpus=2),
-        a_task("early", 1.0, 10.0, gpus=2),
-        a_task("urgent", 2.0, 10.0, gpus=2, priority=5),
-        a_task("small", 3.0, 10.0, gpus=0),
+        build_trace_task("holds", 0.0, 10.0, gpus=2),
+        build_trace_task("early", 1.0, 10.0, gpus=2),
+        build_trace_task("urgent", 2.0, 10.0, gpus=2, priority=5),
+        build_trace_task("small", 3.0, 10.0, gpus=0),
     ]
-    outcome = scene([a_node()], tasks).run(end_s=100.0)
+    outcome = build_scene([build_trace_node()], tasks).run(end_s=100.0)
     assert list(zip(outcome.decided_s.tolist(), outcome.decided_task.tolist(), strict=True)) == [
         (0.0, 0),
         (3.0, 3),
@@ -127,15 +133,24 @@ def test_priority_goes_before_arrival_and_what_fits_does_not_wait_behind_what_do
 
 
 def test_what_no_empty_node_could_hold_is_refused():
-    tasks = [a_task("a", 0.0, 1.0), a_task("big", 0.0, 1.0, gpus=3), a_task("cpu", 0.0, 1.0, vcpu=33)]
-    tasks += [a_task("other", 0.0, 1.0, models=("A100",)), a_task("memory", 0.0, 1.0, memory_mib=1001)]
-    outcome = scene([a_node()], tasks).run()
+    tasks = [
+        build_trace_task("a", 0.0, 1.0),
+        build_trace_task("big", 0.0, 1.0, gpus=3),
+        build_trace_task("cpu", 0.0, 1.0, vcpu=33),
+    ]
+    tasks += [
+        build_trace_task("other", 0.0, 1.0, models=("A100",)),
+        build_trace_task("memory", 0.0, 1.0, memory_mib=1001),
+    ]
+    outcome = build_scene([build_trace_node()], tasks).run()
     assert outcome.fate.tolist() == [FINISHED, REFUSED, REFUSED, REFUSED, REFUSED]
     assert summarize_run(outcome, None, 1.0).wait_mean_s == 0.0
 
 
 def test_a_task_of_no_length_is_placed_and_gone_at_once():
-    outcome = scene([a_node()], [a_task("a", 5.0, 0.0), a_task("b", 5.0, 0.0, gpus=2)]).run(end_s=6.0)
+    outcome = build_scene(
+        [build_trace_node()], [build_trace_task("a", 5.0, 0.0), build_trace_task("b", 5.0, 0.0, gpus=2)]
+    ).run(end_s=6.0)
     assert outcome.fate.tolist() == [FINISHED, FINISHED]
     assert summarize_run(outcome, None, 1.0).energy_j == 35.0
 
@@ -148,13 +163,18 @@ def test_stretches_keep_the_energy():
     assert compute_series(outcome, 10).power_w.tolist() == pytest.approx(
         [200, 260, 230, 200, 200, 260, 260, 147.5, 35, 35]
     )
-    still = scene([a_node()], [a_task("a", 0.0, None)]).run()
+    still = build_scene([build_trace_node()], [build_trace_task("a", 0.0, None)]).run()
     assert len(compute_series(still, 10).from_s) == 0
     assert summarize_run(still, None, 1.0).energy_j == 0.0
 
 
 def test_an_empty_fleet_draws_what_the_engine_says():
-    nodes = [a_node(vcpu=32), a_node("n1", vcpu=33), a_node("n2", vcpu=96, gpus=0), a_node("n3", gpus=8, model="A100")]
-    small = scene(nodes, TASKS)
+    nodes = [
+        build_trace_node(vcpu=32),
+        build_trace_node("n1", vcpu=33),
+        build_trace_node("n2", vcpu=96, gpus=0),
+        build_trace_node("n3", gpus=8, model="A100"),
+    ]
+    small = build_scene(nodes, TASKS)
     assert small.fleet().power_w == pytest.approx(empty_node_w(small.trace.fleet).sum())
     assert empty_node_w(small.trace.fleet).tolist() == [35.0, 155.0, 45.0, 415.0]

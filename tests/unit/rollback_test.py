@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.clusters import core_with, decided, node, request
-from tests.controller_rig import Agent, MemoryJournal, inventory, running, until, wanted
+from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
+from tests.builders.server import AgentStream, MemoryJournal, run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.cli import doctor_cluster
 from eelgrid_controller.core.nodes import PlanClaim
@@ -54,19 +55,19 @@ def claim(*assignments, epoch=9):
 
 
 def test_a_node_that_holds_more_than_the_journal_knows_takes_nothing_new_and_gets_no_plan():
-    core = core_with(node("n"))
-    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core = build_core(build_node("n"))
+    core.register_node(build_node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
     assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9, assignments=1, workload_ids=("lost",))
     assert core.plan_to_send("n") is None
-    waiting = core.submit(request(gpus=1, key="new"), now_ns=3).result
+    waiting = core.submit(build_request(gpus=1, key="new"), now_ns=3).result
     assert waiting.phase is WorkloadPhase.PENDING
     assert "ahead of the journal" in waiting.reason
 
 
 def test_an_operator_gives_up_what_is_not_known_and_plans_go_on_above_the_agents_epoch():
-    core = core_with(node("n"))
-    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
-    core.submit(request(gpus=1, key="new"), now_ns=3)
+    core = build_core(build_node("n"))
+    core.register_node(build_node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.submit(build_request(gpus=1, key="new"), now_ns=3)
     core.reconcile_node("n", now_ns=4)
     assert core.state.nodes["n"].ahead is None
     assert core.state.workloads["new"].phase is WorkloadPhase.PLACED
@@ -79,29 +80,29 @@ def test_an_operator_gives_up_what_is_not_known_and_plans_go_on_above_the_agents
 
 
 def test_an_agent_that_holds_only_what_the_journal_knows_needs_no_operator():
-    core = core_with(node("n"))
-    placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
+    core = build_core(build_node("n"))
+    placed = core.submit(build_request(gpus=1, key="known"), now_ns=2).result
     known = held("known", gpu=placed.placements[0].gpu_uuids[0])
-    core.register_node(node("n"), now_ns=3, plan_epoch=9, claim=claim(known))
+    core.register_node(build_node("n"), now_ns=3, plan_epoch=9, claim=claim(known))
     assert core.state.nodes["n"].ahead is None
     assert core.plan_to_send("n").epoch > 9
 
 
 def started_anew(core, lost=None):
     """The core of another controller over the same journal."""
-    again = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+    again = build_core(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
     again.record_controller_start(now_ns=90, lost=lost)
     return again
 
 
 def told(name, **changes):
     """A node that an agent describes."""
-    return node(name, agent_version="1.0", **changes)
+    return build_node(name, agent_version="1.0", **changes)
 
 
 def test_an_epoch_that_was_used_twice_is_never_sent_with_other_content():
     """The journal went back, and its epochs have risen again to the very one that the agent holds."""
-    core = started_anew(core_with(told("n")))
+    core = started_anew(build_core(told("n")))
     core.update_policy(replace(core.state.policy, lease_s=30.0), now_ns=91)
     epoch = core.node_plan("n").epoch
     core.register_node(told("n"), now_ns=92, plan_epoch=epoch, claim=claim(epoch=epoch))
@@ -109,44 +110,44 @@ def test_an_epoch_that_was_used_twice_is_never_sent_with_other_content():
 
 
 def test_the_same_replica_on_other_gpus_is_not_known():
-    core = core_with(node("n"))
-    placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
+    core = build_core(build_node("n"))
+    placed = core.submit(build_request(gpus=1, key="known"), now_ns=2).result
     (mine,) = placed.placements[0].gpu_uuids
-    other = next(gpu.uuid for gpu in node("n").gpus if gpu.uuid != mine)
-    core.register_node(node("n"), now_ns=3, plan_epoch=9, claim=claim(held("known", gpu=other)))
+    other = next(gpu.uuid for gpu in build_node("n").gpus if gpu.uuid != mine)
+    core.register_node(build_node("n"), now_ns=3, plan_epoch=9, claim=claim(held("known", gpu=other)))
     assert core.state.nodes["n"].ahead is not None
 
 
 def test_what_is_known_by_now_reconciles_a_node_at_its_next_hello_and_a_forgetful_agent_does_not():
-    core = core_with(node("n"))
-    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
-    core.register_node(node("n"), now_ns=3, claim=claim(epoch=0))
+    core = build_core(build_node("n"))
+    core.register_node(build_node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.register_node(build_node("n"), now_ns=3, claim=claim(epoch=0))
     assert core.state.nodes["n"].ahead is not None, "started anew: it does not know what runs there"
-    assert core.register_node(node("n"), now_ns=4, plan_epoch=9, claim=claim(held())).events == ()
-    core.register_node(node("n"), now_ns=5, plan_epoch=9, claim=claim())
+    assert core.register_node(build_node("n"), now_ns=4, plan_epoch=9, claim=claim(held())).events == ()
+    core.register_node(build_node("n"), now_ns=5, plan_epoch=9, claim=claim())
     assert core.state.nodes["n"].ahead is None
 
 
 def test_an_agent_that_cannot_say_what_it_holds_is_closed_until_an_operator_has_looked():
-    core = core_with(node("n"))
-    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None))
+    core = build_core(build_node("n"))
+    core.register_node(build_node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None))
     assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9)
     core.reconcile_node("n", now_ns=3)
-    assert core.submit(request(gpus=1), now_ns=4).result.phase is WorkloadPhase.PLACED
+    assert core.submit(build_request(gpus=1), now_ns=4).result.phase is WorkloadPhase.PLACED
 
 
 def test_a_node_that_the_journal_does_not_know_at_all_is_compared_too():
-    core = core_with()
-    core.register_node(node("n"), now_ns=1, plan_epoch=9, claim=claim(held()))
-    assert core.submit(request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
-    core.register_node(node("m"), now_ns=3, plan_epoch=9, claim=claim())
+    core = build_core()
+    core.register_node(build_node("n"), now_ns=1, plan_epoch=9, claim=claim(held()))
+    assert core.submit(build_request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
+    core.register_node(build_node("m"), now_ns=3, plan_epoch=9, claim=claim())
     assert core.state.nodes["m"].ahead is None, "it holds nothing"
     assert core.node_plan("m").epoch > 9
 
 
 def test_no_move_and_no_more_replicas_go_to_a_node_that_is_ahead():
-    core = core_with(node("n", gpus=4), node("m", gpus=1))
-    core.submit(request(gpus=1, key="w"), now_ns=2)
+    core = build_core(build_node("n", gpus=4), build_node("m", gpus=1))
+    core.submit(build_request(gpus=1, key="w"), now_ns=2)
     on = core.state.workloads["w"].placements[0].node_name
     core.register_node(core.state.nodes["n"].inventory, now_ns=3, plan_epoch=9, claim=claim(held(gpu="GPU-n-3")))
     core.scale("w", 4, now_ns=4)
@@ -155,8 +156,8 @@ def test_no_move_and_no_more_replicas_go_to_a_node_that_is_ahead():
 
 
 def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
-    core = core_with(node("n"))
-    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core = build_core(build_node("n"))
+    core.register_node(build_node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
     core.record_controller_start(now_ns=3, lost=LostEntries(5, None))
     plain = core.state.dump()
     journal = MemoryJournal()
@@ -169,15 +170,15 @@ def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
 
 def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
     """Epochs rise past the agent's, and the controller starts again and again before it is back."""
-    core = core_with(told("n"), told("m"))
-    on = core.submit(request(gpus=1, key="a"), now_ns=2).result.placements[0].node_name
+    core = build_core(told("n"), told("m"))
+    on = core.submit(build_request(gpus=1, key="a"), now_ns=2).result.placements[0].node_name
     (other,) = {"n", "m"} - {on}
     for start in range(3):
         core = started_anew(core, LostEntries(9, 12) if start == 0 else None)
         for number in range(3):
             core.set_limit("a", 100.0 + 10 * start + number, now_ns=100 + number)
     assert core.state.nodes[on].plan_epoch > 5
-    assert core.submit(request(gpus=1, key="b"), now_ns=110).result.phase is WorkloadPhase.PENDING
+    assert core.submit(build_request(gpus=1, key="b"), now_ns=110).result.phase is WorkloadPhase.PENDING
     core.register_node(told(on), now_ns=120, plan_epoch=5, claim=claim(held(), epoch=5))
     assert core.state.nodes[on].ahead is not None
     core.register_node(told(other), now_ns=121, claim=claim(epoch=0))
@@ -189,26 +190,26 @@ def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
 
 
 def test_work_that_waits_is_told_nothing_new_while_agents_come_back():
-    core = core_with(told("n", gpus=1), told("m", gpus=1))
+    core = build_core(told("n", gpus=1), told("m", gpus=1))
     for number in range(6):
-        core.submit(request(gpus=1, key=f"w{number}"), now_ns=2)
+        core.submit(build_request(gpus=1, key=f"w{number}"), now_ns=2)
     reasons = {key: one.reason for key, one in core.state.workloads.items()}
     core = started_anew(core)
-    assert decided(core.retry(now_ns=91).events) == []
+    assert drop_quotes(core.retry(now_ns=91).events) == []
     for number, name in enumerate("nm"):
         core.register_node(told(name, gpus=1), now_ns=92 + number, claim=claim(epoch=1))
-        assert decided(core.retry(now_ns=94 + number).events) == []
+        assert drop_quotes(core.retry(now_ns=94 + number).events) == []
     assert {key: one.reason for key, one in core.state.workloads.items()} == reasons
 
 
 def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
-    core = core_with(told("n"))
-    core = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+    core = build_core(told("n"))
+    core = build_core(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
     assert core.record_controller_start(now_ns=2, asks_agents=False).events == ()
-    assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
+    assert core.submit(build_request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
     # A journal of a controller that did ask goes on under one that does not.
     core.record_controller_start(now_ns=4)
-    assert core.submit(request(gpus=1, key="b"), now_ns=5).result.phase is WorkloadPhase.PENDING
+    assert core.submit(build_request(gpus=1, key="b"), now_ns=5).result.phase is WorkloadPhase.PENDING
     core.register_node(told("n"), now_ns=6)
     core.retry(now_ns=7)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
@@ -216,10 +217,10 @@ def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
 
 @pytest.mark.parametrize(("lost", "number"), [(LostEntries(4, 6), 5), (LostEntries(4, None), 1_000_002)])
 def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
-    core = core_with()
-    core.submit(request(), now_ns=1)
+    core = build_core()
+    core.submit(build_request(gpus=0), now_ns=1)
     core.record_controller_start(now_ns=2, lost=lost)
-    assert core.submit(request(), now_ns=3).result.workload_id == f"w-{number}"
+    assert core.submit(build_request(gpus=0), now_ns=3).result.workload_id == f"w-{number}"
 
 
 @pytest.mark.parametrize(
@@ -242,12 +243,12 @@ def test_the_events_come_back_as_they_were(event):
 
 
 async def hello(rig, *assignments, epoch, name="n1", version="1.0", says=True):
-    agent = Agent(rig.address)
+    agent = AgentStream(rig.address)
     rig.agents.append(agent)
     await agent.say(
         Hello(
             incarnation=1,
-            inventory=inventory(name, agent_version=version),
+            inventory=build_node(name, agent_version=version),
             plan_epoch=epoch,
             held=HeldAssignments(assignments=assignments) if says else None,
         )
@@ -262,26 +263,26 @@ async def nodes(rig):
 
 async def accepted(folder: Path) -> tuple[int, tuple[Assignment, ...]]:
     """A controller that placed `kept`, whose data is copied, and then `lost`, as the agent holds them."""
-    async with running(folder / "data") as rig:
+    async with run_controller(folder / "data") as rig:
         agent = await hello(rig, epoch=0)
-        await rig.operators.submit_workload(wanted("kept"))
+        await rig.operators.submit_workload(build_request("kept"))
         await agent.hear(NodePlan)
         shutil.copytree(folder / "data", folder / "copy")
-        await rig.operators.submit_workload(wanted("lost"))
+        await rig.operators.submit_workload(build_request("lost"))
         plan = await agent.hear(NodePlan)
         return plan.epoch, plan.assignments
 
 
-async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_told(tmp_path, caplog) -> None:
+async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_reported(tmp_path, caplog) -> None:
     """The whole directory is an older copy, so only the agent's epoch tells."""
     epoch, assignments = await accepted(tmp_path)
     with caplog.at_level(logging.ERROR):
-        async with running(tmp_path / "copy") as rig:
+        async with run_controller(tmp_path / "copy") as rig:
             # Before the agent has spoken nobody knows what it holds.
-            early = (await rig.operators.submit_workload(wanted("early"))).workload
+            early = (await rig.operators.submit_workload(build_request("early"))).workload
             assert early.phase is WorkloadPhase.PENDING
             agent = await hello(rig, *assignments, epoch=epoch)
-            late = (await rig.operators.submit_workload(wanted("late"))).workload
+            late = (await rig.operators.submit_workload(build_request("late"))).workload
             assert late.phase is WorkloadPhase.PENDING
             node = (await nodes(rig))["n1"]
             assert (node.ahead_epoch, node.unknown_workload_ids) == (epoch, ("lost",))
@@ -299,21 +300,21 @@ async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_to
 
 
 async def test_a_node_is_placed_on_once_its_agent_has_spoken_after_a_start(tmp_path) -> None:
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         agent = await hello(rig, epoch=0)
-        await rig.operators.submit_workload(wanted("one"))
+        await rig.operators.submit_workload(build_request("one"))
         plan = await agent.hear(NodePlan)
-    async with running(tmp_path) as rig:
-        await rig.operators.submit_workload(wanted("two"))
+    async with run_controller(tmp_path) as rig:
+        await rig.operators.submit_workload(build_request("two"))
         assert rig.controller.loop.core.state.workloads["two"].phase is WorkloadPhase.PENDING
         await hello(rig, *plan.assignments, epoch=plan.epoch)
-        await until(lambda: rig.controller.loop.core.state.workloads["two"].phase is WorkloadPhase.PLACED)
+        await wait_until(lambda: rig.controller.loop.core.state.workloads["two"].phase is WorkloadPhase.PLACED)
         assert (await nodes(rig))["n1"].ahead_epoch is None
 
 
 async def test_epochs_that_rose_again_before_the_agent_came_back_hide_no_rollback(tmp_path) -> None:
     epoch, assignments = await accepted(tmp_path)
-    async with running(tmp_path / "copy") as rig:
+    async with run_controller(tmp_path / "copy") as rig:
         for lease_s in (20.0, 30.0, 40.0, 50.0):
             revision = rig.controller.loop.core.state.policy.revision
             policy = Policy(revision=revision, lease_s=lease_s)
@@ -325,7 +326,7 @@ async def test_epochs_that_rose_again_before_the_agent_came_back_hide_no_rollbac
 
 async def test_an_agent_of_before_that_says_nothing_of_what_it_holds(tmp_path) -> None:
     epoch, _ = await accepted(tmp_path)
-    async with running(tmp_path / "copy") as rig:
+    async with run_controller(tmp_path / "copy") as rig:
         await hello(rig, epoch=epoch, says=False)
         node = (await nodes(rig))["n1"]
         assert (node.ahead_epoch, node.unknown_workload_ids) == (epoch, ())
@@ -338,22 +339,22 @@ async def test_a_lost_log_is_refused_and_an_accepted_loss_stands_in_the_journal(
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(tmp_path / "copy" / name, tmp_path / "data" / name)
     with pytest.raises(JournalLost, match="were acknowledged and are gone"):
-        async with running(tmp_path / "data"):
+        async with run_controller(tmp_path / "data"):
             pass
-    async with running(tmp_path / "data", accepts_journal_loss=True) as rig:
+    async with run_controller(tmp_path / "data", accepts_journal_loss=True) as rig:
         assert rig.controller.loop.core.state.rollbacks == 1
-    async with running(tmp_path / "data") as rig:
+    async with run_controller(tmp_path / "data") as rig:
         assert rig.controller.loop.core.state.rollbacks == 1
     with contextlib.closing(open_journal(tmp_path / "data", new_cluster_id="c")) as journal:
         assert any(entry.kind == "journal_rolled_back" for _, entry in journal.entries_after(0))
 
 
 async def test_a_deleted_data_directory_is_noticed_before_anybody_asks_and_nothing_is_accepted(tmp_path) -> None:
-    async with running(tmp_path / "data") as rig:
+    async with run_controller(tmp_path / "data") as rig:
         shutil.move(tmp_path / "data", tmp_path / "away")
-        await until(lambda: rig.controller.loop.journal_fault is not None)
+        await wait_until(lambda: rig.controller.loop.journal_fault is not None)
         with pytest.raises(Unavailable, match="was removed or replaced"):
-            await rig.operators.submit_workload(wanted("w"))
+            await rig.operators.submit_workload(build_request("w"))
         shutil.move(tmp_path / "away", tmp_path / "data")
-        await until(lambda: rig.controller.loop.journal_fault is None)
-        await rig.operators.submit_workload(wanted("w"))
+        await wait_until(lambda: rig.controller.loop.journal_fault is None)
+        await rig.operators.submit_workload(build_request("w"))

@@ -158,7 +158,7 @@ def test_a_gpu_that_left_the_inventory_is_lost_and_its_total_goes_on():
 
 
 @pytest.mark.parametrize(("wall_s", "direction"), [(1000.0, "ahead"), (-1000.0, "back")])
-def test_a_clock_step_is_told_and_energy_does_not_mind(wall_s, direction):
+def test_a_clock_step_is_reported_and_energy_does_not_mind(wall_s, direction):
     _, seen = run(look(0, raw(100.0)), look(1, raw(100.0), wall_s=1 + wall_s), look(2, raw(100.0), wall_s=2 + wall_s))
     assert kinds(seen) == [NodeEventKind.CLOCK_STEP]
     assert direction in seen[1].events[0].detail

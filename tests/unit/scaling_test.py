@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.clusters import GIB, core_with, decided, node, request
+from tests.builders.cluster import GIB, build_core, build_node, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -41,7 +41,7 @@ def service(**changes) -> ServicePromise:
 
 
 def serving(core: Core, replicas: int = 2, gpus: int = 1, **changes) -> Core:
-    asked = request(gpus=gpus, key="s", replicas=replicas, kind=WorkloadKind.INFERENCE_SERVICE, service=service())
+    asked = build_request(gpus=gpus, key="s", replicas=replicas, kind=WorkloadKind.INFERENCE_SERVICE, service=service())
     core.submit(replace(asked, spec=replace(asked.spec, **changes)), now_ns=5)
     return core
 
@@ -58,10 +58,10 @@ def alike(core: Core) -> None:
 
 
 def test_more_replicas_are_placed_and_the_others_stand_where_they_stood():
-    core = serving(core_with(node("a", gpus=4), node("b", gpus=4)))
+    core = serving(build_core(build_node("a", gpus=4), build_node("b", gpus=4)))
     before = core.workload("s").placements
     step = core.scale("s", 4, now_ns=6)
-    (event,) = decided(step.events)
+    (event,) = drop_quotes(step.events)
     assert isinstance(event, WorkloadScaled)
     assert (event.released, [item.replica for item in event.placements]) == ((), [2, 3])
     assert step.result.placements[:2] == before
@@ -72,7 +72,7 @@ def test_more_replicas_are_placed_and_the_others_stand_where_they_stood():
 
 
 def test_fewer_replicas_empty_the_gpus_and_packages_that_cost_most():
-    core = core_with(node("a", gpus=2, model="T4"), node("b", gpus=2, model="G2"))
+    core = build_core(build_node("a", gpus=2, model="T4"), build_node("b", gpus=2, model="G2"))
     serving(core, replicas=4)
     before_w = core.modelled_power_w()
     step = core.scale("s", 2, now_ns=6)
@@ -84,47 +84,49 @@ def test_fewer_replicas_empty_the_gpus_and_packages_that_cost_most():
 
 
 def test_freed_capacity_goes_to_what_waits():
-    core = serving(core_with(node("a", gpus=2)))
-    core.submit(request(gpus=1, key="waits"), now_ns=6)
+    core = serving(build_core(build_node("a", gpus=2)))
+    core.submit(build_request(gpus=1, key="waits"), now_ns=6)
     assert core.workload("waits").phase is WorkloadPhase.PENDING
     step = core.scale("s", 1, now_ns=7)
-    assert [type(event) for event in decided(step.events)] == [WorkloadScaled, WorkloadPlaced]
+    assert [type(event) for event in drop_quotes(step.events)] == [WorkloadScaled, WorkloadPlaced]
     assert core.workload("waits").phase is WorkloadPhase.PLACED
     alike(core)
 
 
 def test_as_many_as_there_is_room_for_and_nothing_twice():
-    core = serving(core_with(node("a", gpus=4)))
+    core = serving(build_core(build_node("a", gpus=4)))
     assert core.scale("s", 6, now_ns=6).result.spec.replicas == 4
     assert core.scale("s", 6, now_ns=7).events == ()
     assert core.scale("s", 4, now_ns=8).events == ()
 
 
 def test_replicas_on_a_lost_node_count_for_nothing_and_go_when_others_stand():
-    core = serving(core_with(node("a", gpus=1), node("b", gpus=1), node("c", gpus=1)))
+    core = serving(build_core(build_node("a", gpus=1), build_node("b", gpus=1), build_node("c", gpus=1)))
     lost = core.workload("s").placements[0].node_name
     core.mark_node_lost(lost, now_ns=6)
     core.scale("s", 2, now_ns=7)
     assert len(core.workload("s").placements) == 2
     assert lost not in {name for _, name in places(core)}
-    core.register_node(node(lost, gpus=1), now_ns=8)
+    core.register_node(build_node(lost, gpus=1), now_ns=8)
     assert core.node_plan(lost).assignments == ()
     alike(core)
 
 
 def test_replicas_on_a_lost_node_stay_while_nothing_stands_for_them():
-    core = serving(core_with(node("a", gpus=1), node("b", gpus=1)))
+    core = serving(build_core(build_node("a", gpus=1), build_node("b", gpus=1)))
     core.mark_node_lost("a", now_ns=6)
     assert core.scale("s", 2, now_ns=7).events == ()
     assert len(core.workload("s").placements) == 2
 
 
 def test_replicas_on_a_lost_node_go_where_there_would_be_more_than_promised():
-    core = core_with(node("a", gpus=4))
-    asked = request(gpus=1, key="s", replicas=4, kind=WorkloadKind.INFERENCE_SERVICE, service=service(replicas_most=4))
+    core = build_core(build_node("a", gpus=4))
+    asked = build_request(
+        gpus=1, key="s", replicas=4, kind=WorkloadKind.INFERENCE_SERVICE, service=service(replicas_most=4)
+    )
     core.submit(asked, now_ns=5)
     core.mark_node_lost("a", now_ns=6)
-    core.register_node(node("b", gpus=1), now_ns=7)
+    core.register_node(build_node("b", gpus=1), now_ns=7)
     step = core.scale("s", 4, now_ns=8)
     assert (len(step.result.placements), step.result.spec.replicas) == (4, 4)
     assert tuple(step.result.spec.violations()) == ()
@@ -132,7 +134,7 @@ def test_replicas_on_a_lost_node_go_where_there_would_be_more_than_promised():
 
 
 def test_a_lost_gpu_counts_for_nothing():
-    core = serving(core_with(node("a", gpus=3)), replicas=1)
+    core = serving(build_core(build_node("a", gpus=3)), replicas=1)
     held = core.workload("s").placements[0].gpu_uuids[0]
     core.mark_gpu_lost("a", held, now_ns=6)
     core.scale("s", 1, now_ns=7)
@@ -140,9 +142,9 @@ def test_a_lost_gpu_counts_for_nothing():
 
 
 def test_a_gpu_that_left_the_inventory_counts_for_nothing():
-    core = serving(core_with(node("a", gpus=3)), replicas=2)
+    core = serving(build_core(build_node("a", gpus=3)), replicas=2)
     gone = core.workload("s").placements[0].gpu_uuids[0]
-    smaller = node("a", gpus=3)
+    smaller = build_node("a", gpus=3)
     core.register_node(replace(smaller, gpus=tuple(gpu for gpu in smaller.gpus if gpu.uuid != gone)), now_ns=6)
     core.scale("s", 1, now_ns=7)
     assert [item.gpu_uuids == (gone,) for item in core.workload("s").placements] == [False]
@@ -150,7 +152,7 @@ def test_a_gpu_that_left_the_inventory_counts_for_nothing():
 
 @pytest.mark.parametrize("replicas", [0, 7])
 def test_a_number_outside_of_the_promise_is_refused(replicas):
-    core = serving(core_with(node("a", gpus=8)))
+    core = serving(build_core(build_node("a", gpus=8)))
     with pytest.raises(InvalidArgument) as caught:
         core.scale("s", replicas, now_ns=6)
     assert caught.value.violations[0].field == "replicas"
@@ -159,13 +161,13 @@ def test_a_number_outside_of_the_promise_is_refused(replicas):
 
 def job(core: Core, replicas: int, **elastic) -> Core:
     promise = TrainingPromise(slowdown_most=0.05, **elastic)
-    asked = request(gpus=1, key="s", replicas=replicas, kind=WorkloadKind.TRAINING_JOB)
+    asked = build_request(gpus=1, key="s", replicas=replicas, kind=WorkloadKind.TRAINING_JOB)
     core.submit(replace(asked, spec=replace(asked.spec, training=promise)), now_ns=5)
     return core
 
 
 def test_the_first_worker_of_a_job_stays():
-    core = core_with(node("a", gpus=1, model="G2"), node("b", gpus=4, model="T4"))
+    core = build_core(build_node("a", gpus=1, model="G2"), build_node("b", gpus=4, model="T4"))
     job(core, 5, replicas_least=1, replicas_most=8, profile="p")
     (first,) = [item for item in core.workload("s").placements if item.replica == 0]
     core.scale("s", 1, now_ns=6)
@@ -173,15 +175,15 @@ def test_the_first_worker_of_a_job_stays():
 
 
 def test_a_gang_that_is_not_elastic_keeps_its_size():
-    core = job(core_with(node("a", gpus=4)), 2)
+    core = job(build_core(build_node("a", gpus=4)), 2)
     with pytest.raises(InvalidArgument, match="promised otherwise"):
         core.scale("s", 3, now_ns=6)
     assert core.scale("s", 2, now_ns=6).events == ()
 
 
 def test_what_does_not_run_is_not_scaled():
-    core = serving(core_with(node("a", gpus=2)))
-    core.submit(request(gpus=2, key="waits"), now_ns=6)
+    core = serving(build_core(build_node("a", gpus=2)))
+    core.submit(build_request(gpus=2, key="waits"), now_ns=6)
     with pytest.raises(FailedPrecondition, match="does not run"):
         core.scale("waits", 2, now_ns=7)
     with pytest.raises(NotFound):
@@ -189,8 +191,8 @@ def test_what_does_not_run_is_not_scaled():
 
 
 def test_a_repeated_submission_of_a_scaled_service_is_harmless():
-    core = core_with(node("a", gpus=4))
-    asked = request(gpus=1, key="s", replicas=2, kind=WorkloadKind.INFERENCE_SERVICE, service=service())
+    core = build_core(build_node("a", gpus=4))
+    asked = build_request(gpus=1, key="s", replicas=2, kind=WorkloadKind.INFERENCE_SERVICE, service=service())
     core.submit(asked, now_ns=5)
     core.scale("s", 3, now_ns=6)
     core.scale("s", 4, now_ns=7)
@@ -210,7 +212,7 @@ def test_a_repeated_submission_of_a_scaled_service_is_harmless():
     ],
 )
 def test_events_that_contradict_the_state_change_nothing(event):
-    core = serving(core_with(node("a", gpus=4)))
+    core = serving(build_core(build_node("a", gpus=4)))
     before = core.state.digest()
     with pytest.raises(ContradictoryEvent):
         core.state.apply(event)
@@ -218,7 +220,7 @@ def test_events_that_contradict_the_state_change_nothing(event):
 
 
 def test_a_limit_is_in_the_plan_of_every_node_of_the_workload_until_it_ends():
-    core = serving(core_with(node("a", gpus=1), node("b", gpus=1)))
+    core = serving(build_core(build_node("a", gpus=1), build_node("b", gpus=1)))
     epochs = {name: core.node_plan(name).epoch for name in "ab"}
     step = core.set_limit("s", 200.0, now_ns=6)
     assert [type(event) for event in step.events] == [WorkloadLimited]
@@ -237,7 +239,7 @@ def test_a_limit_is_in_the_plan_of_every_node_of_the_workload_until_it_ends():
 
 
 def test_new_replicas_have_the_limit_of_the_others():
-    core = serving(core_with(node("a", gpus=4)))
+    core = serving(build_core(build_node("a", gpus=4)))
     core.set_limit("s", 200.0, now_ns=6)
     core.scale("s", 3, now_ns=7)
     assert {item.power_limit_w for item in core.node_plan("a").gpu_settings} == {200.0}
@@ -245,8 +247,8 @@ def test_new_replicas_have_the_limit_of_the_others():
 
 
 def test_shares_of_a_gpu_have_no_limit_of_their_own():
-    core = core_with(node("a", gpus=1))
-    core.submit(request(gpus=1, milli=500, key="half"), now_ns=5)
+    core = build_core(build_node("a", gpus=1))
+    core.submit(build_request(gpus=1, milli=500, key="half"), now_ns=5)
     with pytest.raises(FailedPrecondition, match="whole GPUs"):
         core.set_limit("half", 200.0, now_ns=6)
 
@@ -257,7 +259,7 @@ def point(batch: int = 1, **changes) -> MeasuredPoint:
 
 
 def test_points_are_kept_the_newest_of_each_configuration():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     step = core.record_points([point(1), point(2), point(1, throughput_hz=11.0)], now_ns=6)
     assert [type(event) for event in step.events] == [PointsMeasured]
     assert step.result == 2
@@ -282,7 +284,7 @@ def test_a_copy_of_points_goes_on_apart():
 
 
 def test_points_have_a_limit():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     core.state.points = MeasuredPoints(most=3)
     core.record_points([point(batch) for batch in (1, 2, 3)], now_ns=6)
     with pytest.raises(ResourceExhausted, match="3 points"):
@@ -291,7 +293,7 @@ def test_points_have_a_limit():
 
 
 def test_the_events_come_back_from_the_journal():
-    core = serving(core_with(node("a", gpus=4)))
+    core = serving(build_core(build_node("a", gpus=4)))
     twin = ClusterState.load(json.loads(json.dumps(core.state.dump())))
     steps = [
         core.scale("s", 4, now_ns=6),
@@ -323,8 +325,8 @@ def test_points_that_were_copied_change_apart():
 
 
 def test_scaling_down_from_thousands_takes_no_time_that_others_would_notice():
-    core = core_with(*(node(f"n{number}") for number in range(3)))
-    asked = request(gpus=0, key="many", replicas=4000)
+    core = build_core(*(build_node(f"n{number}") for number in range(3)))
+    asked = build_request(gpus=0, key="many", replicas=4000)
     core.submit(replace(asked, spec=replace(asked.spec, request=ResourceRequest(cpu_milli=1))), now_ns=10)
     began_s = time.process_time()
     left = core.scale("many", 1, now_ns=11).result

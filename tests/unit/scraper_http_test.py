@@ -77,7 +77,7 @@ async def test_too_much_is_refused_packed_or_not():
     assert "the answer is no HTTP" in await refused(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000)
 
 
-async def test_other_answers_are_told_by_status_and_never_followed():
+async def test_other_answers_are_reported_by_status_and_never_followed():
     moved = answer(b"", status=b"302 Found", fields=(b"Location: http://127.0.0.1:1/secret",))
     said = await refused(moved)
     assert said.startswith("status 302")

@@ -232,7 +232,7 @@ def test_a_missing_replica_is_counted_as_if_it_did_what_the_others_do():
     assert part.reason == "3 of 4 replicas answered (replica 1: hung)"
 
 
-def test_with_fewer_than_half_nothing_is_said():
+def test_with_fewer_than_half_nothing_is_reported():
     _, half, less = rounds_of((0, 0, 0), (100, "x", 100), (200, "x", "y"))
     assert half.window is not None
     assert less.window is None
@@ -261,7 +261,7 @@ def test_a_replica_that_answers_after_its_grace_waits_for_its_second_page():
     assert found[-1].window.arrived_hz == pytest.approx(20.0)
 
 
-def test_a_replica_back_after_a_gap_counts_over_its_own_time_or_begins_anew():
+def test_a_replica_back_after_a_gap_counts_over_its_own_time_or_begins_again():
     back = rounds_of((0, 0), (100, "x"), (200, 200))[-1]
     assert back.window.arrived_hz == pytest.approx(20.0)
     late = rounds_of((0, 0), *(((100 * number), "x") for number in range(1, 5)), (500, 9000))[-1]
@@ -270,7 +270,7 @@ def test_a_replica_back_after_a_gap_counts_over_its_own_time_or_begins_anew():
     assert (late.counted.requests, late.counted.is_whole) == (100.0 + 9000.0, True)
 
 
-def test_counters_that_began_anew_never_count_backwards():
+def test_counters_that_began_again_never_count_backwards():
     restarted = rounds_of((5000, 5000), (5100, 40))[-1]
     assert restarted.window.arrived_hz == pytest.approx(14.0)
 

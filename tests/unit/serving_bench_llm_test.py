@@ -234,7 +234,7 @@ def test_a_bounded_run(folder, capsys):
         (["--windows", "-1"], "negative"),
     ],
 )
-def test_what_cannot_be_done_is_said(folder, options, says, capsys):
+def test_what_cannot_be_done_is_reported(folder, options, says, capsys):
     asked = ["--data", str(folder), "--out", str(folder / "out"), "--processes", "1", *options]
     assert main(asked) == 2
     assert says in capsys.readouterr().err

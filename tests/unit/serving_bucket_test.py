@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerTarget,
@@ -12,7 +13,7 @@ from eelgrid_controller.objectives.services.autoscaler import (
     on_window,
     start_autoscaler,
 )
-from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile
 from eelgrid_controller.objectives.services.service_model import (
     DOUBT_LEAST,
     HALF_LIFE_S,
@@ -40,9 +41,7 @@ def _service(objective_s=0.025):
 
 def _window(token_hz, counts, sum_s=None):
     live = LiveDistribution(VLLM_S, counts, sum_s=sum_s)
-    return MetricsWindow(
-        30.0, None, None, live, None, None, token_hz / 200.0, token_hz / 200.0, 0.0, 0.0, 10.0, token_hz, None
-    )
+    return build_metrics_window(token_hz / 200.0, inter_token=live, running=10.0, output_token_hz=token_hz)
 
 
 def test_a_profile_within_its_bucket_is_not_taught_that_it_is_slow():
@@ -117,7 +116,7 @@ def _slow_window(slow, held):
 
 @pytest.mark.parametrize("slow", [0.9, 1.0, 1.1, 1.3])
 @pytest.mark.parametrize("held", [4.0, 16.0, 40.0])
-def test_the_mean_tells_within_a_bucket_how_slow_an_engine_is(slow, held):
+def test_the_mean_reports_within_a_bucket_how_slow_an_engine_is(slow, held):
     sample = _service().sample_steady(_slow_window(slow, held), 1)
     assert sample.factor == pytest.approx(slow, rel=1e-6)
     assert sample.is_mean

@@ -228,7 +228,7 @@ def test_a_histogram_of_which_one_bucket_fell_was_reset_as_a_whole():
     assert found.response.counts == (10, 90, 95, 100)
 
 
-def test_a_process_that_started_anew_was_reset_even_if_nothing_fell():
+def test_a_process_that_started_again_was_reset_even_if_nothing_fell():
     names, started = generic_names("h"), "process_start_time_seconds"
     before = f"{histogram('h', [1, 1, 1, 1])}\n{started} 1000.5"
     after = f"{histogram('h', [5, 30, 30, 30])}\n{started} 1090.25"
@@ -250,7 +250,7 @@ def test_no_time_no_window():
     assert service_window(server_metric_names("vllm"), []) is None
 
 
-def test_a_page_without_the_names_tells_nothing():
+def test_a_page_without_the_names_reports_nothing():
     found = looked("vllm", "up 1", "up 1")
     assert found.response is None
     assert found.arrived_hz is None
@@ -310,7 +310,7 @@ def test_bounds(monkeypatch):
         parse_exposition("a 1\nb 2", 0.0)
 
 
-def test_an_unknown_server_is_told_which_there_are():
+def test_an_unknown_server_is_refused_with_those_that_there_are():
     with pytest.raises(InvalidServingValue, match="vllm, sglang, tgi, triton, ray-serve"):
         server_metric_names("llama.cpp")
     assert all(names.notes for names in SERVER_NAMES.values())

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerTarget,
@@ -20,7 +21,6 @@ from eelgrid_controller.objectives.services.autoscaler import (
 )
 from eelgrid_controller.objectives.services.service_metrics import (
     LiveDistribution,
-    MetricsWindow,
     ScrapePair,
     parse_exposition,
     server_metric_names,
@@ -263,7 +263,9 @@ def test_the_first_token_is_promised_too():
     both = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.05), QuantileObjective(0.95, 0.2))
     late = LiveDistribution((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))
     fast = LiveDistribution((0.01, math.inf), (100.0, 100.0))
-    seen = MetricsWindow(30.0, None, late, fast, None, None, 1.0, 1.0, 0.0, 0.0, 1.0, 100.0, 100.0)
+    seen = build_metrics_window(
+        first_token=late, inter_token=fast, running=1.0, output_token_hz=100.0, context_token_hz=100.0
+    )
     assert both.is_late(seen)
     assert not both.is_late(replace(seen, first_token=fast))
     assert not replace(both, watched_first=None).is_late(seen)

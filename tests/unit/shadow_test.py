@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import core_with, node, request
-from tests.controller_rig import inventory, running, until, wanted
+from tests.builders.cluster import build_core, build_node, build_request
+from tests.builders.server import run_controller
 from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
 from tests.state_invariants import check_invariants
+from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.server.grpc import whatif_runner
@@ -55,19 +56,19 @@ STEPS = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(STEPS)
 def test_the_policy_in_force_as_its_own_shadow_is_the_cluster(steps):
-    core = core_with(node("a"), node("b", model="T4"))
-    core.submit(request(gpus=1, milli=400), now_ns=1)
+    core = build_core(build_node("a"), build_node("b", model="T4"))
+    core.submit(build_request(gpus=1, milli=400), now_ns=1)
     shadow = shadow_of(core, core.state.policy.weights)
     for now_ns, step in enumerate(steps, start=3):
         match step:
             case ("submit", cpu, milli):
-                found = core.submit(request(cpu=cpu, gpus=int(milli > 0), milli=milli), now_ns=now_ns)
+                found = core.submit(build_request(cpu=cpu, gpus=int(milli > 0), milli=milli), now_ns=now_ns)
             case ("cancel", number) if number < len(core.state.workloads):
                 found = core.cancel(list(core.state.workloads)[number], now_ns=now_ns)
             case ("lose", name):
                 found = core.mark_node_lost(name, now_ns=now_ns)
             case ("join", name):
-                found = core.register_node(node(name, model="G3" if name == "c" else "G2"), now_ns=now_ns)
+                found = core.register_node(build_node(name, model="G3" if name == "c" else "G2"), now_ns=now_ns)
             case _:
                 continue
         for event in found.events:
@@ -81,11 +82,11 @@ def test_the_policy_in_force_as_its_own_shadow_is_the_cluster(steps):
 
 
 def test_another_policy_shows_where_it_differs():
-    core = core_with(node("a", model="G3"), node("b", model="T4"), node("c", gpus=0, cpu=1))
+    core = build_core(build_node("a", model="G3"), build_node("b", model="T4"), build_node("c", gpus=0, cpu=1))
     shadow = shadow_of(core, CARELESS)
     keys = []
     for spec in ({"milli": 500}, {"milli": 500}, {"milli": 1000, "models": ("G3",)}):
-        step = core.submit(request(gpus=1, **spec), now_ns=3)
+        step = core.submit(build_request(gpus=1, **spec), now_ns=3)
         keys.append(step.result.workload_id)
         for event in step.events:
             shadow.follow_event(event)
@@ -100,29 +101,29 @@ def test_another_policy_shows_where_it_differs():
 
 
 def test_what_waited_before_it_began_is_tried_by_it_too():
-    core = core_with(node("a"))
-    core.submit(request(gpus=2), now_ns=1)
-    core.submit(request(gpus=1), now_ns=1)
+    core = build_core(build_node("a"))
+    core.submit(build_request(gpus=2), now_ns=1)
+    core.submit(build_request(gpus=1), now_ns=1)
     shadow = shadow_of(core, CARELESS)
     assert shadow.core.has_backlog
-    for event in core.submit(request(cpu=1), now_ns=3).events:
+    for event in core.submit(build_request(gpus=0, cpu=1), now_ns=3).events:
         shadow.follow_event(event)
     assert not shadow.core.has_backlog
 
 
 async def test_it_is_started_asked_and_stopped(tmp_path):
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         api = rig.operators
         with pytest.raises(FailedPrecondition, match="no shadow runs"):
             await api.get_shadow(GetShadowRequest())
-        await rig.join(inventory("n1"), inventory("n2"))
-        await api.submit_workload(wanted())
+        await rig.join(build_node("n1"), build_node("n2"))
+        await api.submit_workload(build_request())
         entries = rig.controller.loop.journal.counters.entries
         begun = (await api.start_shadow(StartShadowRequest(weights=SetWeights(weights=CARELESS)))).report
         assert (begun.live, begun.events) == (begun.shadow, 0)
         assert rig.controller.loop.journal.counters.entries == entries
         for number in range(4):
-            await api.submit_workload(wanted(f"k{number}", milli=500))
+            await api.submit_workload(build_request(f"k{number}", milli=500))
         report = (await api.get_shadow(GetShadowRequest())).report
         assert report.events == rig.controller.loop.core.state.revision - report.started_revision >= 8
         assert report.alike + report.elsewhere == 4
@@ -137,23 +138,23 @@ async def test_it_is_started_asked_and_stopped(tmp_path):
 
 async def test_one_that_cannot_keep_up_is_ended_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(whatif_runner, "_BEHIND_MOST", 1)
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         await rig.operators.start_shadow(StartShadowRequest(weights=SetWeights(objective="energy")))
-        assert (await rig.operators.submit_workload(wanted())).workload.phase is WorkloadPhase.PLACED
+        assert (await rig.operators.submit_workload(build_request())).workload.phase is WorkloadPhase.PLACED
         with pytest.raises(FailedPrecondition, match=r"[23] events waited for it"):
             await rig.operators.get_shadow(GetShadowRequest())
 
 
 async def test_what_was_followed_no_longer_counts_as_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(whatif_runner, "_BEHIND_MOST", 3)  # a submission, its place, and prices quoted before
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"))
         await rig.operators.start_shadow(StartShadowRequest(weights=SetWeights(objective="energy")))
         service = rig.controller.operators._shadowing
         for number in range(4):
-            await rig.operators.submit_workload(wanted(f"k{number}", milli=200))
-            await until(lambda: service._behind == 0)
+            await rig.operators.submit_workload(build_request(f"k{number}", milli=200))
+            await wait_until(lambda: service._behind == 0)
         report = (await rig.operators.get_shadow(GetShadowRequest())).report
         assert report.events == rig.controller.loop.core.state.revision - report.started_revision >= 8
 
@@ -163,14 +164,14 @@ class Shadowed(FakeOperators):
 
     def __init__(self):
         super().__init__()
-        self.core = core_with(node("a", model="G3"), node("b", model="T4"))
+        self.core = build_core(build_node("a", model="G3"), build_node("b", model="T4"))
         self.asked = None
 
     async def start_shadow(self, request_, context):
         self._begin("start_shadow")
         self.asked = request_.weights
         self.shadow = shadow_of(self.core, CARELESS)
-        for event in self.core.submit(request(gpus=1, milli=500), now_ns=3).events:
+        for event in self.core.submit(build_request(gpus=1, milli=500), now_ns=3).events:
             self.shadow.follow_event(event)
         return messages.StartShadowResponse(report=reported(self.shadow, self.core))
 

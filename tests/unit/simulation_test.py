@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.agent import build_simulated_gpu
 
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.node import SimulatedNode
@@ -17,19 +18,13 @@ MS = 1_000_000
 SECOND = 1_000_000_000
 
 
-def make_gpu(product: str, **spec: object) -> SimGpu:
-    return SimGpu(
-        GpuSpec(product=product, **spec), load_catalogue().products[product], uuid=UUID(int=0), index=0, now_ns=0
-    )
-
-
 def make_node(clock: list[int], *gpus: GpuSpec, seed: int = 1, name: str = "n") -> SimulatedNode:
     spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=2**30, gpus=gpus)
     return SimulatedNode(spec, monotonic_ns=lambda: clock[0], seed=seed)
 
 
 def test_energy_is_the_integral_of_the_load() -> None:
-    gpu = make_gpu("openb-g2")  # 30 W idle, 150 W busy
+    gpu = build_simulated_gpu("openb-g2")  # 30 W idle, 150 W busy
     gpu.set_load(GpuLoad(utilization_ratio=1.0), 10 * SECOND)
     gpu.set_load(GpuLoad(utilization_ratio=0.25), 70 * SECOND)
     gpu.set_load(GpuLoad(), 100 * SECOND)
@@ -81,7 +76,7 @@ def test_a_long_life_loses_no_millijoule() -> None:
 def test_a_sensor_sees_a_step_after_its_window_and_not_before(
     product: str, instant_after_ms: int, usage_after_ms: int
 ) -> None:
-    gpu = make_gpu(product)
+    gpu = build_simulated_gpu(product)
     idle = gpu.power_mw
     gpu.set_load(GpuLoad(utilization_ratio=1.0), 5 * SECOND + MS)
     busy = gpu.power_mw
@@ -127,7 +122,7 @@ def test_a_sensor_is_the_mean_over_its_window_at_its_last_tick_with_gain_and_off
 
 
 def test_an_averaged_sensor_passes_through_the_middle() -> None:
-    gpu = make_gpu("h100-sxm5-80gb")
+    gpu = build_simulated_gpu("h100-sxm5-80gb")
     idle = gpu.power_mw
     gpu.set_load(GpuLoad(utilization_ratio=1.0), 5 * SECOND)
     assert gpu.power_usage_mw(5 * SECOND + 500 * MS) == (idle + gpu.power_mw) // 2
@@ -135,13 +130,13 @@ def test_an_averaged_sensor_passes_through_the_middle() -> None:
 
 
 def test_a_sensor_reads_wrong_by_its_gain_and_offset_and_the_energy_does_not() -> None:
-    gpu = make_gpu("openb-g2", sensor_gain=0.954, sensor_offset_w=-1.18)
+    gpu = build_simulated_gpu("openb-g2", sensor_gain=0.954, sensor_offset_w=-1.18)
     assert gpu.power_instant_mw(SECOND) == round(30_000 * 0.954 - 1180)
     assert gpu.energy_mj(SECOND) == 30_000
 
 
 def test_a_limit_clamps_power_and_clock_and_says_so() -> None:
-    gpu = make_gpu("a100-sxm4-40gb")
+    gpu = build_simulated_gpu("a100-sxm4-40gb")
     gpu.set_load(GpuLoad(utilization_ratio=1.0), 0)
     assert (gpu.power_mw, gpu.sm_clock_mhz, gpu.event_reasons) == (400_000, 1410, 0)
     gpu.limit_power(200.0, SECOND)
@@ -157,13 +152,13 @@ def test_a_limit_clamps_power_and_clock_and_says_so() -> None:
 
 
 def test_mig_keeps_the_clock_up_and_the_idle_watts_with_it() -> None:
-    off, on = make_gpu("a100-sxm4-40gb"), make_gpu("a100-sxm4-40gb", mig=())
+    off, on = build_simulated_gpu("a100-sxm4-40gb"), build_simulated_gpu("a100-sxm4-40gb", mig=())
     assert (off.power_mw, off.sm_clock_mhz, off.percents) == (49_700, 210, (0, 0))
     assert (on.power_mw, on.sm_clock_mhz, on.percents) == (66_900, 1410, None)
 
 
 def test_temperature_follows_power_with_a_lag_of_20_seconds() -> None:
-    gpu = make_gpu("openb-g2")
+    gpu = build_simulated_gpu("openb-g2")
     cold, hot = 28 + 45 * 30 / 150, 28 + 45.0
     assert gpu.temperature_c(100 * SECOND) == round(cold)
     gpu.set_load(GpuLoad(utilization_ratio=1.0), 100 * SECOND)
@@ -173,7 +168,7 @@ def test_temperature_follows_power_with_a_lag_of_20_seconds() -> None:
 
 
 def test_a_lost_device_drops_its_work() -> None:
-    gpu = make_gpu("openb-g2")
+    gpu = build_simulated_gpu("openb-g2")
     gpu.set_load(GpuLoad(utilization_ratio=1.0, memory_bytes=5), 0)
     gpu.lose(SECOND)
     gpu.set_load(GpuLoad(utilization_ratio=1.0, memory_bytes=5), SECOND)

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.clusters import request
-from tests.slices_rig import core_with, node, seats, service
+from tests.builders.cluster import build_request
+from tests.builders.partition import build_mig_node, build_partitioned_core, build_sliced_service, list_seats
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -76,10 +76,10 @@ def event(
     ],
 )
 def test_events_that_contradict_the_state_change_nothing(wrong):
-    core = core_with(node("a"))
-    core.submit(service("s", 20.0), now_ns=5)
-    core.register_node(node("z", pool=""), now_ns=6)
-    core.submit(request(gpus=1, key="whole"), now_ns=7)
+    core = build_partitioned_core(build_mig_node("a"))
+    core.submit(build_sliced_service("s", 20.0), now_ns=5)
+    core.register_node(build_mig_node("z", pool=""), now_ns=6)
+    core.submit(build_request(gpus=1, key="whole"), now_ns=7)
     before = core.state.digest()
     with pytest.raises(ContradictoryEvent):
         core.state.apply(wrong)
@@ -90,12 +90,12 @@ def test_events_that_contradict_the_state_change_nothing(wrong):
 
 
 def test_a_layout_cannot_leave_a_replica_without_its_slice():
-    core = core_with(node("a"))
-    core.submit(service("s", 20.0), now_ns=5)
+    core = build_partitioned_core(build_mig_node("a"))
+    core.submit(build_sliced_service("s", 20.0), now_ns=5)
     core.state.apply(event())
     smaller = replace(LAYOUT, instances=LAYOUT.instances[1:])
     with pytest.raises(ContradictoryEvent, match="not in the layout"):
         core.state.apply(replace(event(smaller), services=()))
     core.state.apply(event(smaller, place(7, start=4)))
-    assert seats(core, "s") == [("GPU-a-0", "3g.20gb", 4)]
+    assert list_seats(core, "s") == [("GPU-a-0", "3g.20gb", 4)]
     alike(core)

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests import slices_rig
-from tests.clusters import core_with, decided, node, request
+from tests.builders import partition
+from tests.builders.cluster import build_core, build_node, build_request, build_spending_limit, drop_quotes
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -30,7 +30,6 @@ from eelgrid_protos.messages import (
     EnforcementMode,
     PlaceAnew,
     PricePeriod,
-    SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
     SpendingScope,
@@ -47,38 +46,25 @@ NOON = NOON_S * NS
 DAY = PeriodBounds(NOON_S - 43_200, NOON_S + 43_200)
 
 
-def limit(gpu_hours=10.0, name="research", period=SpendingPeriod.DAY, **changes):
-    """A limit on GPU-hours of a namespace."""
-    fields = {
-        "scope": SpendingScope.NAMESPACE,
-        "name": name,
-        "quantity": SpendingQuantity.GPU_TIME,
-        "most": 3600.0 * gpu_hours,
-        "period": period,
-        "mode": EnforcementMode.ENFORCE,
-    }
-    return SpendingLimit(**(fields | changes))
-
-
 def kwh(amount=1.0, **changes):
     """The same on energy."""
-    return limit(quantity=SpendingQuantity.ENERGY, most=3.6e6 * amount, **changes)
+    return build_spending_limit(quantity=SpendingQuantity.ENERGY, most=3.6e6 * amount, **changes)
 
 
 def limited(*limits, gpus=8, **policy) -> Core:
-    core = core_with(node("a", gpus=gpus))
+    core = build_core(build_node("a", gpus=gpus))
     core.update_policy(replace(core.state.policy, spending=limits, **policy), now_ns=NOON)
     return core
 
 
 def look(core, now_ns, told=()):
-    """What the desk does."""
+    """What the spending monitor does."""
     over = judge_limits(core.state.policy, core.state.spending, dict(told), now_ns)
     return core.set_exhausted_spending(over, now_ns=now_ns)
 
 
 def submit(core, key, now_ns, *, gpus=1, namespace="research", **spec):
-    return core.submit(request(gpus=gpus, key=key, namespace=namespace, **spec), now_ns=now_ns)
+    return core.submit(build_request(gpus=gpus, key=key, namespace=namespace, **spec), now_ns=now_ns)
 
 
 def phase(core, key):
@@ -91,7 +77,7 @@ def hours(core, now_ns, number=0):
 
 
 def test_held_gpus_times_hours_are_what_is_spent():
-    core = limited(limit())
+    core = limited(build_spending_limit())
     submit(core, "two", NOON, gpus=2)
     submit(core, "share", NOON + HOUR, milli=250)
     submit(core, "other", NOON, gpus=4, namespace="else")
@@ -103,7 +89,7 @@ def test_held_gpus_times_hours_are_what_is_spent():
 
 
 def test_what_is_held_over_midnight_is_cut_there():
-    core = limited(limit())
+    core = limited(build_spending_limit())
     submit(core, "w", NOON, gpus=2)
     assert hours(core, NOON + 13 * HOUR) == 2 * 1
     core.cancel("w", now_ns=NOON + 14 * HOUR)
@@ -111,23 +97,23 @@ def test_what_is_held_over_midnight_is_cut_there():
 
 
 def test_a_limit_of_the_middle_of_a_period_counts_from_its_begin():
-    core = core_with(node("a", gpus=8))
+    core = build_core(build_node("a", gpus=8))
     submit(core, "ended", NOON - 20 * HOUR, gpus=2)
     core.cancel("ended", now_ns=NOON - 10 * HOUR)
     submit(core, "runs", NOON - HOUR, gpus=1)
-    core.update_policy(replace(core.state.policy, spending=(limit(),)), now_ns=NOON)
+    core.update_policy(replace(core.state.policy, spending=(build_spending_limit(),)), now_ns=NOON)
     # Of the day, which began at midnight: two GPUs for two hours, and one for one.
     assert hours(core, NOON) == 2 * 2 + 1
     assert hours(core, NOON + HOUR) == 6
 
 
 def test_work_waits_for_the_next_period_and_says_so():
-    core = limited(limit())
+    core = limited(build_spending_limit())
     submit(core, "first", NOON, gpus=2)
     assert look(core, NOON + 4 * HOUR).events == ()
     (judged,) = look(core, NOON + 5 * HOUR).events
     assert isinstance(judged, SpendingJudged)
-    (*_, deferred) = decided(submit(core, "second", NOON + 5 * HOUR + 1).events)
+    (*_, deferred) = drop_quotes(submit(core, "second", NOON + 5 * HOUR + 1).events)
     assert isinstance(deferred, WorkloadDeferred)
     assert deferred.reason == "spending: namespace research has spent its GPU-hours of the day"
     told = core.explain_workload("second")
@@ -144,8 +130,8 @@ def test_work_waits_for_the_next_period_and_says_so():
 
 
 def test_a_raised_limit_lets_it_begin_at_once_and_one_that_is_taken_away_too():
-    for spending in ((limit(11.0),), ()):
-        core = limited(limit())
+    for spending in ((build_spending_limit(11.0),), ()):
+        core = limited(build_spending_limit())
         submit(core, "first", NOON, gpus=2)
         look(core, NOON + 5 * HOUR)
         submit(core, "second", NOON + 5 * HOUR)
@@ -154,21 +140,21 @@ def test_a_raised_limit_lets_it_begin_at_once_and_one_that_is_taken_away_too():
 
 
 def test_a_limit_that_is_raised_too_little_holds_on():
-    core = limited(limit())
+    core = limited(build_spending_limit())
     submit(core, "first", NOON, gpus=2)
     look(core, NOON + 6 * HOUR)
     submit(core, "second", NOON + 6 * HOUR)
-    core.update_policy(replace(core.state.policy, spending=(limit(12.0),)), now_ns=NOON + 6 * HOUR + 1)
+    core.update_policy(replace(core.state.policy, spending=(build_spending_limit(12.0),)), now_ns=NOON + 6 * HOUR + 1)
     assert phase(core, "second") is WorkloadPhase.PENDING
 
 
 def test_an_observed_limit_holds_nothing_until_it_is_enforced():
-    core = limited(limit(mode=EnforcementMode.OBSERVE))
+    core = limited(build_spending_limit(mode=EnforcementMode.OBSERVE))
     submit(core, "first", NOON, gpus=2)
     assert isinstance(look(core, NOON + 5 * HOUR).events[0], SpendingJudged)
     submit(core, "second", NOON + 5 * HOUR)
     assert phase(core, "second") is WorkloadPhase.PLACED
-    core.update_policy(replace(core.state.policy, spending=(limit(),)), now_ns=NOON + 5 * HOUR + 1)
+    core.update_policy(replace(core.state.policy, spending=(build_spending_limit(),)), now_ns=NOON + 5 * HOUR + 1)
     submit(core, "third", NOON + 5 * HOUR + 2)
     assert phase(core, "third") is WorkloadPhase.PENDING
 
@@ -201,13 +187,14 @@ def test_whose_work_waits(changes, waits):
 
 
 def test_others_of_the_same_request_find_their_room_behind_those_that_wait():
-    core = limited(limit(), gpus=4)
+    core = limited(build_spending_limit(), gpus=4)
     submit(core, "all", NOON, gpus=4, namespace="else")
     for number in range(3):
         submit(core, f"held-{number}", NOON + number)
         submit(core, f"free-{number}", NOON + number, namespace="third")
     core.set_exhausted_spending(
-        judge_limits(replace(core.state.policy, spending=(limit(),)), core.state.spending, {}, NOON), now_ns=NOON
+        judge_limits(replace(core.state.policy, spending=(build_spending_limit(),)), core.state.spending, {}, NOON),
+        now_ns=NOON,
     )
     spent = kwh(1.0)
     core.update_policy(replace(core.state.policy, spending=(spent,)), now_ns=NOON + 5)
@@ -247,8 +234,8 @@ def test_a_spent_limit_is_an_event_at_each_hundredth_and_not_at_each_look():
     assert (over.since_ns, over.spent) == (NOON + 10, pytest.approx(105.0 * 3.6e6))
 
 
-def test_a_core_that_begins_anew_knows_the_same():
-    core = limited(limit(), kwh())
+def test_a_core_that_begins_again_knows_the_same():
+    core = limited(build_spending_limit(), kwh())
     submit(core, "first", NOON, gpus=2)
     look(core, NOON + 5 * HOUR, {(spending_key(kwh()), DAY): 1e6})
     state = ClusterState.load(json.loads(json.dumps(core.state.dump())))
@@ -288,10 +275,10 @@ def test_a_shadow_hears_what_is_spent():
 
 def test_a_limit_twice_and_one_on_money_without_prices_are_refused():
     with pytest.raises(InvalidArgument) as twice:
-        limited(limit(), limit(20.0))
+        limited(build_spending_limit(), build_spending_limit(20.0))
     assert [one.field for one in twice.value.violations] == ["policy.spending"]
     with pytest.raises(InvalidArgument) as unpriced:
-        limited(limit(), limit(quantity=SpendingQuantity.MONEY, most=5.0))
+        limited(build_spending_limit(), build_spending_limit(quantity=SpendingQuantity.MONEY, most=5.0))
     (found,) = unpriced.value.violations
     assert found.field == "policy.spending[1].quantity"
     assert "--prices" in found.remedy
@@ -321,8 +308,8 @@ def test_periods_are_of_the_calendar_there(period, offset, stretch, words):
     assert describe_moment(NOON_S, offset) == f"22 November {12 + offset // 60:02}:{offset % 60:02}"
 
 
-def test_another_local_time_counts_anew_from_the_begin_of_its_period():
-    core = limited(limit())
+def test_another_local_time_counts_again_from_the_begin_of_its_period():
+    core = limited(build_spending_limit())
     submit(core, "w", NOON - 11 * HOUR, gpus=1)
     prices = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.2),), utc_offset_minutes=-180)
     core.update_policy(replace(core.state.policy, prices=prices), now_ns=NOON)
@@ -331,14 +318,17 @@ def test_another_local_time_counts_anew_from_the_begin_of_its_period():
 
 
 def test_a_limit_is_written_as_it_is_read():
-    assert format_limit(limit(2000.0, period=SpendingPeriod.MONTH)) == "namespace=research gpu-hours=2000 per month"
+    assert (
+        format_limit(build_spending_limit(2000.0, period=SpendingPeriod.MONTH))
+        == "namespace=research gpu-hours=2000 per month"
+    )
     team = kwh(
         0.5, scope=SpendingScope.LABEL, label="team", name="vision", warn_ratio=0.9, mode=EnforcementMode.OBSERVE
     )
     assert format_limit(team) == "label:team=vision kwh=0.5 per day, observe, warn at 90%"
 
 
-def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
+def test_work_that_runs_keeps_its_place_where_all_is_imagined_again():
     core = limited(kwh())
     submit(core, "runs", NOON)
     look(core, NOON, {(spending_key(kwh()), DAY): 4e6})
@@ -348,16 +338,16 @@ def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
 
 
 def test_a_slice_counts_as_its_share_and_no_plan_has_a_service_that_waits():
-    core = slices_rig.core_with(slices_rig.node("a"))
-    spending = (limit(name="default"), kwh(name="default"))
+    core = partition.build_partitioned_core(partition.build_mig_node("a"))
+    spending = (build_spending_limit(name="default"), kwh(name="default"))
     core.update_policy(replace(core.state.policy, spending=spending), now_ns=NOON)
-    core.submit(slices_rig.service("s", rate_hz=15.0), now_ns=NOON)
-    slices_rig.carried_out(core, now_ns=NOON)
+    core.submit(partition.build_sliced_service("s", rate_hz=15.0), now_ns=NOON)
+    partition.carry_out_partitions(core, now_ns=NOON)
     milli = sum(one.gpu_instance.gpu_milli for one in core.workload("s").placements)
     assert 0 < milli < 2000
     assert hours(core, NOON + 2 * HOUR) == pytest.approx(2 * milli / 1000)
     look(core, NOON + 2 * HOUR, {(spending_key(spending[1]), DAY): 4e6})
-    core.submit(slices_rig.service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
+    core.submit(partition.build_sliced_service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
     assert [one.workload.workload_id for one in core.survey_partitions().services] == ["s"]
     assert core.explain_workload("late").constraint == "spending"
     again = ClusterState.load(json.loads(json.dumps(core.state.dump())))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.builders.agent import build_pod_owner
 
 from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
@@ -23,8 +24,8 @@ from eelgrid_agent.energy.split import (
 )
 
 SECOND = 1_000_000_000
-A = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="a", container="c")
-B = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="b", container="c")
+A = build_pod_owner("a")
+B = build_pod_owner("b")
 IDLE = IdlePower(bare_w=60.0, context_w=40.0, confidence=ShareConfidence.HIGH)
 # Ten seconds at 500 W: 600 J bare, 400 J of contexts, 4 kJ of work.
 ENERGY_MJ = 5_000_000

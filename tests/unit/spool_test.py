@@ -1,31 +1,16 @@
 """The spool: numbering, window, dropping and resending, case by case."""
 
-from array import array
-
 import pytest
+from tests.builders.agent import build_tick
 
-from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, SampleTick
 from eelgrid_agent.node.spool import BATCH_TICKS_MOST, Acknowledged, EventQueue, Spool
 from eelgrid_protos.messages import NodeEvent, NodeEventKind
-
-
-def tick(time_ns, *, generation=1, opens_batch=False):
-    return SampleTick(
-        time_ns=time_ns,
-        generation=generation,
-        gpus=1,
-        gpu_values=array("d", [float(time_ns)] * len(GPU_READINGS)),
-        gpu_absences=(),
-        host_values=array("d", [0.0] * len(HOST_READINGS)),
-        host_absences=(),
-        opens_batch=opens_batch,
-    )
 
 
 def spool(*times, window=2, ticks_most=100):
     made = Spool(window=window, ticks_most=ticks_most)
     for time_ns in times:
-        made.add(tick(time_ns))
+        made.add(build_tick(time_ns))
     return made
 
 
@@ -41,7 +26,7 @@ def test_ticks_become_one_batch_and_an_acknowledgement_releases_it():
 def test_the_window_bounds_what_is_under_way():
     one = spool(window=2)
     for time_ns in range(3):
-        one.add(tick(time_ns))
+        one.add(build_tick(time_ns))
         one.next_batch()
     assert one.in_flight == 2
     assert one.acknowledge(1) is Acknowledged.NEWER
@@ -51,11 +36,11 @@ def test_the_window_bounds_what_is_under_way():
 def test_a_narrower_window_holds_at_once():
     one = spool(window=3)
     for time_ns in range(3):
-        one.add(tick(time_ns))
+        one.add(build_tick(time_ns))
         one.next_batch()
     one.set_window(1)
     one.acknowledge(1)
-    one.add(tick(9))
+    one.add(build_tick(9))
     assert one.next_batch() is None
     one.acknowledge(3)
     assert one.next_batch().time_ns == (9,)
@@ -64,7 +49,7 @@ def test_a_narrower_window_holds_at_once():
 def test_an_acknowledgement_is_cumulative_and_may_come_twice():
     one = spool(window=4)
     for time_ns in range(3):
-        one.add(tick(time_ns))
+        one.add(build_tick(time_ns))
         one.next_batch()
     assert one.acknowledge(2) is Acknowledged.NEWER
     assert one.acknowledge(2) is Acknowledged.STALE
@@ -83,7 +68,7 @@ def test_a_new_connection_sends_what_is_not_acknowledged_again_in_order():
     one = spool(window=4)
     sent = []
     for time_ns in range(3):
-        one.add(tick(time_ns))
+        one.add(build_tick(time_ns))
         sent.append(one.next_batch())
     assert one.resume(1) is Acknowledged.NEWER
     assert one.is_urgent
@@ -95,7 +80,7 @@ def test_a_controller_that_forgot_everything_gets_what_is_held():
     one = spool(1)
     first = one.next_batch()
     one.acknowledge(1)
-    one.add(tick(2))
+    one.add(build_tick(2))
     one.next_batch()
     assert one.resume(0) is Acknowledged.STALE
     assert one.next_batch().sequence == first.sequence + 1
@@ -105,7 +90,7 @@ def test_a_controller_that_claims_too_much_gets_another_incarnation():
     one = spool(1)
     one.next_batch()
     one.acknowledge(1)
-    one.add(tick(2))
+    one.add(build_tick(2))
     one.next_batch()
     assert one.resume(50) is Acknowledged.FUTURE
     one.restart()
@@ -116,7 +101,7 @@ def test_dropping_takes_the_oldest_waiting_tick_and_is_counted_in_the_next_batch
     one = spool(1, 2, 3, 4, 5, ticks_most=3)
     batch = one.next_batch()
     assert (batch.time_ns, batch.dropped_ticks, one.dropped_total) == ((3, 4, 5), 2, 2)
-    one.add(tick(6))
+    one.add(build_tick(6))
     assert one.next_batch().dropped_ticks == 0
 
 
@@ -124,14 +109,14 @@ def test_dropping_never_touches_a_numbered_batch():
     one = spool(1, window=1, ticks_most=2)
     first = one.next_batch()
     for time_ns in range(2, 9):
-        one.add(tick(time_ns))
+        one.add(build_tick(time_ns))
     assert one.resume(0) is Acknowledged.STALE
     assert one.next_batch() == first
     one.acknowledge(1)
     assert (one.next_batch().sequence, one.dropped_total) == (2, 5)
 
 
-@pytest.mark.parametrize("second", [tick(2, generation=2), tick(2, opens_batch=True), tick(0)])
+@pytest.mark.parametrize("second", [build_tick(2, generation=2), build_tick(2, opens_batch=True), build_tick(0)])
 def test_a_batch_ends_where_generation_or_time_break(second):
     one = spool(1)
     one.add(second)

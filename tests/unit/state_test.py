@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import InvariantBroken, check_invariants
 
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -43,7 +43,7 @@ def joined(*inventories, **options):
 
 
 def submitted(key="w-1", **wanted):
-    return WorkloadSubmitted(time_ns=2, workload_id=key, spec=request(**wanted).spec)
+    return WorkloadSubmitted(time_ns=2, workload_id=key, spec=build_request(**{"gpus": 0, **wanted}).spec)
 
 
 def placed(key="w-1", name="a", uuids=("GPU-a-0",), replica=0):
@@ -52,7 +52,7 @@ def placed(key="w-1", name="a", uuids=("GPU-a-0",), replica=0):
 
 
 def test_a_workload_goes_from_pending_to_placed_to_cancelled():
-    state = joined(node("a"))
+    state = joined(build_node("a"))
     state.apply(submitted(gpus=1))
     assert (state.workloads["w-1"].phase, state.live_workloads, list(state.pending)) == (
         WorkloadPhase.PENDING,
@@ -87,7 +87,7 @@ def test_a_workload_goes_from_pending_to_placed_to_cancelled():
     ],
 )
 def test_an_event_that_contradicts_the_state_is_refused_and_changes_nothing(event, problem):
-    state = joined(node("a"))
+    state = joined(build_node("a"))
     state.apply(submitted(gpus=1))
     before = state.digest()
     with pytest.raises(ContradictoryEvent, match=problem):
@@ -100,7 +100,7 @@ def test_an_event_that_contradicts_the_state_is_refused_and_changes_nothing(even
     ("wanted", "problem"), [({"gpus": 1}, "held already"), ({"cpu": 96}, "CPU"), ({"memory_gib": 384}, "memory")]
 )
 def test_nothing_is_held_twice(wanted, problem):
-    state = joined(node("a"))
+    state = joined(build_node("a"))
     state.apply(submitted(gpus=1))
     state.apply(placed())
     state.apply(submitted("w-2", **wanted))
@@ -111,7 +111,7 @@ def test_nothing_is_held_twice(wanted, problem):
 
 
 def test_a_lost_node_keeps_its_work_and_takes_nothing():
-    state = joined(node("a"))
+    state = joined(build_node("a"))
     state.apply(submitted(gpus=1))
     state.apply(placed())
     state.apply(NodeLost(time_ns=5, node_name="a"))
@@ -123,24 +123,24 @@ def test_a_lost_node_keeps_its_work_and_takes_nothing():
 
 
 def test_a_gpu_that_vanished_keeps_what_it_holds_and_is_whole_again_when_it_returns():
-    state = joined(node("a"))
+    state = joined(build_node("a"))
     state.apply(submitted(gpus=1))
     state.apply(placed())
-    state.apply(NodeJoined(time_ns=5, inventory=replace(node("a"), gpus=node("a").gpus[1:])))
+    state.apply(NodeJoined(time_ns=5, inventory=replace(build_node("a"), gpus=build_node("a").gpus[1:])))
     assert state.nodes["a"].gpu_milli == {"GPU-a-0": 1000}
     check_invariants(state)
     again = ClusterState.load(json.loads(json.dumps(state.dump())))
     assert again.digest() == state.digest()
     check_invariants(again)
-    state.apply(NodeJoined(time_ns=6, inventory=node("a")))
+    state.apply(NodeJoined(time_ns=6, inventory=build_node("a")))
     assert list(state.nodes["a"].holders("GPU-a-0")) == ["w-1"]
 
 
 def test_a_node_may_come_back_smaller_than_what_runs_on_it():
-    state = joined(node("a"))
+    state = joined(build_node("a"))
     state.apply(submitted(cpu=50))
     state.apply(placed(uuids=()))
-    state.apply(NodeJoined(time_ns=5, inventory=node("a", cpu=10)))
+    state.apply(NodeJoined(time_ns=5, inventory=build_node("a", cpu=10)))
     assert state.nodes["a"].overcommitted
     check_invariants(state)
     state.apply(WorkloadCancelled(time_ns=6, workload_id="w-1"))
@@ -154,7 +154,7 @@ def test_validate_finds_what_it_is_there_to_find():
         lambda record: record.assignments.clear(),
         lambda record: setattr(record, "overcommitted", True),
     ):
-        state = joined(node("a"))
+        state = joined(build_node("a"))
         state.apply(submitted(gpus=1))
         state.apply(placed())
         spoil(state.nodes["a"])
@@ -163,7 +163,7 @@ def test_validate_finds_what_it_is_there_to_find():
 
 
 def test_the_oldest_ended_workloads_are_forgotten():
-    state = joined(node("a"), ended_most=2)
+    state = joined(build_node("a"), ended_most=2)
     for number in range(1, 5):
         state.apply(submitted(f"w-{number}"))
         state.apply(WorkloadCancelled(time_ns=3, workload_id=f"w-{number}"))
@@ -173,28 +173,28 @@ def test_the_oldest_ended_workloads_are_forgotten():
 
 
 def test_a_policy_change_raises_the_epoch_of_the_nodes_that_it_touches():
-    state = joined(node("a", pool="x"), node("b", pool="y"))
+    state = joined(build_node("a", pool="x"), build_node("b", pool="y"))
     policy = Policy(pools=(PoolMode(pool="x", mode=EnforcementMode.ENFORCE),))
     assert state.apply(PolicyChanged(time_ns=2, policy=policy)) == {"a"}
     assert (state.nodes["a"].plan_epoch, state.nodes["b"].plan_epoch) == (1, 0)
     assert state.apply(PolicyChanged(time_ns=3, policy=replace(policy, lease_s=9.0))) == {"a", "b"}
     # Leaving the pool is a change of mode too.
-    state.apply(NodeJoined(time_ns=4, inventory=node("a", pool="y")))
+    state.apply(NodeJoined(time_ns=4, inventory=build_node("a", pool="y")))
     assert state.nodes["a"].plan_epoch == 3
 
 
 def test_every_event_comes_back_from_its_plain_shape():
-    core = core_with(node("a", gpus=8))
+    core = build_core(build_node("a", gpus=8))
     steps = [
-        core.submit(request(gpus=2, replicas=2), now_ns=2),
-        core.submit(request(gpus=8), now_ns=3),
+        core.submit(build_request(gpus=2, replicas=2), now_ns=2),
+        core.submit(build_request(gpus=8), now_ns=3),
         core.mark_gpu_lost("a", "GPU-a-7", now_ns=4),
         core.mark_gpu_returned("a", "GPU-a-7", now_ns=5),
         core.update_policy(Policy(lease_s=7.0), now_ns=6),
         core.cancel("w-1", now_ns=7),
         core.update_external_usage("a", ExternalUsage(cpu_milli=5, traits=("t",), closed="cordoned"), now_ns=7),
         core.mark_node_lost("a", now_ns=8),
-        core.register_node(node("a"), now_ns=9),
+        core.register_node(build_node("a"), now_ns=9),
     ]
     events = [event for step in steps for event in step.events]
     assert len({type(event) for event in events}) == 11
@@ -234,7 +234,7 @@ def test_the_mix_covers_what_is_typical_and_forgets_the_rare():
     assert (again.counts, again.mix, again.refresh_at) == (demand.counts, demand.mix, demand.refresh_at)
 
 
-def test_the_mix_is_drawn_anew_each_time_the_tasks_grow_by_a_twentieth():
+def test_the_mix_is_drawn_again_each_time_the_tasks_grow_by_a_twentieth():
     demand, draws, before = Demand(), 0, None
     for _ in range(2000):
         demand.observe(ResourceRequest(cpu_milli=1000), 1)

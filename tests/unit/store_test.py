@@ -192,7 +192,7 @@ def test_random_damage_is_found_or_harmless(data: Path) -> None:
     assert found > 10
 
 
-def test_a_second_controller_is_told_who_holds_the_directory(data: Path) -> None:
+def test_a_second_controller_learns_who_holds_the_directory(data: Path) -> None:
     with closing(opened(data)), pytest.raises(JournalHeld, match=r"process \d+.*stop that one"):
         opened(data)
     opened(data).close()
@@ -285,7 +285,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_accepted(tmp_path: Path) ->
     assert told > 8
 
 
-def test_a_beginning_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+def test_a_beginning_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     opened(tmp_path).close()
     (tmp_path / MARK_NAME).unlink()
     shutil.move(tmp_path / FILE_NAME, tmp_path / "journal.new")
@@ -362,7 +362,7 @@ def test_a_killed_journal_opens_without_a_word_when_nothing_is_lost(killed: Path
         assert journal.lost is None
 
 
-def test_a_bit_flip_in_the_middle_of_the_log_is_told_with_the_entries_that_are_gone(killed: Path) -> None:
+def test_a_bit_flip_in_the_middle_of_the_log_is_reported_with_the_entries_that_are_gone(killed: Path) -> None:
     log = killed / f"{FILE_NAME}-wal"
     damaged = bytearray(log.read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -375,7 +375,7 @@ def test_a_bit_flip_in_the_middle_of_the_log_is_told_with_the_entries_that_are_g
     assert log.read_bytes() == damaged, "what may still be rescued is left as it was"
 
 
-def test_a_log_that_was_deleted_is_told_and_the_loss_must_be_accepted(killed: Path) -> None:
+def test_a_log_that_was_deleted_is_reported_and_the_loss_must_be_accepted(killed: Path) -> None:
     (killed / f"{FILE_NAME}-wal").unlink()
     with pytest.raises(JournalLost, match="entries 1 to 300 were acknowledged and are gone") as caught:
         opened(killed)
@@ -398,7 +398,7 @@ def test_a_deleted_database_is_no_beginning(data: Path) -> None:
     assert not (data / FILE_NAME).exists()
 
 
-def test_a_backup_that_is_put_back_is_told_by_what_came_after_it(data: Path) -> None:
+def test_a_backup_that_is_put_back_is_reported_by_what_came_after_it(data: Path) -> None:
     shutil.copy(data / FILE_NAME, data / "backup")
     with closing(opened(data)) as journal:
         journal.append(entries("f", "g"))
@@ -407,7 +407,7 @@ def test_a_backup_that_is_put_back_is_told_by_what_came_after_it(data: Path) -> 
         opened(data)
 
 
-def test_another_history_of_the_same_length_is_told(data: Path) -> None:
+def test_another_history_of_the_same_length_is_reported(data: Path) -> None:
     shutil.copy(data / FILE_NAME, data / "backup")
     with closing(opened(data)) as journal:
         journal.append(entries("f", "g"))
@@ -421,7 +421,7 @@ def test_another_history_of_the_same_length_is_told(data: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(bytes(8192))])
-def test_a_mark_that_is_missing_or_damaged_is_told(data: Path, spoil) -> None:
+def test_a_mark_that_is_missing_or_damaged_is_reported(data: Path, spoil) -> None:
     spoil(data / MARK_NAME)
     with pytest.raises(JournalLost, match="nobody can tell whether entries after 5 were acknowledged") as caught:
         opened(data)

@@ -33,7 +33,7 @@ def machine():
     return SimulatedNode(spec, monotonic_ns=time.monotonic_ns, seed=1)
 
 
-def test_every_pair_is_told_by_index_with_its_links():
+def test_every_pair_is_reported_by_index_with_its_links():
     links = {(link.one, link.other): link for link in survey_devices(machine()).links}
     assert set(links) == {(0, 1), (0, 2), (1, 2)}
     assert links[0, 1] == GpuLink(one=0, other=1, ancestor=10, nvlinks=18)

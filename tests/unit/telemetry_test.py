@@ -92,7 +92,7 @@ def test_a_controller_that_restarted_begins_in_the_middle_without_a_gap() -> Non
     assert telemetry.tick_counts("n1") == (1, 0)
 
 
-def test_a_new_incarnation_starts_anew_and_keeps_the_account() -> None:
+def test_a_new_incarnation_starts_again_and_keeps_the_account() -> None:
     telemetry = feed()
     telemetry.receive_batch("n1", batch(9), now_s=0.0)
     assert telemetry.open_stream(inventory(), 8) == 0

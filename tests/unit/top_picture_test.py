@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from tests.builders.objectives import build_service_status
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
@@ -19,7 +20,6 @@ from eelgrid_protos.messages import (
     ModelSummary,
     PowerBudget,
     ReasonCount,
-    ServiceStatus,
     Summary,
 )
 
@@ -44,9 +44,7 @@ NODES = [a_node(f"openb-node-{i:04d}", gpus=8, power_w=2000.0 + i, sample_age_s=
 
 
 def service(name, live_s, **changes):
-    return ServiceStatus(
-        **{"workload_id": name, "name": name, "phase": "steady", "objective_s": 0.5, "live_s": live_s} | changes
-    )
+    return build_service_status(name, live_s=live_s, **changes)
 
 
 PROMISES = ListPromisesResponse(
@@ -86,7 +84,7 @@ def test_it_fits_the_screen(width, height):
         assert piece in lines
 
 
-def test_everything_is_said_in_80_columns():
+def test_everything_is_reported_in_80_columns():
     said = drawn(TopSnapshot(summary=SUMMARY, nodes=NODES, promises=PROMISES, energy=ENERGY))
     for piece in (
         "1,213 ready, 2 lost, 6,212 GPUs; oldest sample 14 s",
@@ -116,7 +114,7 @@ def test_a_rack_over_its_claim_is_the_budget_where_the_cluster_has_none():
     assert "90 % of 10.0 W claimed, rack r" in drawn(TopSnapshot(summary=SUMMARY, nodes=NODES, promises=racks))
 
 
-def test_what_is_not_known_is_said_and_no_number():
+def test_what_is_not_known_is_reported_and_no_number():
     said = drawn(TopSnapshot(summary=SUMMARY, nodes=[], missing="the ledger is closed"))
     assert said.count("not known (the ledger is closed)") == 2
     assert "oldest sample -" in said

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 from tests.device_rig import open_rig
 
 from eelgrid_agent.simulation.spec import GpuSpec
@@ -24,21 +24,22 @@ def board(product: str, count: int = 8, name: str = "a") -> Inventory:
             )
             for link in rig.device.topology()
         )
-    plain = node(name, gpus=count)
+    plain = build_node(name, gpus=count)
     numa = {gpu.index: gpu.numa_node for gpu in found.values()}
     return replace(plain, links=links, gpus=tuple(replace(gpu, numa_node=numa[gpu.index]) for gpu in plain.gpus))
 
 
 def chosen(core, **wanted):
     """The GPUs of a new workload."""
-    (spot,) = core.submit(request(**wanted), now_ns=1).result.placements
+    (spot,) = core.submit(build_request(**wanted), now_ns=1).result.placements
     return spot.gpu_indexes
 
 
 def hold(core, *indexes):
     """Whole GPUs of a node without links are taken in order, so a task for each holds the first; then some go."""
     ids = [
-        core.submit(request(gpus=1, cpu=0, memory_gib=0), now_ns=1).result for _ in core.state.nodes["a"].inventory.gpus
+        core.submit(build_request(gpus=1, cpu=0, memory_gib=0), now_ns=1).result
+        for _ in core.state.nodes["a"].inventory.gpus
     ]
     for workload in ids:
         if workload.placements[0].gpu_indexes[0] not in indexes:
@@ -67,27 +68,33 @@ def hold(core, *indexes):
     ],
 )
 def test_whole_gpus_are_taken_where_they_are_best_linked(product, held, gpus, expected):
-    core = core_with(board(product))
+    core = build_core(board(product))
     hold(core, *held)
     assert chosen(core, gpus=gpus) == expected
 
 
 def test_shares_and_unknown_or_equal_links_keep_the_order_of_the_index():
-    core = core_with(board("l40s"))
+    core = build_core(board("l40s"))
     hold(core, 0)
     assert chosen(core, gpus=1, milli=400) == (1,)
-    for inventory in (node("a", gpus=8), board("a100-sxm4-40gb", 2)):
-        core = core_with(inventory)
+    for inventory in (build_node("a", gpus=8), board("a100-sxm4-40gb", 2)):
+        core = build_core(inventory)
         assert core.snapshot().devices[0].links is None
         assert chosen(core, gpus=2) == (0, 1)
 
 
 def test_links_change_no_cost_and_no_node():
     linked, plain = (
-        core_with(board("v100-sxm2-16gb"), node("b", gpus=4)),
-        core_with(node("a", gpus=8), node("b", gpus=4)),
+        build_core(board("v100-sxm2-16gb"), build_node("b", gpus=4)),
+        build_core(build_node("a", gpus=8), build_node("b", gpus=4)),
     )
-    kinds = [request(gpus=2), request(gpus=1, milli=300), request(gpus=1), request(gpus=3), request(cpu=9)]
+    kinds = [
+        build_request(gpus=2),
+        build_request(gpus=1, milli=300),
+        build_request(gpus=1),
+        build_request(gpus=3),
+        build_request(gpus=0, cpu=9),
+    ]
     for number in range(12):
         wanted = kinds[number % 5].spec
         found = [Planner().decide_placement(core.snapshot(), wanted, BALANCED) for core in (linked, plain)]
@@ -101,14 +108,14 @@ def test_gpus_of_another_model_are_not_exchanged():
     """Both models may serve, but the cost was reckoned for the first that fit, so alike ones replace them or none."""
     mixed = board("l40s", 4)
     gpus = tuple(replace(gpu, model="T4" if gpu.index in (1, 2) else "G2") for gpu in mixed.gpus)
-    core = core_with(replace(mixed, gpus=gpus))
+    core = build_core(replace(mixed, gpus=gpus))
     assert chosen(core, gpus=2) == (0, 1)
     assert chosen(core, gpus=2, models=("T4", "G2")) == (2, 3)
-    assert chosen(core_with(replace(mixed, gpus=gpus)), gpus=2, models=("T4",)) == (1, 2)
+    assert chosen(build_core(replace(mixed, gpus=gpus)), gpus=2, models=("T4",)) == (1, 2)
 
 
 def test_bandwidths_follow_lanes_then_ancestors_then_numa_nodes():
-    gpus = [replace(gpu, numa_node=gpu.index // 2) for gpu in node("a", gpus=4).gpus]
+    gpus = [replace(gpu, numa_node=gpu.index // 2) for gpu in build_node("a", gpus=4).gpus]
     links = [
         GpuLink(one=0, other=1, ancestor=10, nvlinks=2),
         GpuLink(one=2, other=0, ancestor=50),

@@ -13,8 +13,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from tests.controller_rig import inventory, running, until, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller
 from tests.fakes.collector import collecting
+from tests.waiting import wait_until
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
@@ -42,7 +44,7 @@ def test_an_endpoint_has_tls_unless_it_is_here_or_says_otherwise(text, address, 
 
 
 @pytest.mark.parametrize("text", ["collector", "collector:0", "collector:99999", "ftp://a:1", "a:1/v1/traces", "a b:1"])
-def test_what_is_no_address_is_said_with_the_option_and_the_remedy(text):
+def test_what_is_no_address_is_reported_with_the_option_and_the_remedy(text):
     with pytest.raises(ControllerConfigError, match=r"--traces .* is no address; write HOST:PORT"):
         parse_endpoint(text)
 
@@ -150,13 +152,13 @@ async def test_a_collector_that_hangs_costs_spans_and_nothing_else():
     exporter = Held()
     sender = sending(exporter, queue_most=200)
     ended(sender, 150)
-    await until(lambda: len(sender._queue) < 150, within_s=PATIENT_S)
+    await wait_until(lambda: len(sender._queue) < 150, within_s=PATIENT_S)
     ended(sender, 1000)
     under_way = 1150 - sender.dropped - 200
     assert sender.dropped > 700
     assert len(sender._queue) == 200
     exporter.gate.set()
-    await until(lambda: sender.exported == 200 + under_way, within_s=PATIENT_S)
+    await wait_until(lambda: sender.exported == 200 + under_way, within_s=PATIENT_S)
     assert max(map(len, exporter.batches)) <= 128
     assert counted(sender) == {"exported": 200.0 + under_way, "failed": 0.0, "dropped": float(sender.dropped)}
     await asyncio.to_thread(sender.stop)
@@ -168,10 +170,10 @@ async def test_batches_that_the_collector_refuses_are_counted_and_the_thread_goe
     exporter.gate.set()
     sender = sending(exporter)
     ended(sender, 3)
-    await until(lambda: sender.failed == 3, within_s=PATIENT_S)
+    await wait_until(lambda: sender.failed == 3, within_s=PATIENT_S)
     exporter.result = SpanExportResult.SUCCESS
     ended(sender, 2)
-    await until(lambda: sender.exported == 2, within_s=PATIENT_S)
+    await wait_until(lambda: sender.exported == 2, within_s=PATIENT_S)
     await asyncio.to_thread(sender.stop)
 
 
@@ -212,12 +214,12 @@ async def test_a_controller_sends_to_a_collector_and_its_exemplar_names_the_trac
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=ml")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=west")
     with collecting() as collector:
-        async with running(tmp_path, traces=f"http://{collector.address}") as rig:
-            agent = await rig.join(inventory("n1"))
-            await rig.operators.submit_workload(wanted("w"))
+        async with run_controller(tmp_path, traces=f"http://{collector.address}") as rig:
+            agent = await rig.join(build_node("n1"))
+            await rig.operators.submit_workload(build_request("w"))
             plan = await agent.hear(NodePlan, within_s=PATIENT_S)
             await agent.say(PlanApplied(epoch=plan.epoch, status=ApplyStatus.APPLIED))
-            await until(lambda: collector.traces("w"), within_s=PATIENT_S)
+            await wait_until(lambda: collector.traces("w"), within_s=PATIENT_S)
             (trace,) = collector.traces("w")
             page = (await rig.controller.metrics.render_page(opened=True)).decode()
             tracing = rig.controller.watches.tracing
@@ -234,12 +236,12 @@ async def test_a_controller_sends_to_a_collector_and_its_exemplar_names_the_trac
 async def test_a_collector_that_answers_nothing_holds_up_no_submission_and_no_stop(tmp_path):
     with collecting() as collector:
         collector.gate.clear()
-        async with running(tmp_path, traces=f"http://{collector.address}") as rig:
-            await rig.join(inventory("n1", gpus=8))
-            await rig.operators.submit_workload(wanted("first", gpus=0))
-            await until(lambda: collector.calls, within_s=PATIENT_S)
+        async with run_controller(tmp_path, traces=f"http://{collector.address}") as rig:
+            await rig.join(build_node("n1", gpus=8))
+            await rig.operators.submit_workload(build_request("first", gpus=0))
+            await wait_until(lambda: collector.calls, within_s=PATIENT_S)
             for number in range(50):
-                await rig.operators.submit_workload(wanted(f"w{number}", gpus=0))
+                await rig.operators.submit_workload(build_request(f"w{number}", gpus=0))
             assert not collector.spans
             async with asyncio.timeout(PATIENT_S):
                 await rig.controller.watches.tracing.stop()

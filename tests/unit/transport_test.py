@@ -201,7 +201,7 @@ async def test_mutual_tls_lets_in_only_the_authority(tmp_path):
             await ask(port)
 
 
-async def test_certificates_are_taken_up_anew(tmp_path):
+async def test_certificates_are_taken_up_again(tmp_path):
     """A rotated authority: old clients are refused at the next handshake, and a broken file keeps the last good one."""
     old, new = trustme.CA(), trustme.CA()
     for name in ("server", "old", "new"):

@@ -5,7 +5,8 @@ import gc
 
 import grpc.aio
 import pytest
-from tests.fake_controller import EACH_SECOND, Agent, acknowledge_all, running, serving, until
+from tests.fake_controller import EACH_SECOND, Agent, acknowledge_all, running, serving
+from tests.waiting import wait_until
 
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import Hello, SampleBatch, Welcome
@@ -18,13 +19,13 @@ async def test_a_controller_that_never_acknowledges_is_left():
                 reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND))
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: len(controller.of(SampleBatch)) == 1)
+        await wait_until(lambda: len(controller.of(SampleBatch)) == 1)
         agent.tick(32)
-        await until(lambda: controller.streams == 2)
+        await wait_until(lambda: controller.streams == 2)
         assert "no acknowledgement in time" in agent.reports[0]
-        await until(lambda: controller.open == {2})
+        await wait_until(lambda: controller.open == {2})
 
 
 async def test_a_controller_that_claims_too_much_meets_another_incarnation():
@@ -35,7 +36,7 @@ async def test_a_controller_that_claims_too_much_meets_another_incarnation():
                 reply(Welcome(acknowledged_sequence=claimed, cadence=EACH_SECOND))
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         first, second = controller.of(Hello)
         assert first.incarnation != second.incarnation
 
@@ -49,7 +50,7 @@ async def test_no_welcome_means_another_try(silence):
             await asyncio.sleep(30)
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         assert controller.streams == 2
         assert agent.reports
 
@@ -59,10 +60,10 @@ async def test_a_controller_that_comes_later_is_found():
         port = gone.port
     agent = Agent(port)
     async with running(agent):
-        await until(lambda: len(agent.reports) >= 2)
+        await wait_until(lambda: len(agent.reports) >= 2)
         agent.tick(3)
         async with serving(acknowledge_all, port=port) as controller:
-            await until(lambda: agent.node.connected and agent.node.spool.unacknowledged_ticks == 0)
+            await wait_until(lambda: agent.node.connected and agent.node.spool.unacknowledged_ticks == 0)
             assert sum(len(batch.time_ns) for batch in controller.of(SampleBatch)) == 3
 
 
@@ -76,16 +77,16 @@ async def test_changed_certificates_make_a_new_stream_before_the_old_one_ends():
         await acknowledge_all(number, messages, reply)
 
     async with serving(script) as controller, running(Agent(controller.port, tls_version=lambda: version)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
+        await wait_until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         await asyncio.sleep(0.06)
         assert controller.streams == 1
         version = 2
-        await until(lambda: controller.open == {2})
+        await wait_until(lambda: controller.open == {2})
         assert overlap == [{1, 2}]
         agent.tick()
-        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
+        await wait_until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [n for n, m in controller.heard if isinstance(m, SampleBatch)] == [1, 2]
 
 
@@ -105,7 +106,7 @@ async def test_broken_streams_leave_nothing_behind():
     async with serving(script) as controller:
         agent = Agent(controller.port)
         async with running(agent):
-            await until(lambda: controller.streams == 31 and agent.node.connected, timeout_s=15.0)
+            await wait_until(lambda: controller.streams == 31 and agent.node.connected, within_s=15.0)
 
             def left():
                 gc.collect()
@@ -113,4 +114,4 @@ async def test_broken_streams_leave_nothing_behind():
                 channels = [one for one in gc.get_objects() if isinstance(one, grpc.aio.Channel)]
                 return len(ours), len([one for one in channels if id(one) not in earlier])
 
-            await until(lambda: max(left()) <= 1, timeout_s=15.0)
+            await wait_until(lambda: max(left()) <= 1, within_s=15.0)

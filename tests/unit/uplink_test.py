@@ -4,7 +4,8 @@ import asyncio
 import time
 from dataclasses import replace
 
-from tests.fake_controller import EACH_SECOND, FAST, Agent, acknowledge_all, running, serving, until
+from tests.fake_controller import EACH_SECOND, FAST, Agent, acknowledge_all, running, serving
+from tests.waiting import wait_until
 
 from eelgrid_agent.node.inventory import survey_devices
 from eelgrid_protos.codec import digest_message
@@ -30,13 +31,13 @@ from eelgrid_protos.messages import (
 
 async def test_hello_welcome_batch_and_acknowledgement():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         hello = controller.of(Hello)[0]
         assert (hello.inventory.node_name, len(hello.inventory.gpus), hello.plan_epoch) == ("n", 2, 0)
         for expected in range(1, 4):
             agent.tick()
-            await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
-        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
+            await wait_until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+        await wait_until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [batch.sequence for batch in controller.of(SampleBatch)] == [1, 2, 3]
 
 
@@ -51,11 +52,11 @@ async def test_what_was_not_acknowledged_goes_again_after_a_broken_stream():
                 raise Unavailable("going away")
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: len(controller.of(SampleBatch)) == 1)
+        await wait_until(lambda: len(controller.of(SampleBatch)) == 1)
         agent.tick()
-        await until(lambda: controller.streams == 2 and agent.node.spool.unacknowledged_ticks == 0)
+        await wait_until(lambda: controller.streams == 2 and agent.node.spool.unacknowledged_ticks == 0)
         assert [(number, b.sequence) for number, b in controller.heard if isinstance(b, SampleBatch)] == [
             (1, 1),
             (1, 2),
@@ -78,11 +79,11 @@ async def test_an_acknowledgement_that_comes_twice_or_too_early_does_no_harm():
                     reply(Acknowledgement(sequence=sequence))
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         for expected in range(1, 4):
             agent.tick()
-            await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
-            await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
+            await wait_until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+            await wait_until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert controller.streams == 1
 
 
@@ -102,13 +103,13 @@ async def test_the_window_bounds_what_is_under_way_and_the_rest_waits():
                     reply(Acknowledgement(sequence=message.sequence))
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         for expected in (1, 2, 2, 2, 2):
             agent.tick()
-            await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+            await wait_until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
         assert (agent.node.spool.in_flight, agent.node.spool.waiting_ticks) == (2, 3)
         release.set()
-        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
+        await wait_until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [len(batch.time_ns) for batch in controller.of(SampleBatch)] == [1, 1, 3]
 
 
@@ -117,7 +118,7 @@ async def test_a_full_spool_says_what_it_dropped():
         agent = Agent(controller.port, ticks_most=3)
         agent.tick(10)
         async with running(agent):
-            await until(lambda: len(controller.of(NodeEvent)) == 1 and agent.node.spool.unacknowledged_ticks == 0)
+            await wait_until(lambda: len(controller.of(NodeEvent)) == 1 and agent.node.spool.unacknowledged_ticks == 0)
         assert controller.of(SampleBatch)[0].dropped_ticks == 7
         assert controller.of(NodeEvent)[0].kind is NodeEventKind.SAMPLES_DROPPED
         assert "7 ticks" in controller.of(NodeEvent)[0].detail
@@ -136,16 +137,16 @@ async def test_the_cadence_changes_at_run_time():
                 change.set()
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: agent.node.cadence.send_interval_s == 5.0)
+        await wait_until(lambda: agent.node.cadence.send_interval_s == 5.0)
         agent.tick(1)
-        await until(lambda: len(controller.of(SampleBatch)) == 2)
+        await wait_until(lambda: len(controller.of(SampleBatch)) == 2)
         agent.tick(3)
         await asyncio.sleep(0.05)
         assert len(controller.of(SampleBatch)) == 2
         agent.tick(1)
-        await until(lambda: len(controller.of(SampleBatch)) == 3)
+        await wait_until(lambda: len(controller.of(SampleBatch)) == 3)
         assert len(controller.of(SampleBatch)[-1].time_ns) == 4
 
 
@@ -163,7 +164,7 @@ async def test_a_plan_is_answered_at_once_and_again_on_a_new_stream():
                 raise Unavailable("lost the answer")
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: len(controller.of(PlanApplied)) == 2)
+        await wait_until(lambda: len(controller.of(PlanApplied)) == 2)
         first, again = controller.of(PlanApplied)
         assert first == again
         assert (first.epoch, first.status) == (4, ApplyStatus.OBSERVED)
@@ -173,27 +174,27 @@ async def test_a_plan_is_answered_at_once_and_again_on_a_new_stream():
         assert power_w[0] > power_w[1], "the assignment is load on the simulated GPU"
 
 
-async def test_a_lost_gpu_is_told_at_once_and_its_return_too():
+async def test_a_lost_gpu_is_reported_at_once_and_its_return_too():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         uuid = agent.node.gpu_uuids[0]
         agent.simulation.faults.lose_gpu(uuid)
         agent.tick()
-        await until(lambda: [e.kind for e in controller.of(NodeEvent)] == [NodeEventKind.GPU_LOST])
+        await wait_until(lambda: [e.kind for e in controller.of(NodeEvent)] == [NodeEventKind.GPU_LOST])
         agent.simulation.faults.restore_gpu(uuid)
         agent.tick()
-        await until(lambda: NodeEventKind.GPU_RETURNED in [e.kind for e in controller.of(NodeEvent)])
+        await wait_until(lambda: NodeEventKind.GPU_RETURNED in [e.kind for e in controller.of(NodeEvent)])
         assert {e.gpu_uuid for e in controller.of(NodeEvent)} == {uuid}
 
 
 async def test_a_changed_inventory_goes_before_the_batches_that_follow_it():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         found = survey_devices(agent.simulation)
         assert not agent.node.update_inventory(found)
         assert agent.node.update_inventory(type(found)(gpus=found.gpus[:1], driver_version=found.driver_version))
         agent.tick()
-        await until(lambda: len(controller.of(SampleBatch)) == 1)
+        await wait_until(lambda: len(controller.of(SampleBatch)) == 1)
         kinds = [type(message) for _, message in controller.heard]
         assert kinds.index(Inventory) < kinds.index(SampleBatch)
         assert controller.of(Inventory)[0].generation == controller.of(SampleBatch)[0].inventory_generation == 2
@@ -219,9 +220,9 @@ def welcoming(*, spread_s=0.0, until_number=10**9):
 
 async def test_a_node_that_did_not_change_comes_back_by_its_fingerprint():
     async with serving(welcoming(until_number=2)) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: controller.streams == 2 and agent.node.connected)
+        await wait_until(lambda: controller.streams == 2 and agent.node.connected)
         (resume,) = controller.of(Resume)
         assert (resume.node_name, resume.incarnation) == ("n", controller.of(Hello)[0].incarnation)
         assert resume.inventory_digest == digest_message(agent.node.inventory)
@@ -239,7 +240,7 @@ async def test_an_inventory_that_is_wanted_follows_on_the_same_stream():
                     raise Unavailable("going away")
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: controller.streams == 2 and agent.node.connected)
+        await wait_until(lambda: controller.streams == 2 and agent.node.connected)
         assert [(number, type(one)) for number, one in controller.heard if isinstance(one, Hello | Resume)] == [
             (1, Hello),
             (2, Resume),
@@ -260,7 +261,7 @@ async def test_a_controller_that_knows_no_resume_gets_hello_the_next_time():
                     raise Unavailable("going away")
 
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
-        await until(lambda: controller.streams == 3 and agent.node.connected)
+        await wait_until(lambda: controller.streams == 3 and agent.node.connected)
         assert [type(one) for _, one in controller.heard if isinstance(one, Hello | Resume)] == [Hello, Resume, Hello]
 
 
@@ -276,11 +277,11 @@ async def test_who_was_told_that_hello_is_there_waits_for_its_turn():
 
     limits = replace(FAST, welcome_s=0.5)
     async with serving(script) as controller, running(Agent(controller.port, limits=limits)) as agent:
-        await until(lambda: controller.streams == 1)
+        await wait_until(lambda: controller.streams == 1)
         await asyncio.sleep(3 * limits.welcome_s)
         assert (controller.streams, agent.reports) == (1, [])
         release.set()
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
 
 
 async def test_a_fleet_comes_back_over_the_time_that_it_was_told():
@@ -289,9 +290,9 @@ async def test_a_fleet_comes_back_over_the_time_that_it_was_told():
         serving(welcoming(spread_s=40.0)) as controller,
         running(Agent(controller.port, jitter=lambda: 0.0125)) as agent,
     ):
-        await until(lambda: agent.node.connected)
+        await wait_until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: agent.reports)
+        await wait_until(lambda: agent.reports)
         ended_s = time.monotonic()
-        await until(lambda: controller.streams == 2)
+        await wait_until(lambda: controller.streams == 2)
         assert time.monotonic() - ended_s >= 0.4

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, decided, node, request
+from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -29,7 +29,7 @@ MORE_W = DEFAULT_W - IDLE_W
 
 def v100s(name: str, rack: str = "", *, gpus: int = 2):
     """A node of V100 whose driver tells its limits; idle watts are the catalogue's."""
-    plain = node(name, gpus=gpus, model="V100M16", topology=(rack,) if rack else ())
+    plain = build_node(name, gpus=gpus, model="V100M16", topology=(rack,) if rack else ())
     told = {"power_limit_min_w": 150.0, "power_limit_default_w": DEFAULT_W, "power_limit_max_w": DEFAULT_W}
     return replace(plain, gpus=tuple(replace(gpu, **told) for gpu in plain.gpus))
 
@@ -40,7 +40,7 @@ def budget(limit_w: float, rack: str = "", on: str = "") -> PowerBudget:
 
 
 def under(*budgets: PowerBudget, nodes) -> Core:
-    core = core_with(*nodes)
+    core = build_core(*nodes)
     core.update_policy(replace(core.state.policy, budgets=budgets), now_ns=2)
     return core
 
@@ -56,9 +56,9 @@ def test_the_watts_of_the_boards_are_what_these_tests_take_them_for():
 
 def test_work_waits_for_the_watts_of_its_rack_and_says_so():
     core = under(budget(4 * IDLE_W + MORE_W, rack="r1"), nodes=[v100s("a", "r1"), v100s("b", "r1")])
-    core.submit(request(gpus=1, key="first"), now_ns=3)
-    step = core.submit(request(gpus=1, key="second"), now_ns=4)
-    (_, event) = decided(step.events)
+    core.submit(build_request(gpus=1, key="first"), now_ns=3)
+    step = core.submit(build_request(gpus=1, key="second"), now_ns=4)
+    (_, event) = drop_quotes(step.events)
     assert isinstance(event, WorkloadDeferred)
     assert event.reason == "budget: waits for watts of rack r1"
     told = core.explain_workload("second")
@@ -71,16 +71,16 @@ def test_work_waits_for_the_watts_of_its_rack_and_says_so():
 
 def test_it_begins_when_other_work_ends():
     core = under(budget(4 * IDLE_W + MORE_W), nodes=[v100s("a"), v100s("b")])
-    core.submit(request(gpus=1, key="first"), now_ns=3)
-    core.submit(request(gpus=1, key="second"), now_ns=4)
+    core.submit(build_request(gpus=1, key="first"), now_ns=3)
+    core.submit(build_request(gpus=1, key="second"), now_ns=4)
     step = core.cancel("first", now_ns=5)
-    assert isinstance(decided(step.events)[-1], WorkloadPlaced)
+    assert isinstance(drop_quotes(step.events)[-1], WorkloadPlaced)
     assert phase(core, "second") is WorkloadPhase.PLACED
 
 
 def test_a_larger_budget_lets_it_begin_at_once():
     core = under(budget(4 * IDLE_W), nodes=[v100s("a"), v100s("b")])
-    core.submit(request(gpus=2, key="w"), now_ns=3)
+    core.submit(build_request(gpus=2, key="w"), now_ns=3)
     policy = replace(core.state.policy, budgets=(budget(4 * IDLE_W + 2 * MORE_W),))
     step = core.update_policy(policy, now_ns=4)
     assert phase(core, "w") is WorkloadPhase.PLACED
@@ -90,7 +90,7 @@ def test_a_larger_budget_lets_it_begin_at_once():
 def test_work_goes_where_watts_are_left():
     core = under(budget(2 * IDLE_W, rack="r1"), budget(9_000.0, rack="r2"), nodes=[v100s("a", "r1"), v100s("b", "r2")])
     for number in range(2):
-        core.submit(request(gpus=1, key=f"w{number}"), now_ns=3 + number)
+        core.submit(build_request(gpus=1, key=f"w{number}"), now_ns=3 + number)
         (placement,) = core.workload(f"w{number}").placements
         assert placement.node_name == "b"
 
@@ -98,7 +98,7 @@ def test_work_goes_where_watts_are_left():
 def test_a_budget_of_a_node_closes_that_node_alone():
     core = under(budget(2 * IDLE_W + MORE_W, on="a"), nodes=[v100s("a"), v100s("b", gpus=1)])
     for number in range(3):
-        core.submit(request(gpus=1, key=f"w{number}"), now_ns=3 + number)
+        core.submit(build_request(gpus=1, key=f"w{number}"), now_ns=3 + number)
     held = [core.workload(f"w{number}") for number in range(3)]
     assert sorted(one.placements[0].node_name for one in held if one.placements) == ["a", "b"]
     assert held[2].reason == "budget: waits for watts of node a"
@@ -106,31 +106,31 @@ def test_a_budget_of_a_node_closes_that_node_alone():
 
 def test_a_gang_begins_whole_or_not_at_all():
     core = under(budget(4 * IDLE_W + 3 * MORE_W, rack="r1"), nodes=[v100s("a", "r1"), v100s("b", "r1")])
-    core.submit(request(gpus=1, key="gang", replicas=4), now_ns=3)
+    core.submit(build_request(gpus=1, key="gang", replicas=4), now_ns=3)
     assert phase(core, "gang") is WorkloadPhase.PENDING
-    core.submit(request(gpus=1, key="three", replicas=3), now_ns=4)
+    core.submit(build_request(gpus=1, key="three", replicas=3), now_ns=4)
     assert phase(core, "three") is WorkloadPhase.PLACED
 
 
 def test_work_without_gpus_heeds_no_watts():
     core = under(budget(0.0), nodes=[v100s("a")])
-    core.submit(request(cpu=4, key="w"), now_ns=3)
+    core.submit(build_request(gpus=0, cpu=4, key="w"), now_ns=3)
     assert phase(core, "w") is WorkloadPhase.PLACED
 
 
 def test_a_share_of_a_gpu_that_is_held_draws_no_more():
     core = under(budget(2 * IDLE_W + MORE_W), nodes=[v100s("a")])
     for key in ("one", "two"):
-        core.submit(request(gpus=1, milli=500, key=key), now_ns=3)
+        core.submit(build_request(gpus=1, milli=500, key=key), now_ns=3)
     assert phase(core, "two") is WorkloadPhase.PLACED
-    core.submit(request(gpus=1, milli=500, key="three"), now_ns=4)
+    core.submit(build_request(gpus=1, milli=500, key="three"), now_ns=4)
     assert core.workload("three").reason.startswith("budget:")
 
 
 def test_a_lowered_limit_frees_watts_when_it_was_read_and_not_before():
     core = under(budget(2 * IDLE_W + MORE_W + 120.0), nodes=[v100s("a")])
-    core.submit(request(gpus=1, key="first"), now_ns=3)
-    core.submit(request(gpus=1, key="second"), now_ns=4)
+    core.submit(build_request(gpus=1, key="first"), now_ns=3)
+    core.submit(build_request(gpus=1, key="second"), now_ns=4)
     core.set_limit("first", 150.0, now_ns=5)
     core.report_limits({"first": DEFAULT_W}, now_ns=6)
     assert phase(core, "second") is WorkloadPhase.PENDING
@@ -141,9 +141,9 @@ def test_a_lowered_limit_frees_watts_when_it_was_read_and_not_before():
 
 def test_nobody_takes_a_command_for_a_limit():
     core = under(budget(2 * IDLE_W + MORE_W + 120.0), nodes=[v100s("a")])
-    core.submit(request(gpus=1, key="first"), now_ns=3)
+    core.submit(build_request(gpus=1, key="first"), now_ns=3)
     core.set_limit("first", 150.0, now_ns=4)
-    core.submit(request(gpus=1, key="second"), now_ns=5)
+    core.submit(build_request(gpus=1, key="second"), now_ns=5)
     assert core.workload("second").reason == "budget: waits for watts of the cluster"
 
 
@@ -151,7 +151,7 @@ def test_a_service_grows_as_far_as_there_are_watts():
     core = under(budget(4 * IDLE_W + 3 * MORE_W), nodes=[v100s("a", gpus=4)])
     objective = LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=1.0)
     promise = ServicePromise(profile="chat", objectives=(objective,), replicas_most=4)
-    asked = request(gpus=1, key="s", kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
+    asked = build_request(gpus=1, key="s", kind=WorkloadKind.INFERENCE_SERVICE, service=promise)
     core.submit(asked, now_ns=3)
     core.scale("s", 4, now_ns=4)
     assert len(core.workload("s").placements) == 3
@@ -160,8 +160,8 @@ def test_a_service_grows_as_far_as_there_are_watts():
 
 def test_a_gpu_that_is_lost_draws_nothing():
     core = under(budget(2 * IDLE_W + MORE_W), nodes=[v100s("a")])
-    core.submit(request(gpus=1, key="first"), now_ns=3)
-    core.submit(request(gpus=1, key="second"), now_ns=4)
+    core.submit(build_request(gpus=1, key="first"), now_ns=3)
+    core.submit(build_request(gpus=1, key="second"), now_ns=4)
     assert phase(core, "second") is WorkloadPhase.PENDING
     (held,) = core.workload("first").placements
     core.mark_gpu_lost("a", held.gpu_uuids[0], now_ns=5)
@@ -170,9 +170,9 @@ def test_a_gpu_that_is_lost_draws_nothing():
 
 def test_a_core_that_begins_counts_the_same():
     core = under(budget(4 * IDLE_W + MORE_W, rack="r1"), nodes=[v100s("a", "r1"), v100s("b", "r1")])
-    core.submit(request(gpus=1, key="first"), now_ns=3)
+    core.submit(build_request(gpus=1, key="first"), now_ns=3)
     again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
-    again.submit(request(gpus=1, key="second"), now_ns=4)
+    again.submit(build_request(gpus=1, key="second"), now_ns=4)
     assert again.workload("second").reason == "budget: waits for watts of rack r1"
 
 
@@ -181,7 +181,7 @@ def test_a_decision_under_budgets_comes_out_the_same_again(limit_w):
     budgets = (budget(2 * IDLE_W, rack="r1"), budget(limit_w, rack="r2"))
     core = under(*budgets, nodes=[v100s("a", "r1"), v100s("b", "r2")])
     before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
-    step = core.submit(request(gpus=1, key="w"), now_ns=3)
+    step = core.submit(build_request(gpus=1, key="w"), now_ns=3)
     entries = [
         (before.seq + number, JournalEntry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
     ]
@@ -195,6 +195,6 @@ def test_a_decision_under_budgets_comes_out_the_same_again(limit_w):
 
 
 def test_without_budgets_nothing_is_counted():
-    core = core_with(v100s("a"), state=ClusterState(policy=Policy()))
-    core.submit(request(gpus=2, key="w"), now_ns=3)
+    core = build_core(v100s("a"), state=ClusterState(policy=Policy()))
+    core.submit(build_request(gpus=2, key="w"), now_ns=3)
     assert phase(core, "w") is WorkloadPhase.PLACED

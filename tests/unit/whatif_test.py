@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.clusters import GIB, core_with, node, request
-from tests.controller_rig import inventory, running, wanted
+from tests.builders.cluster import GIB, build_core, build_node, build_request
+from tests.builders.server import run_controller
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -55,10 +55,10 @@ def counts(answer):
 
 def busy(**more):
     """Two nodes of two GPUs, full; w-4 waits."""
-    core = core_with(node("a"), node("b"), **more)
+    core = build_core(build_node("a"), build_node("b"), **more)
     for _ in range(3):
-        core.submit(request(gpus=1), now_ns=2)
-    core.submit(request(gpus=2), now_ns=3)
+        core.submit(build_request(gpus=1), now_ns=2)
+    core.submit(build_request(gpus=2), now_ns=3)
     return core
 
 
@@ -77,7 +77,7 @@ def test_a_copy_shares_nothing_that_changes():
                 assert getattr(twin.nodes[name], slot) is not getattr(record, slot), slot
     before = json.dumps(state.dump())
     other = BENCH.make_core(twin)
-    other.submit(request(cpu=7), now_ns=5)
+    other.submit(build_request(gpus=0, cpu=7), now_ns=5)
     other.cancel("w-2", now_ns=6)
     other.mark_node_lost("b", now_ns=7)
     other.mark_gpu_lost("a", "GPU-a-0", now_ns=8)
@@ -96,8 +96,8 @@ def test_no_change_changes_nothing():
 def test_added_nodes_take_what_they_would_take():
     core = busy()
     answer = imagined(core, AddNodes(shape=NodeShape(like_node="a"), count=2))
-    core.register_node(replace(node("added-1"), generation=0), now_ns=99)
-    core.register_node(replace(node("added-2"), generation=0), now_ns=99)
+    core.register_node(replace(build_node("added-1"), generation=0), now_ns=99)
+    core.register_node(replace(build_node("added-2"), generation=0), now_ns=99)
     assert core.workload("w-4").placements
     assert answer.after.modelled_power_w == core.modelled_power_w()
     assert counts(answer) == {"PLACED": 1}
@@ -110,9 +110,9 @@ def test_added_nodes_take_what_they_would_take():
 
 
 def test_a_drained_node_stays_on_and_a_removed_one_does_not():
-    core = core_with(node("a"), node("b"), node("c", gpus=1, model="T4"))
-    core.submit(request(gpus=2), now_ns=2)
-    core.submit(request(gpus=1, models=("T4",)), now_ns=2)  # stays where it is, on c
+    core = build_core(build_node("a"), build_node("b"), build_node("c", gpus=1, model="T4"))
+    core.submit(build_request(gpus=2), now_ns=2)
+    core.submit(build_request(gpus=1, models=("T4",)), now_ns=2)  # stays where it is, on c
     (first,) = core.workload("w-1").placements
     drained = imagined(core, DrainNodes(node_names=(first.node_name,)))
     assert counts(drained) == {"MOVED": 1}
@@ -129,10 +129,10 @@ def test_a_drained_node_stays_on_and_a_removed_one_does_not():
 
 def test_work_that_ran_goes_before_work_that_never_did():
     core = busy()
-    core.submit(request(gpus=1, key="last"), now_ns=4)
-    core.register_node(node("c", gpus=1), now_ns=5)
-    core.submit(request(gpus=1, key="held"), now_ns=6)
-    core.submit(request(gpus=1, key="late"), now_ns=7)
+    core.submit(build_request(gpus=1, key="last"), now_ns=4)
+    core.register_node(build_node("c", gpus=1), now_ns=5)
+    core.submit(build_request(gpus=1, key="held"), now_ns=6)
+    core.submit(build_request(gpus=1, key="late"), now_ns=7)
     answer = imagined(core, CancelWorkloads(workload_ids=("w-1",)), DrainNodes(node_names=("c",)))
     places = {found.workload_id: found.outcome.name for found in answer.differences}
     # The share that w-1 gives back goes to what waits at once; what ran on c then finds nothing.
@@ -144,25 +144,25 @@ def test_work_that_ran_goes_before_work_that_never_did():
 
 def test_bad_news_comes_first_and_the_list_is_bounded():
     core = busy()
-    answer = imagined(core, DrainNodes(node_names=("a",)), SubmitCopies(spec=request(gpus=1).spec, copies=3))
+    answer = imagined(core, DrainNodes(node_names=("a",)), SubmitCopies(spec=build_request(gpus=1).spec, copies=3))
     assert [count.outcome.name for count in answer.counts] == ["DISPLACED", "WAITS", "MOVED"]
     short = imagined(
-        core, DrainNodes(node_names=("a",)), SubmitCopies(spec=request(gpus=1).spec, copies=3), differences_most=1
+        core, DrainNodes(node_names=("a",)), SubmitCopies(spec=build_request(gpus=1).spec, copies=3), differences_most=1
     )
     assert (short.differences, short.counts) == (answer.differences[:1], answer.counts)
 
 
-def test_placing_anew_follows_the_weights():
-    core = core_with(node("a", model="G3"), node("b", model="T4"), node("c", model="T4"))
+def test_placing_again_follows_the_weights():
+    core = build_core(build_node("a", model="G3"), build_node("b", model="T4"), build_node("c", model="T4"))
     for _ in range(2):
-        core.submit(request(gpus=1, milli=500, models=("G3", "T4")), now_ns=2)
+        core.submit(build_request(gpus=1, milli=500, models=("G3", "T4")), now_ns=2)
     again = imagined(core, PlaceAnew())
     assert (again.after, again.differences) == (again.before, ())
     costly = replace(OBJECTIVES["balanced"], power=0.0, fragmentation_w=0.0, stranding_w=0.0)
     core.update_policy(replace(core.state.policy, objective="custom", weights=costly), now_ns=3)
     core.cancel("w-1", now_ns=4)
     core.cancel("w-2", now_ns=4)
-    core.submit(request(gpus=1, milli=500, models=("G3", "T4")), now_ns=5)
+    core.submit(build_request(gpus=1, milli=500, models=("G3", "T4")), now_ns=5)
     assert core.workload("w-3").placements[0].node_name == "a"
     left = imagined(core, SetWeights(objective="energy"))
     assert left.after == left.before, "weights alone move nothing that runs"
@@ -173,13 +173,13 @@ def test_placing_anew_follows_the_weights():
 
 
 def test_catalogue_nodes_have_sensible_defaults():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     answer = imagined(core, AddNodes(shape=NodeShape(gpu="H100-SXM5-80GB", gpu_count=8), count=10))
     assert answer.after.gpus - answer.before.gpus == 80
     assert answer.after.cpu_milli - answer.before.cpu_milli == 10 * 8 * 24_000
     by_model = imagined(core, AddNodes(shape=NodeShape(gpu="T4", gpu_count=1, cpu_milli=8000), count=1))
     assert by_model.after.cpu_milli - by_model.before.cpu_milli == 8000
-    wide = request(gpus=8, memory_gib=1800, models=("H100-80GB-HBM3",)).spec
+    wide = build_request(gpus=8, memory_gib=1800, models=("H100-80GB-HBM3",)).spec
     fits = imagined(
         core, AddNodes(shape=NodeShape(gpu="h100-sxm5-80gb", gpu_count=8), count=1), SubmitCopies(spec=wide)
     )
@@ -187,7 +187,7 @@ def test_catalogue_nodes_have_sensible_defaults():
 
 
 def test_what_could_never_run_is_refused_with_the_field():
-    answer = imagined(busy(), SubmitCopies(spec=request(gpus=3).spec, copies=2))
+    answer = imagined(busy(), SubmitCopies(spec=build_request(gpus=3).spec, copies=2))
     assert counts(answer) == {"REFUSED": 2}
     assert answer.differences[0].outcome is ImaginedOutcome.REFUSED
     assert "no registered node has more than 2" in answer.differences[0].reason
@@ -209,7 +209,9 @@ def test_mistakes_are_named():
         imagined(core, *[AddNodes(shape=NodeShape(like_node="a"), count=5001)] * 2)
     with pytest.raises(InvalidArgument, match="at most 10000"):
         imagined(
-            core, SubmitCopies(spec=request(gpus=9).spec, copies=1), SubmitCopies(spec=request().spec, copies=10_000)
+            core,
+            SubmitCopies(spec=build_request(gpus=9).spec, copies=1),
+            SubmitCopies(spec=build_request(gpus=0).spec, copies=10_000),
         )
 
 
@@ -220,7 +222,7 @@ def test_who_hangs_up_is_not_worked_for():
 
 @pytest.mark.parametrize(
     "change",
-    [AddNodes(shape=NodeShape(like_node="a"), count=10), SubmitCopies(spec=request().spec, copies=10)],
+    [AddNodes(shape=NodeShape(like_node="a"), count=10), SubmitCopies(spec=build_request(gpus=0).spec, copies=10)],
     ids=lambda change: type(change).__name__,
 )
 def test_each_step_of_a_long_change_asks_whether_somebody_waits(change):
@@ -240,8 +242,8 @@ def test_a_trial_cut_short_says_so(monkeypatch):
     work=st.lists(st.tuples(st.integers(1, 2), st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=4),
 )
 def test_the_count_of_nodes_is_the_first_that_does(have, work):
-    core = core_with(*(node(f"n{index}") for index in range(have)))
-    changes = [SubmitCopies(spec=request(gpus=gpus, cpu=cpu).spec, copies=copies) for gpus, cpu, copies in work]
+    core = build_core(*(build_node(f"n{index}") for index in range(have)))
+    changes = [SubmitCopies(spec=build_request(gpus=gpus, cpu=cpu).spec, copies=copies) for gpus, cpu, copies in work]
     shape = NodeShape(gpu="openb-g2", gpu_count=2, cpu_milli=96_000, memory_bytes=384 * GIB)
     answer = planned(core, shape, *changes, nodes_most=16)
 
@@ -260,21 +262,21 @@ def test_the_count_of_nodes_is_the_first_that_does(have, work):
 
 def test_a_plan_for_what_waits_and_one_beyond_its_limit():
     core = busy()
-    core.submit(request(gpus=2), now_ns=4)
+    core.submit(build_request(gpus=2), now_ns=4)
     answer = planned(core, NodeShape(like_node="a"))
     assert (answer.nodes, answer.wanted, answer.waiting_with_one_less) == (2, 2, 1)
     answer = planned(core, NodeShape(like_node="a"), nodes_most=1)
     assert (answer.nodes, answer.outcome.after.pending) == (None, 1)
     with pytest.raises(NotFound):
-        planned(core_with(node("a")), NodeShape(like_node="z"))
-    assert planned(core_with(node("a")), NodeShape(like_node="a")).nodes == 0
+        planned(build_core(build_node("a")), NodeShape(like_node="z"))
+    assert planned(build_core(build_node("a")), NodeShape(like_node="a")).nodes == 0
 
 
 async def test_the_live_cluster_and_its_journal_stay_as_they_were(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.join(inventory("n1"), inventory("n2"))
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1"), build_node("n2"))
         for _ in range(5):
-            await rig.operators.submit_workload(wanted())
+            await rig.operators.submit_workload(build_request())
         loop = rig.controller.loop
         before = (json.dumps(loop.core.state.dump()), loop.journal.counters.entries, loop.journal.last_seq)
         changes = (
@@ -282,7 +284,7 @@ async def test_the_live_cluster_and_its_journal_stay_as_they_were(tmp_path):
             WhatIfChange(change=AddNodes(shape=NodeShape(like_node="n1"), count=3)),
             WhatIfChange(change=SetWeights(objective="performance")),
             WhatIfChange(change=PlaceAnew()),
-            WhatIfChange(change=SubmitCopies(spec=wanted().spec, copies=4)),
+            WhatIfChange(change=SubmitCopies(spec=build_request().spec, copies=4)),
         )
         answer = await rig.operators.what_if(WhatIfRequest(changes=changes))
         assert answer.after.placed > answer.before.placed

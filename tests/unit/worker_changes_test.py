@@ -4,7 +4,8 @@ import threading
 import time
 
 import pytest
-from tests.worker_rig import LIMITS, LONG_S, Rig, rigs_in, until
+from tests.waiting import poll_until
+from tests.worker_rig import LIMITS, LONG_S, Rig, rigs_in
 
 from eelgrid_agent.devices.port import (
     ControlPort,
@@ -83,7 +84,7 @@ def test_every_change_is_marked_as_one_and_nothing_else_is():
     assert {name for name, call in PORT_CALLS.items() if call.changes} == changes
 
 
-def test_a_change_whose_answer_is_lost_is_told_as_such_and_not_repeated(rig_of, tmp_path):
+def test_a_change_whose_answer_is_lost_is_reported_as_such_and_not_repeated(rig_of, tmp_path):
     rig = rig_of(2, scene={"state": str(tmp_path / "state.json")}, limits=LIMITS)
     remote, uuid = rig.remote, rig.uuids[1]
     remote.set_mig_mode(uuid, enabled=True)
@@ -91,7 +92,7 @@ def test_a_change_whose_answer_is_lost_is_told_as_such_and_not_repeated(rig_of, 
     with pytest.raises(OutcomeUnknown, match=r"create_gpu_instance on GPU-.* did not come back in time.*read it back"):
         remote.create_gpu_instance(uuid, G3, 4)
     rig.say()
-    until(lambda: rig.silent() == [])
+    poll_until(lambda: rig.silent() == [])
     (found,) = next(gpu for gpu in remote.gpus() if gpu.uuid == uuid).gpu_instances
     assert (found.profile_id, found.start) == (G3, 4), "made once, though nobody heard of it"
     rig.say(mute="destroy_gpu_instance", stall="abort")
@@ -132,7 +133,7 @@ def test_changes_after_one_that_hangs_are_asked_of_the_next_child_and_those_befo
     assert rig.remote.power_settings(rig.uuids[2]).requested_w == 450.0
 
 
-def test_a_hang_and_its_end_are_told_once_also_when_it_is_over_before_anybody_asks(rig_of):
+def test_a_hang_and_its_end_are_reported_once_also_when_it_is_over_before_anybody_asks(rig_of):
     rig = rig_of(2)
     uuid = rig.uuids[1]
     began = DeviceEvent(kind=DeviceEventKind.HUNG, gpu_uuid=uuid)
@@ -142,12 +143,12 @@ def test_a_hang_and_its_end_are_told_once_also_when_it_is_over_before_anybody_as
     assert rig.remote.read_extended(rig.uuids).events == (began,)
     assert rig.remote.take_events() == ()
     rig.say()
-    until(lambda: rig.silent() == [])
+    poll_until(lambda: rig.silent() == [])
     assert rig.remote.take_events() == (ended,)
     rig.hang(1)
     rig.silent()
     rig.say()
-    until(lambda: rig.silent() == [])
+    poll_until(lambda: rig.silent() == [])
     assert rig.remote.take_events() == (began, ended)
 
 
@@ -187,7 +188,7 @@ def test_a_layout_is_reached_though_the_answer_to_a_step_was_lost(rig_of, tmp_pa
         executor.check_layouts()
         return executor.record(rig.uuids[0]).intent is None
 
-    until(settled)
+    poll_until(settled)
     assert executor.apply_layout(asked).status is ApplyStatus.APPLIED
     (gpu,) = rig.remote.gpus()
     assert sorted((part.profile_id, part.start) for part in gpu.gpu_instances) == [(G3, 4), (G1, 0)]

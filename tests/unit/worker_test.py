@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.worker_rig import DEADLINES, LONG_S, Rig, Scene, rigs_in, until
+from tests.waiting import poll_until
+from tests.worker_rig import DEADLINES, LONG_S, Rig, Scene, rigs_in
 
 from eelgrid_agent.devices.port import DeviceEventKind, DeviceInUse, DeviceTimeout, NotSupported, UnknownGpu
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
@@ -77,10 +78,10 @@ def test_a_device_that_hangs_for_ever_is_alone_in_it_and_comes_back_through_a_pr
     assert rig.remote.gpus() == before, "it stays listed"
     with pytest.raises(DeviceTimeout, match="probe"):
         rig.remote.processes(rig.uuids[1])
-    until(lambda: rig.silent() == [1] and rig.remote.hangs_total >= 2)
+    poll_until(lambda: rig.silent() == [1] and rig.remote.hangs_total >= 2)
     assert rig.silent() == [1], "the probe hung too"
     rig.say()
-    until(lambda: rig.silent() == [])
+    poll_until(lambda: rig.silent() == [])
     assert rig.remote.hung_gpus == ()
     assert rig.remote.gpus() == before
 
@@ -125,17 +126,17 @@ def test_a_child_that_babbles_is_replaced(rig_of):
     rig.silent()
     assert rig.remote.hangs_total == 1
     rig.scene.say()
-    until(lambda: rig.silent() == [])
+    poll_until(lambda: rig.silent() == [])
 
 
-def test_a_child_that_is_told_nonsense_ends(tmp_path):
+def test_a_child_that_is_sent_nonsense_ends(tmp_path):
     Scene(tmp_path / "scene", 1)
     for junk in (b"\xff" * 64, b"\x02\x00\x00\x00{}", b'\x0b\x00\x00\x00[1,["gpus"]]'):
         child = DriverProcess("simulated", str(tmp_path / "scene"), (), DEADLINES)
         child.send_request([("gpus",)])
         assert child.wait_reply(time.monotonic() + LONG_S).outcome is RequestOutcome.DONE
         child._socket.sendall(junk)
-        until(child.has_ended, 5.0)
+        poll_until(child.has_ended, within_s=5.0)
         assert child._process.returncode == 3
         child.send_request([("gpus",)])
         assert child.wait_reply(time.monotonic() + 1.0).outcome is RequestOutcome.DIED
@@ -162,7 +163,10 @@ def test_a_child_ends_with_its_parent(tmp_path):
         child = int(parent.stdout.readline())
         assert Path(f"/proc/{child}").exists()
         parent.kill()
-    until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2], 5.0)
+    poll_until(
+        lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2],
+        within_s=5.0,
+    )
 
 
 def test_the_terminal_s_interrupt_is_not_the_child_s_and_sigterm_ends_it(rig_of):
@@ -172,7 +176,7 @@ def test_the_terminal_s_interrupt_is_not_the_child_s_and_sigterm_ends_it(rig_of)
     assert rig.silent() == []
     assert rig.remote.children == (child,)
     os.kill(child, signal.SIGTERM)
-    until(lambda: "Z" in Path(f"/proc/{child}/stat").read_text().split()[2], 5.0)
+    poll_until(lambda: "Z" in Path(f"/proc/{child}/stat").read_text().split()[2], within_s=5.0)
     assert rig.silent() == []
 
 
@@ -196,7 +200,7 @@ def test_children_that_cannot_be_ended_are_left_behind_and_bounded(rig_of):
     rig.scene.say()
     for pid in first + second:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: rig.silent() == [])
+    poll_until(lambda: rig.silent() == [])
     assert rig.remote.unkillable_count == 0
 
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from tests.controller_rig import MemoryJournal
+from tests.builders.server import MemoryJournal
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.runtime.loop import JournalWriter

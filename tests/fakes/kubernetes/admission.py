@@ -3,8 +3,8 @@
 fake.api.mutators.append(gate_injector())
 """
 
+from tests.builders.kubernetes import GATE
 from tests.fakes.kubernetes.faults import forbidden
-from tests.fakes.kubernetes.manifests import GATE
 
 MANAGED = "eelgrid.io/managed"
 
