@@ -55,3 +55,24 @@ def test_what_a_page_names_is_there(page, files, words):
     if "adr" not in page.parts:  # decisions are told in the words of their day
         classes = {part for span in spans if re.fullmatch(r"[\w.]+", span) for part in span.split(".")}
         assert {name for name in classes if CLASS.fullmatch(name)} - words - FOREIGN == set()
+
+
+def test_every_rename_leads_to_a_module_and_a_name_that_are_there(files, words):
+    """Whoever knows an old name finds today's: a later move changes the row, a removal takes it away."""
+    rows = [line.split(",") for line in (ROOT / "docs/project/renames.csv").read_text().splitlines()[1:]]
+    assert len(rows) > 3000
+    modules = {re.sub(r"(/__init__)?\.py$", "", name) for name in files if name.endswith(".py")}
+
+    def is_there(now: str) -> bool:
+        path = "/" + now.replace(".", "/")
+        return any(f"{folder}{path}" in modules for folder in ("", "/agent", "/controller", "/kernels", "/protos"))
+
+    def is_known(kind: str, now: str) -> bool:
+        if kind == "method":
+            return now in words
+        if kind == "module" or is_there(now):
+            return is_there(now)
+        module, _, name = now.rpartition(".")
+        return name in words and (is_there(module) or is_there(module.rpartition(".")[0]))
+
+    assert [row for row in rows if not is_known(row[0], row[2])] == []
