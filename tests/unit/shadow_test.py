@@ -151,7 +151,7 @@ async def test_what_was_followed_no_longer_counts_as_behind(tmp_path, monkeypatc
     async with run_controller(tmp_path) as rig:
         await rig.join(build_node("n1"))
         await rig.operators.start_shadow(StartShadowRequest(weights=SetWeights(objective="energy")))
-        service = rig.controller.operators._shadowing
+        service = rig.controller.shadowing
         for number in range(4):
             await rig.operators.submit_workload(build_request(f"k{number}", milli=200))
             await wait_until(lambda: service._behind == 0)
