@@ -5,6 +5,7 @@ The controller is the real one on real sockets with a real journal; attackers us
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -33,6 +34,7 @@ from eelgrid_protos.messages import (
     GetWorkloadRequest,
     Hello,
     Inventory,
+    ListEnergyExportersRequest,
     ListGpusRequest,
     ListNodesRequest,
     ListPartitionsRequest,
@@ -51,6 +53,7 @@ from eelgrid_protos.messages import (
 from tests.builders.cluster import build_batch, build_node, build_request
 from tests.builders.server import AgentStream, RunningController, run_controller
 from tests.fuzz.grammar import Grammar
+from tests.waiting import wait_for
 
 __all__ = ["Finding", "Scene", "open_scene"]
 
@@ -358,6 +361,14 @@ async def _running(data: Path, rng: random.Random, faults: FaultLog) -> AsyncIte
         mine = build_node(HONEST_NODE)
         honest = await rig.join(mine)
         await rig.operators.submit_workload(build_request(HONEST_WORK))
+
+        async def is_ledger_open() -> bool:
+            with contextlib.suppress(Unavailable):  # a controller that just started opens it beside its first calls
+                await rig.operators.list_energy_exporters(ListEnergyExportersRequest())
+                return True
+            return False
+
+        await wait_for(is_ledger_open)
         grammar = Grammar(rng, now_ns=time.time_ns())
         names = ["evil-1", "evil-2", HONEST_NODE]
         uuids = [gpu.uuid for gpu in mine.gpus] + [f"GPU-evil-1-{number}" for number in range(2)]
