@@ -21,7 +21,7 @@ help:
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
 	@echo "make bench   measure speed and size; writes $(OUT)/"
-	@echo "make proto   lint the .proto files and generate eelgrid_protos.wire"
+	@echo "make proto   lint the .proto files; generate eelgrid_protos.wire and the blocking Python client"
 
 $(VENV)/made:
 	@test -n "$(PYTHON)" || { echo "Eelgrid needs Python 3.11, 3.12 or 3.13; install one, or say PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -86,6 +86,7 @@ check: $(VENV)/installed-dev
 	@$(BIN)/lint-imports
 	@$(BIN)/buf lint
 	@$(BIN)/python protos/generate.py --check
+	@$(BIN)/python client/generate.py --check
 	@$(BIN)/python deploy/dashboards/render.py --check
 	@$(BIN)/python docs/generate.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -102,6 +103,7 @@ proto: $(VENV)/installed-dev
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --write
 	@$(BIN)/python protos/generate.py
+	@$(BIN)/python client/generate.py
 
 bench: $(VENV)/installed-dev
 	@$(BIN)/python -m bench --out $(OUT)

@@ -30,6 +30,7 @@ from bench.tables import format_table, write_csv
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "agent": "eelgrid_agent",
+    "client": "eelgrid",
     "controller": "eelgrid_controller",
     "kernels": "eelgrid_kernels",
     "protos": "eelgrid_protos",

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs_rig import blocks_of
+
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"eelgrid_agent", "eelgrid_controller", "eelgrid_kernels", "eelgrid_protos"}
+PACKAGES = {"eelgrid", "eelgrid_agent", "eelgrid_controller", "eelgrid_kernels", "eelgrid_protos"}
 
 # Blocks what the agent's extra does not bring, and YAML, which only `mig` reads; then starts the agent's program.
 AGENT_ALONE = """
@@ -26,6 +28,53 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop.code
 assert not {"numpy", "numba", "eelgrid_kernels"} & set(sys.modules)
+"""
+
+# Blocks what extras bring, and the other packages of the wheel; then asks a controller that is not there.
+CLIENT_ALONE = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {
+            "aiohttp", "bcrypt", "click", "llvmlite", "msgspec", "numba", "numpy", "prometheus_client", "psutil", "pynvml", "rich",
+            "scipy", "sklearn", "yaml", "eelgrid_agent", "eelgrid_controller", "eelgrid_kernels",
+        }:
+            raise ModuleNotFoundError(f"{name} is not what the client needs")
+sys.meta_path.insert(0, Absent())
+import asyncio
+import eelgrid
+async def ask():
+    async with eelgrid.AsyncClient("127.0.0.1:1", retries=eelgrid.Retries(attempts=1)) as client:
+        await client.get_summary()
+try:
+    asyncio.run(ask())
+except eelgrid.errors.Unavailable as error:
+    print(eelgrid.__file__, error)
+"""
+TYPED = """
+from typing import assert_type
+from eelgrid import AsyncClient, Client, Node, Recommendation, Violation, Workload, errors
+def blocking(client: Client) -> None:
+    with client as same:
+        assert_type(same, Client)
+    assert_type(client.get_workload("w"), Workload)
+    assert_type(next(client.list_nodes()), Node)
+    assert_type(client.wait("w", until=lambda workload: workload.revision > 1), Workload)
+    assert_type(client.recommend_moves(), Recommendation)
+    assert_type(errors.InvalidArgument("m").violations, tuple[Violation, ...])
+async def waiting(client: AsyncClient) -> None:
+    assert_type(await client.get_workload("w"), Workload)
+    async for node in client.list_nodes():
+        assert_type(node, Node)
+    async for workload in client.watch_workloads():
+        assert_type(workload.revision, int)
+"""
+MISTYPED = """
+from eelgrid import Client
+client = Client()
+client.scale_workload("w", "three")
+client.submit_workload("train")
+print(client.get_summary().nodes_reddy)
 """
 
 
@@ -46,7 +95,12 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_our_packages_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
-    for needed in ("eelgrid_protos/wire/node_pb2.py", "eelgrid_protos/py.typed", "eelgrid_protos/catalogue/mig.json"):
+    for needed in (
+        "eelgrid_protos/wire/node_pb2.py",
+        "eelgrid_protos/py.typed",
+        "eelgrid/py.typed",
+        "eelgrid_protos/catalogue/mig.json",
+    ):
         assert needed in names
     assert not [name for name in names if "test" in name.lower()]
 
@@ -90,6 +144,47 @@ def test_a_clean_environment(wheel, tmp_path):
     _run(programs / "python", "-c", AGENT_ALONE, cwd=tmp_path, env=environment)
 
 
+def test_the_client_needs_no_extra_and_is_typed(wheel, tmp_path):
+    """Nothing but the wheel is in the environment that mypy looks at: not even gRPC's stubs."""
+    programs, site = _clean(tmp_path)
+    _run(programs / "python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel))
+    environment = {key: value for key, value in os.environ.items() if key not in {"MYPYPATH", "PYTHONPATH"}}
+    dependencies = environment | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    said = _run(programs / "python", "-c", CLIENT_ALONE, cwd=tmp_path, env=dependencies)
+    assert said.startswith(f"{site}/eelgrid/__init__.py no controller answers at 127.0.0.1:1")
+    sources = tmp_path / "programs"
+    sources.mkdir()
+    blocks = blocks_of(ROOT / "docs" / "how-to" / "python-client.md")
+    texts = {block.title: block.text for block in blocks if block.language == "python"} | {"typed.py": TYPED}
+    assert len(texts) > 5
+    for name, text in texts.items():
+        (sources / name).write_text(text)
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", str(programs / "python"))
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    _run(*mypy, *cache, *sorted(texts), cwd=sources, env=environment)
+    (sources / "mistyped.py").write_text(MISTYPED)
+    done = subprocess.run(
+        [*mypy, *cache, "mistyped.py"], capture_output=True, text=True, check=False, cwd=sources, env=environment
+    )
+    assert [line.rpartition("[")[2] for line in done.stdout.splitlines() if "error:" in line] == [
+        "arg-type]",
+        "arg-type]",
+        "attr-defined]",
+    ]
+
+
+@pytest.mark.slow
+def test_the_client_alone_from_the_index(wheel, tmp_path):
+    """What a program really gets without an extra."""
+    programs, site = _clean(tmp_path)
+    _run(programs / "python", "-m", "pip", "install", "-q", str(wheel))
+    installed = {path.name.partition("-")[0].lower() for path in site.glob("*.dist-info")}
+    assert not {"numpy", "numba", "llvmlite", "scipy", "click", "rich", "psutil", "prometheus_client"} & installed
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    said = _run(programs / "python", "-c", CLIENT_ALONE, cwd=tmp_path, env=environment)
+    assert "no controller answers" in said
+
+
 @pytest.mark.slow
 def test_the_agent_alone_from_the_index(wheel, tmp_path):
     """What a node really gets: no numpy, no numba, and the agent runs."""
@@ -102,6 +197,7 @@ def test_the_agent_alone_from_the_index(wheel, tmp_path):
 
 def test_generated_code_is_fresh():
     _run(sys.executable, str(ROOT / "protos" / "generate.py"), "--check")
+    _run(sys.executable, str(ROOT / "client" / "generate.py"), "--check")
 
 
 def test_the_buf_rules_hold():

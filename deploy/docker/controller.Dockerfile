@@ -16,6 +16,7 @@ RUN python -m venv /opt/eelgrid && \
     /opt/eelgrid/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements-controller.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY agent ./agent
+COPY client ./client
 COPY controller ./controller
 COPY kernels ./kernels
 COPY protos ./protos
@@ -23,7 +24,7 @@ RUN python -m venv /tmp/tools && /tmp/tools/bin/pip install --no-cache-dir --dis
       --require-hashes -r requirements-build.lock && \
     /tmp/tools/bin/python -m hatchling build -t wheel -d /tmp/wheel && \
     /opt/eelgrid/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-index /tmp/wheel/*.whl && \
-    rm -rf /opt/eelgrid/lib/python3.13/site-packages/eelgrid_agent /opt/eelgrid/bin/eelgrid-agent \
+    rm -rf /opt/eelgrid/lib/python3.13/site-packages/eelgrid /opt/eelgrid/lib/python3.13/site-packages/eelgrid_agent /opt/eelgrid/bin/eelgrid-agent \
            /opt/eelgrid/lib/python3.13/site-packages/pip* && \
     /opt/eelgrid/bin/python -m compileall -q /opt/eelgrid
 

@@ -311,10 +311,13 @@ def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel
             raise fault_from(error) from None
 
     def stream(request: object, timeout: float | None = None) -> Iterator[Any]:
+        call = raw(_encode_sized(method, request), timeout=timeout)
         try:
-            yield from raw(_encode_sized(method, request), timeout=timeout)
+            yield from call
         except grpc.RpcError as error:
             raise fault_from(error) from None
+        finally:
+            call.cancel()
 
     return stream if method.response_streaming else unary
 

@@ -43,6 +43,10 @@ class CertificateUnusable(ListenError):
     """A certificate file cannot be read or does not match the others."""
 
 
+class TlsFilesIncomplete(ListenError):
+    """Only some of the three TLS files are named."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsContents:
     """Contents of TlsFiles, in PEM."""
@@ -92,6 +96,15 @@ class TlsFiles(KeyPairFiles):
                 "name the PEM files of one certificate, its key and an authority"
             ) from error
         return contents
+
+
+def collect_tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> TlsFiles | None:
+    """Returns the three files, None if none is named; raises TlsFilesIncomplete."""
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise TlsFilesIncomplete("certificate, key and authority belong together; name all three, or none")
+    return TlsFiles(certificate, key, authority)
 
 
 # Pings every 30 s find a dead peer within a minute; the server must allow them, or it answers ENHANCE_YOUR_CALM. A
@@ -318,7 +331,8 @@ def _channel_credentials(tls: TlsFiles | TlsContents) -> grpc.ChannelCredentials
     return grpc.ssl_channel_credentials(contents.authority, contents.key, contents.chain)
 
 
-def _check_target(address: str, tls: TlsFiles | TlsContents | None, *, insecure: bool) -> None:
+def check_target(address: str, tls: TlsFiles | TlsContents | None, *, insecure: bool) -> None:
+    """Raises BindRefused if a connection to this address would be unprotected and `insecure` does not allow it."""
     if tls is None and not insecure and not is_loopback(address):
         raise BindRefused(
             f"{address} is another machine; give --tls-certificate, --tls-key and --tls-authority, or say --insecure"
@@ -333,16 +347,16 @@ def open_channel(
     options: list[tuple[str, int]] | None = None,
 ) -> grpc.aio.Channel:
     """Opens a channel for asyncio; raises ListenError if the connection would be unprotected."""
-    _check_target(address, tls, insecure=insecure)
+    check_target(address, tls, insecure=insecure)
     chosen = [*channel_options(), *(options or [])]
     if tls is not None:
         return grpc.aio.secure_channel(address, _channel_credentials(tls), options=chosen)
     return grpc.aio.insecure_channel(address, options=chosen)
 
 
-def open_blocking_channel(address: str, *, tls: TlsFiles | None, insecure: bool = False) -> grpc.Channel:
+def open_blocking_channel(address: str, *, tls: TlsFiles | TlsContents | None, insecure: bool = False) -> grpc.Channel:
     """Opens a channel for programs without an event loop."""
-    _check_target(address, tls, insecure=insecure)
+    check_target(address, tls, insecure=insecure)
     if tls is not None:
         return grpc.secure_channel(address, _channel_credentials(tls), options=channel_options())
     return grpc.insecure_channel(address, options=channel_options())

@@ -93,8 +93,8 @@ class AgentStream:
 
 @contextlib.asynccontextmanager
 async def run_controller(data: Path, **options: Any) -> AsyncIterator[RunningController]:
-    """A controller on free ports over a directory."""
-    config = ControllerConfig(data=data, listen="127.0.0.1:0", metrics="127.0.0.1:0", **options)
+    """A controller over a directory, on free ports if none are given."""
+    config = ControllerConfig(data=data, **({"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0"} | options))
     controller = Controller(config, tls=None, insecure=False, clock=Clock(), log=LOG)
     rig = RunningController(controller, await controller.start())
     try:

@@ -14,8 +14,9 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import DEFAULT_CONTROLLER, OUTPUTS, CliSettings, cli_error_for
+from eelgrid_controller.cli.connection import OUTPUTS, CliSettings, cli_error_for
 from eelgrid_protos import __version__
+from eelgrid_protos.operator_calls import CONTROLLER_VARIABLE, DEFAULT_CONTROLLER, TLS_VARIABLES
 
 # Command: (module, one-line help), in the order in which help lists them.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -112,17 +113,17 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 @click.version_option(__version__, prog_name="eelctl")
 @click.option(
     "--controller",
-    envvar="EELGRID_CONTROLLER",
+    envvar=CONTROLLER_VARIABLE,
     default=DEFAULT_CONTROLLER,
     show_default=True,
     metavar="HOST:PORT",
     help="Address of the controller. [env EELGRID_CONTROLLER]",
 )
-@click.option("--tls-certificate", envvar="EELGRID_TLS_CERTIFICATE", type=_PEM, help="Client certificate chain, PEM.")
-@click.option("--tls-key", envvar="EELGRID_TLS_KEY", type=_PEM, help="Private key of the client certificate, PEM.")
+@click.option("--tls-certificate", envvar=TLS_VARIABLES[0], type=_PEM, help="Client certificate chain, PEM.")
+@click.option("--tls-key", envvar=TLS_VARIABLES[1], type=_PEM, help="Private key of the client certificate, PEM.")
 @click.option(
     "--tls-authority",
-    envvar="EELGRID_TLS_AUTHORITY",
+    envvar=TLS_VARIABLES[2],
     type=_PEM,
     help="CA that signed the controller's certificate, PEM.",
 )

@@ -17,7 +17,7 @@ CliError                   1  the call failed
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -25,9 +25,9 @@ import click
 
 from eelgrid_controller.formatting import parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
 from eelgrid_protos.errors import ContractError, Violation
+from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages
 from eelgrid_protos.safe_text import escape_text
 
-DEFAULT_CONTROLLER = "127.0.0.1:7443"
 OUTPUTS = ("table", "wide", "json", "yaml")
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -112,15 +112,14 @@ SHARE = AmountType("SHARE", parse_gpu_milli)
 
 def tls_files(settings: CliSettings) -> Any:
     """Returns the transport's TlsFiles, None without TLS; raises UsageError unless all three files are given or none."""
-    from eelgrid_protos.transport import TlsFiles
+    from eelgrid_protos.transport import TlsFilesIncomplete, collect_tls_files
 
-    files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
-    if not any(files):
-        return None
-    certificate, key, authority = files
-    if certificate is None or key is None or authority is None:
-        raise click.UsageError("--tls-certificate, --tls-key and --tls-authority belong together: give all three")
-    return TlsFiles(certificate, key, authority)
+    try:
+        return collect_tls_files(settings.tls_certificate, settings.tls_key, settings.tls_authority)
+    except TlsFilesIncomplete:
+        raise click.UsageError(
+            "--tls-certificate, --tls-key and --tls-authority belong together: give all three"
+        ) from None
 
 
 @contextmanager
@@ -146,35 +145,21 @@ def iterate_pages(
     call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
 ) -> Iterator[Any]:
     """Yields all items of a paged listing; stops early at `limit`, or at a page that repeats its token."""
-    from eelgrid_protos.messages import PAGE_SIZE_MOST
-
-    left, token = limit, ""
-    while left is None or left > 0:
-        size = PAGE_SIZE_MOST if left is None else min(left, PAGE_SIZE_MOST)
-        answer = call(replace(request, page_size=size, page_token=token), timeout=timeout_s)
+    cursor = PageCursor(request, limit=limit)
+    while not cursor.is_done:
+        answer = call(cursor.next_request(), timeout=timeout_s)
         _print_omitted(answer)
-        found = getattr(answer, items)[:size]
-        yield from found
-        left = None if left is None else left - len(found)
-        if answer.next_page_token in {"", token}:
-            return
-        token = answer.next_page_token
+        yield from cursor.take_items(answer, getattr(answer, items))
 
 
 def fetch_whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
     """Fetches all pages and joins their lists into one answer; fields that are not lists are the last page's."""
-    lists: dict[str, tuple[Any, ...]] = {}
-    token = ""
-    while True:
-        answer = call(replace(request, page_token=token), timeout=timeout_s)
-        _print_omitted(answer)
-        for entry in fields(answer):
-            value = getattr(answer, entry.name)
-            if isinstance(value, tuple):
-                lists[entry.name] = lists.get(entry.name, ()) + value
-        if answer.next_page_token in {"", token}:
-            return replace(answer, **lists)
-        token = answer.next_page_token
+    cursor, pages = PageCursor(request, is_sized=False), []
+    while not cursor.is_done:
+        pages.append(call(cursor.next_request(), timeout=timeout_s))
+        _print_omitted(pages[-1])
+        cursor.take_items(pages[-1], ())
+    return join_pages(pages)
 
 
 class CliError(click.ClickException):

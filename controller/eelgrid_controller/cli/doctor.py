@@ -23,7 +23,6 @@ import click
 
 from eelgrid_controller.cli import doctor_cluster, doctor_machine
 from eelgrid_controller.cli.connection import (
-    DEFAULT_CONTROLLER,
     CliSettings,
     connect_operators,
     fetch_whole,
@@ -56,6 +55,7 @@ from eelgrid_protos.messages import (
     WhoAmIRequest,
     WhoAmIResponse,
 )
+from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER
 from eelgrid_protos.sockets import split_address
 
 _AGENT, _CONTROLLER_METRICS, _AGENT_METRICS = "127.0.0.1:7444", "127.0.0.1:9464", "127.0.0.1:9465"

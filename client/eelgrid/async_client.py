@@ -1,0 +1,515 @@
+"""AsyncClient: every call of the operators' API as a typed method, for asyncio.
+
+Owns what each call takes and returns, and how calls are combined: listings over all pages, watches that resume, waiting
+for a workload. `client.py` is generated from this file (`python client/generate.py`); change this one.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from copy import copy
+from time import monotonic
+from typing import Self, TypeVar
+
+from eelgrid.connection import (
+    CALL_NAMES,
+    DEFAULT_RETRIES,
+    AsyncConnection,
+    CallAttempts,
+    ConnectionSettings,
+    Retries,
+    WatchAttempts,
+    WatchPosition,
+)
+from eelgrid.errors import DeadlineExceeded, InvalidSettings, Unavailable, WaitTimeout, WorkloadEnded
+from eelgrid_protos import faults, messages
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.operator_calls import Page, PageCursor, join_pages
+from eelgrid_protos.transport import TlsFiles
+
+_A = TypeVar("_A")
+_P = TypeVar("_P", bound=Page)
+_T = TypeVar("_T")
+_LOG = logging.getLogger("eelgrid")
+_POLL_FIRST_S, _POLL_LONGEST_S = 0.05, 1.0
+
+
+class AsyncClient:
+    """A connection to a controller, for asyncio; errors are those of `eelgrid.errors`.
+
+    Settings that are not given come from EELGRID_CONTROLLER and EELGRID_TLS_CERTIFICATE, _KEY and _AUTHORITY, as for
+    eelctl; without any the controller is 127.0.0.1:7443. Another machine needs TLS files, or `insecure`.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        tls: TlsFiles | None = None,
+        insecure: bool = False,
+        timeout_s: float = 10.0,
+        retries: Retries = DEFAULT_RETRIES,
+    ) -> None:
+        """Raises InvalidSettings; connects at the first call."""
+        self._settings = ConnectionSettings.resolve(
+            address=address, tls=tls, insecure=insecure, timeout_s=timeout_s, retries=retries
+        )
+        self._timeout_s = timeout_s
+        self._connection = AsyncConnection(self._settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends all calls and closes the connection."""
+        await self._connection.close()
+
+    @property
+    def address(self) -> str:
+        """Address of the controller."""
+        return self._settings.address
+
+    def with_timeout(self, timeout_s: float) -> Self:
+        """Returns a client over the same connection whose calls have another time limit."""
+        if not timeout_s > 0.0:
+            raise InvalidSettings(f"timeout_s is {timeout_s}", "give a number of seconds above 0")
+        other = copy(self)
+        other._timeout_s = timeout_s  # noqa: SLF001  # of its own class
+        return other
+
+    # How calls are made
+
+    async def _call(
+        self, request: object, answer: type[_A], *, is_repeatable: bool = False, timeout_s: float | None = None
+    ) -> _A:
+        attempts = CallAttempts(self._settings, timeout_s or self._timeout_s, is_repeatable=is_repeatable)
+        while True:
+            try:
+                found = await getattr(self._connection.calls, CALL_NAMES[type(request)])(
+                    request, timeout=attempts.left_s()
+                )
+            except (faults.Fault, ContractError) as error:
+                pause_s = attempts.pause_after(error)
+            else:
+                assert isinstance(found, answer)
+                return found
+            await asyncio.sleep(pause_s)
+
+    async def _read(self, request: object, answer: type[_A], *, timeout_s: float | None = None) -> _A:
+        return await self._call(request, answer, is_repeatable=True, timeout_s=timeout_s)
+
+    async def _iterate(
+        self, request: object, answer: type[_P], items: Callable[[_P], tuple[_T, ...]]
+    ) -> AsyncIterator[_T]:
+        cursor = PageCursor(request)
+        while not cursor.is_done:
+            page = await self._read(cursor.next_request(), answer)
+            _log_omitted(page, answer)
+            for item in cursor.take_items(page, items(page)):
+                yield item
+
+    async def _join(self, request: object, answer: type[_P]) -> _P:
+        cursor, pages = PageCursor(request, is_sized=False), list[_P]()
+        while not cursor.is_done:
+            pages.append(await self._read(cursor.next_request(), answer))
+            _log_omitted(pages[-1], answer)
+            cursor.take_items(pages[-1], ())
+        return join_pages(pages)
+
+    async def _watch(self, next_request: Callable[[], object], answer: type[_A]) -> AsyncGenerator[_A, None]:
+        attempts = WatchAttempts(self._settings)
+        while True:
+            attempts.begin()
+            request = next_request()
+            try:
+                async with aclosing(getattr(self._connection.calls, CALL_NAMES[type(request)])(request)) as stream:
+                    async for found in stream:
+                        attempts.mark_connected()
+                        assert isinstance(found, answer)
+                        yield found
+                pause_s = attempts.pause_after(faults.Unavailable("the controller ended the watch; watch again"))
+            except (faults.Fault, ContractError) as error:
+                pause_s = attempts.pause_after(error)
+            await asyncio.sleep(pause_s)
+
+    # The cluster
+
+    async def who_am_i(self) -> messages.WhoAmIResponse:
+        """The identity, roles and rights of the client's certificate."""
+        return await self._read(messages.WhoAmIRequest(), messages.WhoAmIResponse)
+
+    async def get_summary(self) -> messages.Summary:
+        """The totals of the cluster."""
+        answer = await self._read(messages.GetSummaryRequest(), messages.GetSummaryResponse)
+        return answer.summary
+
+    async def watch_summary(self, *, interval_s: float = 1.0) -> AsyncGenerator[messages.Summary, None]:
+        """The totals now and after each interval; resumes after a lost connection."""
+        request = messages.WatchSummaryRequest(interval_s=interval_s)
+        async with aclosing(self._watch(lambda: request, messages.WatchSummaryResponse)) as answers:
+            async for answer in answers:
+                yield answer.summary
+
+    def list_nodes(
+        self,
+        *,
+        states: Iterable[messages.NodeState] = (),
+        pool: str = "",
+        gpu_model: str = "",
+        name_contains: str = "",
+    ) -> AsyncIterator[messages.Node]:
+        """Nodes by name."""
+        request = messages.ListNodesRequest(
+            states=tuple(states), pool=pool, gpu_model=gpu_model, name_contains=name_contains
+        )
+        return self._iterate(request, messages.ListNodesResponse, lambda page: page.nodes)
+
+    def list_gpus(
+        self, *, node_name: str = "", gpu_model: str = "", min_free_milli: int = 0
+    ) -> AsyncIterator[messages.GpuStatus]:
+        """GPUs by node and index, with their latest readings; only those with so many thousandths free."""
+        request = messages.ListGpusRequest(node_name=node_name, gpu_model=gpu_model, min_free_milli=min_free_milli)
+        return self._iterate(request, messages.ListGpusResponse, lambda page: page.gpus)
+
+    def list_plans(self, *, node_name: str = "") -> AsyncIterator[messages.PlanStatus]:
+        """The plans that the controller sends to its nodes, by node name."""
+        request = messages.ListPlansRequest(node_name=node_name)
+        return self._iterate(request, messages.ListPlansResponse, lambda page: page.plans)
+
+    async def reconcile_node(self, node_name: str) -> messages.Node:
+        """Releases what a node holds beyond the journal; harmless if there is nothing."""
+        answer = await self._call(messages.ReconcileNodeRequest(node_name=node_name), messages.ReconcileNodeResponse)
+        return answer.node
+
+    async def remove_node(
+        self, node_name: str, *, force: bool = False, dry_run: bool = False
+    ) -> messages.RemoveNodeResponse:
+        """Removes a node that is gone for good; `force` also where it holds work or its agent is connected."""
+        request = messages.RemoveNodeRequest(node_name=node_name, force=force, dry_run=dry_run)
+        return await self._call(request, messages.RemoveNodeResponse)
+
+    def list_audit_entries(
+        self, *, since_ns: int = 0, user: str = "", call: str = "", denied: bool = False
+    ) -> AsyncIterator[messages.AuditEntry]:
+        """Who requested which change and with what result, the newest first."""
+        request = messages.ListAuditEntriesRequest(since_ns=since_ns, user=user, call=call, denied=denied)
+        return self._iterate(request, messages.ListAuditEntriesResponse, lambda page: page.entries)
+
+    # Workloads
+
+    async def submit_workload(
+        self, spec: messages.WorkloadSpec, *, workload_id: str = "", dry_run: bool = False
+    ) -> messages.Workload:
+        """Submits a workload; returns once it is stored and either placed or known to wait.
+
+        The id makes the call idempotent: without one the client draws it, so that a lost answer is asked for again and
+        nothing is submitted twice. To repeat a submission across restarts of your program, give an id of your own.
+        """
+        key = workload_id or ("" if dry_run else f"c-{secrets.token_hex(8)}")
+        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run)
+        answer = await self._call(request, messages.SubmitWorkloadResponse, is_repeatable=True)
+        return answer.workload
+
+    async def get_workload(self, workload_id: str) -> messages.Workload:
+        """One workload."""
+        answer = await self._read(messages.GetWorkloadRequest(workload_id=workload_id), messages.GetWorkloadResponse)
+        return answer.workload
+
+    def list_workloads(
+        self,
+        *,
+        phases: Iterable[messages.WorkloadPhase] = (),
+        namespace: str = "",
+        user: str = "",
+        queue: str = "",
+        node_name: str = "",
+        name_contains: str = "",
+    ) -> AsyncIterator[messages.Workload]:
+        """Workloads in order of submission."""
+        request = messages.ListWorkloadsRequest(
+            phases=tuple(phases),
+            namespace=namespace,
+            user=user,
+            queue=queue,
+            node_name=node_name,
+            name_contains=name_contains,
+        )
+        return self._iterate(request, messages.ListWorkloadsResponse, lambda page: page.workloads)
+
+    async def watch_workloads(self, *, after_revision: int = 0) -> AsyncGenerator[messages.Workload, None]:
+        """Every workload that changed after a revision, then each change; resumes after a lost connection.
+
+        Revision 0 begins with all workloads, `(await get_summary()).revision` with the changes from now on. After a
+        lost connection each workload that changed meanwhile is delivered once, in its present state.
+        """
+        position = WatchPosition(after_revision)
+
+        def next_request() -> messages.WatchWorkloadsRequest:
+            return messages.WatchWorkloadsRequest(after_revision=position.resume_revision)
+
+        async with aclosing(self._watch(next_request, messages.WatchWorkloadsResponse)) as changes:
+            async for change in changes:
+                if position.accept(change.workload):
+                    yield change.workload
+
+    async def wait(
+        self,
+        workload_id: str,
+        *,
+        until: messages.WorkloadPhase | Callable[[messages.Workload], bool] = messages.WorkloadPhase.PLACED,
+        timeout_s: float = 600.0,
+    ) -> messages.Workload:
+        """Waits until the workload is in a phase, or fulfils a condition; a controller that restarts is waited for.
+
+        Raises WaitTimeout, and WorkloadEnded if it ended before. It asks at growing intervals of up to a second, which
+        costs the controller less than a watch of the whole cluster for each waiting program.
+        """
+        is_reached = until if callable(until) else lambda workload: workload.phase is until
+        deadline_s, pause_s, workload = monotonic() + timeout_s, _POLL_FIRST_S, None
+        while True:
+            left_s = deadline_s - monotonic()
+            try:
+                request = messages.GetWorkloadRequest(workload_id=workload_id)
+                answer = await self._read(
+                    request, messages.GetWorkloadResponse, timeout_s=max(min(left_s, self._timeout_s), _POLL_FIRST_S)
+                )
+            except (Unavailable, DeadlineExceeded):
+                if left_s <= pause_s:
+                    raise
+            else:
+                workload = answer.workload
+                if is_reached(workload):
+                    return workload
+                if workload.phase is messages.WorkloadPhase.CANCELLED:
+                    raise WorkloadEnded(f"{workload_id} ended ({workload.reason or 'cancelled'})", workload=workload)
+                if left_s <= pause_s:
+                    why = f"{workload.phase.name.lower()}: {workload.reason}".removesuffix(": ")
+                    raise WaitTimeout(
+                        f"{workload_id} did not get there in {timeout_s:g} s ({why})",
+                        "explain_workload() returns what keeps it waiting",
+                        workload,
+                    )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0 * pause_s, _POLL_LONGEST_S)
+
+    async def cancel_workload(self, workload_id: str) -> messages.Workload:
+        """Ends a workload; its resources are free at once."""
+        answer = await self._call(
+            messages.CancelWorkloadRequest(workload_id=workload_id), messages.CancelWorkloadResponse
+        )
+        return answer.workload
+
+    async def scale_workload(self, workload_id: str, replicas: int) -> messages.Workload:
+        """Scales a workload to so many replicas, or as close as capacity allows."""
+        request = messages.ScaleWorkloadRequest(workload_id=workload_id, replicas=replicas)
+        answer = await self._call(request, messages.ScaleWorkloadResponse)
+        return answer.workload
+
+    async def explain_workload(self, workload_id: str) -> messages.Explanation:
+        """Why a workload is placed where it is, or why it waits and what would help."""
+        answer = await self._read(
+            messages.ExplainWorkloadRequest(workload_id=workload_id), messages.ExplainWorkloadResponse
+        )
+        return answer.explanation
+
+    async def export_decision(self, workload_id: str) -> str:
+        """The last decision on a workload with all its inputs, as JSON."""
+        attempts = CallAttempts(self._settings, self._timeout_s, is_repeatable=True)
+        request, parts = messages.ExportDecisionRequest(workload_id=workload_id), list[str]()
+        while True:
+            parts.clear()
+            try:
+                async with aclosing(
+                    self._connection.calls.export_decision(request, timeout=attempts.left_s())
+                ) as stream:
+                    async for part in stream:
+                        parts.append(part.text)
+                return "".join(parts)
+            except (faults.Fault, ContractError) as error:
+                pause_s = attempts.pause_after(error)
+            await asyncio.sleep(pause_s)
+
+    async def report_progress(self, workload_id: str, work_done: float) -> None:
+        """Reports how many units of work a job has done since it started."""
+        request = messages.ReportProgressRequest(workload_id=workload_id, work_done=work_done)
+        await self._call(request, messages.ReportProgressResponse)
+
+    # Objectives, budgets and measurements
+
+    async def list_promises(self) -> messages.ListPromisesResponse:
+        """Whether services and jobs meet their objectives, and the claims on power budgets; all pages joined."""
+        return await self._join(messages.ListPromisesRequest(), messages.ListPromisesResponse)
+
+    async def imagine_budgets(self, budgets: Iterable[messages.PowerBudget]) -> messages.ImagineBudgetsResponse:
+        """What jobs would lose under these budgets in place of those in force; changes nothing."""
+        request = messages.ImagineBudgetsRequest(budgets=tuple(budgets))
+        return await self._read(request, messages.ImagineBudgetsResponse)
+
+    async def record_points(self, points: Iterable[messages.MeasuredPoint]) -> int:
+        """Stores measured points, at most 1,000; returns how many are new or changed."""
+        request = messages.RecordPointsRequest(points=tuple(points))
+        answer = await self._call(request, messages.RecordPointsResponse)
+        return answer.recorded
+
+    def list_points(self, *, profile: str = "") -> AsyncIterator[messages.MeasuredPoint]:
+        """Measured points by profile and configuration."""
+        request = messages.ListPointsRequest(profile=profile)
+        return self._iterate(request, messages.ListPointsResponse, lambda page: page.points)
+
+    # Policy
+
+    async def get_policy(self) -> messages.Policy:
+        """The policy in force."""
+        answer = await self._read(messages.GetPolicyRequest(), messages.GetPolicyResponse)
+        return answer.policy
+
+    async def update_policy(self, policy: messages.Policy) -> messages.Policy:
+        """Puts a policy in force: the one of `get_policy()` with changes (`dataclasses.replace`).
+
+        Raises Aborted if somebody else changed it in between: its revision must be the one in force.
+        """
+        answer = await self._call(messages.UpdatePolicyRequest(policy=policy), messages.UpdatePolicyResponse)
+        return answer.policy
+
+    # What would happen
+
+    async def what_if(
+        self, changes: Iterable[messages.WhatIfChange], *, differences_most: int = 0
+    ) -> messages.WhatIfResponse:
+        """Tries changes, in order, on a copy of the cluster."""
+        request = messages.WhatIfRequest(changes=tuple(changes), differences_most=differences_most)
+        return await self._read(request, messages.WhatIfResponse)
+
+    async def plan_capacity(
+        self, shape: messages.NodeShape, *, changes: Iterable[messages.WhatIfChange] = (), nodes_most: int = 0
+    ) -> messages.PlanCapacityResponse:
+        """How many nodes of a shape are needed for what the changes submit, or for all pending work."""
+        request = messages.PlanCapacityRequest(shape=shape, changes=tuple(changes), nodes_most=nodes_most)
+        return await self._read(request, messages.PlanCapacityResponse)
+
+    async def start_shadow(self, weights: messages.SetWeights) -> messages.ShadowReport:
+        """Starts a second policy on a copy of the cluster that follows the same events."""
+        answer = await self._call(messages.StartShadowRequest(weights=weights), messages.StartShadowResponse)
+        return answer.report
+
+    async def get_shadow(self) -> messages.ShadowReport:
+        """The comparison of the cluster with the shadow."""
+        answer = await self._read(messages.GetShadowRequest(), messages.GetShadowResponse)
+        return answer.report
+
+    async def stop_shadow(self) -> messages.ShadowReport:
+        """Ends the shadow; returns the final comparison."""
+        answer = await self._call(messages.StopShadowRequest(), messages.StopShadowResponse)
+        return answer.report
+
+    # Moves and partitions
+
+    async def recommend_moves(
+        self,
+        *,
+        goal: messages.MoveGoal = messages.MoveGoal.UNSPECIFIED,
+        moves_most: int = 0,
+        moves_ratio: float = 0.0,
+        gpu_ratio: float = 0.0,
+        restart_s: float | None = None,
+        horizon_s: float | None = None,
+    ) -> messages.Recommendation:
+        """Moves of running work that pay off within a budget; changes nothing."""
+        request = messages.RecommendMovesRequest(
+            goal=goal,
+            moves_most=moves_most,
+            moves_ratio=moves_ratio,
+            gpu_ratio=gpu_ratio,
+            restart_s=restart_s,
+            horizon_s=horizon_s,
+        )
+        answer = await self._read(request, messages.RecommendMovesResponse)
+        return answer.recommendation
+
+    async def apply_moves(self, recommendation_id: str) -> messages.ApplyMovesResponse:
+        """Executes a recommendation, all of it or nothing."""
+        request = messages.ApplyMovesRequest(recommendation_id=recommendation_id)
+        return await self._call(request, messages.ApplyMovesResponse)
+
+    async def list_partitions(self) -> messages.ListPartitionsResponse:
+        """Every partitioned GPU and the change in progress; all pages joined."""
+        return await self._join(messages.ListPartitionsRequest(), messages.ListPartitionsResponse)
+
+    async def recommend_partitions(self, *, horizon_s: float | None = None) -> messages.PartitionRecommendation:
+        """The best change of MIG layouts; changes nothing."""
+        request = messages.RecommendPartitionsRequest(horizon_s=horizon_s)
+        answer = await self._read(request, messages.RecommendPartitionsResponse)
+        return answer.recommendation
+
+    async def apply_partitions(self, recommendation_id: str) -> messages.ApplyPartitionsResponse:
+        """Executes the first stage of a recommendation or nothing; the other stages follow."""
+        request = messages.ApplyPartitionsRequest(recommendation_id=recommendation_id)
+        return await self._call(request, messages.ApplyPartitionsResponse)
+
+    # Energy and money
+
+    async def query_energy(
+        self,
+        *,
+        begin_ns: int,
+        end_ns: int,
+        group_by: Iterable[str] = (),
+        filters: Mapping[str, str] | None = None,
+        rows_most: int = 0,
+        with_nobody: bool = False,
+    ) -> messages.QueryEnergyResponse:
+        """Who spent how much energy in the whole hours around an interval (Unix time in nanoseconds)."""
+        request = messages.QueryEnergyRequest(
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            group_by=tuple(group_by),
+            filters=dict(filters or {}),
+            rows_most=rows_most,
+            with_nobody=with_nobody,
+        )
+        return await self._read(request, messages.QueryEnergyResponse)
+
+    async def query_energy_report(
+        self,
+        *,
+        begin_ns: int,
+        end_ns: int,
+        filters: Mapping[str, str] | None = None,
+        groupings: Iterable[messages.EnergyGrouping] = (),
+    ) -> tuple[messages.QueryEnergyResponse, ...]:
+        """Several energy queries over one interval, all answered as of the same moment."""
+        request = messages.QueryEnergyReportRequest(
+            begin_ns=begin_ns, end_ns=end_ns, filters=dict(filters or {}), groupings=tuple(groupings)
+        )
+        answer = await self._read(request, messages.QueryEnergyReportResponse)
+        return answer.answers
+
+    async def list_spending(self) -> messages.ListSpendingResponse:
+        """The spending limits and how much of each is spent."""
+        return await self._read(messages.ListSpendingRequest(), messages.ListSpendingResponse)
+
+    async def list_energy_exporters(self) -> messages.ListEnergyExportersResponse:
+        """Who exports energy rows, and up to when."""
+        return await self._read(messages.ListEnergyExportersRequest(), messages.ListEnergyExportersResponse)
+
+    async def confirm_energy_export(
+        self, name: str, *, begin_ns: int, end_ns: int, revision: int = 0
+    ) -> messages.EnergyExporter:
+        """Confirms which whole hours an exporter has stored elsewhere; they may then expire."""
+        request = messages.ConfirmEnergyExportRequest(name=name, begin_ns=begin_ns, end_ns=end_ns, revision=revision)
+        answer = await self._call(request, messages.ConfirmEnergyExportResponse)
+        return answer.exporter
+
+    async def remove_energy_exporter(self, name: str) -> None:
+        """Removes an exporter's mark: its rows expire by age again."""
+        await self._call(messages.RemoveEnergyExporterRequest(name=name), messages.RemoveEnergyExporterResponse)
+
+
+def _log_omitted(page: Page, answer: type) -> None:
+    if page.omitted:
+        _LOG.warning("%d elements omitted from %s; see the controller's log", page.omitted, answer.__name__)
