@@ -78,7 +78,7 @@ def test_what_registered_nodes_report_comes_first():
         ("h100-80gb", (), "did you mean H100-PCIe or H100-80GB-HBM3"),
         ("H10O", (), "no known GPU model; did you mean H100-80GB-HBM3"),
         ("H2000", ("T4", "A10"), "did you mean H200"),
-        ("zzz", ("T4", "A10"), "known here are A10, T4"),
+        ("zzz", ("T4", "A10"), "in use are A10, T4"),
         ("", (), "no known GPU model"),
         ("nvidia", (), "no known GPU model"),
     ],

@@ -153,7 +153,7 @@ class _GpuNames:
         spelled |= self._aliases
         near = dict.fromkeys(spelled[one] for one in get_close_matches(folded, list(spelled), n=6, cutoff=_NEAR))
         if reported:
-            known = f"known here are {_listed(sorted(reported))}"
+            known = f"in use are {_listed(sorted(reported))}"
         else:
             models = {product.model for product in self._products.values() if not product.key.startswith(_TRACE)}
             known = f"the catalogue has {_listed(sorted(models))}"
