@@ -1,7 +1,7 @@
 """Writes the reference pages of commands, gRPC API and metrics from the programs themselves, or checks them.
 
-Owns docs/reference/{eelctl,eelgrid-controller,eelgrid-agent,grpc,agent-metrics,controller-metrics}.md; the programs,
-the .proto files and the catalogues of metrics are the only truth. Programs are found by `[project.scripts]` of pyproject.toml. Must not know any option or message by name.
+Owns docs/reference/{eelctl,eelgrid-controller,eelgrid-agent,grpc,gpu-names,agent-metrics,controller-metrics}.md; the programs,
+the .proto files, the GPU catalogue and the catalogues of metrics are the only truth. Programs are found by `[project.scripts]` of pyproject.toml. Must not know any option or message by name.
 
     python docs/generate.py [--check]     exit code 1 where --check finds a page that is stale
 """
@@ -25,6 +25,8 @@ from grpc_tools import protoc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.metric_pages import HEAD, agent_metrics_page, controller_metrics_page
+
+from eelgrid_protos.catalogue import load_catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -295,6 +297,36 @@ def grpc_page() -> str:
     return "\n\n".join(part for part in [*head, *services, *rest] if part) + "\n"
 
 
+_GPU_NAMES = """A GPU model has one name in Eelgrid, which nodes report and which the API, the journal and the metrics
+keep. People may write it in other ways, wherever a model is asked for: `eelctl submit --gpu-model` and workload files,
+`eelctl gpus` and `nodes --gpu-model`, `whatif --add`, `capacity --node`, `frontier`, `profile`, the fleet file, traces,
+and the annotation `eelgrid.io/gpu-models`.
+
+- Upper and lower case, the brand (`NVIDIA`, `Tesla`), spaces, dashes and underscores do not matter. So what NVML prints
+  (`NVIDIA H100 80GB HBM3`) and what GPU feature discovery labels a node with (`NVIDIA-H100-80GB-HBM3`) will do.
+- So will the key, the aliases, and any beginning or parts of these that fit one model alone: `h100-sxm`, `a100-sxm4-8`.
+- Of several models that fit in part, those that registered nodes report come first: `h100` is the `H100-PCIe` of a
+  cluster that has no other H100. Where nodes of several are registered, it is refused.
+- A model that a node reports and the catalogue does not know goes by its own name. So does one in a file that says its
+  watts.
+- What fits several models or none is refused with the field, the candidates and the nearest names. While no node is
+  registered, and in files of measured points, a name that fits none stays as it is.
+"""
+
+
+def gpu_names_page() -> str:
+    """The page of GPU names: the rules, and the names of each model of the catalogue."""
+    rows = [
+        f"| {span(product.model)} | {', '.join(map(span, product.nvml_names))} "
+        f"| {', '.join(map(span, (product.key, *product.aliases)))} |"
+        for product in load_catalogue().products.values()
+    ]
+    table = "\n".join(["| model | NVML | key and aliases |", "|---|---|---|", *rows])
+    about = " ".join(_GPU_NAMES.split("\n\n", 1)[0].split("\n"))
+    rules = re.sub(r"\n  ", " ", _GPU_NAMES.split("\n\n", 1)[1])
+    return "\n\n".join(["# GPU names", HEAD.format(source="the catalogue").strip(), about, rules.strip(), table]) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Each generated page with its text."""
     _, eelctl = program("eelctl")
@@ -323,6 +355,7 @@ def pages() -> dict[Path, str]:
         )
         + "\n",
         PAGES / "grpc.md": grpc_page(),
+        PAGES / "gpu-names.md": gpu_names_page(),
         PAGES / "agent-metrics.md": agent_metrics_page(),
         PAGES / "controller-metrics.md": controller_metrics_page(),
     }

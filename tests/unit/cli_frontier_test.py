@@ -186,7 +186,7 @@ def test_columns_that_nobody_measured_may_be_left_out(folder):
         (", quantile: 0.95", "", "service 1: quantile is missing"),
         ("H200: 4", "H200: many", "fleet: H200: gpus is 'many'"),
         ("H200: 4", "H200: {idle_w: 3}", "fleet: H200: gpus is missing"),
-        ("H200: 4", "H2000: 4", "fleet: H2000: the catalogue has no such model"),
+        ("H200: 4", "H2000: 4", "fleet: H2000: is 'H2000', which is no known GPU model"),
         ("H200: 4", "H200: {gpus: 1, idle_w: -3}", "fleet: H200: idle_w: is -3"),
         ("H200: 4", "H200: 1000000", "fleet H200: 1000000 GPUs"),
         ("  H200: 4", "  []", "fleet is not a mapping"),

@@ -89,9 +89,9 @@ NV2 two NVLinks, PSB same board, PIX one PCIe switch, PXB several switches, PHB 
 
 def test_gpus_show_a_missing_reading_as_a_dash(eelctl):
     assert eelctl("gpus").stdout == strip_table("""
-NODE    GPU  MODEL  ALLOCATED   POWER    BUSY    MEMORY  TEMP  WORKLOADS
-node-0    0  T4        50.0 %  40.0 W  25.0 %  -/16 GiB     -          0
-node-0    1  T4         0.0 %       -       -  -/16 GiB     -          0
+NODE    GPU  STATE  MODEL  ALLOCATED   POWER    BUSY    MEMORY  TEMP  WORKLOADS
+node-0    0  ready  T4        50.0 %  40.0 W  25.0 %  -/16 GiB     -          0
+node-0    1  ready  T4         0.0 %       -       -  -/16 GiB     -          0
 """)
 
 

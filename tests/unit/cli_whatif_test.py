@@ -153,7 +153,7 @@ def test_a_capacity_plan(eelctl):
         (("capacity",), 2, "either --node MODEL:COUNT or --node-like NODE"),
         (("capacity", "--node", "T4:1", "--node-like", "a"), 2, "either --node MODEL:COUNT or --node-like NODE"),
         (("whatif", "--drain", "z"), None, "no node is called 'z'"),
-        (("whatif", "--add", "1:T5:8"), None, "use one of a10, "),
+        (("whatif", "--add", "1:T5:8"), None, "did you mean T4?"),
     ],
 )
 def test_mistakes(eelctl, arguments, code, said):

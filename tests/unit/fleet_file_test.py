@@ -93,7 +93,10 @@ def test_toml_says_the_same(tmp_path: Path) -> None:
         ({"nodes": [{**NODE, "driver_version": "new"}]}, r"nodes\[0\].driver_version: 'new' does not start"),
         ({"nodes": [NODE, {**NODE, "name": "b", "gpu": []}]}, r"nodes\[1\].gpu: is not a field; correct the spelling"),
         ({"nodes": [{**NODE, "gpus": [{}]}]}, r"nodes\[0\].gpus\[0\].product: is missing"),
-        ({"nodes": [{**NODE, "gpus": [{"product": "x"}]}]}, r"nodes\[0\].gpus\[0\].product: 'x' is not in the catalog"),
+        (
+            {"nodes": [{**NODE, "gpus": [{"product": "x"}]}]},
+            r"nodes\[0\].gpus\[0\].product: is 'x', which is no known GPU",
+        ),
         ({"nodes": [{**NODE, "gpus": [{"product": "t4", "mig": []}]}]}, r"gpus\[0\].mig: t4 has no MIG"),
         ({"nodes": [{**NODE, "gpus": [{"product": "a30", "mig": ["2g"]}]}]}, r"mig\[0\]: '2g' is not profile@start"),
         ({"nodes": [{**NODE, "gpus": [{"product": "a30", "mig": ["2g@1"]}]}]}, "cannot start at 1; it starts at 0, 2"),

@@ -173,6 +173,9 @@ async def test_filters_of_nodes_and_gpus(tmp_path: Path) -> None:
         assert len(free) == 3
         assert {gpu.allocated_milli for gpu in free} == {0}
         assert (await api.list_gpus(ListGpusRequest(gpu_model="T4"))).total == 0
+        assert (await api.list_gpus(ListGpusRequest(gpu_model="openb g2"))).total == 4
+        with pytest.raises(InvalidArgument, match=r"gpu_model: is 'H10O'.*did you mean.*In use are G2"):
+            await names(gpu_model="H10O")
         assert (await api.list_gpus(ListGpusRequest(node_name="alpha-1"))).total == 2
         with pytest.raises(NotFound, match="there is no node gamma"):
             await api.list_gpus(ListGpusRequest(node_name="gamma"))

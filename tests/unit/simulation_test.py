@@ -198,7 +198,7 @@ def test_a_span_keeps_its_mig_uuid_whatever_else_is_there() -> None:
 @pytest.mark.parametrize(
     ("gpu", "message"),
     [
-        (GpuSpec(product="h900"), r"gpus\[0\].product: 'h900' is not in the catalogue"),
+        (GpuSpec(product="h900"), r"gpus\[0\].product: is 'h900', which is no known GPU model"),
         (GpuSpec(product="t4", mig=()), r"gpus\[0\].mig: t4 has no MIG"),
         (GpuSpec(product="a30", mig=(MigSlice(profile="3g", start=0),)), "has no profile '3g'"),
         (GpuSpec(product="a30", mig=(MigSlice(profile="2g", start=1),)), "cannot start at 1"),

@@ -98,7 +98,7 @@ def test_the_example_of_the_page_is_a_trace(written, tmp_path):
         ("a,x,1,1,T4,,", "cpu_milli", "holds 'x', not a whole number; write a number from 0"),
         ("a,1,1,1,,,", "gpu_model", "is '' with 1 GPUs; name a model exactly where there are GPUs"),
         ("a,1,1,65,T4,,", "gpus", "holds 65, more than 64"),
-        ("a,1,1,1,Voodoo,,", "gpu_model", "whose watts nobody knows; add the columns gpu_idle_w and gpu_full_w"),
+        ("a,1,1,1,Voodoo,,", "gpu_model", "so its watts are not known; "),
         ("a,1,1,1,Own,20,", "gpu_full_w", "holds '', not a number"),
         ("a,1,1,1,Own,20,-5", "gpu_full_w", "holds '-5', not a number"),
         ("a,1,1,1,Own,200,100", "gpu_idle_w", "more than gpu_full_w; swap the two"),

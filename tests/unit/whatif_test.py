@@ -201,7 +201,7 @@ def test_mistakes_are_named():
         imagined(core, AddNodes(shape=NodeShape(like_node="z"), count=1))
     with pytest.raises(NotFound, match="'z'"):
         imagined(core, CancelWorkloads(workload_ids=("z",)))
-    with pytest.raises(InvalidArgument, match="h100-sxm5-80gb"):
+    with pytest.raises(InvalidArgument, match="H100-80GB-HBM3"):
         imagined(core, AddNodes(shape=NodeShape(gpu="H1000", gpu_count=8), count=1))
     with pytest.raises(InvalidArgument, match="newer than this controller"):
         imagined(core, None)

@@ -8,9 +8,11 @@ burst.
 
 import asyncio
 import heapq
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 
 from eelgrid_agent.devices.port import DevicePort
@@ -26,7 +28,7 @@ from eelgrid_agent.node.inventory import (
     survey_devices,
 )
 from eelgrid_agent.node.node import AgentClock, AgentNode
-from eelgrid_protos.messages import AbsenceReason
+from eelgrid_protos.messages import AbsenceReason, NodeEvent
 
 # How often the list of devices is read again; a lost device brings it forward.
 SURVEY_S = 30.0
@@ -41,6 +43,22 @@ SLICE_S = 0.01
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.
 READ_TIMEOUT_SHARE = 0.8
 READ_TIMEOUT_LEAST_S = 2.0
+
+
+_LOG = logging.getLogger("eelgrid.agent")
+
+
+def log_turn(node: AgentNode, event: NodeEvent) -> None:
+    """Logs that a device was lost, or came back."""
+    index = next((gpu.index for gpu in node.inventory.gpus if gpu.uuid == event.gpu_uuid), None)
+    _LOG.warning(
+        "node=%s event=%s gpu=%s index=%s detail=%r",
+        node.name,
+        event.kind.name.lower(),
+        event.gpu_uuid,
+        "-" if index is None else index,
+        event.detail,
+    )
 
 
 class DriverThread:
@@ -99,6 +117,7 @@ class MachineLoop:
         self._look: Future[object] | None = None
         self._survey: DeviceSurvey | None = None
         node.retime = self._retimed.set
+        node.turned = partial(log_turn, node)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -189,6 +208,7 @@ class SimulatedNodesLoop:
         self.late_ticks_total = 0
         for index, (node, _) in enumerate(nodes):
             node.retime = lambda index=index: self._retime(index)  # type: ignore[misc]
+            node.turned = partial(log_turn, node)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -252,6 +252,8 @@ class AgentNode:
         self.retime: Callable[[], None] = _nothing
         self.ordered: Callable[[], None] = _nothing
         self.returned: Callable[[str], object] = _nothing
+        # A device was lost, or came back: once each.
+        self.turned: Callable[[NodeEvent], object] = _ignore_event
         self.stamp: Callable[[Iterable[Gpu]], tuple[Gpu, ...]] = tuple
 
     @property
@@ -363,6 +365,7 @@ class AgentNode:
     def _on_device_event(self, event: NodeEvent, now_ns: int, wall_ns: int) -> None:
         if event.kind in _TURNS:
             lost = event.kind is NodeEventKind.GPU_LOST
+            self.turned(event)
             self.guard.on_device_loss(event.gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns)
         if event.kind in _FORGETS:
             self.returned(event.gpu_uuid)
@@ -566,6 +569,10 @@ class AgentNode:
     def _cordons(self) -> Mapping[str, str]:
         """Devices that should take no new work, and why."""
         return {**self.guard.quarantines(self._clock.monotonic_ns()), **self.health.cordons()}
+
+
+def _ignore_event(_event: NodeEvent) -> None:
+    """Nobody listens yet."""
 
 
 def _nothing(*_told: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any, get_args
 
 from eelgrid_agent.simulation.mig import arrange_compute_instances
 from eelgrid_agent.simulation.power_curve import DEFAULT_MEMORY_BOUND_SHARE
+from eelgrid_protos.catalogue import GpuNameError, resolve_product
 from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry, Product
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, TOPOLOGY_PARTS_MOST
@@ -262,11 +263,14 @@ def _check_name(path: str, name: str) -> None:
 
 
 def find_product(gpu: GpuSpec, catalogue: Catalogue) -> Product:
-    """The catalogue's product; raises SpecError."""
-    product = catalogue.products.get(gpu.product)
-    if product is None:
-        raise SpecError("product", f"{gpu.product!r} is not in the catalogue; use one of {sorted(catalogue.products)}")
-    return product
+    """The catalogue's product, by its key or any other name of it; raises SpecError."""
+    known = catalogue.products.get(gpu.product)
+    if known is not None:
+        return known
+    try:
+        return resolve_product(gpu.product, "product", catalogue=catalogue)
+    except GpuNameError as error:
+        raise SpecError(error.field, f"{error.problem}; {error.remedy}") from None
 
 
 def resolve_mig_layout(gpu: GpuSpec, product: Product) -> tuple[tuple[GiProfile, MigSlice], ...]:

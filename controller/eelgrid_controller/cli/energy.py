@@ -20,11 +20,13 @@ from click.core import ParameterSource
 from eelgrid_controller.cli.connection import AmountType, CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_list, print_plain, text_table, use_colour
 from eelgrid_controller.formatting import format_energy
+from eelgrid_protos.catalogue import GpuNameError, resolve_gpu_model
 from eelgrid_protos.messages import (
     ConfirmEnergyExportRequest,
     EnergyExporter,
     EnergySpent,
     EnergyWork,
+    GetSummaryRequest,
     ListEnergyExportersRequest,
     QueryEnergyRequest,
     QueryEnergyResponse,
@@ -284,6 +286,20 @@ def _filters(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _resolve_filters(client: Any, settings: CliSettings, pairs: Sequence[str]) -> dict[str, str]:
+    """Reads the filters; a GPU model goes by any of its names, and by its own where only the ledger knows it."""
+    found = _filters(pairs)
+    if "gpu_model" in found:
+        summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
+        try:
+            found["gpu_model"] = resolve_gpu_model(
+                found["gpu_model"], "gpu_model", reported=[one.model for one in summary.models], keeps_unknown=True
+            )
+        except GpuNameError as error:
+            raise click.BadParameter(str(error), param_hint="--where") from None
+    return found
+
+
 def _sum(*parts: EnergySpent) -> EnergySpent:
     return EnergySpent(
         bare_idle_mj=sum(part.bare_idle_mj for part in parts),
@@ -512,7 +528,7 @@ def energy(
             begin_ns=begin_ns,
             end_ns=end_ns,
             group_by=names,
-            filters=_filters(where),
+            filters=_resolve_filters(client, settings, where),
             rows_most=rows,
             with_nobody=exporter is not None,
         )

@@ -153,12 +153,12 @@ def _nodes(count: int) -> str:
     return f"{count:,} node{'' if count == 1 else 's'}"
 
 
-def _replica(replica: ReplicaExplanation, chosen: Placement | None) -> Iterator[str]:
+def _replica(replica: ReplicaExplanation, chosen: Placement | None, *, is_lost: bool) -> Iterator[str]:
     yield ""
     place = "is not placed"
     if chosen:
         gpus = f", GPU {','.join(map(str, chosen.gpu_indexes))}" if chosen.gpu_indexes else ""
-        place = f"is on {chosen.node_name}{gpus}"
+        place = f"is on {chosen.node_name}{gpus}" + (", on a lost GPU" if is_lost else "")
     yield f"Replica {replica.replica} {place}. Feasible: {_nodes(replica.feasible_nodes)}."
     for removal in replica.removals:
         yield f"  {_nodes(removal.nodes):>12} ruled out by {removal.constraint.replace('_', ' ')}"
@@ -178,9 +178,12 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
     if workload.owner or spec.user:
         yield f"It belongs to {workload.owner or spec.user}, in the namespace {spec.namespace}."
     yield f"It asks for {spec.replicas} x {request_text(spec.request)}."
+    if workload.lost_replicas:
+        numbers = ", ".join(map(str, workload.lost_replicas[:_SHOWN]))
+        yield f"On a lost GPU: replica {numbers}. It does not run there until the GPU returns; it keeps its place."
     chosen = {placement.replica: placement for placement in workload.placements}
     for replica in explanation.replicas[:replicas]:
-        yield from _replica(replica, chosen.get(replica.replica))
+        yield from _replica(replica, chosen.get(replica.replica), is_lost=replica.replica in workload.lost_replicas)
     if len(explanation.replicas) > replicas:
         yield f"... and {len(explanation.replicas) - replicas} more replicas; show them with --replicas."
     if explanation.remedy:

@@ -169,7 +169,7 @@ def _read_described_inputs(points: Path | None, services: Path | None) -> Any:
     if points is None or services is None:
         raise click.UsageError("give --points and --services, or --running for the fleet of the controller")
     asked, fleet = read_services(services)
-    return read_points(points), asked, fleet
+    return read_points(points, tuple(fleet)), asked, fleet
 
 
 def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:

@@ -8,7 +8,7 @@ hold. Must not know what is computed.
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
 from eelgrid_controller.state.measurements import make_profile_point
 from eelgrid_controller.whatif.frontier import POINTS_MOST, FrontierPool, FrontierService
-from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue import GpuNameError, load_catalogue, resolve_gpu_model, resolve_product
 from eelgrid_protos.messages import (
     GpuStatus,
     LatencyMetric,
@@ -74,7 +74,15 @@ def _count(line: CsvLine, column: str) -> int:
     return number
 
 
-def _point(line: CsvLine) -> Point:
+def _model(line: CsvLine, reported: Collection[str]) -> str:
+    """Reads a GPU model by any of its names; one that fits nothing keeps its own."""
+    try:
+        return resolve_gpu_model(line.name("gpu_model"), "gpu_model", reported=reported, keeps_unknown=True)
+    except GpuNameError as error:
+        raise line.cell_error("gpu_model", error.problem, error.remedy) from None
+
+
+def _point(line: CsvLine, reported: Collection[str]) -> Point:
     throughput_hz = _amount(line, "throughput_hz", 1e12)
     if throughput_hz is None:
         raise line.cell_error("throughput_hz", "is empty", "write the throughput, or remove the line")
@@ -86,7 +94,7 @@ def _point(line: CsvLine) -> Point:
                 raise line.cell_error(column, f"is {value_s:g}, less than a lower quantile", "correct one of the two")
             latency_s[quantile] = value_s
     configuration = Configuration(
-        gpu_model=line.name("gpu_model"),
+        gpu_model=_model(line, reported),
         mig_profile=line.text("mig_profile"),
         gpus=_count(line, "gpus"),
         batch=_count(line, "batch"),
@@ -103,9 +111,12 @@ def _point(line: CsvLine) -> Point:
     )
 
 
-def read_points(path: Path) -> tuple[Point, ...]:
-    """Reads the points of a CSV file; raises TraceError with line, column and remedy."""
-    found = tuple(_point(line) for line in read_lines(path, _NEEDED, POINTS_MOST, others=_OTHERS))
+def read_points(path: Path, reported: Collection[str] = ()) -> tuple[Point, ...]:
+    """Reads the points of a CSV file; raises TraceError with line, column and remedy.
+
+    reported: GPU models of the fleet, which may be unknown to the catalogue.
+    """
+    found = tuple(_point(line, reported) for line in read_lines(path, _NEEDED, POINTS_MOST, others=_OTHERS))
     if not found:
         raise RequestRefused(
             f"{path}: contains no point", f"write one line per point below the header {','.join(COLUMNS)}"
@@ -172,22 +183,23 @@ def _service(value: Any, place: str) -> FrontierService:
     return FrontierService(fields["name"], fields["workload"], rate_hz, quantile)
 
 
-def _gpus(model: Any, value: Any, path: Path) -> FrontierPool:
+def _gpus(model: Any, value: Any, path: Path) -> tuple[str, FrontierPool]:
+    """Reads a model and its GPUs; one whose watts are written keeps the name that it has in the file."""
     place = f"{path}: fleet: {model}"
     fields = _fields(value, place, ("gpus",), ("idle_w",)) if isinstance(value, Mapping) else {"gpus": value}
     count = fields["gpus"]
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise RequestRefused(f"{place}: gpus is {count!r}", "write the number of GPUs, for example 8")
     if "idle_w" in fields:
-        return FrontierPool(
-            count, _number(fields["idle_w"], f"{place}: idle_w", "write the idle power of one GPU in watts")
-        )
-    known = next((product for product in load_catalogue().products.values() if product.model == model), None)
-    if known is None:
+        idle_w = _number(fields["idle_w"], f"{place}: idle_w", "write the idle power of one GPU in watts")
+        return str(model), FrontierPool(count, idle_w)
+    try:
+        product = resolve_product(str(model), "model")
+    except GpuNameError as error:
         raise RequestRefused(
-            f"{place}: the catalogue has no such model", f"correct the name, or write {{gpus: {count}, idle_w: WATTS}}"
-        )
-    return FrontierPool(count, known.idle_w)
+            f"{place}: {error.problem}", f"{error.remedy}. Or write {{gpus: {count}, idle_w: WATTS}}"
+        ) from None
+    return product.model, FrontierPool(count, product.idle_w)
 
 
 def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
@@ -201,7 +213,13 @@ def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str,
             f"{path}: fleet is not a mapping", "write the number of GPUs of each model, for example H200: 8"
         )
     services = tuple(_service(value, f"{path}: service {number}") for number, value in enumerate(listed, 1))
-    return services, {str(model): _gpus(model, value, path) for model, value in fleet.items()}
+    pools: dict[str, FrontierPool] = {}
+    for name, value in fleet.items():
+        model, pool = _gpus(name, value, path)
+        if model in pools:
+            raise RequestRefused(f"{path}: fleet: {name}: is {model}, which is there already", "write it once")
+        pools[model] = pool
+    return services, pools
 
 
 def _running_service(workload: Workload, arrived_hz: float | None, factor: float) -> FrontierService | None:

@@ -16,6 +16,7 @@ from eelgrid_controller.cli.connection import (
     iterate_pages,
     output_option,
 )
+from eelgrid_controller.cli.doctor_machine import count_noun
 from eelgrid_controller.cli.output import TableColumn, print_document, print_list, text_table
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_percent, format_power
 from eelgrid_protos.messages import (
@@ -108,8 +109,21 @@ def _age(age_s: float | None) -> str:
     return "-" if age_s is None else f"{age_s:.1f} s"
 
 
-def _state_colour(state: NodeState) -> str | None:
-    return {NodeState.READY: "green", NodeState.LOST: "red"}.get(state)
+def _node_state(node: Node) -> str:
+    """Formats the state of a node, with its lost GPUs: `ready, 1 GPU lost`."""
+    lost = sum(gpu.lost for gpu in node.inventory.gpus) if node.state is NodeState.READY else 0
+    ahead = "" if node.ahead_epoch is None else ", ahead of journal"
+    return node.state.name.lower() + ahead + (f", {count_noun(lost, 'GPU')} lost" if lost else "")
+
+
+def _gpu_state(status: GpuStatus) -> str:
+    if status.node_state is not NodeState.READY:
+        return f"node {status.node_state.name.lower()}"
+    return "lost" if status.gpu.lost else "cordoned" if status.gpu.cordon else "ready"
+
+
+def _gpu_state_colour(status: GpuStatus) -> str:
+    return {"ready": "green", "cordoned": "yellow"}.get(_gpu_state(status), "red")
 
 
 def _gpu_memory(status: GpuStatus) -> str:
@@ -132,8 +146,8 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
     TableColumn("NODE", lambda n: n.inventory.node_name),
     TableColumn(
         "STATE",
-        lambda n: n.state.name.lower() + ("" if n.ahead_epoch is None else ", ahead of journal"),
-        colour=lambda n: _state_colour(n.state) if n.ahead_epoch is None else "red",
+        _node_state,
+        colour=lambda n: "green" if _node_state(n) == "ready" else "red",
     ),
     TableColumn("POOL", lambda n: n.inventory.pool),
     TableColumn("MODEL", lambda n: ",".join(dict.fromkeys(gpu.model for gpu in n.inventory.gpus))),
@@ -162,6 +176,7 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
 _GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
     TableColumn("NODE", lambda g: g.node_name),
     TableColumn("GPU", lambda g: str(g.gpu.index), right=True),
+    TableColumn("STATE", _gpu_state, colour=_gpu_state_colour),
     TableColumn("MODEL", lambda g: g.gpu.model),
     TableColumn("ALLOCATED", lambda g: format_percent(g.allocated_milli, 1000), right=True),
     TableColumn("POWER", lambda g: format_power(g.power_w), right=True),
@@ -171,7 +186,6 @@ _GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
     TableColumn("MEMORY", _gpu_memory, right=True),
     TableColumn("TEMP", lambda g: "-" if g.temperature_c is None else f"{g.temperature_c:.0f} °C", right=True),
     TableColumn("WORKLOADS", lambda g: str(len(g.workload_ids)), right=True),
-    TableColumn("STATE", lambda g: g.node_state.name.lower(), wide=True, colour=lambda g: _state_colour(g.node_state)),
     TableColumn("UUID", lambda g: g.gpu.uuid, wide=True),
     TableColumn("PRODUCT", lambda g: g.gpu.product, wide=True),
     TableColumn("LIMIT", lambda g: format_power(g.gpu.power_limit_default_w), right=True, wide=True),
@@ -214,7 +228,7 @@ _PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
     help="Only nodes in this state; repeatable.",
 )
 @click.option("--pool", default="", help="Only nodes in this pool.")
-@click.option("--gpu-model", default="", help="Only nodes with this GPU model.")
+@click.option("--gpu-model", default="", help="Only nodes with this GPU model, by any of its names.")
 @click.option("--name", "name_contains", default="", help="Only nodes whose name contains this text.")
 @limit_option
 @output_option
@@ -229,7 +243,7 @@ def nodes(settings: CliSettings, /, states: tuple[str, ...], limit: int | None, 
 
 @click.command()
 @click.option("--node", "node_name", default="", help="Only GPUs of this node.")
-@click.option("--gpu-model", default="", help="Only GPUs of this model.")
+@click.option("--gpu-model", default="", help="Only GPUs of this model, by any of its names.")
 @click.option("--free", "min_free_milli", type=SHARE, default=0, help="Only GPUs with at least this share free: 0.5.")
 @limit_option
 @output_option

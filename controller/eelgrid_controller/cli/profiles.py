@@ -31,9 +31,10 @@ from eelgrid_controller.cli.output import (
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Configuration, Point, ProfileEstimate, ProfilePrediction
 from eelgrid_controller.state.measurements import make_profile_point
-from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.catalogue import GpuNameError, load_catalogue, resolve_gpu_models
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
+    GetSummaryRequest,
     ListPointsRequest,
     MeasuredPoint,
     QuantileLatency,
@@ -156,7 +157,9 @@ def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterato
 
 @click.command("predict")
 @click.argument("name")
-@click.option("--gpu", "models", multiple=True, required=True, metavar="MODEL", help="GPU model; repeatable.")
+@click.option(
+    "--gpu", "models", multiple=True, required=True, metavar="MODEL", help="GPU model, by any of its names; repeatable."
+)
 @click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs per replica.")
 @click.option("--slice", "mig_profile", default="", help="MIG profile, for example 1g.10gb.")
 @click.option(
@@ -196,6 +199,10 @@ def predict(
     eelctl profile predict chat --gpu H100-SXM5-80GB --batch 8,16 --limit 400,500,700
     """  # noqa: D301
     watts: list[float | None] = [*_numbers(limits, "--limit", whole=False)] if limits else [None]
+    told = _read_measured_points(settings, points)
+    if not told:
+        raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")
+    models = _resolve_models(models, {one.configuration.gpu_model for one in told})
     asked = [
         Configuration(gpu_model=model, mig_profile=mig_profile, gpus=int(count), batch=int(size), power_limit_w=limit_w)
         for model, count, size, limit_w in product(
@@ -204,9 +211,6 @@ def predict(
     ]
     if len(asked) > _ASKED_MOST:
         raise click.UsageError(f"{len(asked)} configurations are too many; ask for at most {_ASKED_MOST}")
-    told = _read_measured_points(settings, points)
-    if not told:
-        raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")
     found = _predict_configurations(told, name, asked)
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [_plain(one) for one in found], ())
@@ -215,6 +219,14 @@ def predict(
         for one in found:
             for quantity, why in one.missing.items():
                 echo(f"{one.configuration.gpu_model}, batch {one.configuration.batch}: no {quantity}: {why}", err=True)
+
+
+def _resolve_models(names: Sequence[str], measured: Iterable[str]) -> tuple[str, ...]:
+    """Returns the catalogue's names of the models, or names that points were measured under; raises BadParameter."""
+    try:
+        return resolve_gpu_models(names, "--gpu", reported=sorted(measured))
+    except GpuNameError as error:
+        raise click.BadParameter(f"{error.problem}; {error.remedy}", param_hint="--gpu") from None
 
 
 def _measured_point(point: Point) -> MeasuredPoint:
@@ -274,9 +286,10 @@ def import_points(settings: CliSettings, points: Path) -> None:
     """Import measured points from a CSV file; a point replaces the earlier one of its configuration."""
     from eelgrid_controller.cli.frontier_inputs import read_points
 
-    told = [_measured_point(point) for point in read_points(points)]
     recorded = 0
     with connect_operators(settings) as client:
+        summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
+        told = [_measured_point(point) for point in read_points(points, [one.model for one in summary.models])]
         for start in range(0, len(told), POINTS_A_CALL_MOST):
             part = tuple(told[start : start + POINTS_A_CALL_MOST])
             recorded += client.record_points(RecordPointsRequest(points=part), timeout=settings.timeout_s).recorded

@@ -66,6 +66,12 @@ def render_bar(share: float, width: int) -> Text:
     return text
 
 
+def _format_lost(summary: Summary) -> tuple[str, str]:
+    """Formats lost nodes and lost GPUs, each empty where there are none."""
+    nodes = f", [red]{summary.nodes_lost:,} lost[/]" if summary.nodes_lost else ""
+    return nodes, f", [red]{count_noun(summary.gpus_lost, 'GPU')} lost[/]" if summary.gpus_lost else ""
+
+
 def render_figures(summary: Summary) -> RenderableType:
     """Draws a table of capacity, allocation and power."""
     capacity_milli = summary.gpus * 1000
@@ -75,9 +81,9 @@ def render_figures(summary: Summary) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="grey62")
     grid.add_column(justify="left")
-    lost = f", [red]{summary.nodes_lost:,} lost[/]" if summary.nodes_lost else ""
+    lost, gpus_lost = _format_lost(summary)
     for name, value in (
-        ("nodes", f"{summary.nodes_ready:,} ready{lost}, {summary.gpus:,} GPUs"),
+        ("nodes", f"{summary.nodes_ready:,} ready{lost}, {summary.gpus:,} GPUs{gpus_lost}"),
         (
             "GPUs allocated",
             f"[bold]{format_percent(summary.allocated_gpu_milli, capacity_milli)}[/]  ({allocated:,.1f})",
@@ -272,10 +278,13 @@ def _figures(seen: TopSnapshot) -> list[tuple[str, Text]]:
     summary = seen.summary
     allocated = summary.allocated_gpu_milli / 1000
     per_gpu_w = summary.modelled_power_w / allocated if allocated else None
-    lost = f", [red]{summary.nodes_lost:,} lost[/]" if summary.nodes_lost else ""
+    lost, gpus_lost = _format_lost(summary)
     coverage = f" ({summary.measured_gpus:,} of {summary.gpus:,} GPUs)" if summary.measured_gpus < summary.gpus else ""
     rows = [
-        ("nodes", f"{summary.nodes_ready:,} ready{lost}, {summary.gpus:,} GPUs; oldest sample {_oldest(seen.nodes)}"),
+        (
+            "nodes",
+            f"{summary.nodes_ready:,} ready{lost}, {summary.gpus:,} GPUs{gpus_lost}; oldest sample {_oldest(seen.nodes)}",
+        ),
         (
             "GPUs allocated",
             (

@@ -97,7 +97,7 @@ _CHANGES = (
     click.option("--memory", type=MEMORY, default=0, help="Memory per replica."),
     click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per replica."),
     click.option("--gpu-share", type=SHARE, help="Share of one GPU per replica: 0.5 or 50%."),
-    click.option("--gpu-model", default="", help="Acceptable GPU models: A,B; any by default."),
+    click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default."),
     click.option(
         "--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas."
     ),

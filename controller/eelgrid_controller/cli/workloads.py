@@ -186,6 +186,14 @@ def _gpus(workload: Workload) -> str:
     return " ".join(indexes[:_GPUS_SHOWN]) + (" ..." if len(indexes) > _GPUS_SHOWN else "")
 
 
+def _gpu_states(workload: Workload) -> str:
+    """Formats how many replicas are on lost GPUs, as far as any is."""
+    lost = len(workload.lost_replicas)
+    if not lost:
+        return ""
+    return "on a lost GPU" if workload.spec.replicas == 1 else f"{lost} on a lost GPU"
+
+
 def _format_wait(workload: Workload) -> str:
     placed = workload.phase is WorkloadPhase.PLACED and workload.placed_ns >= workload.submitted_ns
     return format_milliseconds((workload.placed_ns - workload.submitted_ns) / 1e9) if placed else "-"
@@ -206,6 +214,7 @@ WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
     TableColumn("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
     TableColumn("GPUS", _gpus, wide=True),
     TableColumn("WAITED", _format_wait, right=True, wide=True),
+    TableColumn("GPU STATE", _gpu_states, wide=True, colour=lambda w: "red" if w.lost_replicas else None),
     TableColumn("REASON", lambda w: w.reason),
 )
 
@@ -244,7 +253,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield "  labels     " + ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     for placement in workload.placements:
         gpus = f", GPU {','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else ""
-        yield f"  replica {placement.replica:<3}{placement.node_name}{gpus}"
+        lost = ", on a lost GPU" if placement.replica in workload.lost_replicas else ""
+        yield f"  replica {placement.replica:<3}{placement.node_name}{gpus}{lost}"
 
 
 def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
@@ -404,7 +414,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--memory", type=MEMORY, default=0, help="Memory per replica: 16GiB.")
 @click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per replica.")
 @click.option("--gpu-share", type=SHARE, help="Share of one GPU per replica: 0.5 or 50%.")
-@click.option("--gpu-model", default="", help="Acceptable GPU models: A,B; any by default.")
+@click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default.")
 @click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas.")
 @click.option("--locality", type=click.Choice(_LOCALITIES), help="Place replicas close together, or apart.")
 @click.option("--namespace", default="default", show_default=True, help="Namespace of the workload.")

@@ -12,6 +12,7 @@ to open.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -32,6 +33,7 @@ from eelgrid_controller.core.workloads import (
     plan_adoption,
     plan_migration,
     plan_scaling,
+    resolve_models,
     validate_spec,
 )
 from eelgrid_controller.errors import LostEntries
@@ -233,6 +235,7 @@ class Core:
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
         """Accepts a workload and places it or lets it wait; repeating the call with the same id changes nothing."""
+        request = resolve_models(self.state, self.snapshot, request)
         spec = request.spec
         before = find_existing_workload(self.state, request)
         if before is not None:
@@ -259,6 +262,8 @@ class Core:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
         if request.workload_id not in self.state.workloads:
             self._refuse_too_many()
+        with suppress(InvalidArgument):  # it runs, whatever GPU it names
+            request = resolve_models(self.state, self.snapshot, request)
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
         frees = bool(events) and adoption.frees_capacity(request.spec.request)
         return self._finish_step(events, request.workload_id, now_ns, frees=frees)

@@ -29,7 +29,7 @@ move. If the engine could not make a move, it is undone (`is_back`): that count 
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.placement.explanations import (
@@ -57,6 +57,7 @@ from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRe
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power
+from eelgrid_protos.catalogue import GpuNameError, is_canonical_model, resolve_gpu_models
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import (
@@ -83,6 +84,39 @@ def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) 
         f"workload {found.workload_id} exists with another spec; choose another id, leave the id empty to "
         "have one drawn, or cancel it first"
     )
+
+
+def resolve_models(
+    state: ClusterState, snapshot: Callable[[], Snapshot], request: SubmitWorkloadRequest
+) -> SubmitWorkloadRequest:
+    """Returns the request with the catalogue's names of its GPU models; raises InvalidArgument for a name without one.
+
+    A repeated request gets the names that it got at first. Without a node, a name that the catalogue lacks stays.
+    """
+    names = request.spec.request.gpu_models
+    if all(map(is_canonical_model, names)):
+        return request
+    known = state.workloads.get(request.workload_id)
+    if known is not None:
+        reported: Iterable[str] = known.spec.request.gpu_models
+    else:
+        reported = snapshot().models if state.nodes else ()
+    keeps = known is not None or not state.nodes
+    models = resolve_reported_models(names, "spec.request.gpu_models", reported, keeps_unknown=keeps)
+    if models == names:
+        return request
+    return replace(request, spec=replace(request.spec, request=replace(request.spec.request, gpu_models=models)))
+
+
+def resolve_reported_models(
+    names: Iterable[str], field: str, reported: Iterable[str], *, keeps_unknown: bool = False
+) -> tuple[str, ...]:
+    """Returns the catalogue's names of GPU models; raises InvalidArgument, which names the field."""
+    try:
+        return resolve_gpu_models(names, field, reported=reported, keeps_unknown=keeps_unknown)
+    except GpuNameError as error:
+        violation = Violation(error.field, error.problem, error.remedy)
+        raise InvalidArgument("a GPU model is not known by this name", (violation,)) from None
 
 
 def validate_spec(spec: WorkloadSpec) -> None:

@@ -5,10 +5,12 @@ takes the rows. Watts of a GPU stand in nodes.csv, or the catalogue knows its
 model by name or key; what neither says is left to the openb power model.
 
 Theory: a column that the format does not have is an error here, unlike in a
-published trace, since it is most likely a misspelt one of ours.
+published trace, since it is most likely a misspelt one of ours. A GPU model goes by any of its names; one with its own
+watts keeps the name that it has.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from eelgrid_controller.replay.openb import (
     TraceNode,
     TraceTask,
 )
-from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.catalogue import Catalogue, GpuNameError, resolve_gpu_models, resolve_product
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 
 NODES, TASKS = "nodes.csv", "tasks.csv"
@@ -67,21 +69,29 @@ def read_tasks(path: Path) -> tuple[TraceTask, ...]:
     return tuple(map(_task, require_unique(read_lines(path, _TASK_COLUMNS, TASKS_MOST, others=_TASK_OTHERS), "name")))
 
 
-def _watts(line: CsvLine, model: str, catalogue: Catalogue) -> tuple[float | None, float | None]:
-    """Idle and full watts of a GPU; None where the openb power model knows them."""
+class _GpuWatts(NamedTuple):
+    """A model by the name that tasks are matched with, and its idle and full watts."""
+
+    model: str
+    idle_w: float | None = None
+    full_w: float | None = None
+
+
+def _watts(line: CsvLine, model: str, catalogue: Catalogue) -> _GpuWatts:
+    """A GPU by the catalogue's name, or its own with its own watts; None where the openb power model knows them."""
     if line.text("gpu_idle_w") or line.text("gpu_full_w"):
         idle_w, full_w = (line.decimal(column, _GPU_W_MOST) for column in _NODE_OTHERS)
         if idle_w > full_w:
             raise line.cell_error("gpu_idle_w", f"is {idle_w:g}, more than gpu_full_w", "swap the two")
-        return idle_w, full_w
-    found = (p for p in catalogue.products.values() if model.lower() in {p.model.lower(), p.key.lower()})
-    product = next(found, None)
-    if product is not None:
-        return product.idle_w, product.busy_w
-    if model not in GPU_WATTS:
-        remedy = "add the columns gpu_idle_w and gpu_full_w, or write a model of the catalogue such as H100-80GB-HBM3"
-        raise line.cell_error("gpu_model", f"is {model!r}, whose watts nobody knows", remedy)
-    return None, None
+        return _GpuWatts(model, idle_w, full_w)
+    try:
+        product = resolve_product(model, "gpu_model", catalogue=catalogue)
+    except GpuNameError as error:
+        if model in GPU_WATTS:
+            return _GpuWatts(model)
+        remedy = f"{error.remedy}. Or add the columns gpu_idle_w and gpu_full_w"
+        raise line.cell_error("gpu_model", f"{error.problem}, so its watts are not known", remedy) from None
+    return _GpuWatts(product.model, product.idle_w, product.busy_w)
 
 
 def _node(line: CsvLine, catalogue: Catalogue) -> TraceNode:
@@ -90,16 +100,34 @@ def _node(line: CsvLine, catalogue: Catalogue) -> TraceNode:
         raise line.cell_error(
             "gpu_model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs"
         )
-    idle_w, full_w = _watts(line, model, catalogue) if gpus else (None, None)
+    gpu = _watts(line, model, catalogue) if gpus else _GpuWatts(model)
     return TraceNode(
         name=line.name("name"),
         cpu_milli=line.whole("cpu_milli", CPU_MILLI_MOST),
         memory_bytes=line.whole("memory_mib", MEMORY_MIB_MOST) * MIB,
         gpu_count=gpus,
-        gpu_model=model,
-        gpu_idle_w=idle_w,
-        gpu_full_w=full_w,
+        gpu_model=gpu.model,
+        gpu_idle_w=gpu.idle_w,
+        gpu_full_w=gpu.full_w,
     )
+
+
+def resolve_task_models(tasks: Iterable[TraceTask], nodes: Iterable[TraceNode], path: Path) -> tuple[TraceTask, ...]:
+    """The tasks with the names that their GPU models have in the nodes; raises TraceMalformed where one fits several."""
+    reported = tuple(dict.fromkeys(node.gpu_model for node in nodes if node.gpu_model))
+    resolved: dict[tuple[str, ...], tuple[str, ...]] = {}
+    found = []
+    for task in tasks:
+        try:
+            if task.gpu_models not in resolved:
+                resolved[task.gpu_models] = resolve_gpu_models(
+                    task.gpu_models, "gpu_models", reported=reported, keeps_unknown=True
+                )
+        except GpuNameError as error:
+            raise TraceMalformed(f"{path}, task {task.name}, column gpu_models", error.problem, error.remedy) from None
+        models = resolved[task.gpu_models]
+        found.append(task if models == task.gpu_models else replace(task, gpu_models=models))
+    return tuple(found)
 
 
 def _gpu_share_milli(line: CsvLine, gpus: int) -> int:

@@ -301,7 +301,8 @@ def find_trace(choice: str, listed: str, nodes: Path | None, surroundings: Trace
 def _of_file(path: Path, nodes: Path | None) -> LoadedTrace:
     before, after = task_list_name("*").split("*")
     name = path.name.removeprefix(before).removesuffix(after).removesuffix(".csv")
-    return LoadedTrace(name, read_nodes(_beside(path, nodes)), read_tasks(path), str(path))
+    found = read_nodes(_beside(path, nodes))
+    return LoadedTrace(name, found, site_csv.resolve_task_models(read_tasks(path), found, path), str(path))
 
 
 def _beside(path: Path, nodes: Path | None) -> Path:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
@@ -47,7 +48,6 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.catalogue.products import Product
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import DeadlineExceeded, Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
@@ -407,17 +407,7 @@ def _template(shape: NodeShape, state: ClusterState, catalogue: Catalogue) -> In
         return replace(record.inventory, gpus=healthy)
     gpus: tuple[Gpu, ...] = ()
     if shape.gpu:
-        product = _product(shape.gpu, catalogue)
-        one = Gpu(
-            uuid="new",
-            index=0,
-            product=product.nvml_names[0],
-            model=product.model,
-            catalogue_key=product.key,
-            memory_bytes=product.memory_bytes,
-            power_limit_default_w=product.power_default_w,
-            mig_capable=product.mig is not None,
-        )
+        one = _describe_gpu(shape.gpu, state, catalogue)
         gpus = tuple(replace(one, index=index) for index in range(shape.gpu_count))
     return Inventory(
         node_name="new",
@@ -427,15 +417,26 @@ def _template(shape: NodeShape, state: ClusterState, catalogue: Catalogue) -> In
     )
 
 
-def _product(name: str, catalogue: Catalogue) -> Product:
-    wanted = name.lower()
-    found = [product for product in catalogue.products.values() if wanted in {product.key, product.model.lower()}]
-    if not found:
-        known = ", ".join(sorted(catalogue.products))
-        raise InvalidArgument(
-            f"the catalogue has no GPU {name!r}", (Violation("shape.gpu", f"is {name!r}", f"use one of {known}"),)
-        )
-    return found[0]
+def _describe_gpu(name: str, state: ClusterState, catalogue: Catalogue) -> Gpu:
+    """A GPU of this name: of the catalogue, or like one that a node reports and the catalogue does not know."""
+    reported = {gpu.model: gpu for record in state.nodes.values() for gpu in record.inventory.gpus}
+    (model,) = resolve_reported_models((name,), "shape.gpu", reported)
+    # A key names one product, where several share a model.
+    product = catalogue.products.get(name.lower())
+    if product is None or product.model != model:
+        product = next((one for one in catalogue.products.values() if one.model == model), None)
+    if product is None:
+        return replace(reported[model], lost=False, cordon="", mig_enabled=False, mig_pending=False)
+    return Gpu(
+        uuid="new",
+        index=0,
+        product=product.nvml_names[0],
+        model=product.model,
+        catalogue_key=product.key,
+        memory_bytes=product.memory_bytes,
+        power_limit_default_w=product.power_default_w,
+        mig_capable=product.mig is not None,
+    )
 
 
 def run_what_if(state: ClusterState, request: WhatIfRequest, bench: ScenarioContext) -> WhatIfResponse:

@@ -5,6 +5,14 @@ mig.json carries the kind of its source, and `Product.kinds` hands it on: a
 number of kind "assumed" is a prior, not a fact.
 """
 
+from eelgrid_protos.catalogue.gpu_names import (
+    GpuNameError,
+    find_exact_model,
+    is_canonical_model,
+    resolve_gpu_model,
+    resolve_gpu_models,
+    resolve_product,
+)
 from eelgrid_protos.catalogue.loader import Catalogue, CatalogueError, load_catalogue, parse_catalogue
 from eelgrid_protos.catalogue.products import (
     CiProfile,
@@ -23,13 +31,19 @@ __all__ = [
     "CatalogueError",
     "CiProfile",
     "GiProfile",
+    "GpuNameError",
     "MigGeometry",
     "PowerSensor",
     "Product",
     "SensorClass",
+    "find_exact_model",
     "gi_id",
     "gi_span",
+    "is_canonical_model",
     "load_catalogue",
     "model_name",
     "parse_catalogue",
+    "resolve_gpu_model",
+    "resolve_gpu_models",
+    "resolve_product",
 ]

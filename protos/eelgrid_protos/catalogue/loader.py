@@ -77,6 +77,9 @@ def parse_catalogue(products: Mapping[str, Any], mig: Mapping[str, Any]) -> Cata
     names = [(plain_name(name), product.memory_bytes) for product in found.values() for name in product.nvml_names]
     if len(set(names)) < len(names):
         raise CatalogueError("products: two products print one name with one memory size; merge them")
+    aliases = [alias.lower() for product in found.values() for alias in product.aliases]
+    if len(set(aliases)) < len(aliases):
+        raise CatalogueError("products: two products have one alias; leave it with the one that is meant by it")
     return Catalogue(products=found, geometries=geometries)
 
 
@@ -174,6 +177,7 @@ def _product(
         sensor=sensors[sensor],
         mig=None if geometry is None else geometries[geometry],
         kinds=MappingProxyType(sources),
+        aliases=tuple(record.take_field("aliases", list, default=())),
         note=record.take_field("note", str, default=""),
         **numbers,
     )

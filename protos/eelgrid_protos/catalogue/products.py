@@ -180,6 +180,7 @@ class Product:
     mig: MigGeometry | None
     kinds: Mapping[str, str]
     note: str = ""
+    aliases: tuple[str, ...] = ()
 
     @property
     def has_energy_counter(self) -> bool:

@@ -128,6 +128,8 @@ class Summary:
     decisions: Uint64 = 0
     models: Annotated[tuple[ModelSummary, ...], Many(1000)] = ()
     revision: Uint64 = 0
+    # GPUs of nodes that are ready which respond no more.
+    gpus_lost: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

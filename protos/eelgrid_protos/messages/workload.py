@@ -331,6 +331,8 @@ class Workload:
     replicas_begun: Annotated[int, Range(0, 10_000)] = 0
     # The user of the certificate that submitted it; it belongs to this user, or else to spec.user.
     owner: Label = ""
+    # Replicas of which a GPU is lost now; only in answers, never kept.
+    lost_replicas: Annotated[tuple[Count, ...], Many(10_000)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

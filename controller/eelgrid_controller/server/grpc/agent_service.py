@@ -15,6 +15,7 @@ from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.state.events import NodesRemoved
+from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
 from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
 from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
@@ -129,6 +130,11 @@ class _Session:
             self.wake.set()
 
 
+# Logged once per loss and return, by whichever way the news comes first: the event, or the inventory.
+_LOGGED = {NodeChangeKind.GPU_LOST: "gpu_lost", NodeChangeKind.GPU_RETURNED: "gpu_returned"}
+_LOGGED_BY_COMMIT = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
+
+
 class AgentService:
     """Serves every agent; implements `eelgrid_protos.rpc.AGENT_SERVICE`."""
 
@@ -167,6 +173,8 @@ class AgentService:
         self._met: set[str] = set()  # nodes whose agents have said what they have, to this process
         self._policy = loop.core.state.policy
         telemetry.set_send_interval(self._policy.send_interval_s)
+        self._changes = NodeChanges()
+        self._changes.reset(loop.core.state.nodes)
         loop.listeners.append(self._on_commit)
 
     @property
@@ -198,6 +206,16 @@ class AgentService:
             session = self._sessions.get(name)
             if session is not None:
                 session.request_plan(not_before_s=not_before_s)
+        for event in committed.events:
+            for change in self._changes.observe(event):
+                if change.kind in _LOGGED:
+                    self._log.warning(
+                        "node=%s event=%s gpu=%s index=%s",
+                        change.node_name,
+                        _LOGGED[change.kind],
+                        change.gpu_uuid,
+                        "-" if change.gpu_index is None else change.gpu_index,
+                    )
         for event in committed.events:
             if isinstance(event, NodesRemoved):
                 for name in event.node_names:
@@ -421,14 +439,14 @@ class AgentService:
             self.delayed_events += 1
             await asyncio.sleep(wait_s - _EVENTS_AHEAD_S)
         session.event_due_s = max(session.event_due_s, self._monotonic_s()) + 1.0 / _EVENTS_PER_S
-        detail = event.detail[:_DETAIL_SHOWN_MOST] or "-"
-        self._log.info(
-            "node=%s event=%s gpu=%s detail=%s",
-            session.node_name,
-            event.kind.name.lower(),
-            event.gpu_uuid or "-",
-            detail,
-        )
+        if event.kind not in _LOGGED_BY_COMMIT:
+            self._log.info(
+                "node=%s event=%s gpu=%s detail=%s",
+                session.node_name,
+                event.kind.name.lower(),
+                event.gpu_uuid or "-",
+                event.detail[:_DETAIL_SHOWN_MOST] or "-",
+            )
         try:
             if event.kind is NodeEventKind.GPU_LOST:
                 await self._loop.mark_gpu_lost(session.node_name, event.gpu_uuid)

@@ -8,12 +8,14 @@ import logging
 import operator
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
 from eelgrid_controller.core.nodes import NodeRemoval
+from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
@@ -21,6 +23,7 @@ from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.node_changes import mark_lost_replicas
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
@@ -30,6 +33,7 @@ from eelgrid_protos.messages import (
     CancelWorkloadResponse,
     ExplainWorkloadRequest,
     ExplainWorkloadResponse,
+    Explanation,
     GetPolicyRequest,
     GetPolicyResponse,
     GetSummaryRequest,
@@ -197,20 +201,21 @@ class OperatorService:
     async def list_nodes(self, request: ListNodesRequest, _context: Context) -> Encoded:
         """A page of nodes by name."""
 
-        def matches(record: NodeRecord) -> bool:
+        def matches(record: NodeRecord, model: str) -> bool:
             inventory = record.inventory
             return (
                 (not request.states or record.state in request.states)
                 and (not request.pool or inventory.pool == request.pool)
                 and request.name_contains in inventory.node_name
-                and (not request.gpu_model or any(gpu.model == request.gpu_model for gpu in inventory.gpus))
+                and (not model or any(gpu.model == model for gpu in inventory.gpus))
             )
 
         def view(core: Core) -> Encoded:
+            model = _resolve_model(core, request.gpu_model)
             return build_page(
                 request,
                 ListNodesResponse,
-                filter(matches, _by_name(core)),
+                (record for record in _by_name(core) if matches(record, model)),
                 place_of=_name,
                 element_of=lambda record: ("nodes", self._views.node(record)),
             )
@@ -251,6 +256,7 @@ class OperatorService:
         """A page of devices by node and index."""
 
         def view(core: Core) -> Encoded:
+            model = _resolve_model(core, request.gpu_model)
             records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
             return build_page(
                 request,
@@ -258,7 +264,7 @@ class OperatorService:
                 (
                     (record, gpu)
                     for record, gpu in list_devices(records)
-                    if (not request.gpu_model or gpu.model == request.gpu_model)
+                    if (not model or gpu.model == model)
                     and (not request.min_free_milli or free_milli(record, gpu) >= request.min_free_milli)
                 ),
                 place_of=lambda item: (item[0].inventory.node_name, item[1].index),
@@ -302,9 +308,10 @@ class OperatorService:
 
         def view(core: Core) -> Workload:
             try:
-                return core.state.workloads[request.workload_id]
+                workload = core.state.workloads[request.workload_id]
             except KeyError:
                 raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads") from None
+            return mark_lost_replicas(workload, core.state.nodes)
 
         return GetWorkloadResponse(workload=await self._loop.read(view))
 
@@ -328,7 +335,7 @@ class OperatorService:
                 ListWorkloadsResponse,
                 filter(matches, _by_submission(core)),
                 place_of=_submission,
-                element_of=lambda workload: ("workloads", workload),
+                element_of=lambda workload: ("workloads", mark_lost_replicas(workload, core.state.nodes)),
             )
 
         return await self._loop.read(view)
@@ -359,8 +366,12 @@ class OperatorService:
 
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""
-        explanation = await self._loop.read(lambda core: core.explain_workload(request.workload_id))
-        return ExplainWorkloadResponse(explanation=explanation)
+
+        def view(core: Core) -> Explanation:
+            explanation = core.explain_workload(request.workload_id)
+            return replace(explanation, workload=mark_lost_replicas(explanation.workload, core.state.nodes))
+
+        return ExplainWorkloadResponse(explanation=await self._loop.read(view))
 
     # Policy
 
@@ -423,6 +434,12 @@ class OperatorService:
 def _by_name(core: Core) -> Iterator[NodeRecord]:
     nodes = core.state.nodes
     return (nodes[name] for name in sorted(nodes))
+
+
+def _resolve_model(core: Core, name: str) -> str:
+    """The catalogue's name of a GPU model that people ask for, empty for any; raises InvalidArgument."""
+    reported = core.snapshot().models if name else ()
+    return next(iter(resolve_reported_models((name,) if name else (), "gpu_model", reported)), "")
 
 
 def _name(record: NodeRecord) -> tuple[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.node_changes import count_lost_gpus, mark_lost_gpu, mark_lost_gpus
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     Gpu,
@@ -30,6 +31,7 @@ class _Part(NamedTuple):
     """What one node adds; (model, GPUs, milli-GPU held) for each of its models."""
 
     is_lost: bool
+    gpus_lost: int
     cpu_milli: int
     allocated_cpu_milli: int
     models: tuple[tuple[str, int, int], ...]
@@ -40,7 +42,7 @@ class ClusterTotals:
 
     def __init__(self, core: Core) -> None:
         snapshot, nodes = core.snapshot(), core.state.nodes
-        self.lost = self.cpu_milli = self.allocated_cpu_milli = 0
+        self.lost = self.gpus_lost = self.cpu_milli = self.allocated_cpu_milli = 0
         # By model; one of which no GPU is left is not there.
         self.gpus: Counter[str] = Counter()
         self.held_milli: Counter[str] = Counter()
@@ -63,6 +65,7 @@ class ClusterTotals:
 
     def _add(self, part: _Part, sign: int) -> None:
         self.lost += sign * part.is_lost
+        self.gpus_lost += sign * part.gpus_lost
         self.cpu_milli += sign * part.cpu_milli
         self.allocated_cpu_milli += sign * part.allocated_cpu_milli
         for model, gpus, held_milli in part.models:
@@ -80,6 +83,7 @@ def _part(record: NodeRecord) -> _Part:
         models[gpu.model] = gpus + 1, held_milli + held.get(gpu.uuid, 0)
     return _Part(
         record.state is NodeState.LOST,
+        count_lost_gpus(record),
         inventory.cpu_milli,
         record.allocated_cpu_milli,
         tuple((model, gpus, held_milli) for model, (gpus, held_milli) in models.items()),
@@ -127,7 +131,7 @@ class ResourceViews:
         applied = self._telemetry.plan_applied(name)
         received, lost = self._telemetry.tick_counts(name)
         return Node(
-            inventory=record.inventory,
+            inventory=mark_lost_gpus(record),
             state=record.state,
             allocated_cpu_milli=record.allocated_cpu_milli,
             allocated_memory_bytes=record.allocated_memory_bytes,
@@ -150,7 +154,7 @@ class ResourceViews:
         readings = self._telemetry.gpu(name, gpu.uuid, now_s=now_s, now_ns=now_ns)
         return GpuStatus(
             node_name=name,
-            gpu=gpu,
+            gpu=mark_lost_gpu(record, gpu),
             node_state=record.state,
             allocated_milli=record.gpu_milli.get(gpu.uuid, 0),
             workload_ids=tuple(record.holders(gpu.uuid))[:_HOLDERS_MOST],
@@ -220,6 +224,7 @@ class ResourceViews:
                 for model, count in sorted(tally.gpus.items())[:1000]
             ),
             revision=state.revision,
+            gpus_lost=tally.gpus_lost,
         )
         self._kept = _Kept(summary, now_s)
         return summary

@@ -8,18 +8,19 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.core import CommitResult
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.http.live_model import FleetChange, LiveView, read_earlier_changes
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalHistory
+from eelgrid_controller.state.node_changes import mark_lost_replicas
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import Explanation, ListPromisesResponse
@@ -69,8 +70,13 @@ class LoopSource:
 
     async def explain_workload(self, workload_id: str) -> Explanation | None:
         """Why a workload stands where it stands; None for one that is not known."""
+
+        def view(core: Core) -> Explanation:
+            explanation = core.explain_workload(workload_id)
+            return replace(explanation, workload=mark_lost_replicas(explanation.workload, core.state.nodes))
+
         try:
-            return await self._loop.read(lambda core: core.explain_workload(workload_id))
+            return await self._loop.read(view)
         except NotFound:
             return None
 

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from eelgrid_controller.state.events import Event, event_from_plain
 from eelgrid_controller.state.journal import JournalHistory
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, MeasuredPoints
 from eelgrid_controller.state.node_allocations import NodeRecord, make_assignment
+from eelgrid_controller.state.node_changes import NodeChanges, count_lost_gpus
 from eelgrid_controller.state.policy import BudgetHierarchy
 from eelgrid_controller.state.telemetry import GpuReadings, NodeTick, PowerSums
 from eelgrid_protos.messages import (
@@ -45,11 +47,6 @@ _WORDS: Mapping[type[Any], str] = {
     events.WorkloadDeferred: "waits",
     events.PartitionsPlanned: "sliced",
     events.DevicesCorrected: "corrected",
-    events.NodeJoined: "node joined",
-    events.NodeLost: "node lost",
-    events.NodesRemoved: "node removed",
-    events.GpuLost: "GPU lost",
-    events.GpuReturned: "GPU returned",
     events.PolicyChanged: "policy",
 }
 
@@ -81,10 +78,14 @@ class ChangeHistory:
         self._most, self._differences_most = most, differences_most
         self._differences = 0
         self._held: dict[str, HeldMilli] = {}
+        self._nodes = NodeChanges()
 
-    def reset_history(self, workloads: Mapping[str, Workload], revision: int) -> None:
+    def reset_history(
+        self, workloads: Mapping[str, Workload], revision: int, nodes: Mapping[str, NodeRecord] = MappingProxyType({})
+    ) -> None:
         """Where everything stands at a revision; what was before is forgotten."""
         self.changes.clear()
+        self._nodes.reset(nodes)
         self.number = self._begun = revision
         self.is_cut = False
         self._differences = 0
@@ -100,7 +101,7 @@ class ChangeHistory:
     def on_commit(self, events: Sequence[Event], workloads: Mapping[str, Workload], revision: int) -> None:
         """The events of a commit, and all workloads as they are after it, which is at this revision."""
         first = revision - len(events) + 1
-        rows = [(number, *row) for number, event in enumerate(events, first) for row in _rows(event)]
+        rows = [(number, *row) for number, event in enumerate(events, first) for row in self._rows(event)]
         last = {key: position for position, (_, _, _, key, _) in enumerate(rows) if key}
         for position, (number, time_ns, kind, key, words) in enumerate(rows):
             milli = self._difference(key, workloads.get(key)) if last.get(key) == position else ()
@@ -108,6 +109,12 @@ class ChangeHistory:
             told = ": ".join(filter(None, (name, words)))
             self._add(FleetChange(number, revision, time_ns, kind, key, told, milli))
         self.number = revision
+
+    def _rows(self, event: Event) -> Iterator[tuple[int, str, str, str]]:
+        """(time, kind, workload, words) of what an event says, of nodes only what is new."""
+        for change in self._nodes.observe(event):
+            yield event.time_ns, change.kind.value, "", change.subject
+        yield from _rows(event)
 
     def changes_after(self, number: int) -> list[FleetChange]:
         """Changes that came after this one."""
@@ -142,7 +149,7 @@ def read_earlier_changes(
     """
     history = ChangeHistory(most=most, differences_most=differences_most)
     state = ClusterState.load(past.checkpoint.state) if past.checkpoint else ClusterState()
-    history.reset_history(state.workloads, state.revision)
+    history.reset_history(state.workloads, state.revision, state.nodes)
     for number, entry in past.entries:
         if number >= before:
             break
@@ -179,15 +186,6 @@ def _rows(event: Event) -> Iterator[tuple[int, str, str, str]]:
             yield event.time_ns, kind, event.workload_id, words
         case events.WorkloadPlaced() | events.WorkloadMoved() | events.WorkloadScaled() | events.WorkloadCancelled():
             yield event.time_ns, kind, event.workload_id, ""
-        case events.NodeJoined():
-            yield event.time_ns, kind, "", event.inventory.node_name
-        case events.NodeLost():
-            yield event.time_ns, kind, "", event.node_name
-        case events.NodesRemoved():
-            for name in event.node_names:
-                yield event.time_ns, kind, "", name
-        case events.GpuLost() | events.GpuReturned():
-            yield event.time_ns, kind, "", f"{event.gpu_uuid} of {event.node_name}"
         case events.PolicyChanged():
             yield event.time_ns, kind, "", f"revision {event.policy.revision}"
         case _:
@@ -393,6 +391,7 @@ def count_cluster(state: ClusterState) -> dict[str, int]:
         "revision": state.revision,
         "nodes": len(state.nodes),
         "nodes_lost": lost,
+        "gpus_lost": sum(map(count_lost_gpus, state.nodes.values())),
         "placed": phases[WorkloadPhase.PLACED],
         "pending": phases[WorkloadPhase.PENDING],
     }
@@ -478,7 +477,7 @@ class LiveView:
         """Brings cells and history up to a state; whether viewers need the whole picture for it."""
         if self._state is not state:
             self._state = state
-            self.history.reset_history(state.workloads, state.revision)
+            self.history.reset_history(state.workloads, state.revision, state.nodes)
             self.fleet.build(state.nodes)
             return True
         if self.fleet.has_nodes(state.nodes):
@@ -637,6 +636,7 @@ def workload_details(explanation: Explanation, fleet: FleetCells) -> Any:
                 "gpus": list(one.gpu_indexes),
                 "cells": [cell for uuid in one.gpu_uuids if (cell := fleet.cell(one.node_name, uuid)) is not None],
                 "slice": one.gpu_instance.profile if one.gpu_instance else "",
+                "lost": one.replica in workload.lost_replicas,
             }
             for one in workload.placements[:REPLICAS_MOST]
         ],

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
+from eelgrid_protos.catalogue import find_exact_model
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, MetricsServer, MetricsSource, WorkloadKind
 
 # What becomes of a pod whose annotations are wrong: it waits, or the default scheduler has it.
@@ -129,13 +130,16 @@ def parse_priority(annotations: Mapping[str, str]) -> int | None:
 
 
 def parse_gpu_models(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Models that will do, as `eelctl get nodes` shows them, or as labels nvidia.com/gpu.product do."""
+    """Models that will do, by the catalogue's names where they are whole names of it.
+
+    What is short for several is for the core to resolve, which knows the nodes.
+    """
     key = well_known.ANNOTATION_GPU_MODELS
     text = annotations.get(key)
     if text is None:
         return ()
     models = _items(key, text, "write such as H100-80GB-HBM3, A100-SXM4-80GB")
-    return tuple(dict.fromkeys(well_known.plain_product(model) for model in models))
+    return tuple(dict.fromkeys(find_exact_model(model) or well_known.plain_product(model) for model in models))
 
 
 def parse_counts(annotations: Mapping[str, str], key: str) -> tuple[int, ...]:

@@ -80,6 +80,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import describe_failure
 from eelgrid_controller.objectives.forecasts import NOT_LEARNED_REASON, ScaleQuestion
+from eelgrid_protos.catalogue import GpuNameError, resolve_gpu_models
 from eelgrid_protos.messages import Inventory
 
 HALF_COST_GPU_S = 8 * 3600.0  # GPU seconds: half of the boost for an hour of a node of eight
@@ -545,6 +546,7 @@ def _hindrance(job: _Job) -> str:
 def _question(wish: SizeConstraints, ground: RightSizingInputs) -> SizingProblem:
     """The sizes that its users allow and some node can hold."""
     constraint = wish.constraint
+    wanted_models = _models_of(wish, ground)
     sites = [
         site
         for site in ground.sites
@@ -552,7 +554,7 @@ def _question(wish: SizeConstraints, ground: RightSizingInputs) -> SizingProblem
         if satisfies_constraint(
             constraint, replace(site.node, is_unschedulable=False) if site.node.is_unschedulable else site.node
         )
-        and (not wish.models or site.gpu_model in wish.models)
+        and (not wish.models or site.gpu_model in wanted_models)
     ]
     wanted = [JobSize(pods, gpus) for pods in wish.pods for gpus in wish.gpus]
     wanted += [JobSize(pods, 1, profile) for pods in wish.pods for profile in wish.slices]
@@ -569,6 +571,15 @@ def _question(wish: SizeConstraints, ground: RightSizingInputs) -> SizingProblem
         need_hz=wish.need_hz,
         known=ground.known.get(wish.profile, ()),
     )
+
+
+def _models_of(wish: SizeConstraints, ground: RightSizingInputs) -> frozenset[str]:
+    """The GPU models that will do, by the names that the nodes have; none for a name that fits several."""
+    try:
+        reported = {site.gpu_model for site in ground.sites if site.gpu_model}
+        return frozenset(resolve_gpu_models(wish.models, "models", reported=sorted(reported), keeps_unknown=True))
+    except GpuNameError:
+        return frozenset(wish.models)
 
 
 def _holds(site: CandidateNode, size: JobSize) -> bool:

@@ -58,6 +58,7 @@ function glance() {
   const power = model.powerNow();
   byId("counts").textContent = [
     `${many(model.size, "GPU")} in ${many(counts.nodes, "node")}`, counts.nodes_lost ? `${many(counts.nodes_lost, "node")} lost` : "",
+    counts.gpus_lost ? `${many(counts.gpus_lost, "GPU")} lost` : "",
     power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, `${count(counts.pending)} wait`,
   ].filter(Boolean).join(" · ");
 }

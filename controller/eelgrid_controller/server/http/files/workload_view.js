@@ -58,10 +58,10 @@ function placements(workload) {
   const left = workload.placements_in_all - workload.placements.length;
   return [
     el("h3", {}, "Where it runs"),
-    table([["replica", true], ["GPUs"], ["slice"]], workload.placements.map((one) => [
+    table([["replica", true], ["GPUs"], ["slice"], ["state"]], workload.placements.map((one) => [
       one.replica,
       one.gpus.length ? one.gpus.map((index, at) => [at ? ", " : "", gpuLink(one.node, index)]) : nodeLink(one.node),
-      one.slice || "-"])),
+      one.slice || "-", one.lost ? el("span", { class: "bad" }, "on a lost GPU") : "ready"])),
     left > 0 ? el("p", { class: "quiet" }, `and ${count(left)} more replicas`) : null,
   ];
 }
