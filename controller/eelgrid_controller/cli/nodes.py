@@ -33,6 +33,7 @@ from eelgrid_protos.messages import (
     ReconcileNodeRequest,
     RemoveNodeRequest,
     RemoveNodeResponse,
+    resolve_pool,
 )
 
 # NVML's nearest common ancestors.
@@ -135,7 +136,7 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
         lambda n: n.state.name.lower() + ("" if n.ahead_epoch is None else ", ahead of journal"),
         colour=lambda n: _state_colour(n.state) if n.ahead_epoch is None else "red",
     ),
-    TableColumn("POOL", lambda n: n.inventory.pool),
+    TableColumn("POOL", lambda n: resolve_pool(n.inventory.pool)),
     TableColumn("MODEL", lambda n: ",".join(dict.fromkeys(gpu.model for gpu in n.inventory.gpus))),
     TableColumn("GPUS", _gpus_allocated, right=True),
     TableColumn(
