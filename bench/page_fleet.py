@@ -11,14 +11,18 @@ from typing import Any
 
 from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.core.recovery import encode_entries
+from eelgrid_controller.objectives.control_cycle import ObjectiveController
+from eelgrid_controller.objectives.status import budget_statuses
 from eelgrid_controller.server.http.live_hub import LiveHub
 from eelgrid_controller.server.http.live_server import LiveServer
+from eelgrid_controller.state.budget_power import BudgetMeter
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, NodeJoined, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
 from eelgrid_controller.state.journal import JournalHistory
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
+    BudgetStatus,
     Candidate,
     Column,
     CostTerm,
@@ -103,6 +107,7 @@ class PageFleet:
         self.telemetry = Telemetry()
         self.hub: LiveHub | None = None
         self.promised = ListPromisesResponse()
+        self._meter = BudgetMeter()
         self._rng = random.Random(seed)
         self._sequence = 0
         self._events: list[Event] = []
@@ -122,6 +127,12 @@ class PageFleet:
     def promises(self) -> ListPromisesResponse:
         """What was given as `promised`."""
         return self.promised
+
+    def budgets(self) -> tuple[BudgetStatus, ...]:
+        """How the budgets of the policy stand; nothing is claimed."""
+        policy, steering = self.state.policy, ObjectiveController().controller_status()
+        readings = self.telemetry.readings(now_s=self.now_s(), now_ns=self.now_ns())
+        return budget_statuses(steering, policy, self._meter.measure(policy, self.state.nodes, readings))
 
     def read_history(self) -> JournalHistory:
         """All that happened."""

@@ -58,7 +58,7 @@ AGENTS = (
     ("devices", [{"product": product} for product in PARTS.values()], ()),
     ("lonely", [{"product": "l40s"}], ("--spool-ticks", "5")),
     # The budget is a little below what its one GPU draws, so that the agent holds a limit.
-    ("limited", [{"product": "a100-sxm4-40gb"}], ("--power-budget", "370")),
+    ("limited", [{"product": "a100-sxm4-40gb"}], ("--power-budget", "370W")),
     ("serving", [{"product": "h100-sxm5-80gb", "count": 2}], ()),
 )
 FLAGS = (

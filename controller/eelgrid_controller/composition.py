@@ -499,7 +499,7 @@ class Controller:
         from eelgrid_controller.server.http.live_server import LiveServer
 
         log, admit = self._log.getChild("page"), None if self._keeper is None else self._keeper.authorize_viewer
-        source = LoopSource(self.loop, self.telemetry, self.steward.promises, self._clock)
+        source = LoopSource(self.loop, self.telemetry, self.steward.promises, self.steward.budgets, self._clock)
         hub = LiveHub(source, log=log)
         door = LiveServer(hub, source, tls=self._tls, insecure=self._insecure, log=log, admit=admit)
         port = await door.start(self.config.page)

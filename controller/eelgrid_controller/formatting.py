@@ -7,6 +7,8 @@ thousandths of a CPU or GPU, and bytes.
 import math
 import re
 
+from eelgrid_protos.quantities import MIB
+
 
 def format_cpu(milli: int) -> str:
     """Formats thousandths of a CPU as CPUs: 2.5."""
@@ -78,10 +80,15 @@ def parse_cpu_milli(text: str) -> int:
 
 
 def parse_memory_bytes(text: str) -> int:
-    """Parses `16GiB`, `16Gi`, `16GB` or a number of bytes into bytes; raises ValueError."""
+    """Parses `16GiB`, `16Gi`, `16GB` or a number of bytes into bytes; raises ValueError.
+
+    A bare number below a mebibyte is refused: who writes 8 means 8 GiB, and no work fits into 8 bytes.
+    """
     number, unit = _number(text, "an amount of memory: write 16GiB, 16GB or bytes")
     if unit not in _BYTES:
         raise ValueError(f"{text!r} has an unknown unit: write 16GiB, 16GB or bytes")
+    if not unit and 0 < number < MIB:
+        raise ValueError(f"{text!r} is less than 1 MiB without a unit: write {text.strip()}GiB")
     return round(number * _BYTES[unit])
 
 

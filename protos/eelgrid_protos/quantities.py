@@ -24,6 +24,23 @@ class OpenEnum(IntEnum):
 
 
 MIB = 1024 * 1024
+_WATTS = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kM]?)W", re.ASCII)
+_WATT_SIZES = {"": 1.0, "k": 1e3, "M": 1e6}
+_BARE_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?[kM]?", re.ASCII)
+
+
+def parse_watts(text: str) -> float:
+    """Parses `5600W`, `20kW` or `1.3MW` into watts; a number without its unit is refused. Raises ValueError."""
+    match = _WATTS.fullmatch(text.strip())
+    if match is not None:
+        return float(match[1]) * _WATT_SIZES[match[2]]
+    number = text.strip()
+    if _BARE_NUMBER.fullmatch(number):
+        ways = f"{number}W" if number[-1] in _WATT_SIZES else f"{number}W or {number}kW"
+        raise ValueError(f"{text!r} has no unit: write {ways}")
+    raise ValueError(f"{text!r} is not an amount of power: write for example 5600W, 20kW or 1.3MW")
+
+
 GPU_MILLI_WHOLE = 1000
 
 

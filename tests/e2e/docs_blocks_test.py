@@ -25,7 +25,13 @@ MIG = {
 }
 FLEET = {
     agent: [
-        {"name": name, "cpu_milli": 192_000, "memory_bytes": 2**41, "gpus": [{"product": part, "count": 8}]}
+        {
+            "name": name,
+            "cpu_milli": 192_000,
+            "memory_bytes": 2**41,
+            "topology": "r1",
+            "gpus": [{"product": part, "count": 8}],
+        }
         for name in names
     ]
     for agent, part, names in (("one", "h100-sxm5-80gb", ["gpu-1"]), ("two", "a100-sxm4-80gb", ["gpu-2", "gpu-3"]))

@@ -291,7 +291,9 @@ def test_plan(live):
 
 def test_policy(live):
     before = json.loads(live.eelctl("policy", "get", "-o", "json").stdout)
-    changed = live.eelctl("policy", "set", "--objective", "energy", "--pool-mode", "lab=enforce", "-o", "json").stdout
+    changed = live.eelctl(
+        "policy", "set", "--objective", "energy", "--pool-mode", "lab=enforce", "--ahead", "-o", "json"
+    ).stdout
     as_json, as_yaml, lines = both(live, "policy", "get")
     assert json.loads(changed) == as_json == as_yaml
     assert (as_json["objective"], as_json["revision"]) == ("energy", before["revision"] + 1)

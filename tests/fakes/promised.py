@@ -19,6 +19,8 @@ class FakePromises:
     room: int = 100
     points: dict[tuple, MeasuredPoint] = field(default_factory=dict)
     answer: messages.ListPromisesResponse = field(default_factory=messages.ListPromisesResponse)
+    # What the GPUs below any budget draw.
+    drawn_w: float | None = None
     progress: list[tuple[str, float]] = field(default_factory=list)
 
     async def scale_workload(self, request: Any, context: Any) -> messages.ScaleWorkloadResponse:
@@ -45,7 +47,8 @@ class FakePromises:
 
     async def imagine_budgets(self, request: Any, context: Any) -> messages.ImagineBudgetsResponse:
         statuses = tuple(
-            messages.BudgetStatus(budget=budget, claimed_w=0.9 * budget.limit_w) for budget in request.budgets
+            messages.BudgetStatus(budget=budget, claimed_w=0.9 * budget.limit_w, measured_w=self.drawn_w)
+            for budget in request.budgets
         )
         return messages.ImagineBudgetsResponse(jobs=self.answer.jobs, budgets=statuses)
 

@@ -44,6 +44,17 @@ def test_flags_are_read():
     assert (config.pool, config.node_name, config.seed) == ("p", "n-1", 3)
 
 
+@pytest.mark.parametrize(("text", "power_w"), [("5600W", 5600.0), ("5.6kW", 5600.0)])
+def test_a_power_budget_has_a_unit(text, power_w):
+    assert parse_flags(["--power-budget", text]).power_budget_w == power_w
+
+
+def test_a_power_budget_without_a_unit_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(["--power-budget", "5600"])
+    assert "write 5600W or 5600kW" in capsys.readouterr().err
+
+
 def test_tls_takes_three_files():
     config = parse_flags(["--tls-certificate", "c", "--tls-key", "k", "--tls-authority", "a"])
     assert config.tls.key == Path("k")

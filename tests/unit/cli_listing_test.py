@@ -219,7 +219,7 @@ every other pool   observe: plans are shown, nothing is changed on the nodes
 
 def test_policy_set_changes_what_is_named_and_keeps_the_rest(eelctl, fake):
     eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30", "--policy", "fgd")
-    eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--send-interval", "2")
+    eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--ahead", "--send-interval", "2")
     policy = fake.policy
     assert (policy.revision, policy.objective, policy.lease_s, policy.send_interval_s) == (3, "custom", 30.0, 2.0)
     assert (policy.weights.power, policy.weights.stranding_w) == (2.0, 50.0)

@@ -94,7 +94,7 @@ def test_where_nothing_is_to_be_done_it_says_why(eelctl, fake):
 
 def test_a_pool_is_handed_over_and_keeps_its_mode(eelctl, fake):
     fake.policy = Policy(revision=1, pools=(PoolMode(pool="a", mode=EnforcementMode.ENFORCE),))
-    eelctl("policy", "set", "--partition", "a=on", "--partition", "b=on")
+    eelctl("policy", "set", "--partition", "a=on", "--partition", "b=on", "--ahead")
     said = eelctl("policy", "set", "--pool-mode", "a=observe").output
     assert fake.policy.pools == (
         PoolMode(pool="a", mode=EnforcementMode.OBSERVE, partitioned=True),

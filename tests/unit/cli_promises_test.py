@@ -121,7 +121,12 @@ def test_promises(eelctl, fake):
         ),
         budgets=(
             BudgetStatus(
-                budget=PowerBudget(scope=BudgetScope.CLUSTER, limit_w=20_000.0), claimed_w=18_500.0, shortfall_w=120.0
+                budget=PowerBudget(scope=BudgetScope.CLUSTER, limit_w=20_000.0),
+                claimed_w=18_500.0,
+                shortfall_w=120.0,
+                measured_w=21_000.0,
+                measured_gpus=3,
+                gpus=4,
             ),
         ),
         price_ratio=1.3,
@@ -133,8 +138,8 @@ chat     rising    2/3  12/s  620 ms    500 ms  the promise is broken
 JOB    PHASE      LIMIT    TIME    SAVES  WHY
 train  searching  250 W  +1.2 %  +18.5 %  would: 250 W saves most
 
-BUDGET      LIMIT   CLAIMED  SHORT
-cluster  20,000 W  18,500 W  120 W
+BUDGET      LIMIT  MEASURED   CLAIMED     OVER  SHORT
+cluster  20,000 W  21,000 W  18,500 W  1,000 W  120 W
 energy now costs 1.30 times the mean of the coming day
 """)
     assert json.loads(eelctl("promises", "-o", "json").stdout)["services"][0]["live_s"] == 0.62
@@ -164,10 +169,10 @@ chat     T4   -          8   60 W        18/s  450 ms  55.0 W
 
 
 def test_budgets(eelctl, fake):
-    shown = eelctl("policy", "set", "--budget", "cluster=200kW", "--budget", "rack:r1=20.5kW").stdout
+    shown = eelctl("policy", "set", "--budget", "cluster=200kW", "--budget", "rack:r1=20.5kW", "--ahead").stdout
     assert "budget cluster     200,000 W" in shown
     assert "budget rack r1     20,500 W" in shown
-    eelctl("policy", "set", "--budget", "cluster=none", "--budget", "node:n7=5600W")
+    eelctl("policy", "set", "--budget", "cluster=none", "--budget", "node:n7=5600W", "--ahead")
     assert {(one.scope, one.name): one.limit_w for one in fake.policy.budgets} == {
         (BudgetScope.RACK, "r1"): 20_500.0,
         (BudgetScope.NODE, "n7"): 5600.0,
@@ -301,6 +306,6 @@ def test_budgets_are_imagined(eelctl, fake):
     )
     shown = eelctl("promises", "--budget", "rack:r1=4kW").stdout
     assert "train  imagined  200 W  +8.0 %" in shown
-    assert "cluster  9,000 W  8,100 W" in shown
-    assert "rack r1  4,000 W  3,600 W" in shown
+    assert "cluster  9,000 W         -  8,100 W" in shown
+    assert "rack r1  4,000 W         -  3,600 W" in shown
     assert fake.policy.budgets == (PowerBudget(scope=BudgetScope.CLUSTER, limit_w=9000.0),)

@@ -119,6 +119,11 @@ def test_a_mistake_in_the_last_document_submits_nothing(submit, fake, tmp_path):
         ("name: x\nrequest: {cpu: 1, cpu_milli: 1000}\n", "request.cpu: is given together with cpu_milli"),
         ("name: x\nrequest: {cpu: lots}\n", "request.cpu: is 'lots'"),
         ("name: x\nrequest: {memory: -1}\n", "request.memory: is -1"),
+        (
+            "name: x\nrequest: {memory: 8}\n",
+            "request.memory: is 8, which is less than 1 MiB without a unit; write 8GiB",
+        ),
+        ("name: x\nrequest: {memory: '512'}\n", "write 512GiB"),
         ("name: x\nrequest: {gpus: 2, gpu_share: 0.5}\n", "gpu_milli: is a share of several GPUs"),
         ("name: x\nrequest: {cpu: .nan}\n", "request.cpu: is nan"),
         ("name: x\nrequest: [1]\n", "request: is list"),
@@ -173,3 +178,10 @@ def test_a_binary_file(submit, tmp_path):
     result = submit("-f", str(path))
     assert result.exit_code == 2
     assert "not UTF-8" in result.stderr
+
+
+def test_a_bare_number_of_memory_is_asked_for_its_unit(submit, fake):
+    result = submit("--name", "x", "--cpu", "1", "--memory", "8")
+    assert result.exit_code == 2
+    assert "write 8GiB" in result.stderr
+    assert fake.calls == []

@@ -29,6 +29,7 @@ def test_the_agent_takes_its_flags(name):
             assert (config.tls is None) == config.insecure
             assert (config.dra, config.device_plugin) == SERVES.get((name, config.pool), (False, "off"))
             assert config.listen.startswith("127.0.0.1:")
+            assert config.power_budget_w == (5600.0 if (name, config.pool) == ("enforce", "power") else None)
 
 
 PRIVILEGES = {

@@ -146,16 +146,21 @@ def test_plans():
     [
         (900.0, 2, 500.0, 0.0, OK),
         (1100.0, 2, 500.0, 0.0, FAIL),
-        (1100.0, 1, 500.0, 0.0, OK),
+        (1100.0, 1, 500.0, 0.0, FAIL),  # what is not read only adds to it
+        (None, 0, 500.0, 0.0, OK),
         (900.0, 2, 960.0, 0.0, WARN),
         (900.0, 2, 500.0, 10.0, WARN),
+        (960.0, 2, 500.0, 0.0, WARN),
     ],
 )
-def test_budgets(drawn, measured, claimed, short, status):
-    budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0)
-    one = BudgetStatus(budget=budget, claimed_w=claimed, shortfall_w=short)
-    assert [f.status for f in checks.check_budgets((one,), drawn, measured, 2)] == [status]
-    assert found(checks.check_budgets((), drawn, measured, 2)) == {"budgets": OK}
+@pytest.mark.parametrize("scope", [BudgetScope.CLUSTER, BudgetScope.RACK])
+def test_budgets(drawn, measured, claimed, short, status, scope):
+    budget = PowerBudget(scope=scope, name="" if scope is BudgetScope.CLUSTER else "r1", limit_w=1000.0)
+    one = BudgetStatus(
+        budget=budget, claimed_w=claimed, shortfall_w=short, measured_w=drawn, measured_gpus=measured, gpus=2
+    )
+    assert [f.status for f in checks.check_budgets((one,))] == [status]
+    assert found(checks.check_budgets(())) == {"budgets": OK}
 
 
 def test_promises():

@@ -40,3 +40,17 @@ def test_what_is_written_while_a_question_is_answered_is_in_all_of_the_answer_or
     store._reader.set_trace_callback(None)
     assert store.query(asked).measured_mj == 1500
     store.close()
+
+
+def test_a_place_without_a_pool_is_in_the_default_pool(tmp_path):
+    store = open_ledger(tmp_path)
+    entries = [
+        LedgerEntry(0, LedgerPlace(node, pool, "m"), EnergyHolder("pod", "a"), LedgerAmount(active_mj=amount))
+        for node, pool, amount in (("n1", "", 5), ("n2", "default", 7), ("n3", "p", 11))
+    ]
+    store.add(entries, [], [], now_s=0)
+    whole = {"begin_ns": 0, "end_ns": 3600 * 10**9, "rows_most": 10}
+    groups = store.query(parse_query(**whole, group_by=("pool",), filters={})).groups
+    assert {group.values: group.spent.energy_mj for group in groups} == {("default",): 12, ("p",): 11}
+    assert store.query(parse_query(**whole, group_by=(), filters={"pool": "default"})).total.energy_mj == 12
+    store.close()

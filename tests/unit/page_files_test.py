@@ -47,7 +47,7 @@ def test_all_that_ten_thousand_gpus_need_is_small():
         (record, fleet.telemetry.fresh_tick(name, now_s=fleet.now_s(), now_ns=fleet.now_ns()))
         for name, record in state.nodes.items()
     )
-    hub.board.delta_frame(state, now_ns=1)
+    hub.board.delta_frame(state, fleet.budgets(), now_ns=1)
     whole = hub._whole_now()
     assert whole.plain.count(b"node-") >= 1250
     assert sum(len(one.packed) for one in files.values()) < 50_000

@@ -306,7 +306,7 @@ def test_an_agent_whose_budget_reaches_no_gpu_ends_with_one_line(tmp_path):
     fleet = tmp_path / "fleet.json"
     gpus = [{"product": "h100-pcie-80gb", "count": 2}]
     fleet.write_text(json.dumps({"nodes": [{"name": "n", "cpu_milli": 1000, "memory_bytes": 2**30, "gpus": gpus}]}))
-    words = ("--controller", "127.0.0.1:1", "--simulate", str(fleet), "--power-budget", "500")
+    words = ("--controller", "127.0.0.1:1", "--simulate", str(fleet), "--power-budget", "500W")
     done = subprocess.run(
         [sys.executable, "-m", "eelgrid_agent", *words], capture_output=True, text=True, timeout=60, check=False
     )

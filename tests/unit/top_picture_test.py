@@ -52,7 +52,12 @@ PROMISES = ListPromisesResponse(
     jobs=(JobStatus(workload_id="j", name="j", phase="steady"),),
     budgets=(
         BudgetStatus(budget=PowerBudget(scope=BudgetScope.RACK, name="r", limit_w=10.0), claimed_w=9.0),
-        BudgetStatus(budget=PowerBudget(scope=BudgetScope.CLUSTER, limit_w=800_000.0), claimed_w=1.0),
+        BudgetStatus(
+            budget=PowerBudget(scope=BudgetScope.CLUSTER, limit_w=800_000.0),
+            claimed_w=1.0,
+            measured_w=SUMMARY.measured_power_w,
+            measured_gpus=SUMMARY.measured_gpus,
+        ),
     ),
 )
 ENERGY = replace(

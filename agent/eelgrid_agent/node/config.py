@@ -10,6 +10,7 @@ from typing import Any
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
+from eelgrid_protos.quantities import parse_watts
 from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
 from eelgrid_protos.sockets import NAMES_MOST
 from eelgrid_protos.transport import TlsFiles
@@ -168,7 +169,11 @@ def _add_node_flags(add: Callable[..., Any]) -> None:
     )
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
-    add("--pool", default="", help="the pool of this node, whose enforcement mode applies")
+    add(
+        "--pool",
+        default="",
+        help="the pool of this node, whose enforcement mode applies (default: the pool named default)",
+    )
     add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this node; may be repeated")
     add(
         "--topology",
@@ -217,9 +222,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(
         "--power-budget",
-        type=float,
+        type=_watts,
         metavar="WATTS",
-        help="keep the total power of this node's GPUs below this, whatever the controller requests",
+        help="keep the total power of this node's GPUs below this, such as 5600W or 5.6kW, whatever the controller "
+        "requests",
     )
     add(
         "--web-config", type=Path, metavar="FILE", help="TLS and passwords of the metrics, as Prometheus exporters have"
@@ -341,11 +347,19 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     return AgentConfig(**{**said, **made})
 
 
+def _watts(text: str) -> float:
+    """Parses watts with their unit, as argparse asks for."""
+    try:
+        return parse_watts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _check_enforcement(flags: argparse.Namespace) -> None:
     budget_w = flags.power_budget
     if budget_w is not None and not 0.0 < budget_w <= POWER_BUDGET_W_MOST:
         problem = f"{budget_w:g} is not in (0, {POWER_BUDGET_W_MOST:g}]"
-        raise BadLimit("--power-budget", problem, "give the node's watts, for example 5600")
+        raise BadLimit("--power-budget", problem, "give the node's watts, for example 5600W")
     if budget_w is not None and flags.observe_only:
         raise BadEnforcement("--power-budget", "cannot be kept with --observe-only", "leave one of them out")
     if flags.faults is not None and flags.simulate is None:

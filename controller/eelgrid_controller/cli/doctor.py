@@ -376,9 +376,7 @@ def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[
         yield promised
     else:
         yield from doctor_cluster.check_promises(promised)
-        yield from doctor_cluster.check_budgets(
-            promised.budgets, summary.measured_power_w, summary.measured_gpus, summary.gpus
-        )
+        yield from doctor_cluster.check_budgets(promised.budgets)
     yield doctor_cluster.check_waiting_work(summary)
     now_ns = time.time_ns()
     spent = _call_or_finding(

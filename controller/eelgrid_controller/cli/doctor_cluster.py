@@ -35,6 +35,7 @@ from eelgrid_protos.messages import (
     QueryEnergyResponse,
     ServiceStatus,
     Summary,
+    resolve_pool,
 )
 
 # A batch may be late by a turn of both sides; three are a pattern.
@@ -169,7 +170,7 @@ def check_enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
     enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
     if not enforced:
         return report_ok("enforcement", "no pool is enforced: no GPU setting is changed")
-    of_these = [n for n in nodes if n.inventory.pool in enforced and n.inventory.gpus]
+    of_these = [n for n in nodes if resolve_pool(n.inventory.pool) in enforced and n.inventory.gpus]
     unable = [
         n.inventory.node_name for n in of_these if n.inventory.access < AccessLevel.ROOT and not n.inventory.simulated
     ]
@@ -189,7 +190,12 @@ def check_enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
 def check_limit_reach(nodes: Iterable[Node], policy: Policy) -> Finding:
     """Checks that GPUs of enforced pools accept power limits: one that reports no range cannot be lowered."""
     enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
-    every = [(n.inventory.node_name, gpu) for n in nodes if n.inventory.pool in enforced for gpu in n.inventory.gpus]
+    every = [
+        (n.inventory.node_name, gpu)
+        for n in nodes
+        if resolve_pool(n.inventory.pool) in enforced
+        for gpu in n.inventory.gpus
+    ]
     silent = [f"{name}/{gpu.index}" for name, gpu in every if not gpu.lost and gpu.power_limit_min_w is None]
     if silent:
         what = (
@@ -235,35 +241,31 @@ def check_plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
     return tuple(findings) or (report_ok("plans", f"{count_noun(len(found), 'plan')}, all applied"),)
 
 
-def check_budgets(
-    found: Sequence[BudgetStatus], drawn_w: float, measured_gpus: int, gpus_known: int
-) -> tuple[Finding, ...]:
-    """Checks for power budgets that are exceeded or nearly so; the draw is known for the cluster's only."""
+def check_budgets(found: Sequence[BudgetStatus]) -> tuple[Finding, ...]:
+    """Checks for power budgets that are exceeded or nearly so, by the figures of `eelctl promises`."""
     if not found:
         return (report_ok("budgets", "no power budget is set"),)
     findings = []
     for status in found:
         budget = status.budget
-        name = f"{budget.scope.name.lower()} {budget.name}".strip()
-        check = f"budget, {name}"
-        is_whole = budget.scope.name == "CLUSTER" and measured_gpus == gpus_known
-        if is_whole and drawn_w > budget.limit_w:
-            what = f"{format_power(drawn_w)} drawn of {format_power(budget.limit_w)}"
-            findings.append(
-                report_failure(
-                    check, what, "see `eelctl promises`: enforce more pools, drain nodes, or raise the budget"
-                )
-            )
+        check = f"budget, {f'{budget.scope.name.lower()} {budget.name}'.strip()}"
+        most = format_power(budget.limit_w)
+        unread = status.gpus - status.measured_gpus
+        if status.over_w > 0:
+            what = f"{format_power(status.measured_w)} measured of {most}: {format_power(status.over_w)} over"
+            what += f", and {count_noun(unread, 'GPU')} not read" if unread else ""
+            remedy = "see `eelctl promises`: enforce more pools, drain nodes, or raise the budget"
+            findings.append(report_failure(check, what, remedy))
         elif status.shortfall_w > 0:
-            what = f"{format_power(status.shortfall_w)} needed for objectives exceed the budget of {format_power(budget.limit_w)}"
-            findings.append(
-                report_warning(
-                    check, what, "see `eelctl promises`: relax objectives, or raise the budget (eelctl policy set)"
-                )
-            )
+            what = f"{format_power(status.shortfall_w)} more than {most} is needed for objectives and lost nodes"
+            remedy = "see `eelctl promises`: relax objectives, or raise the budget (eelctl policy set)"
+            findings.append(report_warning(check, what, remedy))
         elif status.claimed_w > _NEAR * budget.limit_w:
-            what = f"{format_power(status.claimed_w)} claimed of {format_power(budget.limit_w)}"
+            what = f"{format_power(status.claimed_w)} claimed of {most}"
             findings.append(report_warning(check, what, "nothing yet; new work will wait for power"))
+        elif (status.measured_w or 0.0) > _NEAR * budget.limit_w:
+            what = f"{format_power(status.measured_w)} measured of {most}"
+            findings.append(report_warning(check, what, "nothing yet; see `eelctl promises` for what is claimed"))
     return tuple(findings) or (report_ok("budgets", f"{count_noun(len(found), 'budget')}, none near its limit"),)
 
 

@@ -34,6 +34,7 @@ from eelgrid_protos.messages import (
     ReconcileNodeRequest,
     RemoveNodeRequest,
     RemoveNodeResponse,
+    resolve_pool,
 )
 
 # NVML's nearest common ancestors.
@@ -149,7 +150,7 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
         _node_state,
         colour=lambda n: "green" if _node_state(n) == "ready" else "red",
     ),
-    TableColumn("POOL", lambda n: n.inventory.pool),
+    TableColumn("POOL", lambda n: resolve_pool(n.inventory.pool)),
     TableColumn("MODEL", lambda n: ",".join(dict.fromkeys(gpu.model for gpu in n.inventory.gpus))),
     TableColumn("GPUS", _gpus_allocated, right=True),
     TableColumn(

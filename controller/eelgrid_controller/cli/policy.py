@@ -1,7 +1,7 @@
 """eelctl policy and spending: the policy in force, its power budgets, energy prices and spending limits.
 
 A change is based on the policy in force and carries its revision, so that two operators cannot overwrite each other
-unnoticed. Formats: `cluster=200kW`, `rack:r1=20kW`, `node:n7=5600` for budgets, a YAML file for prices (docs/how-to/promises.md),
+unnoticed. Formats: `cluster=200kW`, `rack:r1=20kW`, `node:n7=5600W` for budgets, a YAML file for prices (docs/how-to/promises.md),
 and `namespace=research gpu-hours=2000 per month` for spending limits (docs/how-to/spending.md).
 """
 
@@ -15,6 +15,14 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table, use_colour
+from eelgrid_controller.cli.policy_changes import (
+    confirm_low_budgets,
+    describe_budget_place,
+    describe_pool_mode,
+    describe_prices,
+    policy_changes,
+    refuse_unknown_names,
+)
 from eelgrid_controller.state.spending import (
     QUANTITY_UNITS,
     PeriodBounds,
@@ -49,9 +57,8 @@ from eelgrid_protos.messages import (
     Weights,
 )
 from eelgrid_protos.plain_messages import from_plain
+from eelgrid_protos.quantities import parse_watts
 
-_WATTS = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(k|M)?W?")
-_UNIT = {None: 1.0, "k": 1e3, "M": 1e6}
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_MINUTES = 24 * 60
 _BYTES_MOST = 1 << 20
@@ -68,10 +75,10 @@ def _budget(text: str) -> tuple[BudgetScope, str, float | None]:
         )
     if amount == "none":
         return scopes[scope], name, None
-    match = _WATTS.fullmatch(amount)
-    if match is None:
-        raise click.BadParameter(f"{amount!r}; write watts such as 5600W, 20kW or none", param_hint="--budget")
-    return scopes[scope], name, float(match[1]) * _UNIT[match[2]]
+    try:
+        return scopes[scope], name, parse_watts(amount)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; or none, to remove the budget", param_hint="--budget") from None
 
 
 def apply_budget_options(policy: Policy, texts: Iterable[str]) -> tuple[PowerBudget, ...]:
@@ -132,16 +139,9 @@ def read_prices(path: Path) -> EnergyPrices | None:
 def budget_lines(policy: Policy) -> Iterator[str]:
     """Formats budgets and prices for people."""
     for budget in policy.budgets:
-        yield f"budget {f'{budget.scope.name.lower()} {budget.name}'.strip():<12}{budget.limit_w:,.0f} W"
-    prices = policy.prices
-    if prices is None:
-        return
-    amounts = [period.price_per_kwh for period in prices.periods]
-    carbon = f", {prices.carbon_price_per_kg:g} {prices.currency}/kg of CO2" if prices.carbon_price_per_kg else ""
-    yield (
-        f"prices             {min(amounts):g} to {max(amounts):g} {prices.currency}/kWh in {len(amounts)} periods a week"
-        f", PUE {prices.pue:g}{carbon}"
-    )
+        yield f"budget {describe_budget_place(budget):<12}{budget.limit_w:,.0f} W"
+    if policy.prices is not None:
+        yield f"prices             {describe_prices(policy.prices)}"
 
 
 _QUANTITIES = {amount.name: quantity for quantity, amount in QUANTITY_UNITS.items()}
@@ -375,8 +375,7 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield f"send interval      {policy.send_interval_s:g} s"
     yield f"sample interval    {policy.sample_interval_s:g} s"
     for pool in policy.pools:
-        kept = ", MIG GPUs managed by the partition planner" if pool.partitioned else ""
-        yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
+        yield f"pool {pool.pool:<14}{describe_pool_mode(pool)}"
     yield from budget_lines(policy)
     for limit in policy.spending:
         yield f"spending           {format_limit(limit)}"
@@ -402,7 +401,12 @@ def get_policy(settings: CliSettings) -> None:
 @click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Named objective.")
 @click.option("--policy", "placement", metavar="NAME", help="Placement policy: eelgrid, fgd, pwr, pwr200, ...")
 @click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight of {', '.join(_WEIGHTS)}; repeatable.")
-@click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="Mode of a pool, observe or enforce; repeatable.")
+@click.option(
+    "--pool-mode",
+    multiple=True,
+    metavar="POOL=MODE",
+    help="Mode of a pool, observe or enforce; `default` is the pool of agents that name none; repeatable.",
+)
 @click.option(
     "--partition", multiple=True, metavar="POOL=on", help="on: use the MIG GPUs of a pool for slices only; repeatable."
 )
@@ -410,7 +414,7 @@ def get_policy(settings: CliSettings) -> None:
     "--budget",
     multiple=True,
     metavar="PLACE=WATTS",
-    help="Power budget, for example cluster=200kW, rack:r1=20kW, node:n7=none; repeatable.",
+    help="Power budget with its unit, for example cluster=200kW, rack:r1=5600W, node:n7=none; repeatable.",
 )
 @click.option(
     "--prices",
@@ -434,6 +438,13 @@ def get_policy(settings: CliSettings) -> None:
     "--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between batches of samples from an agent."
 )
 @click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples of an agent.")
+@click.option(
+    "--ahead",
+    is_flag=True,
+    help="Accept pools, racks and nodes that no node of the controller has yet, or not any more.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before a budget is set below what its GPUs draw now.")
+@click.option("--dry-run", is_flag=True, help="Print what would differ from the policy in force, and change nothing.")
 @output_option
 @click.pass_obj
 def set_policy(
@@ -447,13 +458,21 @@ def set_policy(
     budget: tuple[str, ...],
     prices: Path | None,
     spend: tuple[str, ...],
+    ahead: bool,
+    yes: bool,
+    dry_run: bool,
     **intervals: Any,
 ) -> None:
     """Change the policy in force; settings that are not named stay as they are.
 
+    Prints a line for each setting that changes. Agents that name no pool are in the pool `default`. A pool, rack or
+    node that no node has is refused, since a misspelled name would bound and enforce nothing; --ahead declares it
+    before its nodes join. A budget below what its GPUs draw now asks first, and needs --yes without a terminal.
+
     \b
     eelctl policy set --objective energy
-    eelctl policy set --budget rack:r1=20kW --pool-mode batch=enforce
+    eelctl policy set --budget rack:r1=20kW --pool-mode default=enforce
+    eelctl policy set --budget cluster=200kW --dry-run
     """  # noqa: D301
     named = (objective, weight, pool_mode, partition, budget, prices, spend)
     if not any(named) and all(value is None for value in intervals.values()):
@@ -468,5 +487,12 @@ def set_policy(
         )
         if prices is not None:
             wanted = replace(wanted, prices=read_prices(prices))
+        if not ahead:
+            refuse_unknown_names(client, settings, found, wanted)
+        changes = tuple(policy_changes(found, wanted))
+        confirm_low_budgets(client, settings, found, wanted, asks=not (yes or dry_run))
+        if dry_run:
+            print_document(settings, wanted, ("dry run: nothing was changed", *changes))
+            return
         answer = client.update_policy(UpdatePolicyRequest(policy=wanted), timeout=settings.timeout_s).policy
-        print_document(settings, answer, _lines(answer))
+        print_document(settings, answer, (*changes, "", *_lines(answer)))

@@ -40,6 +40,7 @@ from eelgrid_protos.messages import (
     QuantileLatency,
     RecordPointsRequest,
 )
+from eelgrid_protos.quantities import parse_watts
 
 _ASKED_MOST = 1000
 
@@ -90,6 +91,17 @@ def _numbers(text: str, option: str, *, whole: bool) -> list[float]:
         raise click.BadParameter(f"{text!r}; write numbers such as 1,4,8", param_hint=option) from None
     if not all(0.0 < one <= 1e6 and (not whole or one == int(one)) for one in found):
         raise click.BadParameter(f"{text!r}; write {'whole ' if whole else ''}numbers above 0", param_hint=option)
+    return found
+
+
+def _watts(text: str, option: str) -> list[float]:
+    """Parses `400W,0.5kW`; raises BadParameter."""
+    try:
+        found = [parse_watts(part) for part in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
+    if not all(0.0 < one <= 1e6 for one in found):
+        raise click.BadParameter(f"{text!r}; write watts above 0, at most 1MW", param_hint=option)
     return found
 
 
@@ -170,7 +182,11 @@ def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterato
     help="Batch size: samples, or the maximum number of concurrent sequences.",
 )
 @click.option(
-    "--limit", "limits", default="", metavar="WATTS,...", help="Power limits; the default limit if not given."
+    "--limit",
+    "limits",
+    default="",
+    metavar="WATTS,...",
+    help="Power limits: 400W,500W; the default limit if not given.",
 )
 @click.option(
     "--points",
@@ -196,9 +212,9 @@ def predict(
     The configurations need not have been measured.
 
     \b
-    eelctl profile predict chat --gpu H100-SXM5-80GB --batch 8,16 --limit 400,500,700
+    eelctl profile predict chat --gpu H100-SXM5-80GB --batch 8,16 --limit 400W,500W,700W
     """  # noqa: D301
-    watts: list[float | None] = [*_numbers(limits, "--limit", whole=False)] if limits else [None]
+    watts: list[float | None] = [*_watts(limits, "--limit")] if limits else [None]
     told = _read_measured_points(settings, points)
     if not told:
         raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")

@@ -340,19 +340,28 @@ def _energy(seen: TopSnapshot) -> str:
 
 
 def _worst(budgets: Sequence[BudgetStatus]) -> BudgetStatus:
-    """Returns the cluster's budget, else the one with the highest claimed share."""
+    """Returns the cluster's budget, or any that is further over; without the cluster's, the fullest."""
     whole = [one for one in budgets if one.budget.scope.name == "CLUSTER"]
-    return max(whole or budgets, key=lambda one: one.claimed_w / one.budget.limit_w if one.budget.limit_w else 0.0)
+    over = [one for one in budgets if one.over_w > 0.0]
+    return max(over or whole or budgets, key=_used_share)
+
+
+def _used_w(one: BudgetStatus) -> float:
+    return one.claimed_w if one.measured_w is None else one.measured_w
+
+
+def _used_share(one: BudgetStatus) -> float:
+    return _used_w(one) / one.budget.limit_w if one.budget.limit_w else 0.0
 
 
 def _budget(seen: TopSnapshot) -> Text:
     assert seen.promises is not None
     one = _worst(seen.promises.budgets)
-    is_whole = one.budget.scope.name == "CLUSTER"
-    used_w = seen.summary.measured_power_w if is_whole else one.claimed_w
-    share = used_w / one.budget.limit_w if one.budget.limit_w else 0.0
+    share = _used_share(one)
     text = render_bar(share, 16)
-    name = "" if is_whole else f" claimed, {one.budget.scope.name.lower()} {escape_text(one.budget.name)}"
+    name = " claimed" if one.measured_w is None else ""
+    if one.budget.scope.name != "CLUSTER":
+        name += f", {one.budget.scope.name.lower()} {escape_text(one.budget.name)}"
     text.append(f" {100 * share:.0f} % of {format_power(one.budget.limit_w)}{name}", style="red" if share > 1.0 else "")
     more = len(seen.promises.budgets) - 1
     text.append(f", and {more} more" if more else "", style=_GREY)

@@ -148,10 +148,11 @@ def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
             )
         try:
             found[name] = read(str(value))
-        except ValueError:
-            violation = Violation(
-                path, f"is {value!r}", "write for example cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5"
-            )
+        except ValueError as error:
+            remedy = "write for example cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5"
+            what, _, how = str(error).removeprefix(f"{str(value)!r} ").partition(": write ")
+            problem = f"is {value!r}, which {what}" if how else f"is {value!r}"
+            violation = Violation(path, problem, f"write {how}" if how else remedy)
             raise InvalidMessage("cannot read this", (violation,)) from None
     if found.get("gpu_count"):
         found.setdefault("gpu_milli", GPU_MILLI_WHOLE)
@@ -494,7 +495,15 @@ _JOBS: tuple[TableColumn[JobStatus], ...] = (
 _BUDGETS: tuple[TableColumn[BudgetStatus], ...] = (
     TableColumn("BUDGET", lambda one: f"{one.budget.scope.name.lower()} {one.budget.name}".strip()),
     TableColumn("LIMIT", lambda one: f"{one.budget.limit_w:,.0f} W", right=True),
-    TableColumn("CLAIMED", lambda one: f"{one.claimed_w:,.0f} W", right=True),
+    TableColumn("MEASURED", lambda one: "" if one.measured_w is None else f"{one.measured_w:,.0f} W", right=True),
+    # Of GPUs something is always claimed: none is known yet where it is 0.
+    TableColumn("CLAIMED", lambda one: "" if one.gpus and not one.claimed_w else f"{one.claimed_w:,.0f} W", right=True),
+    TableColumn(
+        "OVER",
+        lambda one: f"{one.over_w:,.0f} W" if one.over_w else "",
+        right=True,
+        colour=lambda one: "red" if one.over_w else None,
+    ),
     TableColumn(
         "SHORT",
         lambda one: f"{one.shortfall_w:,.0f} W" if one.shortfall_w else "",
@@ -531,6 +540,11 @@ def _objective_lines(settings: CliSettings, found: ListPromisesResponse) -> Iter
 @click.pass_obj
 def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
     """Show whether services and jobs meet their objectives, and what the controller does for them.
+
+    Of each power budget: MEASURED is what its GPUs draw now, CLAIMED what they may draw (held ones at their limits,
+    those that no known work holds at their idle power), OVER what is measured beyond the budget, and SHORT what
+    objectives and lost nodes need beyond it. More measured than claimed is drawn by work that the controller does not
+    know.
 
     With --budget, show what jobs would lose under other power budgets; the budgets in force do not change.
     """

@@ -46,20 +46,30 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound, ScrapeTarget
-from eelgrid_controller.objectives.status import ControlCounts, objective_latency_s, promise_statuses, refusal_rule
+from eelgrid_controller.objectives.status import (
+    ControlCounts,
+    budget_statuses,
+    objective_latency_s,
+    promise_statuses,
+    refusal_rule,
+)
 from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.state.budget_power import BudgetMeter, BudgetPower
 from eelgrid_controller.state.engine_reports import EngineOverrides
-from eelgrid_controller.state.events import WorkloadCancelled, WorkloadSubmitted
+from eelgrid_controller.state.events import PolicyChanged, WorkloadCancelled, WorkloadSubmitted
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WorkInterval, make_job_profile_name
+from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,
+    BudgetStatus,
     ImagineBudgetsResponse,
     ListPromisesResponse,
     MeasuredPoint,
+    Policy,
     PowerBudget,
     Workload,
     WorkloadPhase,
@@ -296,6 +306,7 @@ class ControlLoop:
         self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
         self._left_out = 0  # promised workloads that are too many
         self._worked = worked
+        self._meter = BudgetMeter()
         self._sums = ClusterSums(loop, telemetry, catalogue, every_s=settings.others_s, clock=clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
         self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
@@ -314,20 +325,35 @@ class ControlLoop:
     def promises(self) -> ListPromisesResponse:
         """How promises are kept, for operators."""
         state = self._loop.core.state
-        return promise_statuses(self._standing, state.workloads, state.policy)
+        return promise_statuses(self._standing, state.workloads, state.policy, self._budget_power(state.policy))
+
+    def budgets(self) -> tuple[BudgetStatus, ...]:
+        """How the power budgets stand, as in `promises`."""
+        policy = self._loop.core.state.policy
+        return budget_statuses(self._standing.steering, policy, self._budget_power(policy))
+
+    def _budget_power(self, policy: Policy, meter: BudgetMeter | None = None) -> dict[str, BudgetPower]:
+        """What the GPUs below each budget draw now."""
+        now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
+        readings = self._telemetry.readings(now_s=now_s, now_ns=now_ns)
+        return (meter or self._meter).measure(policy, self._loop.core.state.nodes, readings)
 
     async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
         """What jobs would have under other budgets; changes nothing. Raises InvalidArgument."""
         policy = replace(await self._loop.read(lambda core: core.state.policy), budgets=tuple(budgets))
         draws, workloads = await self._sums.node_draws(self._unsteered), dict(self._loop.core.state.workloads)
         try:
-            return await asyncio.get_running_loop().run_in_executor(
+            found = await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: self._desk.evaluate_policy(policy, draws, workloads)
             )
         except ControllerError as error:
             raise InvalidArgument(
                 "the budgets do not form a tree", (Violation("budgets", error.problem, error.remedy),)
             ) from None
+        measured = self._budget_power(policy, BudgetMeter())
+        keys = (make_budget_key(one.budget.scope, one.budget.name) for one in found.budgets)
+        of = zip(found.budgets, keys, strict=True)
+        return replace(found, budgets=tuple(replace(one, **measured[key]._asdict()) for one, key in of))
 
     def progress(self, workload_id: str, work_done: float, at_ns: int | None = None) -> None:
         """A job tells how far it was at a time, by default now.
@@ -403,6 +429,9 @@ class ControlLoop:
             elif isinstance(event, WorkloadCancelled):
                 self._promised.pop(event.workload_id, None)
                 self._progress.pop(event.workload_id, None)
+            elif isinstance(event, PolicyChanged):
+                # Until a turn has seen new budgets, nothing is known to be claimed of them.
+                self._early.set()
 
     async def _world(self) -> ClusterObservation:
         """Everything that a turn needs."""

@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from eelgrid_controller.objectives.control_cycle import ObjectivesStatus
 from eelgrid_controller.objectives.power.control_events import (
-    BudgetControlStatus,
+    ControllerStatus,
     JobControlStatus,
     ServiceControlStatus,
 )
 from eelgrid_controller.objectives.service_observer import ServiceObservation
+from eelgrid_controller.state.budget_power import NO_BUDGET_POWER, BudgetPower
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
@@ -161,10 +162,34 @@ def _reason_text(status: _Status, basis: str) -> _Status:
     return replace(status, reason=f"{status.reason}; {basis}"[:_REASON_MOST]) if basis else status
 
 
+def budget_statuses(
+    steering: ControllerStatus, policy: Policy, measured: Mapping[str, BudgetPower]
+) -> tuple[BudgetStatus, ...]:
+    """How the policy's budgets stand, in its order: the one source of what is measured, claimed and short of each."""
+    known = {one.name: one for one in steering.budgets}
+    found = []
+    for budget in policy.budgets:
+        key = make_budget_key(budget.scope, budget.name)
+        steered, read = known.get(key), measured.get(key, NO_BUDGET_POWER)
+        found.append(
+            BudgetStatus(
+                budget=budget,
+                # What is not steered draws from the budget, too.
+                claimed_w=0.0 if steered is None else steered.claim_w + steered.other_w,
+                shortfall_w=0.0 if steered is None else steered.shortfall_w,
+                **read._asdict(),
+            )
+        )
+    return tuple(found)
+
+
 def promise_statuses(
-    standing: ObjectivesStatus, workloads: Mapping[str, Workload], policy: Policy
+    standing: ObjectivesStatus,
+    workloads: Mapping[str, Workload],
+    policy: Policy,
+    measured: Mapping[str, BudgetPower],
 ) -> ListPromisesResponse:
-    """How all promises stand; what ended since is left out."""
+    """How all promises stand; what ended since is left out. `measured` is the power of each budget."""
     steering, advice = standing.steering, standing.advice
     told = [
         *(service.name for service in steering.services),
@@ -189,19 +214,9 @@ def promise_statuses(
                 jobs.append(left)
     services = [_reason_text(one, standing.bases.get(one.workload_id, "")) for one in services]
     jobs = [_reason_text(one, standing.bases.get(one.workload_id, "")) for one in jobs]
-    known: Mapping[str, BudgetControlStatus] = {one.name: one for one in steering.budgets}
-    budgets = [
-        BudgetStatus(
-            budget=budget,
-            claimed_w=0.0 if found is None else found.claim_w,
-            shortfall_w=0.0 if found is None else found.shortfall_w,
-        )
-        for budget in policy.budgets
-        for found in (known.get(make_budget_key(budget.scope, budget.name)),)
-    ]
     return ListPromisesResponse(
         services=tuple(sorted(services, key=lambda one: one.workload_id)),
         jobs=tuple(sorted(jobs, key=lambda one: one.workload_id)),
-        budgets=tuple(budgets),
+        budgets=budget_statuses(steering, policy, measured),
         price_ratio=max(0.0, steering.price_weight),
     )

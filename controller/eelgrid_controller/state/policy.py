@@ -1,6 +1,6 @@
 """The policy: which pools are enforced or partitioned, which power budgets apply to a node, and its validation.
 
-Reads a policy's pools, names power budgets by key (`cluster`, `rack/NAME`, `node/NAME`), finds the chain of budgets
+Reads a policy's pools (an agent that names none is in `default`), names power budgets by key (`cluster`, `rack/NAME`, `node/NAME`), finds the chain of budgets
 above a node, and checks the rules between the fields of a new policy. Must not know the power that is drawn.
 
 Theory: a budget bounds all GPUs of a cluster, a rack or a node. A rack is any part of a node's path that a
@@ -24,6 +24,7 @@ from eelgrid_protos.messages import (
     Policy,
     PowerBudget,
     SpendingQuantity,
+    resolve_pool,
 )
 
 _Of = TypeVar("_Of")
@@ -94,12 +95,14 @@ class BudgetHierarchy:
 
 def is_pool_enforced(policy: Policy, pool: str) -> bool:
     """Returns whether the operator allows agents of the pool to change settings of their nodes."""
-    return any(entry.pool == pool and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
+    name = resolve_pool(pool)
+    return any(entry.pool == name and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
 
 
 def is_pool_partitioned(policy: Policy, pool: str) -> bool:
     """Returns whether the partition planner manages the pool's MIG GPUs."""
-    return any(entry.pool == pool and entry.partitioned for entry in policy.pools)
+    name = resolve_pool(pool)
+    return any(entry.pool == name and entry.partitioned for entry in policy.pools)
 
 
 @cache_by_identity

@@ -143,6 +143,7 @@ from eelgrid_protos.messages.plan import (
     WantedInstance,
 )
 from eelgrid_protos.messages.policy import (
+    DEFAULT_POOL,
     OBJECTIVES,
     SPENDING_LIMITS_MOST,
     BudgetScope,
@@ -157,6 +158,7 @@ from eelgrid_protos.messages.policy import (
     SpendingQuantity,
     SpendingScope,
     Weights,
+    resolve_pool,
 )
 from eelgrid_protos.messages.proposals import (
     CHANGES_MOST,

@@ -9,6 +9,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
 
 SPENDING_LIMITS_MOST = 256
+DEFAULT_POOL = "default"  # the pool of agents that name none
 
 Weight = Annotated[float, Range(0.0, 1e6)]
 LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
@@ -48,6 +49,11 @@ OBJECTIVES = {
         power=0.1, fragmentation_w=100.0, stranding_w=200.0, scarcity_w=500.0, stranding_full_w=1000.0
     ),
 }
+
+
+def resolve_pool(pool: str) -> str:
+    """Returns the name of a node's pool as its inventory has it; of none, the default pool's."""
+    return pool or DEFAULT_POOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -532,11 +532,19 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatus:
-    """A power budget and the claims on it."""
+    """A power budget, what its GPUs draw, and the claims on it."""
 
     budget: PowerBudget
     claimed_w: ClusterWatts = 0.0
     shortfall_w: ClusterWatts = 0.0
+    measured_w: ClusterWatts | None = None
+    measured_gpus: Uint32 = 0
+    gpus: Uint32 = 0
+
+    @property
+    def over_w(self) -> float:
+        """Returns by how much the measured draw exceeds the budget; 0 where it does not, or nothing is read."""
+        return max(0.0, (self.measured_w or 0.0) - self.budget.limit_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -532,14 +532,20 @@ class JobStatus(_message.Message):
     def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., slowdown: _Optional[float] = ..., saving: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ...) -> None: ...
 
 class BudgetStatus(_message.Message):
-    __slots__ = ("budget", "claimed_w", "shortfall_w")
+    __slots__ = ("budget", "claimed_w", "shortfall_w", "measured_w", "measured_gpus", "gpus")
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_W_FIELD_NUMBER: _ClassVar[int]
     SHORTFALL_W_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_W_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     budget: _policy_pb2.PowerBudget
     claimed_w: float
     shortfall_w: float
-    def __init__(self, budget: _Optional[_Union[_policy_pb2.PowerBudget, _Mapping]] = ..., claimed_w: _Optional[float] = ..., shortfall_w: _Optional[float] = ...) -> None: ...
+    measured_w: float
+    measured_gpus: int
+    gpus: int
+    def __init__(self, budget: _Optional[_Union[_policy_pb2.PowerBudget, _Mapping]] = ..., claimed_w: _Optional[float] = ..., shortfall_w: _Optional[float] = ..., measured_w: _Optional[float] = ..., measured_gpus: _Optional[int] = ..., gpus: _Optional[int] = ...) -> None: ...
 
 class ListPromisesResponse(_message.Message):
     __slots__ = ("services", "jobs", "budgets", "price_ratio", "next_page_token", "total", "omitted")

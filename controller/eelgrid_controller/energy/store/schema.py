@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, TIME_KEYS, LedgerQuery, namespace_label
+from eelgrid_protos.messages import DEFAULT_POOL
 
 Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
 # A table of hours or of days, and the times from which and before which.
@@ -296,7 +297,7 @@ _COLUMNS = {
     "user": "h.user",
     "queue": "h.queue",
     "node": "p.node",
-    "pool": "p.pool",
+    "pool": f"CASE p.pool WHEN '' THEN '{DEFAULT_POOL}' ELSE p.pool END",
     "gpu_model": "p.gpu_model",
     "hour": "e.at",
     "day": f"e.at / {DAY_S} * {DAY_S}",

@@ -64,6 +64,7 @@ from eelgrid_protos.messages import (
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
     Workload,
+    resolve_pool,
 )
 from eelgrid_protos.rpc import Encoded
 
@@ -205,7 +206,7 @@ class OperatorService:
             inventory = record.inventory
             return (
                 (not request.states or record.state in request.states)
-                and (not request.pool or inventory.pool == request.pool)
+                and (not request.pool or resolve_pool(inventory.pool) == request.pool)
                 and request.name_contains in inventory.node_name
                 and (not model or any(gpu.model == model for gpu in inventory.gpus))
             )

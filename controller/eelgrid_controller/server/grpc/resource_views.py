@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.clock import RecentLatencies
@@ -16,6 +16,7 @@ from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     Gpu,
     GpuStatus,
+    Inventory,
     ModelSummary,
     Node,
     NodeState,
@@ -23,6 +24,7 @@ from eelgrid_protos.messages import (
     ReasonCount,
     Summary,
     WorkloadPhase,
+    resolve_pool,
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
@@ -131,7 +133,7 @@ class ResourceViews:
         applied = self._telemetry.plan_applied(name)
         received, lost = self._telemetry.tick_counts(name)
         return Node(
-            inventory=mark_lost_gpus(record),
+            inventory=_named_pool(mark_lost_gpus(record)),
             state=record.state,
             allocated_cpu_milli=record.allocated_cpu_milli,
             allocated_memory_bytes=record.allocated_memory_bytes,
@@ -243,6 +245,11 @@ def list_devices(records: Iterator[NodeRecord]) -> Iterator[tuple[NodeRecord, Gp
     for record in records:
         for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index):
             yield record, gpu
+
+
+def _named_pool(inventory: Inventory) -> Inventory:
+    """The inventory with the name of its pool, also where the agent named none."""
+    return inventory if inventory.pool else replace(inventory, pool=resolve_pool(inventory.pool))
 
 
 def _bound_age(age_s: float | None) -> float | None:

@@ -23,7 +23,7 @@ from eelgrid_controller.state.journal import JournalHistory
 from eelgrid_controller.state.node_changes import mark_lost_replicas
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.faults import NotFound
-from eelgrid_protos.messages import Explanation, ListPromisesResponse
+from eelgrid_protos.messages import BudgetStatus, Explanation, ListPromisesResponse
 
 _Result = TypeVar("_Result")
 FRAME_INTERVAL_S = 1.0
@@ -56,11 +56,18 @@ class LoopSource:
     """Where the page's numbers come from: a running controller."""
 
     def __init__(
-        self, loop: ControllerLoop, telemetry: Telemetry, promises: Callable[[], ListPromisesResponse], clock: Clock
+        self,
+        loop: ControllerLoop,
+        telemetry: Telemetry,
+        promises: Callable[[], ListPromisesResponse],
+        budgets: Callable[[], Sequence[BudgetStatus]],
+        clock: Clock,
     ) -> None:
         self.telemetry = telemetry
         # How promises are kept now.
         self.promises = promises
+        # The budgets alone, since every frame has them.
+        self.budgets = budgets
         self._loop = loop
         self._clock = clock
 
@@ -157,7 +164,7 @@ class LiveHub:
                 await source.read(lambda state, part=part: self._update_nodes(state, part))  # type: ignore[misc]
                 await asyncio.sleep(0)
             # Nothing may come between: viewers number their frames by this.
-            frame = await source.read(lambda state: board.delta_frame(state, now_ns=source.now_ns()))
+            frame = await source.read(lambda state: board.delta_frame(state, source.budgets(), now_ns=source.now_ns()))
             is_whole = board.fleet.era != era
             body = self._whole_now() if is_whole else _event("delta", board.frame, frame)
             self._frames.append((board.frame, body))

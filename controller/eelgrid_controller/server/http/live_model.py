@@ -21,19 +21,20 @@ from eelgrid_controller.state.journal import JournalHistory
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, MeasuredPoints
 from eelgrid_controller.state.node_allocations import NodeRecord, make_assignment
 from eelgrid_controller.state.node_changes import NodeChanges, count_lost_gpus
-from eelgrid_controller.state.policy import BudgetHierarchy
+from eelgrid_controller.state.policy import CLUSTER_BUDGET, make_budget_key
 from eelgrid_controller.state.telemetry import GpuReadings, NodeTick, PowerSums
 from eelgrid_protos.messages import (
+    BudgetStatus,
     Explanation,
     Gpu,
     Inventory,
     ListPromisesResponse,
     NodeState,
-    Policy,
     Reading,
     ServiceStatus,
     Workload,
     WorkloadPhase,
+    resolve_pool,
 )
 
 HeldMilli = Mapping[tuple[str, str], int]
@@ -318,7 +319,7 @@ class FleetCells:
         for name, slot in self._slots.items():
             nodes["name"].append(name)
             nodes["rack"].append("/".join(slot.inventory.topology))
-            nodes["pool"].append(slot.inventory.pool)
+            nodes["pool"].append(resolve_pool(slot.inventory.pool))
             nodes["first"].append(slot.first)
             for gpu in slot.inventory.gpus[: len(slot.uuids)]:
                 gpus["model"].append(models.setdefault(gpu.model, len(models)))
@@ -422,38 +423,21 @@ def list_queue(state: ClusterState) -> dict[str, Any]:
     return {"rows": rows, "reasons": [list(pair) for pair in reasons.most_common(REASONS_MOST)]}
 
 
-class BudgetRows:
-    """Measured power of each budget; the places of budgets are found anew only when policy or fleet change."""
-
-    def __init__(self) -> None:
-        self._policy: Policy | None = None
-        self._era = 0
-        self._limits_w: Mapping[str, float] = {}
-        self._cells: dict[str, NDArray[np.int64]] = {}
-
-    def rows(self, state: ClusterState, fleet: FleetCells) -> list[list[Any]]:
-        """[name, limit in W, measured W, GPUs with a reading, GPUs], the fullest first; the cluster's before all."""
-        if self._policy is not state.policy or self._era != fleet.era:
-            self._index_budgets(state, fleet)
-        power_w = fleet.power_w
-        found: list[tuple[str, float, int, int, int]] = []
-        for name, cells in self._cells.items():
-            read = power_w[cells]
-            known = read >= 0
-            found.append((name, self._limits_w[name], int(read[known].sum()), int(known.sum()), len(cells)))
-        found.sort(key=lambda row: (row[0] != "cluster", -row[2] / max(row[1], 1.0), row[0]))
-        return [list(row) for row in found[:BUDGETS_MOST]]
-
-    def _index_budgets(self, state: ClusterState, fleet: FleetCells) -> None:
-        self._policy, self._era = state.policy, fleet.era
-        places = BudgetHierarchy(state.policy)
-        self._limits_w = places.limits_w
-        cells: dict[str, list[int]] = {name: [] for name in places.limits_w}
-        for name, record in state.nodes.items() if cells else ():
-            span = fleet.span(name)
-            for key in places.budgets_above(record.inventory):
-                cells[key].extend(range(span.start, span.stop))
-        self._cells = {name: np.array(found, np.int64) for name, found in cells.items()}
+def budget_rows(found: Iterable[BudgetStatus]) -> list[list[Any]]:
+    """[name, limit in W, measured W, GPUs with a reading, GPUs, claimed W], the fullest first; the cluster's before all."""
+    rows = [
+        (
+            make_budget_key(one.budget.scope, one.budget.name),
+            one.budget.limit_w,
+            round(one.measured_w or 0.0),
+            one.measured_gpus,
+            one.gpus,
+            round(one.claimed_w),
+        )
+        for one in found
+    ]
+    rows.sort(key=lambda row: (row[0] != CLUSTER_BUDGET, -row[2] / max(row[1], 1.0), row[0]))
+    return [list(row) for row in rows[:BUDGETS_MOST]]
 
 
 # Ten minutes by the second.
@@ -467,7 +451,6 @@ class LiveView:
         self.fleet = FleetCells()
         self.history = ChangeHistory()
         self.frame = 0
-        self._budgets = BudgetRows()
         self._power: deque[list[float]] = deque(maxlen=POWER_POINTS_MOST)
         self._state: ClusterState | None = None
         self._told_number = 0
@@ -500,7 +483,7 @@ class LiveView:
         if power.gpus:
             self._power.append([now_ns // 1_000_000, round(power.power_w)])
 
-    def delta_frame(self, state: ClusterState, *, now_ns: int) -> dict[str, Any]:
+    def delta_frame(self, state: ClusterState, budgets: Iterable[BudgetStatus], *, now_ns: int) -> dict[str, Any]:
         """The next frame: what changed since the one before, and the glance where it did."""
         self.frame += 1
         new = self.history.changes_after(self._told_number)
@@ -508,7 +491,7 @@ class LiveView:
         glance = {
             "counts": count_cluster(state),
             "queue": list_queue(state),
-            "budgets": self._budgets.rows(state, self.fleet),
+            "budgets": budget_rows(budgets),
         }
         changed = {key: value for key, value in glance.items() if self._glance.get(key) != value}
         self._glance = glance
@@ -580,7 +563,7 @@ def gpu_details(state: ClusterState, record: NodeRecord, gpu: Gpu, readings: Gpu
     return {
         "node": record.inventory.node_name,
         "node_state": record.state.name.lower(),
-        "pool": record.inventory.pool,
+        "pool": resolve_pool(record.inventory.pool),
         "topology": list(record.inventory.topology),
         "index": gpu.index,
         "uuid": gpu.uuid,

@@ -18,14 +18,15 @@ function draw(panel, { model }, put) {
     model.powerLine.length > 1 ? el("div", { class: "scroll" }, chart(model.powerLine, limit, chartWidth(panel))) : el("p", { class: "quiet" }, "Too few readings for a line yet."),
     el("p", { class: "quiet" }, "The sum of fresh GPU readings, by the second, of the last ten minutes at most. Prometheus has the past. ", zone()),
     el("h3", {}, "Budgets"),
-    model.budgets.length ? table([["budget"], ["limit", true], ["measured", true], ["left", true], ["GPUs read", true], ["used"]],
-      model.budgets.map((one) => [one[0], watts(one[1]), measured(one), left(one), `${count(one[3])} of ${count(one[4])}`, bar(one)]))
+    model.budgets.length ? table([["budget"], ["limit", true], ["measured", true], ["left", true], ["claimed", true], ["GPUs read", true], ["used"]],
+      model.budgets.map((one) => [one[0], watts(one[1]), measured(one), left(one), claimed(one), `${count(one[3])} of ${count(one[4])}`, bar(one)]))
       : noBudgets());
 }
 
-// Of budgets: [name, limit, measured, GPUs read, GPUs]; of none read there is no sum.
+// Of budgets: [name, limit, measured, GPUs read, GPUs, claimed]; of none read there is no sum. GPUs claim something.
 const measured = ([, , power, read]) => (read ? watts(power) : "-");
 const left = ([, limit, power, read]) => (!read ? "-" : power > limit ? el("span", { class: "bad" }, `${watts(power - limit)} over`) : watts(limit - power));
+const claimed = ([, , , , gpus, power]) => (gpus && !power ? "-" : watts(power));
 const noBudgets = () => el("p", { class: "quiet" }, "No budget is set; ", el("code", {}, "eelctl policy set --budget cluster=50000W"), " sets one.");
 
 function bar([, limit, power]) {
