@@ -214,6 +214,19 @@ def test_submit_from_flags(live):
     assert drawn["workload_id"].startswith("w-")
 
 
+def test_a_gpu_goes_by_any_of_its_names(live):
+    tried = ("submit", "--dry-run", "--name", "n", "--gpus", 1, "--cpu", 1, "--gpu-model")
+    shown = json.loads(live.eelctl(*tried, "openb-g2,NVIDIA H100 80GB HBM3", "-o", "json").stdout)
+    assert shown["spec"]["request"]["gpu_models"] == ["G2", "H100-80GB-HBM3"]
+    said = fails(live, 5, *tried, "H10O")
+    assert "spec.request.gpu_models: is 'H10O'" in said
+    assert "did you mean H100-80GB-HBM3" in said
+    assert len(json.loads(live.eelctl("gpus", "--gpu-model", "OPENB G2", "-o", "json").stdout)) == 8
+    for name in ("NVIDIA-H100-80GB-HBM3", "h100", "H100-SXM5-80GB"):
+        live.eelctl("whatif", "--add", f"1:{name}:8")
+    assert "did you mean A100-SXM4-40GB" in fails(live, 5, "capacity", "--node", "a100:8")
+
+
 def test_submit_from_yaml(live):
     path = live.folder / "jobs.yaml"
     path.write_text(

@@ -180,7 +180,8 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
     yield f"It asks for {spec.replicas} x {request_text(spec.request)}."
     if workload.lost_replicas:
         numbers = ", ".join(map(str, workload.lost_replicas[:_SHOWN]))
-        yield f"On a lost GPU: replica {numbers}. It does not run there until the GPU returns; it keeps its place."
+        noun = "replica" if len(workload.lost_replicas) == 1 else "replicas"
+        yield f"On a lost GPU: {noun} {numbers}. Reset the GPU or restart its node; the place is kept until then."
     chosen = {placement.replica: placement for placement in workload.placements}
     for replica in explanation.replicas[:replicas]:
         yield from _replica(replica, chosen.get(replica.replica), is_lost=replica.replica in workload.lost_replicas)

@@ -8,6 +8,7 @@ memory_bytes, ...), or it is what `eelctl get -o yaml` prints. Every error names
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -82,20 +83,7 @@ _FRIENDLY: Mapping[str, tuple[str, Callable[[str], int]]] = {
     "gpu_share": ("gpu_milli", parse_gpu_milli),
 }
 # What `eelctl get -o yaml` prints besides the spec: set by the controller, not by the user.
-_ANSWERED = frozenset(
-    {
-        "phase",
-        "reason",
-        "placements",
-        "submitted_ns",
-        "placed_ns",
-        "ended_ns",
-        "revision",
-        "power_limit_w",
-        "replicas_begun",
-        "owner",
-    }
-)
+_ANSWERED = frozenset(entry.name for entry in fields(Workload)) - {"workload_id", "spec"}
 
 
 def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:
@@ -121,14 +109,14 @@ def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:
 def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
     if not isinstance(document, Mapping):
         raise RequestRefused(f"{place}: is not a mapping", "write at least `name:` and `request:`")
-    fields = dict(document)
-    workload_id = fields.pop("id", fields.pop("workload_id", ""))
-    if isinstance(fields.get("spec"), Mapping):
-        fields = fields["spec"] | {key: value for key, value in fields.items() if key not in {"spec", *_ANSWERED}}
+    given = dict(document)
+    workload_id = given.pop("id", given.pop("workload_id", ""))
+    if isinstance(given.get("spec"), Mapping):
+        given = given["spec"] | {key: value for key, value in given.items() if key not in {"spec", *_ANSWERED}}
     try:
-        if isinstance(fields.get("request"), Mapping):
-            fields["request"] = _amounts(fields["request"])
-        return from_plain(SubmitWorkloadRequest, {"spec": fields, "workload_id": workload_id})
+        if isinstance(given.get("request"), Mapping):
+            given["request"] = _amounts(given["request"])
+        return from_plain(SubmitWorkloadRequest, {"spec": given, "workload_id": workload_id})
     except InvalidMessage as error:
         violations = tuple(Violation(v.field.removeprefix("spec."), v.problem, v.remedy) for v in error.violations)
         raise RequestRefused(f"{place}: {error.message}", "correct the file; nothing was sent", violations) from None
