@@ -7,7 +7,7 @@ from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.codec import decode_message, encode_message
-from eelgrid_protos.messages import Explanation, Weights
+from eelgrid_protos.messages import BudgetScope, Explanation, PowerBudget, Weights
 
 
 def mixed():
@@ -207,6 +207,32 @@ def test_work_that_is_tried_before_is_counted():
         core.submit(build_request(gpus=1, key=key), now_ns=1)
     assert core.explain_workload("first").remedy.endswith("wait for or cancel runs.")
     assert core.explain_workload("second").remedy.endswith("runs. 1 workload that waits is tried before it.")
+
+
+def test_budgets_are_raised_together_and_to_whole_watts_that_do():
+    core = build_core(build_node("a", model="V100M16", topology=("r1",)))
+    budgets = (
+        PowerBudget(scope=BudgetScope.CLUSTER, limit_w=100.25),
+        PowerBudget(scope=BudgetScope.RACK, name="r1", limit_w=90.0),
+    )
+    core.update_policy(replace(core.state.policy, budgets=budgets), now_ns=2)
+    core.submit(build_request(gpus=1, key="w"), now_ns=3)
+    assert core.explain_workload("w").remedy.endswith(
+        "To help: eelctl policy set --budget rack:r1=330W --budget cluster=330W."
+    )
+    raised = tuple(replace(budget, limit_w=330.0) for budget in budgets)
+    core.update_policy(replace(core.state.policy, budgets=raised), now_ns=4)
+    assert core.workload("w").placements
+
+
+def test_a_sentence_is_never_too_long_to_be_sent():
+    core = build_core(*(build_node(f"{number:02}-{'n' * 110}", gpus=1) for number in range(16)))
+    for number in range(16):
+        core.submit(build_request(gpus=1, key=f"{number:02}-{'w' * 120}"), now_ns=1)
+    core.submit(build_request(gpus=1, replicas=16, key="gang"), now_ns=2)
+    explanation = core.explain_workload("gang")
+    assert 1400 < len(explanation.remedy) <= 2000
+    assert decode_message(Explanation, encode_message(explanation)) == explanation
 
 
 def test_nodes_that_an_engine_has_closed_are_said_to_be_closed():

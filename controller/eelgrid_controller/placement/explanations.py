@@ -49,9 +49,11 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
     WorkloadSpec,
 )
-from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB, SENTENCE_LETTERS_MOST
 
 _NAMED = 8
+_SHORTAGES_NAMED = 4
+_WAYS_LETTERS_MOST = SENTENCE_LETTERS_MOST - 500
 # By nearness to a fit: what CPU or memory removed, what the GPUs did, and what no free capacity would lift.
 _AMOUNTS = ("cpu", "memory")
 _STANDING = ("gpu_model", "unavailable", "traits")
@@ -81,9 +83,9 @@ def _join(items: Sequence[str]) -> str:
     return " and ".join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else "".join(items)
 
 
-def _format_names(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return _join([*names[:_NAMED], *more])
+def _format_names(names: Sequence[str], most: int = _NAMED) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return _join([*names[:most], *more])
 
 
 def _format_memory_up(amount_bytes: int) -> str:
@@ -154,7 +156,8 @@ def _describe_step(spec: WorkloadSpec, step: RemedyStep) -> str:
     """Describes one step of a remedy, as the middle of a sentence."""
     match step:
         case EndWorkloads():
-            free = f"free {_join([_describe_shortage(one) for one in step.shortages])}: " if step.shortages else ""
+            shortages = _format_names([_describe_shortage(one) for one in step.shortages], _SHORTAGES_NAMED)
+            free = f"free {shortages}: " if shortages else ""
             return f"{free}wait for or cancel {_format_names(step.workload_ids)}"
         case AskForLess():
             return _describe_smaller(spec, step.spec)
@@ -183,6 +186,15 @@ def _describe_remedy(spec: WorkloadSpec, remedy: Remedy) -> str:
 
 def _lack(count: int) -> str:
     return "lacks" if count == 1 else "lack"
+
+
+def _join_ways(ways: Sequence[str]) -> str:
+    """Joins as many ways as a sentence can carry beside what was found, the first of them always."""
+    said = ways[0][:_WAYS_LETTERS_MOST]
+    for way in ways[1:]:
+        if len(said) + len(way) < _WAYS_LETTERS_MOST:
+            said += f". Or {way}"
+    return said
 
 
 def _describe_lack(gaps: NodeGaps, request: ResourceRequest) -> str:
@@ -310,7 +322,7 @@ def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlac
             select_binding_constraint(decision.removals, decision.room),
         )
     hint = _HINTS.get(constraint, "wait for work to end there, or add nodes")
-    remedy = f"{found}. To help: {'. Or '.join(ways) if ways else hint}."
+    remedy = f"{found}. To help: {_join_ways(ways) if ways else hint}."
     before = state.pending.count_before(workload_id)
     if before:
         remedy += f" {_count(before, 'workload')} that wait{'s' if before == 1 else ''} {'is' if before == 1 else 'are'} tried before it."
