@@ -83,6 +83,16 @@ def test_a_filter_keeps_the_places_of_the_whole_queue(eelctl, crowd, filters, pl
     assert [row["place"] for row in found["waiting"]] == places
 
 
+def test_work_that_waits_for_cpu_and_memory_waits_for_each(eelctl, fake):
+    both = waiting("both", HOUR_NS, "cpu+memory: nodes with free GPUs lack CPU or memory")
+    fake.workloads.update({"both": both, "gpus": waiting("gpus", HOUR_NS, GPUS)})
+    fake.now_ns = NOW_NS
+    for name in ("cpu", "memory", "cpu+memory"):
+        found = json.loads(eelctl("queue", "--reason", name, "-o", "json").stdout)
+        assert [row["constraint"] for row in found["waiting"]] == ["cpu+memory"]
+        assert [row["reason"] for row in found["reasons"]] == ["cpu+memory"]
+
+
 def test_json_and_yaml_have_everything(eelctl, crowd):
     found = json.loads(eelctl("queue", "-o", "json", "--no-headers").stdout)
     assert found == yaml.safe_load(eelctl("queue", "-o", "yaml").stdout)

@@ -90,7 +90,7 @@ def test_work_without_a_node_for_it_says_that_traits_lack():
     assert core.workload("w").reason.startswith("traits:")
     told = core.explain_workload("w")
     assert told.constraint == "traits"
-    assert "2 by traits" in told.remedy
+    assert "All 2 nodes are ruled out by traits" in told.remedy
     assert "node selector, affinity and tolerations" in told.remedy
     core.update_external_usage("b", ExternalUsage(traits=("k8s:zone-b",)), now_ns=3)
     assert nodes_of(core, "w") == ["b"]

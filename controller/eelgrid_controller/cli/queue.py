@@ -116,6 +116,12 @@ _BY: Mapping[str, tuple[str, Callable[[_Waiting], str]]] = {
 }
 
 
+def _matches(row: _Waiting, key: str, name: str) -> bool:
+    """Returns whether a workload counts under a name; one that waits for CPU and memory waits for each of them."""
+    found = _BY[key][1](row)
+    return found == name or (key == "reason" and name in found.split("+"))
+
+
 def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
     return (
         TableColumn(title, lambda s: s.name),
@@ -211,7 +217,7 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
     "--reason",
     default="",
     metavar="CONSTRAINT",
-    help="Only workloads that wait for this constraint: gpu_count, budget, ...",
+    help="Only workloads that wait for this constraint, alone or among others: gpu_count, cpu, budget, ...",
 )
 @click.option("--by", type=click.Choice(list(_BY)), help="Show sums instead of workloads.")
 @limit_option
@@ -230,7 +236,7 @@ def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted:
     with connect_operators(settings) as client:
         every = _read(client, settings.timeout_s)
         empty = f"no pending workload matches; without filters there are {len(every):,}" if every else "nothing waits"
-        rows = [row for row in every if all(not name or _BY[key][1](row) == name for key, name in wanted.items())]
+        rows = [row for row in every if all(not name or _matches(row, key, name) for key, name in wanted.items())]
         if by is not None:
             title, name = _BY[by]
             sums = list(islice(_sum_by_name(rows, name), limit))

@@ -256,7 +256,9 @@ class Core:
         if request.dry_run:
             return CoreStep((), replace(preview_workload(key, spec, decision, now_ns), owner=owner), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
-        return self._finish_step((*quoted, submitted), key, now_ns, last=make_outcome_event(key, decision, now_ns))
+        return self._finish_step(
+            (*quoted, submitted), key, now_ns, last=make_outcome_event(key, spec.request, decision, now_ns)
+        )
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""

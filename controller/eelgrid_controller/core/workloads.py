@@ -610,12 +610,12 @@ class RetryRounds:
                 decision = self._chooser.decide_placement(spec, workload_id=ticket[2])
                 tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
                 if decision.placements:
-                    event, touched = settle(make_outcome_event(ticket[2], decision, now_ns))
+                    event, touched = settle(make_outcome_event(ticket[2], spec.request, decision, now_ns))
                     nodes |= touched
                     events.append(event)
                     self._resume = ticket
                     continue
-                why = (spec.replicas, describe_pending_reason(decision))
+                why = (spec.replicas, describe_pending_reason(spec.request, decision))
                 if not is_judged:
                     failed[kind] = why
             if has_news and workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:

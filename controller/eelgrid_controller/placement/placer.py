@@ -10,7 +10,9 @@ smallest draw, and the search runs again, a few times. So work may wait for watt
 racks in another way would fit.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +25,9 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRules
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
+from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, WorkloadSpec
+from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _SEARCHES_MOST = 8
@@ -38,6 +41,22 @@ class _View(NamedTuple):
 
     is_open: NDArray[np.bool_]
     planner: Planner
+
+
+class AlteredNodes(NamedTuple):
+    """Nodes as they would be: their records, and the workloads that would have ended."""
+
+    records: Mapping[str, NodeRecord] = MappingProxyType({})
+    ended: frozenset[str] = frozenset()
+
+
+class _Ground(NamedTuple):
+    """What one decision is made on."""
+
+    snapshot: Snapshot
+    workloads: Mapping[str, Workload]
+    # Nodes that differ from the state.
+    altered: Mapping[str, NodeRecord] = MappingProxyType({})
 
 
 class WorkloadPlacer:
@@ -84,28 +103,50 @@ class WorkloadPlacer:
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
         """Decides where a workload goes, within all budgets; `quotes` are prices that are not yet in force."""
-        snapshot, planner = self.snapshot(), self.planner
+        snapshot = self.snapshot()
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
+        return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id)
+
+    def decide_on_altered(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> PlacementDecision:
+        """Decides where a workload would go if nodes were so altered."""
+        snapshot = self.mirror.altered_snapshot(altered.records)
+        left = {key: found for key, found in self._state.workloads.items() if key not in altered.ended}
+        return self._decide(_Ground(snapshot, left, altered.records), self._within, spec, workload_id)
+
+    def list_permitted_nodes(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> Snapshot:
+        """Returns the cluster, so altered, with only those nodes available that traits and engine rules permit."""
+        snapshot = self.mirror.altered_snapshot(altered.records) if altered.records else self.snapshot()
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):
-            return self._decide_by_rules(snapshot, spec, workload_id, rules)
+            eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads)
+            return snapshot.with_open(_mask(snapshot, eligible))
+        view = self._view(spec.required_traits) if spec.required_traits else None
+        return snapshot if view is None else snapshot.with_open(view.is_open)
+
+    def _decide(self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str) -> PlacementDecision:
+        rules = self.eligibility.rules
+        if rules is not None and self.uses_engine_rules(workload_id):
+            return self._decide_by_rules(ground, spec, workload_id, rules)
         view = self._view(spec.required_traits) if spec.required_traits else None
         if view is not None:
-            planner = view.planner
-            there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
+            is_lasting = planner is self.planner
+            planner, there = view.planner if is_lasting else planner, ground.snapshot.nodes.available
+            ground = ground._replace(snapshot=ground.snapshot.with_open(view.is_open, is_lasting=is_lasting))
         policy = self._state.policy
         rebuilt = planner.rebuilt
-        decision = planner.decide_placement(snapshot, spec, policy.weights, policy.placement)
+        decision = planner.decide_placement(ground.snapshot, spec, policy.weights, policy.placement)
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             return _without_traits(decision, int((there & ~view.is_open).sum()))
-        lacks = self._exceeded_budgets(spec, decision)
-        return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
+        lacks = self._exceeded_budgets(ground, spec, decision)
+        return self._elsewhere(ground, spec, decision, lacks) if lacks else decision
 
-    def _exceeded_budgets(self, spec: WorkloadSpec, decision: PlacementDecision) -> list[ExceededBudget]:
+    def _exceeded_budgets(
+        self, ground: _Ground, spec: WorkloadSpec, decision: PlacementDecision
+    ) -> list[ExceededBudget]:
         is_bound = decision.placements and self.allowance.has_budgets and spec.request.gpu_count
-        return self.allowance.list_exceeded_budgets(decision.placements) if is_bound else []
+        return self.allowance.list_exceeded_budgets(decision.placements, ground.altered) if is_bound else []
 
     def decide_start(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
@@ -145,28 +186,29 @@ class WorkloadPlacer:
                 del self._views[required]
 
     def _decide_by_rules(
-        self, snapshot: Snapshot, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules
+        self, ground: _Ground, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules
     ) -> PlacementDecision:
         """Decides a placement by an engine's eligibility rules."""
         closed: frozenset[str] = frozenset()
         for _ in range(_FIRST_PLACES_MOST):
-            decision = self._one_by_one(snapshot, spec, workload_id, rules, closed)
+            decision = self._one_by_one(ground, spec, workload_id, rules, closed)
             first = decision.explanation[0].candidates if decision.explanation else ()
             if decision.placements or spec.replicas == 1 or not decision.room or not first:
                 break
             # The first place restricts those of the others: another first place may fit all.
             closed |= rules.list_equivalent_nodes(workload_id, first[0].node_name) | {first[0].node_name}
-        lacks = self._exceeded_budgets(spec, decision)
+        lacks = self._exceeded_budgets(ground, spec, decision)
         if not lacks:
             return decision
         if spec.replicas > 1:
             return replace(decision, placements=(), room=_room(spec.replicas, lacks), lack=lacks[0])
-        eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads)
-        return self._elsewhere(snapshot.with_open(_mask(snapshot, eligible)), spec, decision, lacks)
+        eligible = rules.list_eligible_nodes(workload_id, {}, ground.workloads)
+        is_open = _mask(ground.snapshot, eligible)
+        return self._elsewhere(ground._replace(snapshot=ground.snapshot.with_open(is_open)), spec, decision, lacks)
 
     def _one_by_one(
         self,
-        snapshot: Snapshot,
+        ground: _Ground,
         spec: WorkloadSpec,
         workload_id: str,
         rules: EligibilityRules,
@@ -174,13 +216,13 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         """Places each replica in turn; the first on none of the closed nodes."""
         policy, task = self._state.policy, make_task(spec.request)
-        one = replace(spec, replicas=1)
+        one, snapshot = replace(spec, replicas=1), ground.snapshot
         rows = {name: row for row, name in enumerate(snapshot.names)}
         trial = snapshot.copy() if spec.replicas > 1 else None
         placements, explanation, placed = list[Placement](), list[ReplicaExplanation](), dict[int, str]()
         for replica in range(spec.replicas):
             here = snapshot if trial is None else trial.snapshot
-            eligible = rules.list_eligible_nodes(workload_id, placed, self._state.workloads)
+            eligible = rules.list_eligible_nodes(workload_id, placed, ground.workloads)
             is_open = _mask(here, eligible if placed else eligible - closed)
             self.searches += 1
             found = self._within.decide_placement(here.with_open(is_open), one, policy.weights, policy.placement)
@@ -199,10 +241,10 @@ class WorkloadPlacer:
         return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=spec.replicas)
 
     def _elsewhere(
-        self, snapshot: Snapshot, spec: WorkloadSpec, decision: PlacementDecision, lacks: list[ExceededBudget]
+        self, ground: _Ground, spec: WorkloadSpec, decision: PlacementDecision, lacks: list[ExceededBudget]
     ) -> PlacementDecision:
         """Searches again with the nodes below exhausted budgets closed; returns a pending decision if nothing fits."""
-        request, first = spec.request, lacks[0]
+        request, first, snapshot = spec.request, lacks[0], ground.snapshot
         is_whole = request.gpu_milli == GPU_MILLI_WHOLE
         closed = (
             self.allowance.list_exhausted_budgets(request.gpu_count, request.gpu_models) if is_whole else set[str]()
@@ -222,7 +264,7 @@ class WorkloadPlacer:
             found = self._within.decide_placement(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
             if not found.placements:
                 break
-            lacks = self.allowance.list_exceeded_budgets(found.placements)
+            lacks = self.allowance.list_exceeded_budgets(found.placements, ground.altered)
             if not lacks:
                 return replace(found, closed=frozenset(closed))
         removals = (Removal(constraint="budget", nodes=count),)

@@ -18,6 +18,7 @@ milliwatts, so that they return exactly to earlier values.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -177,14 +178,24 @@ class PowerAdmission:
         share = self._shares.get(node_name)
         return () if share is None else share.above
 
-    def list_exceeded_budgets(self, placements: Sequence[Placement]) -> list[ExceededBudget]:
-        """Returns the budgets that these placements would exceed, the nearest to their nodes first."""
+    def list_exceeded_budgets(
+        self, placements: Sequence[Placement], altered: Mapping[str, NodeRecord] = MappingProxyType({})
+    ) -> list[ExceededBudget]:
+        """Returns the budgets that these placements would exceed, the nearest to their nodes first.
+
+        `altered` are records that nodes would have by then.
+        """
+        freed: dict[str, int] = {}
+        for name, record in altered.items():
+            share = self._shares[name]
+            for key in share.above:
+                freed[key] = freed.get(key, 0) + share.milliwatts - sum(watts for _, watts in self._draws(record))
         more: dict[str, int] = {}
         below: dict[str, int] = {}
         taken: set[str] = set()
         draws: dict[str, Mapping[str, int]] = {}
         for placement in placements:
-            record = self._state.nodes[placement.node_name]
+            record = altered.get(placement.node_name) or self._state.nodes[placement.node_name]
             drawn = draws.setdefault(placement.node_name, dict(self._draws(record)))
             fresh = set(placement.gpu_uuids) - taken
             taken |= fresh
@@ -194,11 +205,13 @@ class PowerAdmission:
             for key in self._shares[placement.node_name].above:
                 more[key] = more.get(key, 0) + added
                 below[key] = below.get(key, 0) + 1
-        return [
-            ExceededBudget(key, self._places.limits_w[key], self.left_w(key), added / _MILLI, below[key])
-            for key, added in more.items()
-            if added > 0 and self._drawn[key] + added > self._places.limits_w[key] * _MILLI
-        ]
+        found = []
+        for key, added in more.items():
+            limit_w, back = self._places.limits_w[key], freed.get(key, 0)
+            if added > 0 and self._drawn[key] - back + added > limit_w * _MILLI:
+                left_w = self.left_w(key) + back / _MILLI
+                found.append(ExceededBudget(key, limit_w, left_w, added / _MILLI, below[key]))
+        return found
 
     def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str]) -> set[str]:
         """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated."""

@@ -248,6 +248,35 @@ class SnapshotTrial:
         return rows
 
 
+def _gpu_state(record: NodeRecord, gpu: Gpu) -> int:
+    """Returns what a GPU slot holds: nothing for a GPU that is lost or cordoned."""
+    if gpu.cordon or gpu.uuid in record.lost_gpus:
+        return GPU_ABSENT
+    cut = gpu.mig_enabled or gpu.mig_pending or record.is_partition_managed(gpu)
+    return GPU_PARTITIONED if cut else GPU_PLACEABLE
+
+
+def _sorts_held(record: NodeRecord) -> int:
+    """Returns the bits of the kinds of GPU task that a node holds."""
+    bits = 0
+    for gpu_count, gpu_milli in record.shares_held:
+        bits |= sort_bit(gpu_count, gpu_milli)
+    return bits
+
+
+def _write_free_amounts(nodes: Nodes, row: int, uuids: Sequence[str], record: NodeRecord) -> None:
+    """Writes the free amounts of a row, which change with every placement."""
+    held, taken = record.gpu_milli, record.externally_used_gpus()
+    nodes.available[row] = record.is_schedulable and len(record.assignments) < ASSIGNMENTS_MOST
+    # A node that returned smaller than what runs on it has nothing free, not a negative amount.
+    nodes.cpu_free[row] = max(0, record.cpu_left_milli)
+    nodes.memory_free[row] = max(0, record.memory_left_bytes)
+    if uuids:
+        nodes.gpu_free[row, : len(uuids)] = [
+            0 if uuid in taken else GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids
+        ]
+
+
 def _empty(rows: int, width: int) -> Nodes:
     return Nodes(
         available=np.zeros(rows, np.bool_),
@@ -359,6 +388,36 @@ class SnapshotMirror:
             )
         return self._snapshot
 
+    def altered_snapshot(self, records: Mapping[str, NodeRecord]) -> Snapshot:
+        """Returns the cluster as it would be with these records, whose nodes and GPUs are those that are known."""
+        snapshot = self.snapshot()
+        nodes = snapshot.nodes._replace(
+            available=snapshot.nodes.available.copy(),
+            cpu_free=snapshot.nodes.cpu_free.copy(),
+            memory_free=snapshot.nodes.memory_free.copy(),
+            gpu_state=snapshot.nodes.gpu_state.copy(),
+            gpu_free=snapshot.nodes.gpu_free.copy(),
+        )
+        fragments, sorts = snapshot.fragments.copy(), snapshot.sorts.copy()
+        left = self._assignments_left[: len(self._names)].copy()
+        for name, record in records.items():
+            row, gpus = self._rows[name], {gpu.uuid: gpu for gpu in record.inventory.gpus}
+            for slot, uuid in enumerate(self._devices[row].uuids):
+                nodes.gpu_state[row, slot] = _gpu_state(record, gpus[uuid])
+            _write_free_amounts(nodes, row, self._devices[row].uuids, record)
+            sorts[row], left[row] = _sorts_held(record), max(0, ASSIGNMENTS_MOST - len(record.assignments))
+        rows = np.array([self._rows[name] for name in records], np.int64)
+        refresh_fragmentation(_frozen(nodes), self._mix, rows, fragments)
+        return replace(
+            snapshot,
+            nodes=_frozen(nodes),
+            fragments=_read_only(fragments),
+            sorts=_read_only(sorts),
+            # A separate list: a cache of the cluster's changes must not be mistaken for one of this snapshot's.
+            changes=[],
+            assignments_left=_read_only(left),
+        )
+
     def _renew(self) -> None:
         """Invalidates every cache of earlier snapshots."""
         self._era += 1
@@ -438,30 +497,13 @@ class SnapshotMirror:
         for slot, gpu in enumerate(gpus):
             arrays.gpu_model[row, slot] = self._models.setdefault(gpu.model, len(self._models))
             arrays.gpu_idle_w[row, slot], arrays.gpu_busy_w[row, slot] = self._watts(gpu)[:2]
-            arrays.gpu_state[row, slot] = (
-                GPU_ABSENT
-                if gpu.cordon or gpu.uuid in record.lost_gpus
-                else GPU_PARTITIONED
-                if gpu.mig_enabled or gpu.mig_pending or record.is_partition_managed(gpu)
-                else GPU_PLACEABLE
-            )
+            arrays.gpu_state[row, slot] = _gpu_state(record, gpu)
 
     def _book(self, row: int, record: NodeRecord) -> None:
-        """Writes the free amounts of a row, which change with every placement."""
-        arrays, held, taken = self._arrays, record.gpu_milli, record.externally_used_gpus()
-        arrays.available[row] = record.is_schedulable and len(record.assignments) < ASSIGNMENTS_MOST
-        # A node that returned smaller than what runs on it has nothing free, not a negative amount.
-        arrays.cpu_free[row] = max(0, record.cpu_left_milli)
-        arrays.memory_free[row] = max(0, record.memory_left_bytes)
+        """Writes what changes with every placement."""
+        _write_free_amounts(self._arrays, row, self._devices[row].uuids, record)
         self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
-        self._sorts[row] = 0
-        for gpu_count, gpu_milli in record.shares_held:
-            self._sorts[row] |= sort_bit(gpu_count, gpu_milli)
-        uuids = self._devices[row].uuids
-        if uuids:
-            arrays.gpu_free[row, : len(uuids)] = [
-                0 if uuid in taken else GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids
-            ]
+        self._sorts[row] = _sorts_held(record)
 
     def _adopt_mix(self) -> None:
         self._learned = self._state.demand.mix

@@ -146,6 +146,10 @@ class PendingQueue:
         if ticket is not None:
             del self._tickets[bisect_left(self._tickets, ticket)]
 
+    def count_before(self, workload_id: str) -> int:
+        """Returns how many workloads are tried before one that is in the queue."""
+        return bisect_left(self._tickets, self._places[workload_id])
+
     def next_tickets(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
         """Returns at most `most` tickets after a given one, from the first if None."""
         start = 0 if ticket is None else bisect_right(self._tickets, ticket)

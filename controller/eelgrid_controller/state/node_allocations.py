@@ -12,7 +12,7 @@ from the inventory or by a fault, keeps its allocations, takes nothing new, and 
 UUID returns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -120,6 +120,14 @@ class NodeRecord:
             shares_held=self.shares_held.copy(),
             layouts=self.layouts.copy(),
         )
+
+    def copy_without(self, workload_ids: Collection[str]) -> Self:
+        """Returns an independent copy that these workloads have left."""
+        twin = self.copy()
+        for workload_id, replica in self.assignments:
+            if workload_id in workload_ids:
+                twin.release(workload_id, replica)
+        return twin
 
     @property
     def allocated_gpu_milli(self) -> int:

@@ -125,8 +125,8 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
             if within.closed.intersection(chooser.allowance.budgets_above(name))
             or not chooser.has_required_traits(spec, name)
         ),
-        "budget": describe_pending_reason(within) if within.lack else "",
-        "held": describe_pending_reason(within) if within.hold else "",
+        "budget": describe_pending_reason(spec.request, within) if within.lack else "",
+        "held": describe_pending_reason(spec.request, within) if within.hold else "",
         "outcome": (
             _outcome(event.placements, event.explanation, "")
             if isinstance(event, WorkloadPlaced)
@@ -188,7 +188,7 @@ def _replay_document(document: Mapping[str, Any]) -> DecisionReplay:
     recorded: Mapping[str, Any] = document["outcome"]
     # What a spent limit holds is not decided on.
     said = document.get("held") or (
-        "" if decision.placements else document.get("budget") or describe_pending_reason(decision)
+        "" if decision.placements else document.get("budget") or describe_pending_reason(spec.request, decision)
     )
     now = _outcome((), (), said) if said else _outcome(decision.placements, decision.explanation, "")
     return DecisionReplay(

@@ -17,6 +17,7 @@ MODELS_MOST = 1000
 PENDING_REASONS = (
     "budget",
     "cpu",
+    "cpu+memory",
     "gpu_count",
     "gpu_mig",
     "gpu_model",
