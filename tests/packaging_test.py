@@ -48,7 +48,7 @@ async def ask():
         await client.get_summary()
 try:
     asyncio.run(ask())
-except eelgrid.errors.Unavailable as error:
+except eelgrid.errors.UnavailableError as error:
     print(eelgrid.__file__, error)
 """
 TYPED = """
@@ -61,7 +61,7 @@ def blocking(client: Client) -> None:
     assert_type(next(client.list_nodes()), Node)
     assert_type(client.wait("w", until=lambda workload: workload.revision > 1), Workload)
     assert_type(client.recommend_moves(), Recommendation)
-    assert_type(errors.InvalidArgument("m").violations, tuple[Violation, ...])
+    assert_type(errors.InvalidArgumentError("m").violations, tuple[Violation, ...])
 async def waiting(client: AsyncClient) -> None:
     assert_type(await client.get_workload("w"), Workload)
     async for node in client.list_nodes():

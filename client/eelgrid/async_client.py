@@ -23,7 +23,13 @@ from eelgrid.connection import (
     WatchAttempts,
     WatchPosition,
 )
-from eelgrid.errors import DeadlineExceeded, InvalidSettings, Unavailable, WaitTimeout, WorkloadEnded
+from eelgrid.errors import (
+    DeadlineExceededError,
+    InvalidSettingsError,
+    UnavailableError,
+    WaitTimeoutError,
+    WorkloadEndedError,
+)
 from eelgrid_protos import faults, messages
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.operator_calls import Page, PageCursor, join_pages
@@ -52,7 +58,7 @@ class AsyncClient:
         timeout_s: float = 10.0,
         retries: Retries = DEFAULT_RETRIES,
     ) -> None:
-        """Raises InvalidSettings; connects at the first call."""
+        """Raises InvalidSettingsError; connects at the first call."""
         self._settings = ConnectionSettings.resolve(
             address=address, tls=tls, insecure=insecure, timeout_s=timeout_s, retries=retries
         )
@@ -77,7 +83,7 @@ class AsyncClient:
     def with_timeout(self, timeout_s: float) -> Self:
         """Returns a client over the same connection whose calls have another time limit."""
         if not timeout_s > 0.0:
-            raise InvalidSettings(f"timeout_s is {timeout_s}", "give a number of seconds above 0")
+            raise InvalidSettingsError(f"timeout_s is {timeout_s}", "give a number of seconds above 0")
         other = copy(self)
         other._timeout_s = timeout_s  # noqa: SLF001  # of its own class
         return other
@@ -266,7 +272,7 @@ class AsyncClient:
     ) -> messages.Workload:
         """Waits until the workload is in a phase, or fulfils a condition; a controller that restarts is waited for.
 
-        Raises WaitTimeout, and WorkloadEnded if it ended before. It asks at growing intervals of up to a second, which
+        Raises WaitTimeoutError, and WorkloadEndedError if it ended before. It asks at growing intervals of up to a second, which
         costs the controller less than a watch of the whole cluster for each waiting program.
         """
         is_reached = until if callable(until) else lambda workload: workload.phase is until
@@ -278,7 +284,7 @@ class AsyncClient:
                 answer = await self._read(
                     request, messages.GetWorkloadResponse, timeout_s=max(min(left_s, self._timeout_s), _POLL_FIRST_S)
                 )
-            except (Unavailable, DeadlineExceeded):
+            except (UnavailableError, DeadlineExceededError):
                 if left_s <= pause_s:
                     raise
             else:
@@ -286,10 +292,12 @@ class AsyncClient:
                 if is_reached(workload):
                     return workload
                 if workload.phase is messages.WorkloadPhase.CANCELLED:
-                    raise WorkloadEnded(f"{workload_id} ended ({workload.reason or 'cancelled'})", workload=workload)
+                    raise WorkloadEndedError(
+                        f"{workload_id} ended ({workload.reason or 'cancelled'})", workload=workload
+                    )
                 if left_s <= pause_s:
                     why = f"{workload.phase.name.lower()}: {workload.reason}".removesuffix(": ")
-                    raise WaitTimeout(
+                    raise WaitTimeoutError(
                         f"{workload_id} did not get there in {timeout_s:g} s ({why})",
                         "explain_workload() returns what keeps it waiting",
                         workload,
@@ -371,7 +379,7 @@ class AsyncClient:
     async def update_policy(self, policy: messages.Policy) -> messages.Policy:
         """Puts a policy in force: the one of `get_policy()` with changes (`dataclasses.replace`).
 
-        Raises Aborted if somebody else changed it in between: its revision must be the one in force.
+        Raises AbortedError if somebody else changed it in between: its revision must be the one in force.
         """
         answer = await self._call(messages.UpdatePolicyRequest(policy=policy), messages.UpdatePolicyResponse)
         return answer.policy

@@ -3,7 +3,7 @@
 The rules do no I/O: `CallAttempts` and `WatchAttempts` say after each failure how long to pause, or raise the error that
 ends the call. Both clients share them, and differ only in how they wait. Knows no call by name.
 
-Calls that only read, and submissions under a fixed id, are repeated after Unavailable, within the time limit of the
+Calls that only read, and submissions under a fixed id, are repeated after UnavailableError, within the time limit of the
 call; pauses double up to a limit, and each is shortened at random by up to a half, so that the clients of a controller
 that restarts do not return all at once. Other calls are made once, because nobody can tell whether the lost one was
 carried out.
@@ -20,7 +20,13 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from eelgrid.errors import EelgridError, InvalidSettings, error_from_contract, error_from_fault, error_from_settings
+from eelgrid.errors import (
+    EelgridError,
+    InvalidSettingsError,
+    error_from_contract,
+    error_from_fault,
+    error_from_settings,
+)
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import Workload
@@ -43,7 +49,7 @@ class Retries:
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not 0.0 < self.pause_first_s <= self.pause_longest_s or self.reconnect_s < 0.0:
-            raise InvalidSettings(
+            raise InvalidSettingsError(
                 f"{self} cannot be used", "give attempts >= 1 and 0 < pause_first_s <= pause_longest_s"
             )
 
@@ -77,10 +83,10 @@ class ConnectionSettings:
         retries: Retries,
         environment: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Completes the settings from the environment, as eelctl does; raises InvalidSettings."""
+        """Completes the settings from the environment, as eelctl does; raises InvalidSettingsError."""
         target = address or environment.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
         if not timeout_s > 0.0:
-            raise InvalidSettings(f"timeout_s is {timeout_s}", "give a number of seconds above 0")
+            raise InvalidSettingsError(f"timeout_s is {timeout_s}", "give a number of seconds above 0")
         try:
             files = tls or _tls_from_environment(environment)
             transport.check_target(target, files, insecure=insecure)
@@ -96,7 +102,9 @@ def _tls_from_environment(environment: Mapping[str, str]) -> transport.TlsFiles 
     try:
         return transport.collect_tls_files(certificate, key, authority)
     except transport.TlsFilesIncomplete:
-        raise InvalidSettings(f"only some of {', '.join(TLS_VARIABLES)} are set", "set all three, or none") from None
+        raise InvalidSettingsError(
+            f"only some of {', '.join(TLS_VARIABLES)} are set", "set all three, or none"
+        ) from None
 
 
 class BlockingConnection:
@@ -190,7 +198,7 @@ class WatchAttempts:
     def pause_after(self, error: faults.Fault | ContractError) -> float:
         """Returns how long to pause before the next attempt; raises EelgridError if there is none.
 
-        Aborted means that the controller no longer has the changes in between: a new call begins with the present state.
+        AbortedError means that the controller no longer has the changes in between: a new call begins with the present state.
         """
         now_s = self._clock()
         if now_s - self._begun_s >= _CONNECTED_AFTER_S:

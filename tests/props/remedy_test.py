@@ -9,12 +9,12 @@ from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.remedies import (
-    AddNodes,
     AllowModels,
     AskForLess,
     EndWorkloads,
     OpenNodes,
     PendingCase,
+    ProvisionNodes,
     RaiseBudgets,
     SwitchMigOff,
     list_remedies,
@@ -161,7 +161,7 @@ def carry_out(core, step):
                     core.update_external_usage(name, replace(record.others, closed=""), now_ns=8)
         case RaiseBudgets():
             core.update_policy(raise_budgets(core.state.policy, step.limits_w), now_ns=8)
-        case AddNodes():
+        case ProvisionNodes():
             request = step.request
             for number in range(step.count):
                 model = request.gpu_models[0] if request.gpu_models else "G2"

@@ -62,7 +62,7 @@ async def test_work_from_submission_to_its_end(tmp_path, connect):
         placed = await client.submit_workload(job)
         assert placed.phase is WorkloadPhase.PLACED
         assert await client.submit_workload(placed.spec, workload_id=placed.workload_id) == placed
-        with pytest.raises(errors.AlreadyExists):
+        with pytest.raises(errors.AlreadyExistsError):
             await client.submit_workload(spec("other"), workload_id=placed.workload_id)
         assert await client.get_workload(placed.workload_id) == placed
         assert await collect(client.list_workloads(user="ada", phases=[WorkloadPhase.PLACED])) == [placed]
@@ -74,7 +74,7 @@ async def test_work_from_submission_to_its_end(tmp_path, connect):
         assert len((await client.scale_workload(service.workload_id, 2)).placements) == 2
         assert (await client.cancel_workload(placed.workload_id)).phase is WorkloadPhase.CANCELLED
         assert (await client.get_summary()).placed == 1
-        with pytest.raises(errors.NotFound):
+        with pytest.raises(errors.NotFoundError):
             await client.get_workload("nothing")
 
 
@@ -88,7 +88,7 @@ async def test_the_cluster_and_its_policy(tmp_path, connect):
         policy = await client.get_policy()
         changed = await client.update_policy(replace(policy, lease_s=90.0))
         assert (changed.lease_s, changed.revision) == (90.0, policy.revision + 1)
-        with pytest.raises(errors.Aborted):
+        with pytest.raises(errors.AbortedError):
             await client.update_policy(replace(policy, lease_s=30.0))
         assert (await client.remove_node("n2", force=True, dry_run=True)).connected
         assert len(await collect(client.list_nodes())) == 2
@@ -110,7 +110,7 @@ async def test_proposals_measurements_and_energy(tmp_path, connect):
         assert (await client.stop_shadow()).objective == "energy"
         await client.recommend_moves(moves_most=1)
         for call in (client.apply_moves("gone"), client.apply_partitions("gone")):
-            with pytest.raises(errors.NotFound):
+            with pytest.raises(errors.NotFoundError):
                 await call
         assert (await client.list_partitions()).gpus == ()
         await client.recommend_partitions()
@@ -170,14 +170,14 @@ async def test_wait(tmp_path, connect):
         first = await client.submit_workload(spec("first"))
         assert await client.wait(first.workload_id) == first
         second = await client.submit_workload(spec("second"))
-        with pytest.raises(errors.WaitTimeout, match=rf"{second.workload_id} .*\(pending: ") as caught:
+        with pytest.raises(errors.WaitTimeoutError, match=rf"{second.workload_id} .*\(pending: ") as caught:
             await client.wait(second.workload_id, timeout_s=0.2)
         assert caught.value.workload.phase is WorkloadPhase.PENDING
         waiting = asyncio.create_task(awaited(client.wait(second.workload_id, timeout_s=30.0)))
         await client.cancel_workload(first.workload_id)
         assert (await waiting).phase is WorkloadPhase.PLACED
         assert (await client.wait(first.workload_id, until=WorkloadPhase.CANCELLED)).workload_id == first.workload_id
-        with pytest.raises(errors.WorkloadEnded) as caught:
+        with pytest.raises(errors.WorkloadEndedError) as caught:
             await client.wait(first.workload_id)
         assert caught.value.workload.workload_id == first.workload_id
         found = await client.wait(second.workload_id, until=lambda workload: bool(workload.placements))
@@ -227,7 +227,7 @@ async def test_mutual_tls_by_argument_and_by_environment(tmp_path, connect, monk
         (tmp_path / "other").mkdir()
         stranger = write_certificate(tmp_path / "other", trustme.CA(), "eve")
         async with connect(f"localhost:{port}", tls=stranger) as client:
-            with pytest.raises(errors.Unavailable):
+            with pytest.raises(errors.UnavailableError):
                 await client.get_summary()
     finally:
         await server.stop(None)

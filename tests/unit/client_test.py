@@ -144,15 +144,15 @@ async def test_a_read_is_repeated_and_a_change_is_not(connect, fake):
             assert (await client.get_summary()).nodes_ready == 1
             assert fake.calls == ["get_summary"] * 4
             fake.failures, fake.calls[:] = [faults.Unavailable("the journal is away; try later")] * 5, []
-            with pytest.raises(errors.Unavailable, match="the journal is away") as caught:
+            with pytest.raises(errors.UnavailableError, match="the journal is away") as caught:
                 await client.get_policy()
             assert (len(fake.calls), caught.value.remedy) == (5, "try later")
             fake.failures, fake.calls[:] = [faults.Unavailable("starting")], []
-            with pytest.raises(errors.Unavailable):
+            with pytest.raises(errors.UnavailableError):
                 await client.cancel_workload("w")
             assert fake.calls == ["cancel_workload"]
             fake.failures = [faults.ResourceExhausted("full")]
-            with pytest.raises(errors.ResourceExhausted):
+            with pytest.raises(errors.ResourceExhaustedError):
                 await client.get_policy()
 
 
@@ -190,11 +190,11 @@ def test_pauses_grow_up_to_a_limit_and_stay_within_the_time_of_the_call():
         while True:
             now_s += attempts.pause_after(faults.Unavailable("away"))
 
-    with pytest.raises(errors.Unavailable):
+    with pytest.raises(errors.UnavailableError):
         fail_until_the_end()
     assert 3.0 <= now_s < 5.0
     assert attempts.left_s() == pytest.approx(5.0 - now_s)
-    with pytest.raises(errors.InvalidSettings):
+    with pytest.raises(errors.InvalidSettingsError):
         Retries(attempts=0)
 
 
@@ -205,7 +205,7 @@ def test_a_watch_that_never_connected_gives_up_soon_and_a_lost_one_late():
     def failures(attempts):
         nonlocal now_s
         count = 0
-        with suppress(errors.Unavailable):
+        with suppress(errors.UnavailableError):
             while True:
                 count += 1
                 attempts.begin()
@@ -225,7 +225,7 @@ def test_a_watch_that_never_connected_gives_up_soon_and_a_lost_one_late():
     attempts.begin()
     now_s += 1800.0
     assert attempts.pause_after(faults.Unavailable("away")) < 1.0
-    with pytest.raises(errors.PermissionDenied):
+    with pytest.raises(errors.PermissionDeniedError):
         attempts.pause_after(faults.PermissionDenied("no"))
 
 
@@ -297,33 +297,35 @@ async def test_leaving_a_watch_ends_it_at_the_controller(connect):
 async def test_errors_have_the_text_and_the_remedy_of_the_controller(connect, fake):
     with serving(fake) as address:
         async with connect(address) as client:
-            with pytest.raises(errors.NotFound, match="no workload w"):
+            with pytest.raises(errors.NotFoundError, match="no workload w"):
                 await client.get_workload("w")
             many = WorkloadSpec(name="train", request=ResourceRequest(cpu_milli=2_000_000))
-            with pytest.raises(errors.InvalidArgument, match="ask for less") as caught:
+            with pytest.raises(errors.InvalidArgumentError, match="ask for less") as caught:
                 await client.submit_workload(many)
             assert [one.field for one in caught.value.violations] == ["spec.request.cpu_milli"]
             before = len(fake.calls)
-            with pytest.raises(errors.InvalidArgument, match="nothing was sent") as caught:
+            with pytest.raises(errors.InvalidArgumentError, match="nothing was sent") as caught:
                 await client.submit_workload(WorkloadSpec(name="-", request=ResourceRequest()))
             assert {one.field for one in caught.value.violations} >= {"spec.name"}
             assert len(fake.calls) == before
             fake.caller = faults.PermissionDenied("viewer may not; ask for submitter")
-            with pytest.raises(errors.PermissionDenied) as caught:
+            with pytest.raises(errors.PermissionDeniedError) as caught:
                 await client.who_am_i()
             assert (caught.value.message, caught.value.remedy) == ("viewer may not", "ask for submitter")
             assert str(caught.value) == "viewer may not; ask for submitter"
             with pytest.raises(errors.EelgridError):
                 await client.start_shadow(eelgrid.SetWeights(objective="energy"))
             again = pickle.loads(pickle.dumps(caught.value))
-            assert (type(again), str(again)) == (errors.PermissionDenied, str(caught.value))
+            assert (type(again), str(again)) == (errors.PermissionDeniedError, str(caught.value))
 
 
 async def test_nobody_answers(connect):
     async with connect("127.0.0.1:1") as client:
-        with pytest.raises(errors.Unavailable, match=r"no controller answers at 127\.0\.0\.1:1 .*EELGRID_CONTROLLER"):
+        with pytest.raises(
+            errors.UnavailableError, match=r"no controller answers at 127\.0\.0\.1:1 .*EELGRID_CONTROLLER"
+        ):
             await client.get_summary()
-        with pytest.raises(errors.Unavailable):
+        with pytest.raises(errors.UnavailableError):
             await collect(client.watch_workloads())
 
 
@@ -332,16 +334,16 @@ async def test_no_answer_in_time(connect, fake):
     with serving(fake) as address:
         async with connect(address) as client:
             slow = client.with_timeout(0.2)
-            with pytest.raises(errors.DeadlineExceeded, match=r"in 0\.2 s; raise timeout_s"):
+            with pytest.raises(errors.DeadlineExceededError, match=r"in 0\.2 s; raise timeout_s"):
                 await slow.submit_workload(SPEC)
-            with pytest.raises(errors.InvalidSettings):
+            with pytest.raises(errors.InvalidSettingsError):
                 client.with_timeout(0.0)
 
 
 def test_every_fault_has_an_error_of_its_own():
     for cls in faults.Fault.__subclasses__():
         found = errors.error_from_fault(cls("what; how"), address="a:1", timeout_s=1.0)
-        assert type(found).__name__ == cls.__name__
+        assert type(found).__name__ == f"{cls.__name__}Error"
         assert found.remedy
 
 
@@ -352,16 +354,16 @@ def test_settings_come_from_the_environment_as_for_eelctl(cls, monkeypatch, tmp_
     monkeypatch.setenv("EELGRID_CONTROLLER", "localhost:7")
     assert cls().address == "localhost:7"
     assert cls("127.0.0.1:8").address == "127.0.0.1:8"
-    with pytest.raises(errors.InvalidSettings, match=r"h:1 is another machine.*TlsFiles"):
+    with pytest.raises(errors.InvalidSettingsError, match=r"h:1 is another machine.*TlsFiles"):
         cls("h:1")
     assert cls("h:1", insecure=True).address == "h:1"
-    with pytest.raises(errors.InvalidSettings, match="HOST:PORT"):
+    with pytest.raises(errors.InvalidSettingsError, match="HOST:PORT"):
         cls("nonsense")
-    with pytest.raises(errors.InvalidSettings, match="timeout_s"):
+    with pytest.raises(errors.InvalidSettingsError, match="timeout_s"):
         cls(timeout_s=0.0)
     missing = tmp_path / "absent.pem"
-    with pytest.raises(errors.InvalidSettings, match=r"absent\.pem"):
+    with pytest.raises(errors.InvalidSettingsError, match=r"absent\.pem"):
         cls("h:1", tls=TlsFiles(missing, missing, missing))
     monkeypatch.setenv("EELGRID_TLS_KEY", str(missing))
-    with pytest.raises(errors.InvalidSettings, match="set all three"):
+    with pytest.raises(errors.InvalidSettingsError, match="set all three"):
         cls()

@@ -19,7 +19,6 @@ from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.remedies import (
-    AddNodes,
     AllowModels,
     AskForLess,
     EndWorkloads,
@@ -27,6 +26,7 @@ from eelgrid_controller.placement.remedies import (
     NodeShortage,
     OpenNodes,
     PendingCase,
+    ProvisionNodes,
     RaiseBudgets,
     Remedy,
     RemedyStep,
@@ -173,7 +173,7 @@ def _describe_step(spec: WorkloadSpec, step: RemedyStep) -> str:
             return _OPENINGS[step.obstacle].format(names=_format_names([f"node {name}" for name in step.node_names]))
         case RaiseBudgets():
             return f"eelctl policy set {' '.join(_format_budget(key, limit_w) for key, limit_w in step.limits_w)}"
-        case AddNodes():
+        case ProvisionNodes():
             each = "" if step.count == 1 else ", each"
             return (
                 f"start eelgrid-agent on {_count(step.count, 'node')}{each} with {_describe_request(step.request)} free"

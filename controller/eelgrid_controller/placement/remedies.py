@@ -98,14 +98,14 @@ class RaiseBudgets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddNodes:
+class ProvisionNodes:
     """So many nodes join, each with free what one replica asks for."""
 
     count: int
     request: ResourceRequest
 
 
-RemedyStep = EndWorkloads | AskForLess | AllowModels | SwitchMigOff | OpenNodes | RaiseBudgets | AddNodes
+RemedyStep = EndWorkloads | AskForLess | AllowModels | SwitchMigOff | OpenNodes | RaiseBudgets | ProvisionNodes
 # Steps that place the workload if all of them are taken.
 Remedy = tuple[RemedyStep, ...]
 
@@ -313,12 +313,12 @@ class _RemedySearch:
             if spec is not None:
                 yield (AskForLess(spec=spec),)
 
-    def nodes_to_add(self) -> AddNodes | None:
+    def nodes_to_add(self) -> ProvisionNodes | None:
         """Returns the nodes that would do; None if they would need traits, or watts, as well."""
         needs_watts = self._request.gpu_count and self._placer.allowance.has_budgets
         if needs_watts or self._spec.required_traits or self._placer.uses_engine_rules(self._id):
             return None
-        return AddNodes(count=self._spec.replicas - self._room, request=self._request)
+        return ProvisionNodes(count=self._spec.replicas - self._room, request=self._request)
 
     def _permitted(self, altered: AlteredNodes) -> Snapshot:
         return self._placer.list_permitted_nodes(altered, self._spec, self._id)
