@@ -1,7 +1,7 @@
-"""Writes the reference pages of commands, gRPC API and metrics from the programs themselves, or checks them.
+"""Writes the reference pages of commands, files, gRPC API and metrics from the programs themselves, or checks them.
 
-Owns docs/reference/{eelctl,eelgrid-controller,eelgrid-agent,grpc,gpu-names,agent-metrics,controller-metrics}.md; the programs,
-the .proto files, the GPU catalogue and the catalogues of metrics are the only truth. Programs are found by `[project.scripts]` of pyproject.toml. Must not know any option or message by name.
+Owns docs/reference/{eelctl,eelgrid-controller,eelgrid-agent,grpc,gpu-names,workload-file,fleet-file,agent-metrics,
+controller-metrics}.md; the programs, the .proto files, the messages, the GPU catalogue and the catalogues of metrics are the only truth. Programs are found by `[project.scripts]` of pyproject.toml. Must not know any option or message by name.
 
     python docs/generate.py [--check]     exit code 1 where --check finds a page that is stale
 """
@@ -24,6 +24,7 @@ from grpc_tools import protoc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from docs.file_pages import fleet_file_page, workload_file_page
 from docs.metric_pages import HEAD, agent_metrics_page, controller_metrics_page
 
 from eelgrid_protos.catalogue import load_catalogue
@@ -356,6 +357,8 @@ def pages() -> dict[Path, str]:
         + "\n",
         PAGES / "grpc.md": grpc_page(),
         PAGES / "gpu-names.md": gpu_names_page(),
+        PAGES / "workload-file.md": workload_file_page(),
+        PAGES / "fleet-file.md": fleet_file_page(),
         PAGES / "agent-metrics.md": agent_metrics_page(),
         PAGES / "controller-metrics.md": controller_metrics_page(),
     }
