@@ -339,7 +339,12 @@ def pages() -> dict[Path, str]:
             "eelctl",
             eelctl.cli,
             "Every command of `eelctl` with its options. Options of `eelctl` itself go before the command,"
-            " `-o` and `--no-headers` also after it. `kubectl eelgrid` takes the same commands.",
+            " `-o` and `--no-headers` also after it. `kubectl eelgrid` takes the same commands.\n\n"
+            "Exit codes: 0 done, 1 failed, 2 wrong use, 3 the controller does not answer, 4 there is no such object,"
+            " 5 invalid or refused. An error is written to stderr with what to do next; under `-o json` it is one object"
+            " with `reason` (`failed`, `usage`, `unreachable`, `not_found`, `refused`, `aborted`), `message`, `remedy` and"
+            " `violations`, each with `field`, `problem` and `remedy`. A workload's name is accepted wherever its id is,"
+            " if it is unique.",
         ),
         PAGES / "eelgrid-controller.md": click_page(
             "eelgrid-controller",

@@ -58,6 +58,17 @@ def format_milliseconds(latency_s: float | None) -> str:
     return "-" if latency_s is None else f"{1000 * latency_s:.2f} ms"
 
 
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
+
+
+def format_age(age_s: float) -> str:
+    """Formats a time span in the largest unit of which there are at least two: 90 s, 3 min, 2 d."""
+    for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S)):
+        if age_s >= 2.0 * size_s:
+            return f"{age_s / size_s:.0f} {unit}"
+    return f"{max(0.0, age_s):.0f} s"
+
+
 _NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
 _BYTES: dict[str, float] = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12} | {
     f"{letter}{end}": 1024**power for power, letter in enumerate("kmgt", start=1) for end in ("i", "ib")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numba
 from tests.builders.cluster import build_request
-from tests.e2e.processes import metric, pages, small_trace, trace_fleet
+from tests.e2e.processes import metric, pages, small_trace, trace_fleet, without_power
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
@@ -73,7 +73,7 @@ def play(cluster):
     cluster.until(lambda: metric(cluster.metrics, "eelgrid_agents_connected") == NODES, within_s=60.0)
     shown = pages(operators.list_workloads, ListWorkloadsRequest(), "workloads")
     assert controller.stop() == 0
-    return shown
+    return [without_power(workload) for workload in shown]
 
 
 def feed(core, event):

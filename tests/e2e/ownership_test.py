@@ -156,6 +156,6 @@ def test_a_node_that_is_gone_is_removed_by_an_administrator_alone_and_stays_so(c
     cluster.controller("--roles", "require", tls=server)
     cluster.reconnect()
     assert {row["inventory"]["node_name"] for row in table(cluster, "nodes")} == {"gpu-1"}
-    ended = {row["workload_id"] for row in table(cluster, "workloads") if row["phase"] == "cancelled"}
+    ended = {row["workload_id"] for row in table(cluster, "workloads", "--all") if row["phase"] == "cancelled"}
     assert ended == set(would["ended"])
     assert table(cluster, "audit", "--call", "RemoveNode")[-1]["user"] == "root"

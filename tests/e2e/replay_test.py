@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from tests.e2e.processes import metric, pages, small_trace, trace_fleet
+from tests.e2e.processes import metric, pages, small_trace, trace_fleet, without_power
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.recovery import recover_state
@@ -45,7 +45,8 @@ def read_one_moment(cluster):
         before = pages(cluster.operators.list_workloads, ListWorkloadsRequest(), "workloads")
         nodes = pages(cluster.operators.list_nodes, ListNodesRequest(), "nodes")
         after = pages(cluster.operators.list_workloads, ListWorkloadsRequest(), "workloads")
-        return (after, nodes) if before == after else None
+        same = list(map(without_power, before)) == list(map(without_power, after))
+        return (after, nodes) if same else None
 
     return cluster.until(unchanged, within_s=BACK_S, what="nothing is placed between two looks")
 

@@ -24,6 +24,7 @@ from eelgrid_protos.messages import (
     CostTerm,
     Explanation,
     Gpu,
+    GpuHolder,
     GpuStatus,
     Inventory,
     ModelSummary,
@@ -108,6 +109,14 @@ class FakeOperators:
             raise faults.NotFound(f"no workload {workload_id}")
         return self.workloads[workload_id]
 
+    def _holding(self, node: Node, gpu: Gpu) -> list[Workload]:
+        return [
+            one
+            for one in self.workloads.values()
+            for at in one.placements
+            if at.node_name == node.inventory.node_name and gpu.index in at.gpu_indexes
+        ]
+
     def summary(self) -> Summary:
         phases = [workload.phase for workload in self.workloads.values()]
         waiting = phases.count(WorkloadPhase.PENDING)
@@ -171,6 +180,11 @@ class FakeOperators:
                 allocated_milli=500 * (gpu.index == 0),
                 power_w=40.0 if gpu.index == 0 else None,
                 utilization_ratio=0.25 if gpu.index == 0 else None,
+                workload_ids=tuple(one.workload_id for one in self._holding(node, gpu)),
+                holders=tuple(
+                    GpuHolder(workload_id=one.workload_id, name=one.spec.name, user=one.spec.user)
+                    for one in self._holding(node, gpu)
+                ),
             )
             for node in self.nodes
             for gpu in node.inventory.gpus

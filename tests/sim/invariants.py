@@ -107,7 +107,9 @@ def check_served(controller: Controller) -> None:
     ]
     for name, record in state.nodes.items():
         answers.append(ListNodesResponse(nodes=(views.node(record),)))
-        answers.append(ListGpusResponse(gpus=tuple(views.gpu(record, gpu) for gpu in record.inventory.gpus)))
+        answers.append(
+            ListGpusResponse(gpus=tuple(views.gpu(record, gpu, state.workloads) for gpu in record.inventory.gpus))
+        )
         answers.append(ListPlansResponse(plans=(views.plan(life.core, name),)))
     answers.extend(ListWorkloadsResponse(workloads=(workload,)) for workload in state.workloads.values())
     for answer in answers:

@@ -1,9 +1,11 @@
-"""What a person is told when a call fails: two lines on stderr and a code."""
+"""What a person is told when a call fails: two lines on stderr and a code; what a script is told: one JSON object."""
 
+import json
 import socket
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 from tests.fakes.operators import FakeOperators, serving
@@ -174,3 +176,87 @@ def test_the_light_commands_stay_light(arguments):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "reason"),
+    [
+        (faults.NotFound("no workload x"), 4, "not_found"),
+        (faults.PermissionDenied("not you"), 5, "refused"),
+        (faults.Unavailable("restarting"), 3, "unreachable"),
+        (faults.Internal("oh"), 1, "failed"),
+    ],
+)
+@pytest.mark.parametrize("form", [("get", "x", "-o", "json"), ("-ojson", "get", "x"), ("--output=json", "get", "x")])
+def test_a_script_gets_a_fault_as_one_object(fault, code, reason, form):
+    with serving(FakeOperators(failures=[fault])) as address:
+        result = run(address, *form)
+    assert (result.exit_code, result.stdout) == (code, "")
+    said = json.loads(result.stderr)
+    assert list(said) == ["reason", "message", "remedy", "violations"]
+    assert said["reason"] == reason
+    assert said["remedy"]
+
+
+def test_a_script_gets_violations_field_by_field():
+    violations = (Violation("spec.name", "is empty", "give one"), Violation("spec.replicas", "is 0", "give at least 1"))
+    fault = faults.InvalidArgument("the submission breaks 2 rules", violations)
+    with serving(FakeOperators(failures=[fault])) as address:
+        said = json.loads(run(address, "submit", "--name", "a", "--cpu", "1", "-o", "json").stderr)
+    assert said == {
+        "reason": "refused",
+        "message": "the submission breaks 2 rules",
+        "remedy": "correct it and run the command again",
+        "violations": [
+            {"field": "spec.name", "problem": "is empty", "remedy": "give one"},
+            {"field": "spec.replicas", "problem": "is 0", "remedy": "give at least 1"},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("nodes", "-o", "json", "--limit", "0"), "eelctl nodes"),
+        (("-o", "json", "nodez"), "eelctl"),
+        (("get", "-o", "json"), "eelctl get"),
+        (("-o", "json", "policy", "set"), "eelctl policy set"),
+    ],
+)
+def test_a_script_gets_a_usage_error_as_one_object(arguments, command):
+    result = CliRunner().invoke(cli, list(arguments), prog_name="eelctl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    said = json.loads(result.stderr)
+    assert (said["reason"], said["remedy"]) == ("usage", f"see {command} --help")
+
+
+def test_the_last_format_that_is_given_holds_and_success_is_as_before():
+    with serving(FakeOperators()) as address:
+        assert run(address, "-o", "json", "get", "x", "-o", "yaml").stderr.startswith("eelctl: ")
+        assert run(address, "get", "x", "-o", "json", "--", "-o", "yaml").exit_code == 2
+        result = run(address, "nodes", "-o", "json")
+    assert (result.exit_code, result.stderr, len(json.loads(result.stdout))) == (0, "", 1)
+
+
+def _commands(group=cli, path=()):
+    """Every command with its path, without those that become another program or run for long."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*path, name))
+        elif name not in {"demo", "doctor", "frontier"}:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("arguments", [(), ("é!",), ("x", "y"), ("-1", "2"), ("--nonsense",), ("-f", "/")])
+def test_no_input_ends_in_a_traceback(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with serving(FakeOperators()) as address:
+        for path in _commands():
+            result = run(address, *path, *arguments, input="")
+            assert result.exit_code in range(6), path
+            if result.exit_code in {3, 4, 5}:
+                assert "\n  next: " in result.stderr, path
+            elif result.exit_code == 2:
+                assert "Error: " in result.stderr or "  next: " in result.stderr or "Usage: " in result.stderr, path

@@ -89,9 +89,9 @@ NV2 two NVLinks, PSB same board, PIX one PCIe switch, PXB several switches, PHB 
 
 def test_gpus_show_a_missing_reading_as_a_dash(eelctl):
     assert eelctl("gpus").stdout == strip_table("""
-NODE    GPU  STATE  MODEL  ALLOCATED   POWER    BUSY    MEMORY  TEMP  WORKLOADS
-node-0    0  ready  T4        50.0 %  40.0 W  25.0 %  -/16 GiB     -          0
-node-0    1  ready  T4         0.0 %       -       -  -/16 GiB     -          0
+NODE    GPU  STATE  MODEL  ALLOCATED   POWER    BUSY    MEMORY  TEMP  WORKLOADS  NAME  USER
+node-0    0  ready  T4        50.0 %  40.0 W  25.0 %  -/16 GiB     -          0  -     -
+node-0    1  ready  T4         0.0 %       -       -  -/16 GiB     -          0  -     -
 """)
 
 
@@ -101,12 +101,16 @@ def test_gpus_free(eelctl):
     assert "power_w" not in rows[0]
 
 
-def test_workloads(eelctl, some_work):
+def test_workloads(eelctl, some_work, fake):
+    fake.workloads["bert-1"] = replace(fake.workloads["bert-1"], power_w=41.5)
     assert eelctl("workloads").stdout == strip_table("""
-ID      PHASE   KIND               REPLICAS  EACH                             NODE    REASON
-bert-1  placed  inference_service         1  8 CPU, 32 GiB, 0.5 GPU (A10|T4)  node-0  -
-etl-1   placed  batch_job                 1  0.5 CPU                          node-0  -
+ID      NAME  USER  PHASE   GPUS  AGE   POWER  NODE    REASON
+bert-1  bert  ada   placed   0.5  0 s  41.5 W  node-0  -
+etl-1   etl   -     placed     -  0 s       -  node-0  -
 """)
+    wide = eelctl("workloads", "-o", "wide").stdout
+    assert "8 CPU, 32 GiB, 0.5 GPU (A10|T4)" in wide
+    assert "inference_service" in wide
 
 
 def test_workloads_filters_and_limit(eelctl, some_work, fake):
@@ -128,7 +132,7 @@ def test_every_page_is_fetched(eelctl, fake):
 
 def test_watch_filters_and_prints_as_it_comes(eelctl, some_work):
     lines = eelctl("workloads", "-w", "--user", "ada").stdout.splitlines()
-    assert lines[0].split() == ["ID", "PHASE", "KIND", "REPLICAS", "EACH", "NODE", "REASON"]
+    assert lines[0].split() == ["ID", "NAME", "USER", "PHASE", "GPUS", "AGE", "POWER", "NODE", "REASON"]
     assert [line.split()[0] for line in lines[1:]] == ["bert-1"]
     later = eelctl("workloads", "-w", "--after", "1", "-o", "json").stdout.splitlines()
     assert [json.loads(line)["workload_id"] for line in later] == ["etl-1"]

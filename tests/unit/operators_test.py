@@ -379,3 +379,25 @@ async def test_restart_brings_everything_back(tmp_path: Path) -> None:
         assert "nodes=1 workloads=4" in rig.line
         assert rig.controller.loop.core.state.digest() == digest
         assert (await rig.operators.list_workloads(ListWorkloadsRequest())).workloads == before
+
+
+async def test_gpus_and_workloads_say_who_holds_what_and_what_it_draws(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        agent = await rig.join(build_node(gpus=2))
+        api = rig.operators
+        await api.submit_workload(build_request("half", name="serve", milli=500, user="ada"))
+        await api.submit_workload(build_request("quarter", name="etl", milli=250, user="bob"))
+        await api.submit_workload(build_request("whole", name="train"))
+        await api.submit_workload(build_request("cpu", gpus=0))
+        unread = (await api.list_workloads(ListWorkloadsRequest())).workloads
+        assert [one.power_w for one in unread] == [None] * 4, "no reading, no figure"
+        await agent.say(build_batch(1, time_ns=time.time_ns()))
+        await agent.hear()
+        listed = (await api.list_workloads(ListWorkloadsRequest())).workloads
+        powers = {one.workload_id: one.power_w for one in listed}
+        assert powers == {"half": pytest.approx(100 / 3), "quarter": pytest.approx(50 / 3), "whole": 50.0, "cpu": None}
+        assert (await api.get_workload(GetWorkloadRequest(workload_id="whole"))).workload.power_w == 50.0
+        gpus = (await api.list_gpus(ListGpusRequest())).gpus
+        holders = {tuple((one.workload_id, one.name, one.user) for one in gpu.holders) for gpu in gpus}
+        assert holders == {(("half", "serve", "ada"), ("quarter", "etl", "bob")), (("whole", "train", ""),)}
+        assert all(gpu.workload_ids == tuple(one.workload_id for one in gpu.holders) for gpu in gpus)

@@ -6,17 +6,19 @@ a usage error import none of them. click writes the completion script; for the d
 """
 
 import importlib
+import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import OUTPUTS, CliSettings, cli_error_for
+from eelgrid_controller.cli.connection import OUTPUTS, CliSettings, cli_error_for, describe_error
 from eelgrid_protos import __version__
 from eelgrid_protos.operator_calls import CONTROLLER_VARIABLE, DEFAULT_CONTROLLER, TLS_VARIABLES
+from eelgrid_protos.safe_text import escape_json
 
 # Command: (module, one-line help), in the order in which help lists them.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -94,6 +96,22 @@ class _Commands(click.Group):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Runs a command and exits; under `-o json` an error is one JSON object on stderr, with the same exit code."""
+        given = list(sys.argv[1:] if args is None else args)
+        if not _is_json(given):
+            return super().main(given, *rest, **extra)
+        try:
+            code = super().main(given, *rest, **{**extra, "standalone_mode": False})
+        except click.ClickException as error:
+            click.echo(escape_json(json.dumps(describe_error(error), ensure_ascii=False)), err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            aborted = {"reason": "aborted", "message": "aborted", "remedy": "run the command again", "violations": []}
+            click.echo(json.dumps(aborted), err=True)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -104,6 +122,21 @@ class _Commands(click.Group):
             if stop is None:
                 raise
             raise stop from None
+
+
+def _is_json(arguments: Sequence[str]) -> bool:
+    """Whether the last output format among the arguments is JSON; known before they are parsed, as that may fail."""
+    form = ""
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if argument in {"-o", "--output"}:
+            form = arguments[index + 1] if index + 1 < len(arguments) else ""
+        elif argument.startswith("--output="):
+            form = argument.partition("=")[2]
+        elif argument.startswith("-o") and len(argument) > len("-o"):
+            form = argument[2:]
+    return form == "json"
 
 
 _PEM = click.Path(path_type=Path, dir_okay=False)

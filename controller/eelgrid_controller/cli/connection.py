@@ -4,8 +4,9 @@
 are imported inside the functions that need them, because they take longer to load than everything else that
 `eelctl --help` does. Knows nothing of what is asked.
 
-An error becomes two lines on stderr (what happened; what to do next) and an exit code for scripts. One without a case
-in `cli_error_for` is a bug and keeps its traceback.
+An error becomes two lines on stderr (what happened; what to do next) and an exit code for scripts; under `-o json` it is
+one JSON object on stderr with reason, message, remedy and violations. One without a case in `cli_error_for` is a bug and
+keeps its traceback.
 
 CliError                   1  the call failed
 ├── UsageMismatch          2  the options contradict each other (and click's own usage errors)
@@ -166,6 +167,8 @@ class CliError(click.ClickException):
     """Ends a command that failed, with what happened and what to do next."""
 
     exit_code = 1
+    # One word for scripts, in the JSON object of an error.
+    reason = "failed"
 
     def __init__(self, what: str, remedy: str, violations: tuple[Violation, ...] = ()) -> None:
         super().__init__(what)
@@ -184,25 +187,41 @@ class CliError(click.ClickException):
 class UsageMismatch(CliError):
     """The options contradict each other."""
 
-    exit_code = 2
+    exit_code, reason = 2, "usage"
 
 
 class ControllerUnreachable(CliError):
     """The controller does not answer."""
 
-    exit_code = 3
+    exit_code, reason = 3, "unreachable"
 
 
 class NameNotFound(CliError):
     """There is no object with this name."""
 
-    exit_code = 4
+    exit_code, reason = 4, "not_found"
 
 
 class RequestRefused(CliError):
     """The request is invalid or refused."""
 
-    exit_code = 5
+    exit_code, reason = 5, "refused"
+
+
+def describe_error(error: click.ClickException) -> dict[str, Any]:
+    """Returns an error as the JSON object that `-o json` prints: reason, message, remedy and violations."""
+    if isinstance(error, CliError):
+        violations = [{"field": v.field, "problem": v.problem, "remedy": v.remedy} for v in error.violations]
+        return {
+            "reason": error.reason,
+            "message": join_lines(error.message),
+            "remedy": error.remedy,
+            "violations": violations,
+        }
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    reason = "usage" if isinstance(error, click.UsageError) else "failed"
+    remedy = f"see {context.command_path if context else 'eelctl'} --help"
+    return {"reason": reason, "message": join_lines(error.format_message()), "remedy": remedy, "violations": []}
 
 
 def join_lines(text: str) -> str:

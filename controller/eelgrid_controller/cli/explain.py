@@ -14,6 +14,7 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
+from eelgrid_controller.cli.workload_names import call_with_workload
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import (
@@ -50,9 +51,13 @@ def decision() -> None:
 def export(settings: CliSettings, workload: str, file: Path | None) -> None:
     """Write the latest decision on WORKLOAD, with all its inputs, to a file."""
     with connect_operators(settings) as client:
-        request = ExportDecisionRequest(workload_id=workload)
-        parts = client.export_decision(request, timeout=max(settings.timeout_s, _TIMEOUT_LEAST_S))
-        text = "".join(part.text for part in parts)
+
+        def read(workload_id: str) -> str:
+            request = ExportDecisionRequest(workload_id=workload_id)
+            parts = client.export_decision(request, timeout=max(settings.timeout_s, _TIMEOUT_LEAST_S))
+            return "".join(part.text for part in parts)
+
+        text = call_with_workload(client, settings, workload, read)
     target = file or Path(f"{workload.replace('/', '_')}.decision.json")
     if str(target) == "-":
         click.echo(escape_json(text))
@@ -210,6 +215,11 @@ def explain(settings: CliSettings, workload: str, replicas: int) -> None:
     Costs are in watts-equivalent: the added power, and the capacity that the choice takes from later arrivals.
     """
     with connect_operators(settings) as client:
-        request = ExplainWorkloadRequest(workload_id=workload)
-        answer = client.explain_workload(request, timeout=settings.timeout_s).explanation
+
+        def ask(workload_id: str) -> Explanation:
+            request = ExplainWorkloadRequest(workload_id=workload_id)
+            found: Explanation = client.explain_workload(request, timeout=settings.timeout_s).explanation
+            return found
+
+        answer = call_with_workload(client, settings, workload, ask)
         print_document(settings, answer, explanation_lines(answer, replicas, settings.page))

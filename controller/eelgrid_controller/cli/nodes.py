@@ -3,7 +3,7 @@
 Links are written as `nvidia-smi topo -m` writes them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -132,6 +132,16 @@ def _gpu_memory(status: GpuStatus) -> str:
     return f"{used}/{format_memory(status.gpu.memory_bytes)}"
 
 
+_NAMES_SHOWN = 3
+
+
+def _join_names(names: Iterable[str]) -> str:
+    """Joins different names, the first few in full: `train,serve,etl +2`."""
+    every = list(dict.fromkeys(filter(None, names)))
+    more = len(every) - _NAMES_SHOWN
+    return ",".join(every[:_NAMES_SHOWN]) + (f" +{more}" if more > 0 else "")
+
+
 def _mig(status: GpuStatus) -> str:
     if not status.gpu.mig_enabled:
         return "off" if status.gpu.mig_capable else "-"
@@ -187,6 +197,8 @@ _GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
     TableColumn("MEMORY", _gpu_memory, right=True),
     TableColumn("TEMP", lambda g: "-" if g.temperature_c is None else f"{g.temperature_c:.0f} °C", right=True),
     TableColumn("WORKLOADS", lambda g: str(len(g.workload_ids)), right=True),
+    TableColumn("NAME", lambda g: _join_names(one.name for one in g.holders)),
+    TableColumn("USER", lambda g: _join_names(one.user for one in g.holders)),
     TableColumn("UUID", lambda g: g.gpu.uuid, wide=True),
     TableColumn("PRODUCT", lambda g: g.gpu.product, wide=True),
     TableColumn("LIMIT", lambda g: format_power(g.gpu.power_limit_default_w), right=True, wide=True),
@@ -250,7 +262,7 @@ def nodes(settings: CliSettings, /, states: tuple[str, ...], limit: int | None, 
 @output_option
 @click.pass_obj
 def gpus(settings: CliSettings, node_name: str, gpu_model: str, min_free_milli: int, limit: int | None) -> None:
-    """List GPUs with their latest readings."""
+    """List GPUs with their latest readings, and the names and users of the workloads that hold them."""
     request = ListGpusRequest(node_name=node_name, gpu_model=gpu_model, min_free_milli=min_free_milli)
     with connect_operators(settings) as client:
         found = iterate_pages(client.list_gpus, request, "gpus", timeout_s=settings.timeout_s, limit=limit)

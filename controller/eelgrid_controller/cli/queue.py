@@ -21,7 +21,7 @@ from eelgrid_controller.cli.connection import CliSettings, connect_operators, it
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour, visible_columns
 from eelgrid_controller.cli.workloads import request_text
-from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
+from eelgrid_controller.formatting import format_age, format_cpu, format_gpu, format_memory
 from eelgrid_protos.messages import (
     ExplainWorkloadRequest,
     GetSummaryRequest,
@@ -33,7 +33,6 @@ from eelgrid_protos.plain_messages import to_plain
 
 # More constraints than there are.
 _EXPLAINED_MOST = 32
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,6 @@ class _Sum:
         return Counter(row.constraint for row in self.rows)
 
 
-def _duration(wait_s: float) -> str:
-    """Formats a wait in the largest unit of which there are at least two."""
-    for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S)):
-        if wait_s >= 2.0 * size_s:
-            return f"{wait_s / size_s:.0f} {unit}"
-    return f"{wait_s:.0f} s"
-
-
 def _each(amount: Callable[[Any], int]) -> Callable[[_Waiting], int]:
     """An amount of all replicas."""
     return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
@@ -103,7 +94,7 @@ _COLUMNS: tuple[TableColumn[_Waiting], ...] = (
     TableColumn("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
     TableColumn("EACH", lambda r: request_text(r.workload.spec.request)),
     TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
-    TableColumn("WAITS", lambda r: _duration(r.waits_s), right=True),
+    TableColumn("WAITS", lambda r: format_age(r.waits_s), right=True),
     TableColumn("REASON", lambda r: r.workload.reason),
 )
 
@@ -130,7 +121,7 @@ def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
         TableColumn("GPUS", lambda s: format_gpu(s.total(lambda r: r.gpu_milli)), right=True),
         TableColumn("CPU", lambda s: format_cpu(s.total(_each(lambda q: q.cpu_milli))), right=True, wide=True),
         TableColumn("MEMORY", lambda s: format_memory(s.total(_each(lambda q: q.memory_bytes))), right=True, wide=True),
-        TableColumn("LONGEST", lambda s: _duration(s.longest_s), right=True),
+        TableColumn("LONGEST", lambda s: format_age(s.longest_s), right=True),
         TableColumn("FIRST", lambda s: s.rows[0].workload.workload_id, wide=True),
         TableColumn("WAIT FOR", lambda s: ", ".join(f"{name} {count}" for name, count in s.constraints.most_common())),
     )
@@ -203,7 +194,7 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
         yield (
             f"{one.name}: {count:,} wait{'s' if count == 1 else ''}, with {format_gpu(one.total(lambda row: row.gpu_milli))} "
             f"GPUs and {format_cpu(one.total(_each(lambda request: request.cpu_milli)))} CPUs, the longest for "
-            f"{_duration(one.longest_s)}" + (f"; {words}." if words else ".")
+            f"{format_age(one.longest_s)}" + (f"; {words}." if words else ".")
         )
         if one.name in remedies:
             yield f"  {first.workload.workload_id}, the first of them: {remedies[one.name]}"

@@ -7,9 +7,11 @@ write them (cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5, gpu_models: [A, B]
 memory_bytes, ...), or it is what `eelctl get -o yaml` prints. Every error names the document and the field.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -38,11 +40,14 @@ from eelgrid_controller.cli.output import (
     visible_columns,
 )
 from eelgrid_controller.cli.policy import apply_budget_options
+from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload
 from eelgrid_controller.formatting import (
+    format_age,
     format_cpu,
     format_gpu,
     format_memory,
     format_milliseconds,
+    format_power,
     parse_cpu_milli,
     parse_gpu_milli,
     parse_memory_bytes,
@@ -52,6 +57,7 @@ from eelgrid_protos.messages import (
     BudgetStatus,
     CancelWorkloadRequest,
     GetPolicyRequest,
+    GetSummaryRequest,
     GetWorkloadRequest,
     ImagineBudgetsRequest,
     JobStatus,
@@ -188,24 +194,43 @@ def _format_wait(workload: Workload) -> str:
     return format_milliseconds((workload.placed_ns - workload.submitted_ns) / 1e9) if placed else "-"
 
 
-WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
-    TableColumn("ID", lambda w: w.workload_id, width=16),
-    TableColumn("NAME", lambda w: w.spec.name, wide=True, width=16),
-    TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=lambda w: _COLOURS.get(w.phase)),
-    TableColumn("KIND", lambda w: w.spec.kind.name.lower(), width=17),
-    TableColumn("REPLICAS", lambda w: str(w.spec.replicas), right=True),
-    TableColumn("EACH", lambda w: request_text(w.spec.request), width=28),
-    TableColumn("NODE", _places, width=16),
-    TableColumn("NAMESPACE", lambda w: w.spec.namespace, wide=True),
-    TableColumn("USER", lambda w: w.spec.user, wide=True),
-    TableColumn("OWNER", lambda w: w.owner or w.spec.user, wide=True),
-    TableColumn("QUEUE", lambda w: w.spec.queue, wide=True),
-    TableColumn("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
-    TableColumn("GPUS", _gpus, wide=True),
-    TableColumn("WAITED", _format_wait, right=True, wide=True),
-    TableColumn("GPU STATE", _gpu_states, wide=True, colour=lambda w: "red" if w.lost_replicas else None),
-    TableColumn("REASON", lambda w: w.reason),
-)
+def _format_gpus(workload: Workload) -> str:
+    """Formats the GPUs of all replicas: those it asks for, as far as any."""
+    request = workload.spec.request
+    milli = workload.spec.replicas * request.gpu_count * request.gpu_milli
+    return format_gpu(milli) if milli else "-"
+
+
+def _build_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ...]:
+    """Builds the columns of workloads; `now_ns` is the controller's time, for their age."""
+    return (
+        TableColumn("ID", lambda w: w.workload_id, width=16),
+        TableColumn("NAME", lambda w: w.spec.name, width=16),
+        TableColumn("USER", lambda w: w.spec.user or w.owner, width=8),
+        TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=lambda w: _COLOURS.get(w.phase)),
+        TableColumn("GPUS", _format_gpus, right=True, width=4),
+        TableColumn("AGE", lambda w: format_age((now_ns() - w.submitted_ns) / 1e9), right=True, width=6),
+        TableColumn("POWER", lambda w: format_power(w.power_w), right=True, width=8),
+        TableColumn("NODE", _places, width=16),
+        TableColumn("KIND", lambda w: w.spec.kind.name.lower(), wide=True, width=17),
+        TableColumn("REPLICAS", lambda w: str(w.spec.replicas), right=True, wide=True),
+        TableColumn("EACH", lambda w: request_text(w.spec.request), wide=True, width=28),
+        TableColumn("NAMESPACE", lambda w: w.spec.namespace, wide=True),
+        TableColumn("OWNER", lambda w: w.owner or w.spec.user, wide=True),
+        TableColumn("QUEUE", lambda w: w.spec.queue, wide=True),
+        TableColumn("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
+        TableColumn("ON GPUS", _gpus, wide=True),
+        TableColumn("WAITED", _format_wait, right=True, wide=True),
+        TableColumn("GPU STATE", _gpu_states, wide=True, colour=lambda w: "red" if w.lost_replicas else None),
+        TableColumn("REASON", lambda w: w.reason),
+    )
+
+
+def _read_clock(client: Any, settings: CliSettings) -> Callable[[], int]:
+    """Reads the controller's time once; returns a clock that goes on from it."""
+    read_ns: int = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary.time_ns
+    began_ns = time.monotonic_ns()
+    return lambda: read_ns + time.monotonic_ns() - began_ns
 
 
 def _promise(training: TrainingPromise) -> str:
@@ -234,6 +259,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         )
     if spec.training:
         yield f"  promised   {_promise(spec.training)}"
+    if workload.power_w is not None:
+        yield f"  power      {format_power(workload.power_w)} measured"
     if workload.power_limit_w is not None:
         yield f"  limit      {workload.power_limit_w:g} W per GPU"
     if spec.locality:
@@ -268,6 +295,21 @@ def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
     return wanted
 
 
+class _LiveFilter:
+    """Passes live workloads, and then the end of each of them; not those that had ended before."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def __call__(self, workload: Workload) -> bool:
+        if workload.phase in LIVE_PHASES:
+            self._seen.add(workload.workload_id)
+            return True
+        is_seen = workload.workload_id in self._seen
+        self._seen.discard(workload.workload_id)
+        return is_seen
+
+
 @click.command()
 @click.option(
     "--phase",
@@ -276,6 +318,7 @@ def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
     type=click.Choice(["pending", "placed", "cancelled"]),
     help="Only workloads in this phase; repeatable.",
 )
+@click.option("--all", "every", is_flag=True, help="Also workloads that ended; live ones only by default.")
 @click.option("--namespace", default="", help="Only workloads in this namespace.")
 @click.option("--user", default="", help="Only workloads of this user.")
 @click.option("--queue", default="", help="Only workloads in this queue.")
@@ -287,27 +330,46 @@ def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
 @output_option
 @click.pass_obj
 def workloads(
-    settings: CliSettings, /, phases: tuple[str, ...], watch: bool, after: int, limit: int | None, **filters: Any
+    settings: CliSettings,
+    /,
+    *,
+    phases: tuple[str, ...],
+    every: bool,
+    watch: bool,
+    after: int,
+    limit: int | None,
+    **filters: Any,
 ) -> None:
-    """List workloads in order of submission, or watch them change.
+    """List live workloads in order of submission, or watch workloads change.
+
+    POWER is what their GPUs draw now, of a shared GPU in proportion to what is held. A watch begins with the live
+    workloads and shows how each of them ends.
 
     \b
     eelctl workloads --phase pending --namespace research
+    eelctl workloads --all --user ada
     eelctl workloads --watch
     """  # noqa: D301
-    request = ListWorkloadsRequest(phases=tuple(WorkloadPhase[phase.upper()] for phase in phases), **filters)
+    if every and phases:
+        raise click.UsageError("--all and --phase exclude each other: --phase names the phases to show")
+    chosen = tuple(WorkloadPhase[phase.upper()] for phase in phases)
     with connect_operators(settings) as client:
+        columns = _build_columns(_read_clock(client, settings))
         if not watch:
+            request = ListWorkloadsRequest(phases=chosen or (() if every else LIVE_PHASES), **filters)
             found = iterate_pages(
                 client.list_workloads, request, "workloads", timeout_s=settings.timeout_s, limit=limit
             )
-            print_list(settings, WORKLOAD_COLUMNS, found, empty="no workload matches; submit one with `eelctl submit`")
+            hint = "" if chosen or every else "; --all includes those that ended"
+            print_list(settings, columns, found, empty=f"no workload matches; submit one with `eelctl submit`{hint}")
             return
+        wanted = _build_filter(ListWorkloadsRequest(phases=chosen, **filters))
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
-            print_stream(
-                settings, WORKLOAD_COLUMNS, islice(filter(_build_filter(request), (c.workload for c in changes)), limit)
-            )
+            shown = filter(wanted, (c.workload for c in changes))
+            if not (every or chosen or after):
+                shown = filter(_LiveFilter(), shown)
+            print_stream(settings, columns, islice(shown, limit))
         except KeyboardInterrupt:
             return
 
@@ -317,9 +379,14 @@ def workloads(
 @output_option
 @click.pass_obj
 def get(settings: CliSettings, workload: str) -> None:
-    """Show one workload."""
+    """Show one workload, by its id or its name."""
     with connect_operators(settings) as client:
-        found = client.get_workload(GetWorkloadRequest(workload_id=workload), timeout=settings.timeout_s).workload
+        found = call_with_workload(
+            client,
+            settings,
+            workload,
+            lambda key: client.get_workload(GetWorkloadRequest(workload_id=key), timeout=settings.timeout_s).workload,
+        )
         print_document(settings, found, workload_lines(found))
 
 
@@ -328,11 +395,17 @@ def get(settings: CliSettings, workload: str) -> None:
 @output_option
 @click.pass_obj
 def cancel(settings: CliSettings, workload: tuple[str, ...]) -> None:
-    """Cancel workloads; their resources are free at once."""
+    """Cancel workloads, by their ids or names; their resources are free at once."""
     with connect_operators(settings) as client:
         for name in workload:
-            ended = client.cancel_workload(CancelWorkloadRequest(workload_id=name), timeout=settings.timeout_s).workload
+            ended = call_with_workload(client, settings, name, partial(_cancel, client, settings))
             print_document(settings, ended, [f"{ended.workload_id}: {ended.phase.name.lower()}"])
+
+
+def _cancel(client: Any, settings: CliSettings, workload_id: str) -> Workload:
+    request = CancelWorkloadRequest(workload_id=workload_id)
+    ended: Workload = client.cancel_workload(request, timeout=settings.timeout_s).workload
+    return ended
 
 
 _KINDS = [kind.name.lower() for kind in WorkloadKind if kind]
@@ -557,8 +630,13 @@ def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
 def scale(settings: CliSettings, workload: str, replicas: int) -> None:
     """Scale WORKLOAD to REPLICAS, or to as many as there is capacity for."""
     with connect_operators(settings) as client:
-        request = ScaleWorkloadRequest(workload_id=workload, replicas=replicas)
-        found = client.scale_workload(request, timeout=settings.timeout_s).workload
+
+        def resize(workload_id: str) -> Workload:
+            request = ScaleWorkloadRequest(workload_id=workload_id, replicas=replicas)
+            scaled: Workload = client.scale_workload(request, timeout=settings.timeout_s).workload
+            return scaled
+
+        found = call_with_workload(client, settings, workload, resize)
         print_document(settings, found, workload_lines(found))
         if len(found.placements) < replicas:
             echo(
@@ -574,6 +652,9 @@ def scale(settings: CliSettings, workload: str, replicas: int) -> None:
 def progress(settings: CliSettings, workload: str, work_done: float) -> None:
     """Report that the job WORKLOAD has done WORK_DONE units of work since it began."""
     with connect_operators(settings) as client:
-        client.report_progress(
-            ReportProgressRequest(workload_id=workload, work_done=work_done), timeout=settings.timeout_s
-        )
+
+        def report(workload_id: str) -> None:
+            request = ReportProgressRequest(workload_id=workload_id, work_done=work_done)
+            client.report_progress(request, timeout=settings.timeout_s)
+
+        call_with_workload(client, settings, workload, report)

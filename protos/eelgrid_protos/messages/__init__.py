@@ -99,6 +99,7 @@ from eelgrid_protos.messages.operator import (
     GetSummaryResponse,
     GetWorkloadRequest,
     GetWorkloadResponse,
+    GpuHolder,
     GpuStatus,
     ListAuditEntriesRequest,
     ListAuditEntriesResponse,

@@ -68,6 +68,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHolder:
+    """A workload that holds a device or a part of it."""
+
+    workload_id: Identifier
+    name: Label = ""
+    user: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
     """One device with its allocations and newest readings."""
 
@@ -82,6 +91,8 @@ class GpuStatus:
     memory_used_bytes: Bytes | None = None
     temperature_c: Celsius | None = None
     sample_age_s: Seconds | None = None
+    # What holds it, in the order of workload_ids.
+    holders: Annotated[tuple[GpuHolder, ...], Many(4096)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -333,6 +333,9 @@ class Workload:
     owner: Label = ""
     # Replicas of which a GPU is lost now; only in answers, never kept.
     lost_replicas: Annotated[tuple[Count, ...], Many(10_000)] = ()
+    # The measured watts of its GPUs, of a shared GPU in proportion to what it holds of all that is held; absent without a
+    # fresh reading of each; only in answers, never kept.
+    power_w: ClusterWatts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

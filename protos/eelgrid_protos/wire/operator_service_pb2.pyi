@@ -81,8 +81,18 @@ class Node(_message.Message):
     unknown_workload_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., allocated_cpu_milli: _Optional[int] = ..., allocated_memory_bytes: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., workloads: _Optional[int] = ..., power_w: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., plan_epoch: _Optional[int] = ..., applied_epoch: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., ahead_epoch: _Optional[int] = ..., unknown_workload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class GpuHolder(_message.Message):
+    __slots__ = ("workload_id", "name", "user")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    name: str
+    user: str
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., user: _Optional[str] = ...) -> None: ...
+
 class GpuStatus(_message.Message):
-    __slots__ = ("node_name", "gpu", "node_state", "allocated_milli", "workload_ids", "power_w", "energy_j", "utilization_ratio", "memory_used_bytes", "temperature_c", "sample_age_s")
+    __slots__ = ("node_name", "gpu", "node_state", "allocated_milli", "workload_ids", "power_w", "energy_j", "utilization_ratio", "memory_used_bytes", "temperature_c", "sample_age_s", "holders")
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     NODE_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +104,7 @@ class GpuStatus(_message.Message):
     MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     gpu: _node_pb2.Gpu
     node_state: NodeState
@@ -105,7 +116,8 @@ class GpuStatus(_message.Message):
     memory_used_bytes: int
     temperature_c: float
     sample_age_s: float
-    def __init__(self, node_name: _Optional[str] = ..., gpu: _Optional[_Union[_node_pb2.Gpu, _Mapping]] = ..., node_state: _Optional[_Union[NodeState, str]] = ..., allocated_milli: _Optional[int] = ..., workload_ids: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., energy_j: _Optional[float] = ..., utilization_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., sample_age_s: _Optional[float] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[GpuHolder]
+    def __init__(self, node_name: _Optional[str] = ..., gpu: _Optional[_Union[_node_pb2.Gpu, _Mapping]] = ..., node_state: _Optional[_Union[NodeState, str]] = ..., allocated_milli: _Optional[int] = ..., workload_ids: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., energy_j: _Optional[float] = ..., utilization_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[GpuHolder, _Mapping]]] = ...) -> None: ...
 
 class ReasonCount(_message.Message):
     __slots__ = ("reason", "workloads")

@@ -269,7 +269,7 @@ class OperatorService:
                     and (not request.min_free_milli or free_milli(record, gpu) >= request.min_free_milli)
                 ),
                 place_of=lambda item: (item[0].inventory.node_name, item[1].index),
-                element_of=lambda item: ("gpus", self._views.gpu(*item)),
+                element_of=lambda item: ("gpus", self._views.gpu(*item, core.state.workloads)),
             )
 
         return await self._loop.read(view)
@@ -312,7 +312,7 @@ class OperatorService:
                 workload = core.state.workloads[request.workload_id]
             except KeyError:
                 raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads") from None
-            return mark_lost_replicas(workload, core.state.nodes)
+            return self._views.workload(workload, core.state.nodes)
 
         return GetWorkloadResponse(workload=await self._loop.read(view))
 
@@ -336,7 +336,7 @@ class OperatorService:
                 ListWorkloadsResponse,
                 filter(matches, _by_submission(core)),
                 place_of=_submission,
-                element_of=lambda workload: ("workloads", mark_lost_replicas(workload, core.state.nodes)),
+                element_of=lambda workload: ("workloads", self._views.workload(workload, core.state.nodes)),
             )
 
         return await self._loop.read(view)

@@ -4,17 +4,18 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.node_changes import count_lost_gpus, mark_lost_gpu, mark_lost_gpus
+from eelgrid_controller.state.node_changes import count_lost_gpus, mark_lost_gpu, mark_lost_gpus, mark_lost_replicas
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     Gpu,
+    GpuHolder,
     GpuStatus,
     Inventory,
     ModelSummary,
@@ -23,6 +24,7 @@ from eelgrid_protos.messages import (
     PlanStatus,
     ReasonCount,
     Summary,
+    Workload,
     WorkloadPhase,
     resolve_pool,
 )
@@ -149,24 +151,46 @@ class ResourceViews:
             unknown_workload_ids=record.ahead.workload_ids if record.ahead else (),
         )
 
-    def gpu(self, record: NodeRecord, gpu: Gpu) -> GpuStatus:
-        """One device."""
+    def gpu(self, record: NodeRecord, gpu: Gpu, workloads: Mapping[str, Workload]) -> GpuStatus:
+        """One device; `workloads` are all of the state, of which some hold it."""
         name = record.inventory.node_name
         now_s, now_ns = self._monotonic_s(), self._now_ns()
         readings = self._telemetry.gpu(name, gpu.uuid, now_s=now_s, now_ns=now_ns)
+        holders = tuple(record.holders(gpu.uuid))[:_HOLDERS_MOST]
         return GpuStatus(
             node_name=name,
             gpu=mark_lost_gpu(record, gpu),
             node_state=record.state,
             allocated_milli=record.gpu_milli.get(gpu.uuid, 0),
-            workload_ids=tuple(record.holders(gpu.uuid))[:_HOLDERS_MOST],
+            workload_ids=holders,
             power_w=readings.power_w,
             energy_j=readings.energy_j,
             utilization_ratio=readings.utilization_ratio,
             memory_used_bytes=readings.memory_used_bytes,
             temperature_c=readings.temperature_c,
             sample_age_s=_bound_age(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
+            holders=tuple(_holder(key, workloads.get(key)) for key in holders),
         )
+
+    def workload(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> Workload:
+        """One workload, with what is known of its GPUs now: which are lost, and what they draw."""
+        return replace(mark_lost_replicas(workload, nodes), power_w=self._power_w(workload, nodes))
+
+    def _power_w(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> float | None:
+        """The measured power of a workload's GPUs by its shares of what is held; None without a reading of each."""
+        now_s, now_ns = self._monotonic_s(), self._now_ns()
+        parts: list[float] = []
+        for at in workload.placements:
+            record = nodes.get(at.node_name)
+            item = record.assignments.get((workload.workload_id, at.replica)) if record else None
+            if record is None or item is None:
+                return None
+            for uuid in item.gpu_uuids:
+                power_w = self._telemetry.gpu(at.node_name, uuid, now_s=now_s, now_ns=now_ns).power_w
+                if power_w is None:
+                    return None
+                parts.append(power_w * item.gpu_milli / record.gpu_milli[uuid])
+        return sum(parts) if parts else None
 
     def plan(self, core: Core, node_name: str) -> PlanStatus:
         """One plan and the node's word on it."""
@@ -230,6 +254,12 @@ class ResourceViews:
         )
         self._kept = _Kept(summary, now_s)
         return summary
+
+
+def _holder(workload_id: str, workload: Workload | None) -> GpuHolder:
+    if workload is None:
+        return GpuHolder(workload_id=workload_id)
+    return GpuHolder(workload_id=workload_id, name=workload.spec.name, user=workload.spec.user)
 
 
 def free_milli(record: NodeRecord, gpu: Gpu) -> int:

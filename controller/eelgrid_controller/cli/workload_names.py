@@ -1,0 +1,77 @@
+"""Workloads by name: wherever a command takes the id of a workload, its name does as well if it is unique.
+
+An id comes first: a call is made with what was typed, and only if the controller knows no workload of that id is a
+workload of that name looked for, among the live ones and then among those that ended. Several of one name are an error
+that lists them. The API itself knows ids alone.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, iterate_pages
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.messages import GetWorkloadRequest, ListWorkloadsRequest, Workload, WorkloadPhase
+
+LIVE_PHASES = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
+_SHOWN_MOST = 8
+
+_Answer = TypeVar("_Answer")
+
+
+def call_with_workload(client: Any, settings: CliSettings, typed: str, call: Callable[[str], _Answer]) -> _Answer:
+    """Makes a call with an id, or with the id of the one workload of that name.
+
+    Raises RequestRefused for a name that several workloads have; raises what the call raises if none has it.
+    """
+    from eelgrid_protos import faults
+
+    try:
+        return call(typed)
+    except (faults.NotFound, ContractError):
+        workload_id = _find_by_name(client, settings, typed)
+        if workload_id is None or workload_id == typed:
+            raise
+    return call(workload_id)
+
+
+def resolve_workload_id(client: Any, settings: CliSettings, typed: str) -> str:
+    """Returns the id of a workload, for a command that sends several ids at once; raises as `call_with_workload` does."""
+
+    def get(workload_id: str) -> str:
+        request = GetWorkloadRequest(workload_id=workload_id)
+        found: str = client.get_workload(request, timeout=settings.timeout_s).workload.workload_id
+        return found
+
+    return call_with_workload(client, settings, typed, get)
+
+
+def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
+    try:
+        live = ListWorkloadsRequest(name_contains=name, phases=LIVE_PHASES)
+        ended = ListWorkloadsRequest(name_contains=name, phases=(WorkloadPhase.CANCELLED,))
+        for request in (live, ended):
+            rows = iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s)
+            found = [row for row in rows if row.spec.name == name]
+            if len(found) > 1:
+                raise _ambiguous(name, found)
+            if found:
+                return str(found[0].workload_id)
+    except ContractError:
+        # No workload can have such a name.
+        return None
+    return None
+
+
+def _ambiguous(name: str, found: list[Workload]) -> RequestRefused:
+    listed = ", ".join(_describe(row) for row in found[:_SHOWN_MOST])
+    more = f" and {len(found) - _SHOWN_MOST} more" if len(found) > _SHOWN_MOST else ""
+    every = "" if found[0].phase in LIVE_PHASES else " --all"
+    return RequestRefused(
+        f"{len(found)} workloads are called {name!r}: {listed}{more}",
+        f"give the id of one; `eelctl workloads --name {name}{every}` lists them",
+    )
+
+
+def _describe(row: Workload) -> str:
+    user = f" of {row.spec.user}" if row.spec.user else ""
+    return f"{row.workload_id} ({row.phase.name.lower()}{user})"
