@@ -75,7 +75,7 @@ def test_a_fleet_that_is_short(folder):
         (False, None, {"H200": 1}),
     ]
     assert "carries at most 0.8 of the rates, at 0.2 s" in done.stderr
-    assert "next: add 1 more H200" in done.stderr
+    assert json.loads(done.stderr)["remedy"].startswith("add 1 more H200")
     assert "lacks 6 more H200" in run().stdout
 
 

@@ -40,6 +40,7 @@ class Imaginer(FakeOperators):
         for _ in range(2):
             self.core.submit(build_request(gpus=2, name="train"), now_ns=2)
         self.core.submit(build_request(gpus=1, name="late"), now_ns=3)
+        self.workloads.update(self.core.state.workloads)
 
     async def what_if(self, request, context):
         self._begin("what_if")
