@@ -183,7 +183,7 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
     TableColumn("LINKS", lambda n: format_links(n.inventory), wide=True),
 )
 
-_GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
+GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
     TableColumn("NODE", lambda g: g.node_name),
     TableColumn("GPU", lambda g: str(g.gpu.index), right=True),
     TableColumn("STATE", _gpu_state, colour=_gpu_state_colour),
@@ -211,7 +211,7 @@ _GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
 )
 
 
-_PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
+PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
     TableColumn("NODE", lambda p: p.plan.node_name),
     TableColumn("EPOCH", lambda p: str(p.plan.epoch), right=True),
     TableColumn("APPLIED", lambda p: str(p.applied.epoch) if p.applied else "-", right=True),
@@ -265,7 +265,7 @@ def gpus(settings: CliSettings, node_name: str, gpu_model: str, min_free_milli: 
     request = ListGpusRequest(node_name=node_name, gpu_model=gpu_model, min_free_milli=min_free_milli)
     with connect_operators(settings) as client:
         found = iterate_pages(client.list_gpus, request, "gpus", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _GPU_COLUMNS, found, empty="no GPU matches")
+        print_list(settings, GPU_COLUMNS, found, empty="no GPU matches")
 
 
 @click.command()
@@ -278,7 +278,7 @@ def plan(settings: CliSettings, node: str, limit: int | None) -> None:
     with connect_operators(settings) as client:
         request = ListPlansRequest(node_name=node)
         found = iterate_pages(client.list_plans, request, "plans", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _PLAN_COLUMNS, found, empty="no plan yet; a node gets one with its first placement")
+        print_list(settings, PLAN_COLUMNS, found, empty="no plan yet; a node gets one with its first placement")
 
 
 _SHOWN_MOST = 10

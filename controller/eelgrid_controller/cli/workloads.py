@@ -214,7 +214,7 @@ def _format_gpus(workload: Workload) -> str:
     return format_gpu(milli) if milli else "-"
 
 
-def _build_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ...]:
+def build_workload_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ...]:
     """Builds the columns of workloads; `now_ns` is the controller's time, for their age."""
     return (
         TableColumn("ID", lambda w: w.workload_id, width=16),
@@ -239,7 +239,7 @@ def _build_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ..
     )
 
 
-def _read_clock(client: Any, settings: CliSettings) -> Callable[[], int]:
+def read_clock(client: Any, settings: CliSettings) -> Callable[[], int]:
     """Reads the controller's time once; returns a clock that goes on from it."""
     read_ns: int = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary.time_ns
     began_ns = time.monotonic_ns()
@@ -367,7 +367,7 @@ def workloads(
         raise click.UsageError("--all and --phase exclude each other: --phase names the phases to show")
     chosen = tuple(WorkloadPhase[phase.upper()] for phase in phases)
     with connect_operators(settings) as client:
-        columns = _build_columns(_read_clock(client, settings))
+        columns = build_workload_columns(read_clock(client, settings))
         if not watch:
             request = ListWorkloadsRequest(phases=chosen or (() if every else LIVE_PHASES), **filters)
             found = iterate_pages(
