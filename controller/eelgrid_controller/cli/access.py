@@ -12,7 +12,7 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.energy import SPAN
-from eelgrid_controller.cli.output import TableColumn, print_list, print_plain
+from eelgrid_controller.cli.output import TableColumn, list_options, print_list, print_plain
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, WhoAmIRequest, WhoAmIResponse
 
@@ -49,6 +49,7 @@ _COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
 @click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries to show."
 )
+@list_options
 @output_option
 @click.pass_obj
 def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | bool) -> None:
@@ -61,9 +62,19 @@ def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | boo
     """  # noqa: D301
     request = ListAuditEntriesRequest(since_ns=max(0, time.time_ns() - since * _HOUR_NS), **filters)  # type: ignore[arg-type]
     with connect_operators(settings) as client:
-        found = iterate_pages(client.list_audit_entries, request, "entries", timeout_s=settings.timeout_s, limit=limit)
+        found = iterate_pages(
+            client.list_audit_entries,
+            request,
+            "entries",
+            timeout_s=settings.timeout_s,
+            limit=settings.fetch_limit(limit),
+        )
         print_list(
-            settings, _COLUMNS, found, empty="no change was requested in this time; look further back with --since"
+            settings,
+            _COLUMNS,
+            found,
+            empty="no change was requested in this time; look further back with --since",
+            limit=limit,
         )
 
 

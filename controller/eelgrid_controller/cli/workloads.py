@@ -22,6 +22,7 @@ from eelgrid_controller.cli.connection import (
     SHARE,
     CliSettings,
     RequestRefused,
+    UsageMismatch,
     connect_operators,
     fetch_whole,
     iterate_pages,
@@ -30,7 +31,9 @@ from eelgrid_controller.cli.connection import (
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
+    arrange_rows,
     echo,
+    list_options,
     print_document,
     print_list,
     print_stream,
@@ -340,6 +343,7 @@ class _LiveFilter:
 @click.option("-w", "--watch", is_flag=True, help="Print each change as it happens, until Ctrl-C.")
 @click.option("--after", type=click.IntRange(0), default=0, help="With --watch: only changes after this revision.")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def workloads(
@@ -371,15 +375,24 @@ def workloads(
         if not watch:
             request = ListWorkloadsRequest(phases=chosen or (() if every else LIVE_PHASES), **filters)
             found = iterate_pages(
-                client.list_workloads, request, "workloads", timeout_s=settings.timeout_s, limit=limit
+                client.list_workloads,
+                request,
+                "workloads",
+                timeout_s=settings.timeout_s,
+                limit=settings.fetch_limit(limit),
             )
             hint = "" if chosen or every else "; --all includes those that ended"
-            print_list(settings, columns, found, empty=f"no workload matches; submit one with `eelctl submit`{hint}")
+            empty = f"no workload matches; submit one with `eelctl submit`{hint}"
+            print_list(settings, columns, found, empty=empty, limit=limit)
             return
         wanted = _build_filter(ListWorkloadsRequest(phases=chosen, **filters))
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
             shown = filter(wanted, (c.workload for c in changes))
+            if settings.sort:
+                raise UsageMismatch("--sort and --watch exclude each other", "a watch is in the order of the changes")
+            if settings.filters:
+                shown = filter(lambda one: bool(arrange_rows(settings, columns, [one])), shown)
             if not (every or chosen or after):
                 shown = filter(_LiveFilter(), shown)
             print_stream(settings, columns, islice(shown, limit))
