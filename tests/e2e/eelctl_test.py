@@ -372,7 +372,7 @@ def test_replay(live):
     path.write_text(TRACE + "r-5,1000,1024,8,1000,G2,LS\n")
     refused = live.eelctl("replay", "--pods", path, "--prefix", "t/", code=1)
     assert "refused t/r-5" in refused.stderr
-    assert "1 tasks were refused" in refused.stderr
+    assert "1 task was refused" in refused.stderr
     listed = live.operators.list_workloads(ListWorkloadsRequest(namespace="openb"), timeout=5.0).workloads
     assert len(listed) == 2
     assert "holds both files" in fails(live, 4, "replay", "--trace", live.folder)

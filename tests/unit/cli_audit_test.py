@@ -73,7 +73,7 @@ def test_a_removal_says_what_becomes_of_the_work(eelctl, fake):
     assert done.splitlines() == [
         "n1 would be removed",
         "  2 workloads would be ended: w-1, w-2",
-        "  1 workloads would be reduced to their replicas on other nodes: chat",
+        "  1 workload would be reduced to its replicas on other nodes: chat",
         "  its agent is connected: stop it, or the node registers again",
     ]
     (asked,) = fake.audited.asked

@@ -56,7 +56,19 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "frontier": ("frontier", "Compute energy against latency and throughput of a fleet."),
     "demo": ("__main__", "Start a controller and a simulated fleet, and replay a trace."),
+    "describe": ("describe", "Show everything that is known of one node, GPU or workload."),
+    "version": ("access", "Show the versions of eelctl and of the controller."),
+    "help": ("__main__", "Show the help of a command."),
     "completion": ("__main__", "Print the shell completion script."),
+}
+# Help lists commands in groups, by what somebody wants to do.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Look": ("top", "workloads", "get", "describe", "explain", "queue", "gpus", "nodes", "topology", "promises"),
+    "Work": ("submit", "cancel", "scale", "progress", "moves", "replay"),
+    "Plan": ("whatif", "capacity", "shadow", "decision", "frontier", "profile", "policy"),
+    "Money": ("energy", "spending", "report", "exporters"),
+    "Nodes": ("node", "plan", "partition", "reconcile"),
+    "Set-up": ("doctor", "demo", "whoami", "audit", "version", "completion", "help"),
 }
 
 
@@ -70,7 +82,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"eelgrid_controller.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, f"{cmd_name}_" if cmd_name == "help" else cmd_name)
         return command
 
     def resolve_command(
@@ -86,8 +98,11 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        # One width for all groups, so that their texts are in one column.
+        width = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
@@ -183,6 +198,27 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 def cli(context: click.Context, /, no_headers: bool, **values: Any) -> None:
     """Query and control an Eelgrid controller, which places and powers GPU work."""
     context.obj = CliSettings(headers=not no_headers, **values)
+
+
+@click.command(name="help")
+@click.argument("command", nargs=-1)
+@click.pass_context
+def help_(context: click.Context, command: tuple[str, ...]) -> None:
+    """Show the help of COMMAND, or the list of commands.
+
+    \b
+    eelctl help policy set
+    """  # noqa: D301
+    here = context.find_root()
+    for name in command:
+        group = here.command
+        if not isinstance(group, click.Group):
+            raise click.UsageError(f"{here.command_path} has no commands")
+        _, found, _ = group.resolve_command(here, [name])
+        if found is None:
+            raise click.UsageError(f"No such command {name!r}.")
+        here = click.Context(found, parent=here, info_name=name)
+    click.echo(here.get_help())
 
 
 _COMPLETION_LINES = {

@@ -1,4 +1,4 @@
-"""eelctl audit and whoami: who requested which change, and what the caller's certificate permits.
+"""eelctl audit, whoami and version: who requested which change, what the caller's certificate permits, and who answers.
 
 whoami does not read the certificate files: what counts is how the controller sees the caller.
 """
@@ -12,7 +12,8 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.energy import SPAN
-from eelgrid_controller.cli.output import TableColumn, print_list, print_plain
+from eelgrid_controller.cli.output import TableColumn, list_options, print_list, print_plain
+from eelgrid_protos import __version__
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, WhoAmIRequest, WhoAmIResponse
 
 _HOUR_NS = 3600 * 10**9
@@ -48,6 +49,7 @@ _COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
 @click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries to show."
 )
+@list_options
 @output_option
 @click.pass_obj
 def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | bool) -> None:
@@ -60,9 +62,19 @@ def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | boo
     """  # noqa: D301
     request = ListAuditEntriesRequest(since_ns=max(0, time.time_ns() - since * _HOUR_NS), **filters)  # type: ignore[arg-type]
     with connect_operators(settings) as client:
-        found = iterate_pages(client.list_audit_entries, request, "entries", timeout_s=settings.timeout_s, limit=limit)
+        found = iterate_pages(
+            client.list_audit_entries,
+            request,
+            "entries",
+            timeout_s=settings.timeout_s,
+            limit=settings.fetch_limit(limit),
+        )
         print_list(
-            settings, _COLUMNS, found, empty="no change was requested in this time; look further back with --since"
+            settings,
+            _COLUMNS,
+            found,
+            empty="no change was requested in this time; look further back with --since",
+            limit=limit,
         )
 
 
@@ -104,3 +116,23 @@ def _roles(found: WhoAmIResponse) -> str:
     if found.roles:
         return ", ".join(found.roles)
     return "none: nothing is allowed" if found.roles_demanded else "none: everything is allowed (--roles permit)"
+
+
+@click.command()
+@output_option
+@click.pass_obj
+def version(settings: CliSettings, /) -> None:
+    """Show the versions of eelctl and of the controller; exit code 3 if no controller answers."""
+    from eelgrid_protos import faults
+
+    found, fault = "", None
+    try:
+        with connect_operators(settings) as client:
+            answer: WhoAmIResponse = client.who_am_i(WhoAmIRequest(), timeout=settings.timeout_s)
+            found = answer.controller_version or "unknown: it does not say"
+    except faults.Fault as error:
+        fault = error
+    lines = [f"eelctl      {__version__}", *([f"controller  {found}"] if found else [])]
+    print_plain(settings, {"eelctl": __version__, "controller": found or None}, lines)
+    if fault:
+        raise fault

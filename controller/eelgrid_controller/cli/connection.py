@@ -48,9 +48,17 @@ class CliSettings:
     headers: bool = True
     # URL of the live page; empty if not given.
     page: str = ""
+    # Of a list: the column to sort by, with a minus for the largest first, and what columns contain, as COLUMN=TEXT.
+    sort: str = ""
+    filters: tuple[str, ...] = ()
+
+    def fetch_limit(self, limit: int | None) -> int | None:
+        """Returns how many rows to fetch of a list: all, if it is sorted or filtered here before it is cut."""
+        return None if self.sort or self.filters else limit
 
 
-def _change(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def change_setting(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keeps the value of an option in the settings, as a callback of the option."""
     if value is not None and parameter.name is not None:
         context.obj = replace(context.obj, **{parameter.name: value})
 
@@ -65,7 +73,7 @@ def output_option(command: _Command) -> _Command:
             default=None,
             type=bool,
             expose_value=False,
-            callback=_change,
+            callback=change_setting,
             help="Omit the header line.",
         ),
         click.option(
@@ -74,7 +82,7 @@ def output_option(command: _Command) -> _Command:
             type=click.Choice(OUTPUTS),
             default=None,
             expose_value=False,
-            callback=_change,
+            callback=change_setting,
             help="Output format.",
         ),
     ):

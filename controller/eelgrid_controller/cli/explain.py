@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
+from eelgrid_controller.cli.doctor_machine import count_noun
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
 from eelgrid_controller.cli.workload_names import call_with_workload
 from eelgrid_controller.cli.workloads import request_text
@@ -99,7 +100,7 @@ def replay(context: click.Context, file: Any) -> None:
     if found.made_by != __version__:
         lines.append(f"this is version {__version__}: a difference may come from the planner")
     if found.differences:
-        lines.append(f"{len(found.differences)} differences:")
+        lines.append(f"{count_noun(len(found.differences), 'difference')}:")
         lines.extend(f"  {line}" for line in found.differences[:_SHOWN])
     else:
         lines.append("identical to the last bit")

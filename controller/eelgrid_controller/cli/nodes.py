@@ -17,7 +17,7 @@ from eelgrid_controller.cli.connection import (
     output_option,
 )
 from eelgrid_controller.cli.doctor_machine import count_noun
-from eelgrid_controller.cli.output import TableColumn, print_document, print_list, text_table
+from eelgrid_controller.cli.output import TableColumn, list_options, print_document, print_list, text_table
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_percent, format_power
 from eelgrid_protos.messages import (
     ApplyStatus,
@@ -184,7 +184,7 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
     TableColumn("LINKS", lambda n: format_links(n.inventory), wide=True),
 )
 
-_GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
+GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
     TableColumn("NODE", lambda g: g.node_name),
     TableColumn("GPU", lambda g: str(g.gpu.index), right=True),
     TableColumn("STATE", _gpu_state, colour=_gpu_state_colour),
@@ -212,7 +212,7 @@ _GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
 )
 
 
-_PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
+PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
     TableColumn("NODE", lambda p: p.plan.node_name),
     TableColumn("EPOCH", lambda p: str(p.plan.epoch), right=True),
     TableColumn("APPLIED", lambda p: str(p.applied.epoch) if p.applied else "-", right=True),
@@ -244,14 +244,23 @@ _PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
 @click.option("--gpu-model", default="", help="Only nodes with this GPU model, by any of its names.")
 @click.option("--name", "name_contains", default="", help="Only nodes whose name contains this text.")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def nodes(settings: CliSettings, /, states: tuple[str, ...], limit: int | None, **filters: Any) -> None:
     """List nodes with their allocations and power draw."""
     request = ListNodesRequest(states=tuple(NodeState[state.upper()] for state in states), **filters)
     with connect_operators(settings) as client:
-        found = iterate_pages(client.list_nodes, request, "nodes", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, NODE_COLUMNS, found, empty="no node matches; nodes join when eelgrid-agent runs on them")
+        found = iterate_pages(
+            client.list_nodes, request, "nodes", timeout_s=settings.timeout_s, limit=settings.fetch_limit(limit)
+        )
+        print_list(
+            settings,
+            NODE_COLUMNS,
+            found,
+            empty="no node matches; nodes join when eelgrid-agent runs on them",
+            limit=limit,
+        )
 
 
 @click.command()
@@ -259,27 +268,35 @@ def nodes(settings: CliSettings, /, states: tuple[str, ...], limit: int | None, 
 @click.option("--gpu-model", default="", help="Only GPUs of this model, by any of its names.")
 @click.option("--free", "min_free_milli", type=SHARE, default=0, help="Only GPUs with at least this share free: 0.5.")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def gpus(settings: CliSettings, node_name: str, gpu_model: str, min_free_milli: int, limit: int | None) -> None:
     """List GPUs with their latest readings, and the names and users of the workloads that hold them."""
     request = ListGpusRequest(node_name=node_name, gpu_model=gpu_model, min_free_milli=min_free_milli)
     with connect_operators(settings) as client:
-        found = iterate_pages(client.list_gpus, request, "gpus", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _GPU_COLUMNS, found, empty="no GPU matches")
+        found = iterate_pages(
+            client.list_gpus, request, "gpus", timeout_s=settings.timeout_s, limit=settings.fetch_limit(limit)
+        )
+        print_list(settings, GPU_COLUMNS, found, empty="no GPU matches", limit=limit)
 
 
 @click.command()
 @click.argument("node", default="")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def plan(settings: CliSettings, node: str, limit: int | None) -> None:
     """Show the plans that the controller sends to its nodes, or to NODE only."""
     with connect_operators(settings) as client:
         request = ListPlansRequest(node_name=node)
-        found = iterate_pages(client.list_plans, request, "plans", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _PLAN_COLUMNS, found, empty="no plan yet; a node gets one with its first placement")
+        found = iterate_pages(
+            client.list_plans, request, "plans", timeout_s=settings.timeout_s, limit=settings.fetch_limit(limit)
+        )
+        print_list(
+            settings, PLAN_COLUMNS, found, empty="no plan yet; a node gets one with its first placement", limit=limit
+        )
 
 
 _SHOWN_MOST = 10
@@ -316,9 +333,10 @@ def _lines(name: str, found: RemoveNodeResponse, *, dry_run: bool) -> Iterator[s
     yield f"{name} {would} removed"
     for keys, words in ((found.ended, "ended"), (found.shrunk, "reduced to their replicas on other nodes")):
         if keys:
+            what = words if len(keys) > 1 else words.replace("their", "its")
             more = f" and {len(keys) - _SHOWN_MOST} more" if len(keys) > _SHOWN_MOST else ""
-            were = "would be" if dry_run else "were"
-            yield f"  {len(keys)} workloads {were} {words}: {', '.join(keys[:_SHOWN_MOST])}{more}"
+            were = "would be" if dry_run else "was" if len(keys) == 1 else "were"
+            yield f"  {count_noun(len(keys), 'workload')} {were} {what}: {', '.join(keys[:_SHOWN_MOST])}{more}"
     if found.connected:
         yield "  its agent is connected: stop it, or the node registers again"
 

@@ -2,12 +2,15 @@
 
 Escapes text that came from elsewhere. Columns are plain text separated by two spaces, so that awk and grep work on them;
 printing them loads no library. A list is one JSON array and a single object is one JSON object, in the plain form of the
-contract; a watch prints one object per line. Progress is a bar on a terminal and an occasional line elsewhere; work that
+contract; a watch prints one object per line. Lists are sorted and filtered by the texts of their columns; on a terminal
+long texts are shortened so that no row wraps. Progress is a bar on a terminal and an occasional line elsewhere; work that
 takes under two seconds prints nothing to a pipe. rich and yaml are imported inside the functions that need them.
 """
 
 import json
 import os
+import re
+import shutil
 import sys
 import time
 import unicodedata
@@ -17,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings
+from eelgrid_controller.cli.connection import CliSettings, UsageMismatch, change_setting
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.safe_text import escape_json, escape_text, escape_text_line
 
@@ -97,6 +100,42 @@ def display_width(text: str) -> int:
     )
 
 
+def terminal_width() -> int | None:
+    """Returns the columns of the terminal, None if stdout is none: a file or a pipe takes any width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def shorten_text(text: str, width: int) -> str:
+    """Cuts a text to so many terminal columns; an ellipsis stands for what is cut."""
+    if display_width(text) <= width:
+        return text
+    kept = ""
+    for letter in text:
+        if display_width(kept + letter) > width - 1:
+            break
+        kept += letter
+    return f"{kept}…" if width else ""
+
+
+# A column of text is not shortened below this, except where the table does not fit otherwise.
+_TEXT_LEAST = 8
+_GAP = 2
+
+
+def _fit_widths(columns: Sequence[TableColumn[Any]], widths: list[int], width: int) -> list[int]:
+    """Narrows the widest columns of text, not numbers, until a row fits; what still does not fit is cut at the end."""
+    found = list(widths)
+    texts = [index for index, column in enumerate(columns) if not column.right]
+    over = sum(found) + _GAP * (len(found) - 1) - width
+    while over > 0 and texts:
+        widest = max(texts, key=lambda index: found[index])
+        if found[widest] <= _TEXT_LEAST:
+            break
+        found[widest] -= 1
+        over -= 1
+    return found
+
+
 def _pad(text: str, width: int, *, right: bool) -> str:
     blanks = " " * (width - display_width(text))
     return blanks + text if right else text + blanks
@@ -109,8 +148,12 @@ def text_table(
     headers: bool = True,
     colour: bool = False,
     steady: bool = False,
+    width: int | None = None,
 ) -> list[str]:
-    """Formats the lines of a table; `steady` uses the columns' minimum widths, for rows that arrive one by one."""
+    """Formats the lines of a table, of at most `width` terminal columns.
+
+    `steady` uses the columns' minimum widths, for rows that arrive one by one.
+    """
     cells = [[escape_text(column.cell(row)) or "-" for column in columns] for row in rows]
     widths = [
         max(
@@ -122,18 +165,35 @@ def text_table(
         )
         for index, column in enumerate(columns)
     ]
+    if width is not None:
+        widths = _fit_widths(columns, widths, width)
     lines = []
     if headers:
-        titles = (_pad(c.title, w, right=c.right) for c, w in zip(columns, widths, strict=True))
-        lines.append("  ".join(titles).rstrip())
+        lines.append(_join_cells(columns, [column.title for column in columns], widths, width, None))
     for row, line in zip(rows, cells, strict=True):
-        parts = []
-        for column, text, width in zip(columns, line, widths, strict=True):
-            padded = _pad(text, width, right=column.right)
-            tint = column.colour(row) if colour and column.colour else None
-            parts.append(click.style(padded, fg=tint) if tint else padded)
-        lines.append("  ".join(parts).rstrip())
+        tints = [column.colour(row) if colour and column.colour else None for column in columns]
+        lines.append(_join_cells(columns, line, widths, width, tints))
     return lines
+
+
+def _join_cells(
+    columns: Sequence[TableColumn[Any]],
+    texts: Sequence[str],
+    widths: Sequence[int],
+    most: int | None,
+    tints: Sequence[str | None] | None,
+) -> str:
+    """Joins the cells of one row, shortened to the widths of their columns and cut at `most`."""
+    parts, used = [], 0
+    for index, (column, text, width) in enumerate(zip(columns, texts, widths, strict=True)):
+        room = width if most is None else min(width, most - used)
+        if room <= 0:
+            break
+        padded = _pad(shorten_text(text, room), room, right=column.right)
+        tint = tints[index] if tints else None
+        parts.append(click.style(padded, fg=tint) if tint else padded)
+        used += width + _GAP
+    return (" " * _GAP).join(parts).rstrip()
 
 
 def echo(line: str, *, err: bool = False) -> None:
@@ -146,15 +206,112 @@ def visible_columns(settings: CliSettings, columns: Sequence[TableColumn[_Row]])
     return [column for column in columns if settings.output == "wide" or not column.wide]
 
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def list_options(command: _Command) -> _Command:
+    """Adds --sort and --filter to a command that prints a list."""
+    for option in (
+        click.option(
+            "--filter",
+            "filters",
+            multiple=True,
+            metavar="COLUMN=TEXT",
+            expose_value=False,
+            callback=change_setting,
+            help="Only rows whose COLUMN contains TEXT; repeatable, all must hold.",
+        ),
+        click.option(
+            "--sort",
+            metavar="COLUMN",
+            default=None,
+            expose_value=False,
+            callback=change_setting,
+            help="Sort by COLUMN; with a minus before it, the largest first.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+_AMOUNT = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?)\s*([^\s\d/]*)(?:/.*)?")
+_UNITS: dict[str, float] = {
+    "": 1.0,
+    "%": 1.0,
+    "W": 1.0,
+    "kW": 1e3,
+    "MW": 1e6,
+    "J": 1.0,
+    "kJ": 1e3,
+    "kWh": 3.6e6,
+    "MWh": 3.6e9,
+    "°C": 1.0,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+    "B": 1.0,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+}
+
+
+def _sort_key(text: str) -> tuple[int, float, list[str | int]]:
+    """Orders amounts by their value and unit before texts, and the numbers in texts by value: node-2 before node-10."""
+    amount = _AMOUNT.fullmatch(text)
+    if amount and amount[2] in _UNITS:
+        return 0, float(amount[1].replace(",", "")) * _UNITS[amount[2]], []
+    return 1, 0.0, [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text.casefold())]
+
+
+def _find_column(columns: Sequence[TableColumn[_Row]], title: str, option: str) -> TableColumn[_Row]:
+    wanted = title.strip().casefold().replace("_", " ")
+    for column in columns:
+        if column.title.casefold() == wanted:
+            return column
+    raise UsageMismatch(
+        f"{option}: there is no column {title!r}", f"choose one of {', '.join(column.title for column in columns)}"
+    )
+
+
+def arrange_rows(
+    settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row], *, limit: int | None = None
+) -> list[_Row]:
+    """Filters and sorts rows as --filter and --sort say, then cuts them; rows without a value come last."""
+    wanted = []
+    for text in settings.filters:
+        title, equals, part = text.partition("=")
+        if not equals:
+            raise UsageMismatch(f"--filter {text!r} is no filter", "write COLUMN=TEXT, for example --filter user=ada")
+        wanted.append((_find_column(columns, title, "--filter"), part.casefold()))
+    found = [row for row in rows if all(part in column.cell(row).casefold() for column, part in wanted)]
+    if settings.sort:
+        column = _find_column(columns, settings.sort.removeprefix("-"), "--sort")
+        known = [row for row in found if column.cell(row) not in {"", "-"}]
+        absent = [row for row in found if column.cell(row) in {"", "-"}]
+        known.sort(key=lambda row: _sort_key(column.cell(row)), reverse=settings.sort.startswith("-"))
+        found = known + absent
+    return found[:limit]
+
+
 def print_list(
-    settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row], *, empty: str
+    settings: CliSettings,
+    columns: Sequence[TableColumn[_Row]],
+    rows: Iterable[_Row],
+    *,
+    empty: str,
+    limit: int | None = None,
 ) -> None:
-    """Prints a list in the chosen format; prints `empty` to stderr instead of an empty table."""
-    every = list(rows)
+    """Prints a list in the chosen format, arranged; prints `empty` to stderr instead of an empty table."""
+    every = arrange_rows(settings, columns, rows, limit=limit)
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [to_plain(row) for row in every], ())
     elif every:
-        lines = text_table(visible_columns(settings, columns), every, headers=settings.headers, colour=use_colour())
+        shown = visible_columns(settings, columns)
+        lines = text_table(shown, every, headers=settings.headers, colour=use_colour(), width=terminal_width())
         click.echo("\n".join(lines))
     else:
         click.echo(empty, err=True)

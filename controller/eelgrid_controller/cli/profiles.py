@@ -23,6 +23,7 @@ from eelgrid_controller.cli.output import (
     ProgressBar,
     TableColumn,
     echo,
+    list_options,
     print_list,
     print_plain,
     text_table,
@@ -315,13 +316,15 @@ def import_points(settings: CliSettings, points: Path) -> None:
 @profile.command("list")
 @click.argument("name", default="")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def list_points(settings: CliSettings, name: str, limit: int | None) -> None:
     """List the measured points of profile NAME, or of all profiles."""
     with connect_operators(settings) as client:
         request = ListPointsRequest(profile=name)
-        found = iterate_pages(client.list_points, request, "points", timeout_s=settings.timeout_s, limit=limit)
-        print_list(
-            settings, _COLUMNS, found, empty="no point matches; import measurements with `eelctl profile import FILE`"
+        found = iterate_pages(
+            client.list_points, request, "points", timeout_s=settings.timeout_s, limit=settings.fetch_limit(limit)
         )
+        empty = "no point matches; import measurements with `eelctl profile import FILE`"
+        print_list(settings, _COLUMNS, found, empty=empty, limit=limit)

@@ -12,14 +12,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.nodes import limit_option
-from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour, visible_columns
+from eelgrid_controller.cli.output import (
+    TableColumn,
+    arrange_rows,
+    list_options,
+    print_plain,
+    terminal_width,
+    text_table,
+    use_colour,
+    visible_columns,
+)
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_controller.formatting import format_age, format_cpu, format_gpu, format_memory
 from eelgrid_protos.messages import (
@@ -212,6 +220,7 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
 )
 @click.option("--by", type=click.Choice(list(_BY)), help="Show sums instead of workloads.")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted: str) -> None:
@@ -230,14 +239,14 @@ def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted:
         rows = [row for row in every if all(not name or _matches(row, key, name) for key, name in wanted.items())]
         if by is not None:
             title, name = _BY[by]
-            sums = list(islice(_sum_by_name(rows, name), limit))
+            sums = arrange_rows(settings, _sum_columns(title), _sum_by_name(rows, name), limit=limit)
             _print_queue(settings, [_plain_sum(by, one) for one in sums], _sum_columns(title), sums, empty=empty)
             return
         sums = _sum_by_name(rows, _BY["reason"][1])
         as_document = settings.output in {"json", "yaml"}
         remedies = _remedies(client, sums, settings.timeout_s) if settings.headers or as_document else {}
     reasons = [_plain_sum("reason", one) | {"remedy": remedies.get(one.name, "")} for one in sums]
-    shown = rows[:limit]
+    shown = arrange_rows(settings, _COLUMNS, rows, limit=limit)
     plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
     _print_queue(
         settings, plain, _COLUMNS, shown, _describe_sums(sums, remedies) if settings.headers else (), empty=empty
@@ -258,4 +267,5 @@ def _print_queue(
         click.echo(empty, err=True)
         return
     columns = visible_columns(settings, columns)
-    print_plain(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=use_colour()), *more])
+    lines = text_table(columns, rows, headers=settings.headers, colour=use_colour(), width=terminal_width())
+    print_plain(settings, plain, [*lines, *more])

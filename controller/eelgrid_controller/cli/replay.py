@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eelgrid_controller.cli.connection import CliError, CliSettings, NameNotFound, UsageMismatch, tls_files
+from eelgrid_controller.cli.doctor_machine import count_noun
 from eelgrid_controller.cli.output import ProgressBar, echo
 from eelgrid_controller.errors import LibraryMissing
 from eelgrid_controller.formatting import format_milliseconds
@@ -594,7 +595,7 @@ def _submit(settings: CliSettings, options: dict[str, Any]) -> None:
     report = asyncio.run(_run(settings, requests, {row.name for row in rows}, options["in_flight"]))
     _print(settings, report, source)
     if report.refused:
-        raise CliError(f"{report.refused} tasks were refused", "see the reasons above")
+        raise CliError(f"{count_noun(report.refused, 'task was', 'tasks were')} refused", "see the reasons above")
 
 
 def _write_fleet(path: Path, rows: Any) -> None:

@@ -23,6 +23,7 @@ from eelgrid_controller.cli.connection import (
     SHARE,
     CliSettings,
     RequestRefused,
+    UsageMismatch,
     connect_operators,
     fetch_whole,
     iterate_pages,
@@ -31,7 +32,9 @@ from eelgrid_controller.cli.connection import (
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
+    arrange_rows,
     echo,
+    list_options,
     print_document,
     print_list,
     print_stream,
@@ -201,7 +204,7 @@ def _format_gpus(workload: Workload) -> str:
     return format_gpu(milli) if milli else "-"
 
 
-def _build_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ...]:
+def build_workload_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ...]:
     """Builds the columns of workloads; `now_ns` is the controller's time, for their age."""
     return (
         TableColumn("ID", lambda w: w.workload_id, width=16),
@@ -226,7 +229,7 @@ def _build_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workload], ..
     )
 
 
-def _read_clock(client: Any, settings: CliSettings) -> Callable[[], int]:
+def read_clock(client: Any, settings: CliSettings) -> Callable[[], int]:
     """Reads the controller's time once; returns a clock that goes on from it."""
     read_ns: int = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary.time_ns
     began_ns = time.monotonic_ns()
@@ -327,6 +330,7 @@ class _LiveFilter:
 @click.option("-w", "--watch", is_flag=True, help="Print each change as it happens, until Ctrl-C.")
 @click.option("--after", type=click.IntRange(0), default=0, help="With --watch: only changes after this revision.")
 @limit_option
+@list_options
 @output_option
 @click.pass_obj
 def workloads(
@@ -354,19 +358,28 @@ def workloads(
         raise click.UsageError("--all and --phase exclude each other: --phase names the phases to show")
     chosen = tuple(WorkloadPhase[phase.upper()] for phase in phases)
     with connect_operators(settings) as client:
-        columns = _build_columns(_read_clock(client, settings))
+        columns = build_workload_columns(read_clock(client, settings))
         if not watch:
             request = ListWorkloadsRequest(phases=chosen or (() if every else LIVE_PHASES), **filters)
             found = iterate_pages(
-                client.list_workloads, request, "workloads", timeout_s=settings.timeout_s, limit=limit
+                client.list_workloads,
+                request,
+                "workloads",
+                timeout_s=settings.timeout_s,
+                limit=settings.fetch_limit(limit),
             )
             hint = "" if chosen or every else "; --all includes those that ended"
-            print_list(settings, columns, found, empty=f"no workload matches; submit one with `eelctl submit`{hint}")
+            empty = f"no workload matches; submit one with `eelctl submit`{hint}"
+            print_list(settings, columns, found, empty=empty, limit=limit)
             return
         wanted = _build_filter(ListWorkloadsRequest(phases=chosen, **filters))
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
             shown = filter(wanted, (c.workload for c in changes))
+            if settings.sort:
+                raise UsageMismatch("--sort and --watch exclude each other", "a watch is in the order of the changes")
+            if settings.filters:
+                shown = filter(lambda one: bool(arrange_rows(settings, columns, [one])), shown)
             if not (every or chosen or after):
                 shown = filter(_LiveFilter(), shown)
             print_stream(settings, columns, islice(shown, limit))

@@ -464,3 +464,5 @@ class WhoAmIResponse:
     user: Label = ""
     # Where it may submit to, as in namespace:research.
     rights: Annotated[tuple[Annotated[str, Text(270)], ...], Many(CALLER_NODES_MOST)] = ()
+    # The version of the controller.
+    controller_version: Label = ""

@@ -32,7 +32,7 @@ class WhoAmIRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhoAmIResponse(_message.Message):
-    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns", "user", "rights")
+    __slots__ = ("subject", "roles", "node_names", "roles_demanded", "not_after_ns", "user", "rights", "controller_version")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class WhoAmIResponse(_message.Message):
     NOT_AFTER_NS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     RIGHTS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_VERSION_FIELD_NUMBER: _ClassVar[int]
     subject: str
     roles: _containers.RepeatedScalarFieldContainer[str]
     node_names: _containers.RepeatedScalarFieldContainer[str]
@@ -47,7 +48,8 @@ class WhoAmIResponse(_message.Message):
     not_after_ns: int
     user: str
     rights: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ..., user: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ...) -> None: ...
+    controller_version: str
+    def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ..., user: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., controller_version: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost", "ahead_epoch", "unknown_workload_ids")

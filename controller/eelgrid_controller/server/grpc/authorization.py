@@ -30,6 +30,7 @@ from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.sqlite_journal import SqliteJournal
 from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
 from eelgrid_controller.server.metrics.catalogue import build_family
+from eelgrid_protos import __version__
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.log_lines import RateLimitedLog
@@ -137,7 +138,7 @@ class CallerService:
     async def who_am_i(self, _request: WhoAmIRequest, context: Context) -> WhoAmIResponse:
         """Whose the caller's certificate is, and what it may."""
         if self._caller_of is None:
-            return WhoAmIResponse(roles=tuple(role.value for role in Role))
+            return WhoAmIResponse(roles=tuple(role.value for role in Role), controller_version=__version__)
         caller = self._caller_of(context)
         return WhoAmIResponse(
             subject=caller.subject,
@@ -147,6 +148,7 @@ class CallerService:
             not_after_ns=int(min(max(0.0, caller.ends_s) * 1e9, _NS_MOST)),
             user=caller.user,
             rights=tuple(f"{kind}:{name}" for kind, name in sorted(caller.rights) if kind != "user"),
+            controller_version=__version__,
         )
 
 
