@@ -51,7 +51,7 @@ def test_how_many_nodes_are_needed(live):
 
 def test_what_waits_is_told_whom_it_waits_for(live):
     out = live.eelctl("explain", "three").stdout
-    assert "free 4 GPUs on node big-0, where none of 4 is free: GPU 0, 1, 2, 3 are held by" in out
+    assert "free GPUs 0, 1, 2 and 3 on node big-0: wait for or cancel one" in out
 
 
 def test_a_decision_replays_without_the_controller(live):
