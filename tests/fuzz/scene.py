@@ -49,6 +49,7 @@ from eelgrid_protos.messages import (
     WindowDevice,
     WindowShare,
     WorkloadPhase,
+    resolve_pool,
 )
 from tests.builders.cluster import build_batch, build_node, build_request
 from tests.builders.server import AgentStream, RunningController, run_controller
@@ -267,7 +268,8 @@ class Scene:
             nodes = await self._pages(api.list_nodes, ListNodesRequest(), "nodes")
             mine = [node for node in nodes if node.inventory.node_name == HONEST_NODE]
             self._expect(
-                [node.inventory for node in mine] == [self.inventory], "the honest node's inventory is another"
+                [node.inventory for node in mine] == [replace(self.inventory, pool=resolve_pool(self.inventory.pool))],
+                "the honest node's inventory is another",
             )
             self._expect(mine[0].allocated_gpu_milli >= 1000, "what the honest node holds is gone")
             workloads = await self._pages(api.list_workloads, ListWorkloadsRequest(), "workloads")

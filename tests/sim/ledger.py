@@ -23,6 +23,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
+from eelgrid_protos.catalogue import resolve_gpu_models
 from eelgrid_protos.messages import (
     Assignment,
     Hello,
@@ -53,6 +54,14 @@ def held_of(item: Assignment | Placement, workload_id: str = "") -> Held:
 def as_begun(workload: Workload) -> WorkloadSpec:
     """The spec as it was submitted, whatever it was scaled to since."""
     return replace(workload.spec, replicas=workload.replicas_begun or workload.spec.replicas)
+
+
+def names_models_as(kept: WorkloadSpec, stated: WorkloadSpec) -> bool:
+    """Whether a kept spec is the stated one, its GPU models by the names that they were stated by or the catalogue's."""
+    if kept == stated:
+        return True
+    names = resolve_gpu_models(stated.request.gpu_models, "gpu_models", keeps_unknown=True)
+    return kept == replace(stated, request=replace(stated.request, gpu_models=names))
 
 
 class Ledger:
@@ -219,7 +228,7 @@ class Ledger:
         if key in self.lost:
             return
         demand(2, not wanted_id or key == wanted_id, f"asked for {wanted_id}, was given {key}")
-        demand(2, as_begun(workload) == spec, f"{key} was accepted with another spec")
+        demand(2, names_models_as(as_begun(workload), spec), f"{key} was accepted with another spec")
         before = self.accepted.setdefault(key, workload)
         demand(2, before.submitted_ns == workload.submitted_ns, f"{key} was accepted twice")
 

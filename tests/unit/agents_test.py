@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ async def test_hello_is_welcomed_with_the_policy_cadence_and_the_node_is_there(t
         cadence = Cadence(send_interval_s=5.0)
         assert welcome == Welcome(acknowledged_sequence=0, cadence=cadence, resumes=True, reconnect_spread_s=0.002)
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
-        assert (node.inventory, node.state) == (build_node(), NodeState.READY)
+        assert (node.inventory, node.state) == (replace(build_node(), pool="default"), NodeState.READY)
 
 
 async def test_batches_are_acknowledged_and_show_up(tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ async def test_a_node_that_is_new_or_changed_is_asked_for_its_inventory(tmp_path
             await agent.say(Hello(incarnation=1, inventory=node))
             await agent.hear(Welcome)
             (found,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
-            assert found.inventory == node
+            assert found.inventory == replace(node, pool="default")
 
 
 async def test_an_inventory_that_was_asked_for_is_of_the_same_node(tmp_path: Path) -> None:
