@@ -24,7 +24,7 @@ from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.roles import RoleRules
 from eelgrid_protos.sockets import raise_descriptor_limit
-from eelgrid_protos.transport import ListenError, TlsFiles
+from eelgrid_protos.transport import ListenError, TlsFiles, TlsFilesIncomplete, collect_tls_files
 
 
 async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bool) -> None:
@@ -67,14 +67,12 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
 
 def _read_tls(given: dict[str, Any]) -> TlsFiles | None:
     """Takes the TLS files out of the options given; None without them."""
-    files = [given.pop(f"tls_{name}") for name in ("certificate", "key", "authority")]
-    if not any(files):
-        return None
-    if not all(files):
+    try:
+        return collect_tls_files(*(given.pop(f"tls_{name}") for name in ("certificate", "key", "authority")))
+    except TlsFilesIncomplete:
         raise click.UsageError(
             "--tls-certificate, --tls-key and --tls-authority belong together: give all three, or none"
-        )
-    return TlsFiles(*files)
+        ) from None
 
 
 def _names(text: str) -> tuple[str, ...]:

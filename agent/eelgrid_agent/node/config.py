@@ -13,7 +13,7 @@ from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
 from eelgrid_protos.quantities import parse_watts
 from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
 from eelgrid_protos.sockets import NAMES_MOST
-from eelgrid_protos.transport import TlsFiles
+from eelgrid_protos.transport import TlsFiles, TlsFilesIncomplete, collect_tls_files
 
 SPOOL_TICKS = 600
 # Short enough for prices, which change by the minute at most; long enough that a thousand nodes send 17 a second.
@@ -419,10 +419,8 @@ def _roles(flags: argparse.Namespace) -> RoleRules:
 
 def read_tls_flags(flags: argparse.Namespace) -> TlsFiles | None:
     """The three files, or None where none was given; raises BadTlsFlags."""
-    paths = (flags.tls_certificate, flags.tls_key, flags.tls_authority)
-    if not any(paths):
-        return None
-    if not all(paths):
+    try:
+        return collect_tls_files(flags.tls_certificate, flags.tls_key, flags.tls_authority)
+    except TlsFilesIncomplete:
         remedy = "give --tls-certificate, --tls-key and --tls-authority together"
-        raise BadTlsFlags("--tls-*", "mutual TLS needs three files", remedy)
-    return TlsFiles(certificate=paths[0], key=paths[1], authority=paths[2])
+        raise BadTlsFlags("--tls-*", "mutual TLS needs three files", remedy) from None
