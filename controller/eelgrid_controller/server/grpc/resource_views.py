@@ -174,7 +174,8 @@ class ResourceViews:
 
     def workload(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> Workload:
         """One workload, with what is known of its GPUs now: which are lost, and what they draw."""
-        return replace(mark_lost_replicas(workload, nodes), power_w=self._power_w(workload, nodes))
+        marked, power_w = mark_lost_replicas(workload, nodes), self._power_w(workload, nodes)
+        return marked if power_w is None else replace(marked, power_w=power_w)
 
     def _power_w(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> float | None:
         """The measured power of a workload's GPUs by its shares of what is held; None without a reading of each."""
