@@ -19,7 +19,7 @@ from eelgrid_controller.cli.connection import (
 from eelgrid_controller.cli.explain import explanation_lines
 from eelgrid_controller.cli.nodes import GPU_COLUMNS, NODE_COLUMNS, PLAN_COLUMNS
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
-from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload
+from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
 from eelgrid_controller.cli.workloads import build_workload_columns, read_clock, workload_lines
 from eelgrid_protos.messages import (
     ExplainWorkloadRequest,
@@ -30,7 +30,6 @@ from eelgrid_protos.messages import (
     ListPlansRequest,
     ListWorkloadsRequest,
     Node,
-    Workload,
 )
 from eelgrid_protos.plain_messages import to_plain
 
@@ -121,13 +120,7 @@ def _describe_gpu(client: Any, settings: CliSettings, name: str) -> None:
 
 
 def _describe_workload(client: Any, settings: CliSettings, name: str) -> None:
-    def get(workload_id: str) -> Workload:
-        found: Workload = client.get_workload(
-            GetWorkloadRequest(workload_id=workload_id), timeout=settings.timeout_s
-        ).workload
-        return found
-
-    workload = call_with_workload(client, settings, name, get)
+    workload = find_workload(client, settings, name)
     request = ExplainWorkloadRequest(workload_id=workload.workload_id)
     explanation = client.explain_workload(request, timeout=settings.timeout_s).explanation
 

@@ -23,7 +23,7 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
 from eelgrid_controller.cli.policy import resolve_weights
-from eelgrid_controller.cli.workload_names import resolve_workload_id
+from eelgrid_controller.cli.workload_names import find_workload
 from eelgrid_controller.cli.workloads import read_workloads, request_text, submission_from_flags, submit
 from eelgrid_controller.formatting import format_percent, format_power
 from eelgrid_protos.errors import InvalidMessage
@@ -333,7 +333,7 @@ def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
 
 
 def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tuple[WhatIfChange, ...]:
-    named = tuple(resolve_workload_id(client, settings, typed) for typed in values["cancel"])
+    named = tuple(find_workload(client, settings, typed).workload_id for typed in values["cancel"])
     return parse_changes({**values, "cancel": named}, partial(_fetch_weights, client, settings))
 
 

@@ -34,12 +34,12 @@ def call_with_workload(client: Any, settings: CliSettings, typed: str, call: Cal
     return call(workload_id)
 
 
-def resolve_workload_id(client: Any, settings: CliSettings, typed: str) -> str:
-    """Returns the id of a workload, for a command that sends several ids at once; raises as `call_with_workload` does."""
+def find_workload(client: Any, settings: CliSettings, typed: str) -> Workload:
+    """Returns the workload of an id or of a name; raises as `call_with_workload` does."""
 
-    def get(workload_id: str) -> str:
+    def get(workload_id: str) -> Workload:
         request = GetWorkloadRequest(workload_id=workload_id)
-        found: str = client.get_workload(request, timeout=settings.timeout_s).workload.workload_id
+        found: Workload = client.get_workload(request, timeout=settings.timeout_s).workload
         return found
 
     return call_with_workload(client, settings, typed, get)

@@ -43,7 +43,7 @@ from eelgrid_controller.cli.output import (
     visible_columns,
 )
 from eelgrid_controller.cli.policy import apply_budget_options
-from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload
+from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload, find_workload
 from eelgrid_controller.formatting import (
     format_age,
     format_cpu,
@@ -61,7 +61,6 @@ from eelgrid_protos.messages import (
     CancelWorkloadRequest,
     GetPolicyRequest,
     GetSummaryRequest,
-    GetWorkloadRequest,
     ImagineBudgetsRequest,
     JobStatus,
     ListPromisesRequest,
@@ -394,12 +393,7 @@ def workloads(
 def get(settings: CliSettings, workload: str) -> None:
     """Show one workload, by its id or its name."""
     with connect_operators(settings) as client:
-        found = call_with_workload(
-            client,
-            settings,
-            workload,
-            lambda key: client.get_workload(GetWorkloadRequest(workload_id=key), timeout=settings.timeout_s).workload,
-        )
+        found = find_workload(client, settings, workload)
         print_document(settings, found, workload_lines(found))
 
 
