@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kubernetes test-observability check docs bench proto format lock fuzz clean
+.PHONY: help demo box test test-kubernetes test-observability check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,7 @@ WORKERS ?= 3
 
 help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
+	@echo "make box     start a controller and an agent on this machine, to run jobs with eelctl run"
 	@echo "make demo KEEP=1  the same, left running with Prometheus and the live page"
 	@echo "make test    run every test"
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
@@ -40,6 +41,9 @@ $(VENV)/installed-dev: $(VENV)/installed requirements-dev.lock
 	@echo "installing the development tools (pinned in requirements-dev.lock)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
+
+box: $(VENV)/installed
+	@$(BIN)/eelctl box start $(BOX)
 
 demo: $(VENV)/installed
 	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)

@@ -31,6 +31,8 @@ from eelgrid_protos.messages import (
     GpuInstance,
     Inventory,
     ListPromisesResponse,
+    NodeState,
+    Overview,
     Placement,
     Reading,
     Removal,
@@ -107,6 +109,8 @@ class PageFleet:
         self.telemetry = Telemetry()
         self.hub: LiveHub | None = None
         self.promised = ListPromisesResponse()
+        self.seen: Overview | None = None
+        self.idle: frozenset[tuple[str, int]] = frozenset()
         self._meter = BudgetMeter()
         self._rng = random.Random(seed)
         self._sequence = 0
@@ -133,6 +137,14 @@ class PageFleet:
         policy, steering = self.state.policy, ObjectiveController().controller_status()
         readings = self.telemetry.readings(now_s=self.now_s(), now_ns=self.now_ns())
         return budget_statuses(steering, policy, self._meter.measure(policy, self.state.nodes, readings))
+
+    async def overview(self) -> Overview:
+        """What was given as `seen`, or nothing to attend to."""
+        return self.seen or Overview(time_ns=self.now_ns())
+
+    async def idle_gpus(self) -> frozenset[tuple[str, int]]:
+        """What was given as `idle`."""
+        return self.idle
 
     def read_history(self) -> JournalHistory:
         """All that happened."""
@@ -162,14 +174,20 @@ class PageFleet:
         if self.hub is not None:
             self.hub.on_commit(CommitResult(events, nodes, self.state.revision))
 
-    def submit(self, workload_id: str, *, gpus: int = 1, milli: int = 1000, name: str = "train") -> None:
+    def submit(
+        self,
+        workload_id: str,
+        *,
+        gpus: int = 1,
+        milli: int = 1000,
+        name: str = "train",
+        namespace: str = "default",
+        user: str = "",
+    ) -> None:
         """A workload comes."""
         request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=milli)
-        self.happen(
-            WorkloadSubmitted(
-                time_ns=self.now_ns(), workload_id=workload_id, spec=WorkloadSpec(name=name, request=request)
-            )
-        )
+        spec = WorkloadSpec(name=name, namespace=namespace, user=user, request=request)
+        self.happen(WorkloadSubmitted(time_ns=self.now_ns(), workload_id=workload_id, spec=spec))
 
     def place(self, workload_id: str, node_name: str, indexes: Sequence[int], **wanted: Any) -> None:
         """A workload on these GPUs."""
@@ -204,11 +222,11 @@ class PageFleet:
             self.wait(f"w-{len(self.state.nodes) + number + 1}", gpus=8, name=f"big-{number}")
 
     def report(self, *, part: float = 1.0) -> None:
-        """A batch of one tick from this part of the nodes: what holds work draws, with some noise."""
+        """A batch of one tick from this part of the nodes that are not lost: what holds work draws, with some noise."""
         self._sequence += 1
         rng, now_s, now_ns = self._rng, self.now_s(), self.now_ns()
         for name, record in self.state.nodes.items():
-            if part < 1.0 and rng.random() > part:
+            if record.state is NodeState.LOST or (part < 1.0 and rng.random() > part):
                 continue
             powers = tuple(self._power_w(record, gpu) for gpu in record.inventory.gpus)
             batch = SampleBatch(

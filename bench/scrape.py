@@ -52,7 +52,6 @@ from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import EXPORTERS_MOST, Exporter, NamespaceSums
-from eelgrid_controller.objectives.power.budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
     BudgetControlStatus,
     JobControlStatus,
@@ -77,7 +76,18 @@ from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Fault
-from eelgrid_protos.messages import Column, Gpu, Inventory, NodeEventKind, Reading, SampleBatch, Summary
+from eelgrid_protos.messages import (
+    BudgetScope,
+    BudgetStatus,
+    Column,
+    Gpu,
+    Inventory,
+    NodeEventKind,
+    PowerBudget,
+    Reading,
+    SampleBatch,
+    Summary,
+)
 from eelgrid_protos.openmetrics import MetricFamily, render_openmetrics
 
 _SECOND_NS = 1_000_000_000
@@ -217,9 +227,18 @@ def _steward(promised: int) -> ObjectiveMetrics:
             services=services, jobs=jobs, budgets=budgets, ignored={}, at_s=2.0, price_per_j=None, price_weight=1.0
         ),
         unsteered={},
-        drawn={one.name: BudgetUsage(6000.0, 1) for one in budgets},
     )
-    steward = SimpleNamespace(objectives_status=standing, counts=counts, cycles=9, failures=0)
+    shown = tuple(
+        BudgetStatus(
+            budget=PowerBudget(scope=BudgetScope.RACK, name=f"r{n}", limit_w=9100.0),
+            claimed_w=7100.0 + n,
+            measured_w=6000.0,
+            measured_gpus=15,
+            gpus=16,
+        )
+        for n in range(promised)
+    )
+    steward = SimpleNamespace(objectives_status=standing, budgets=lambda: shown, counts=counts, cycles=9, failures=0)
     return ObjectiveMetrics(cast("Any", steward), cast("Any", SimpleNamespace(target_count=0, pages=0, failures={})))
 
 

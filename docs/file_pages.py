@@ -13,6 +13,7 @@ from typing import Any
 from docs.metric_pages import HEAD
 
 from eelgrid_protos.messages import (
+    STOP_SIGNALS,
     AddNodes,
     CancelWorkloads,
     DrainNodes,
@@ -20,6 +21,7 @@ from eelgrid_protos.messages import (
     MetricsSource,
     NodeShape,
     PlaceAnew,
+    ProcessSpec,
     ResourceRequest,
     ServicePromise,
     SetWeights,
@@ -48,6 +50,16 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "service": "objectives of an `inference_service`: [service](#service)",
         "training": "the bound of a `training_job`: [training](#training)",
         "required_traits": "only nodes with all of these traits, which an engine assigns; on Kubernetes Eelgrid does",
+        "process": "the command that agents run for each replica: [process](#process); with it `mobility` is `fixed`",
+    },
+    ProcessSpec: {
+        "argv": "the program and its arguments; a program without a slash is searched for in `PATH`",
+        "environment": "variables beside those that the [agent sets](../tutorials/one-box.md#what-a-job-finds)",
+        "working_directory": "an absolute path on the node",
+        "stop_signal": "asks it to end: " + ", ".join(f"`{name}`" for name in STOP_SIGNALS),
+        "grace_s": "from the stop signal until everything that is left is killed",
+        "time_limit_s": "it is asked to end after this long; 0 for never",
+        "log_bytes_most": "output beyond this is discarded; 0 for 64 MiB",
     },
     ResourceRequest: {
         "cpu_milli": "thousandths of a CPU; `cpu: 2.5` or `cpu: 2500m` instead",
@@ -122,8 +134,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     PlaceAnew: {},
     SubmitCopies: {
-        "spec": "a workload in the contract's fields: those of [the workload file](workload-file.md) with `cpu_milli`, "
-        "`memory_bytes`, `gpu_count` and `gpu_milli`",
+        "spec": "a workload as in [the workload file](workload-file.md), with amounts as people write them",
         "copies": "how many times",
     },
     CancelWorkloads: {"workload_ids": "the workloads that end"},
@@ -390,7 +401,7 @@ kind and its fields. Added nodes and copies are 10,000 at most.
 - SetWeights: {objective: energy}
 - CancelWorkloads: {workload_ids: [train]}
 - PlaceAnew: {}
-- SubmitCopies: {copies: 5, spec: {name: train, request: {gpu_count: 8, gpu_milli: 1000, cpu_milli: 64000}}}
+- SubmitCopies: {copies: 5, spec: {name: train, request: {gpus: 8, cpu: 64, memory: 256GiB}}}
 ```"""
 
 
@@ -421,6 +432,9 @@ def workload_file_page() -> str:
         "## request",
         _AMOUNTS,
         message_table(ResourceRequest),
+        "## process",
+        "For a `batch_job` or a `training_job` that agents run themselves, as `eelctl run` submits it.",
+        message_table(ProcessSpec),
         "## service",
         "For `kind: inference_service`; without it nothing is scaled. How to choose the values: "
         "[objectives and budgets](../how-to/promises.md).",

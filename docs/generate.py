@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2 as pb
 from grpc_tools import protoc
 
@@ -190,7 +191,8 @@ def descriptors() -> list[pb.FileDescriptorProto]:
         made = Path(scratch) / "contract.binpb"
         well_known = str(resources.files("grpc_tools") / "_proto")
         sources = [str(path) for path in sorted(CONTRACT.glob("*.proto"))]
-        flags = [f"-I{PROTOS}", f"-I{well_known}", "--include_source_info", f"--descriptor_set_out={made}"]
+        folders = [f"-I{folder}" for folder in (PROTOS, PROTOS / "third_party", well_known)]
+        flags = [*folders, "--include_source_info", f"--descriptor_set_out={made}"]
         if protoc.main(["protoc", *flags, *sources]) != 0:
             raise SystemExit("protoc failed")
         found = pb.FileDescriptorSet.FromString(made.read_bytes())
@@ -261,6 +263,13 @@ def _message(message: pb.DescriptorProto, name: str, comments: _Comments, path: 
         yield from _enum(enum, f"{name}.{enum.name}", comments, (*path, _NESTED_ENUMS, number))
 
 
+def _http(method: pb.MethodDescriptorProto) -> str:
+    """The HTTP methods and paths of a call, one on each line of a cell."""
+    rule = method.options.Extensions[annotations_pb2.http]
+    found = [(verb, one) for one in (rule, *rule.additional_bindings) if (verb := one.WhichOneof("pattern"))]
+    return "<br>".join(span(f"{verb.upper()} {getattr(one, verb)}") for verb, one in found)
+
+
 def _service(service: pb.ServiceDescriptorProto, comments: _Comments, path: tuple[int, ...]) -> Iterator[str]:
     yield f"## {service.name}"
     yield cell(comments.of(*path))
@@ -270,8 +279,12 @@ def _service(service: pb.ServiceDescriptorProto, comments: _Comments, path: tupl
         asks = f"{'stream of ' if method.client_streaming else ''}[{asked}](#{slug(asked)})"
         answers = f"{'stream of ' if method.server_streaming else ''}[{answered}](#{slug(answered)})"
         meaning = cell(comments.of(*path, _METHODS, number))
-        rows.append(f"| `{method.name}` | {asks} | {answers} | {meaning} |")
-    yield "\n".join(["| call | request | answer | meaning |", "|---|---|---|---|", *rows])
+        rows.append((f"| `{method.name}` | {asks} | {answers} | {meaning} |", _http(method)))
+    if any(path for _, path in rows):
+        lines = ["| call | request | answer | meaning | HTTP |", "|---|---|---|---|---|"]
+        yield "\n".join([*lines, *(f"{row} {path} |" for row, path in rows)])
+    else:
+        yield "\n".join(["| call | request | answer | meaning |", "|---|---|---|---|", *(row for row, _ in rows)])
 
 
 def grpc_page() -> str:
@@ -292,7 +305,8 @@ def grpc_page() -> str:
         "Every call of the controller's and the agent's gRPC servers, and every message, with the comments of"
         " `protos/eelgrid/v1`. Units stand in field names: `_w` watts, `_s` seconds, `_ns` nanoseconds since 1970 in UTC,"
         " `_mj` millijoules, `_milli` thousandths. Who may call what is in the [security model](security.md#what-each-role-may-call);"
-        " health and reflection are on, so `grpcurl` works."
+        " health and reflection are on, so `grpcurl` works. The column HTTP has the path of a call in the"
+        " [HTTP API](../how-to/http-api.md), where the controller serves that."
     )
     head = ["# gRPC API", HEAD.format(source="the .proto files").strip(), introduction]
     return "\n\n".join(part for part in [*head, *services, *rest] if part) + "\n"
@@ -341,10 +355,12 @@ def pages() -> dict[Path, str]:
             "Every command of `eelctl` with its options. Options of `eelctl` itself go before the command,"
             " `-o` and `--no-headers` also after it. `kubectl eelgrid` takes the same commands.\n\n"
             "Exit codes: 0 done, 1 failed, 2 wrong use, 3 the controller does not answer, 4 there is no such object,"
-            " 5 invalid or refused. An error is written to stderr with what to do next; under `-o json` it is one object"
-            " with `reason` (`failed`, `usage`, `unreachable`, `not_found`, `refused`, `aborted`), `message`, `remedy` and"
+            " 5 invalid or refused, 130 interrupted by Ctrl-C, 141 nobody reads the output any more. An error is written to stderr with what to do next; under `-o json` it is one object"
+            " with `reason` (`failed`, `usage`, `unreachable`, `not_found`, `refused`, `interrupted`, `aborted`), `message`, `remedy` and"
             " `violations`, each with `field`, `problem` and `remedy`. A workload's name is accepted wherever its id is,"
-            " if it is unique.",
+            " if it is unique. A command that ends running work or changes several things asks on a terminal, and needs"
+            " `--yes` without one. On a terminal tables fit its width and show bars; NO_COLOR turns colours and bars off."
+            " Shells complete names that the controller knows: `eelctl completion --help`.",
         ),
         PAGES / "eelgrid-controller.md": click_page(
             "eelgrid-controller",

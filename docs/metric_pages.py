@@ -245,7 +245,7 @@ state that is not on disk must not become visible; `eelgrid_journal_lag_seconds`
 
 - Attainment of the last hour: `sum by (workload) (increase(eelgrid_service_windows_total{{verdict="kept"}}[1h])) /
   sum by (workload) (increase(eelgrid_service_windows_total{{verdict=~"kept|missed"}}[1h]))`.
-- Exceeded power budgets: `eelgrid_power_budget_drawn_watts > eelgrid_power_budget_limit_watts`.
+- Exceeded power budgets: `eelgrid_power_budget_over_watts > 0`.
 - Services without measurements: `eelgrid_service_window_age_seconds > 60`.
 - Pods waiting for capacity: `eelgrid_kubernetes_pods_waiting{{reason="room"}}`; only those of the leader:
   `eelgrid_kubernetes_pods_waiting and on (instance) eelgrid_kubernetes_leading == 1`.

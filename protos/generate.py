@@ -30,6 +30,10 @@ SOURCES = (
     KUBELET / "dra" / "v1",
     KUBELET / "pluginregistration" / "v1",
 )
+# Annotations of HTTP paths, as the installed googleapis-common-protos has them; committed, because buf and the tools of
+# others need them beside our files.
+ANNOTATIONS = ("google/api/annotations.proto", "google/api/http.proto")
+THIRD_PARTY = ROOT / "third_party"
 TARGET = ROOT / "eelgrid_protos" / "wire"
 IMPORT = re.compile(r"^from eelgrid\.v1 import (\w+_pb2) as (\w+)$", re.MULTILINE)
 HEADER = '"""Generated from protos/eelgrid/v1 and protos/kubelet by protos/generate.py; do not edit."""\n'
@@ -41,7 +45,13 @@ def generate(target: Path) -> None:
         sources = sorted(str(path) for folder in SOURCES for path in folder.glob("*.proto"))
         well_known = str(resources.files("grpc_tools") / "_proto")
         status = protoc.main(
-            ["protoc", f"-I{ROOT}", f"-I{well_known}", f"--python_out={scratch}", f"--pyi_out={scratch}", *sources]
+            [
+                "protoc",
+                *(f"-I{folder}" for folder in (ROOT, THIRD_PARTY, well_known)),
+                f"--python_out={scratch}",
+                f"--pyi_out={scratch}",
+                *sources,
+            ]
         )
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")
@@ -54,6 +64,11 @@ def generate(target: Path) -> None:
                 raise SystemExit(f"{path.name}: an import that the rewrite does not know")
             (target / path.name).write_text(text)
     (target / "__init__.py").write_text(HEADER)
+
+
+def installed_annotations() -> dict[Path, bytes]:
+    """Returns the contents of the .proto files of others that ours import, by the path where they are committed."""
+    return {THIRD_PARTY / name: (resources.files("google.api") / Path(name).name).read_bytes() for name in ANNOTATIONS}
 
 
 def stale(target: Path) -> list[str]:
@@ -72,9 +87,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     if parser.parse_args().check:
         names = stale(TARGET)
+        names += [str(path) for path, text in installed_annotations().items() if path.read_bytes() != text]
         for name in names:
             print(f"stale: {TARGET / name}; run `make proto`", file=sys.stderr)
         return 1 if names else 0
+    for path, text in installed_annotations().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
     generate(TARGET)
     return 0
 

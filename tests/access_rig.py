@@ -2,6 +2,7 @@
 
 READS = (
     "Get",
+    "Read",
     "List",
     "Watch",
     "Explain",

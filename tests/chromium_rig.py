@@ -6,6 +6,7 @@ Owns the process, the few commands that tests need, and their limits in time.
 import asyncio
 import base64
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +16,16 @@ import aiohttp
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WITHIN_S = 30.0
+# What the page is to satisfy of WCAG 2.0 to 2.2, levels A and AA, and axe-core's own advice.
+AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+
+
+def axe_script():
+    """The source of axe-core, of the package that carries it; nothing of that package is imported."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    assert found is not None, "axe-core is missing; pip install -r requirements-dev.lock"
+    (folder,) = found.submodule_search_locations
+    return (Path(folder) / "axe.min.js").read_text()
 
 
 class Tab:
@@ -87,6 +98,18 @@ class Tab:
             given["text"] = text
         await self.call("Input.dispatchKeyEvent", type="keyDown", **given)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **given)
+
+    async def violations(self):
+        """What axe-core finds wrong with the page as it is: (rule, why, element)."""
+        if not await self.run("typeof axe === 'object'"):
+            await self.run(f"{axe_script()};0")
+        only = json.dumps({"runOnly": {"type": "tag", "values": AXE_TAGS}, "resultTypes": ["violations"]})
+        passed, found = await self.run(
+            f"axe.run(document, {only}).then(({{passes, violations}}) => [passes.length, violations.flatMap(({{id, nodes}}) => "
+            "nodes.map((node) => [id, node.failureSummary, node.html]))])"
+        )
+        assert passed > 20, "axe-core looked at nothing"
+        return found
 
     async def theme(self, name):
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])

@@ -105,6 +105,7 @@ class Shell:
             "127.0.0.1:7443": asked["listen"],
             "127.0.0.1:9464": asked["metrics"],
             "127.0.0.1:8443": started["page"],
+            "127.0.0.1:8444": free_address(),
         }
         self.kept = folder / ".variables"
         bin_folder = folder / ".bin"

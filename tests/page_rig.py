@@ -16,12 +16,12 @@ HEADING = "document.querySelector('#panel h2')?.innerText"
 
 
 @contextlib.asynccontextmanager
-async def shown(tmp_path, nodes, *, fragment="", share=0.7, prepare=None):
+async def shown(tmp_path, nodes, *, fragment="", share=0.7, waiting=3, prepare=None):
     """A fleet, its door, and a tab that shows it live; `prepare` adds to the fleet before anybody looks."""
     fleet = PageFleet(nodes)
     door = await fleet.open(every_s=0.3)
     await asyncio.sleep(0)
-    fleet.fill(share, waiting=3)
+    fleet.fill(share, waiting=waiting)
     if prepare is not None:
         prepare(fleet)
     fleet.report()

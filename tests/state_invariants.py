@@ -24,7 +24,7 @@ def check_invariants(state: ClusterState) -> None:
         if record.assignments != expected[name]:
             raise InvariantBroken(f"{name} does not hold what the workloads say")
         check_record(record)
-    gone = {key for key, item in state.workloads.items() if item.phase is WorkloadPhase.CANCELLED}
+    gone = {key for key, item in state.workloads.items() if item.phase.is_ended}
     if gone != set(state._ended) or len(state._ended) > state._ended_most:
         raise InvariantBroken("the list of ended workloads is not that of the workloads")
 

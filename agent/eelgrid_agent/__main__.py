@@ -2,8 +2,8 @@
 
 Builds clocks, devices, nodes, streams and servers from the flags, runs them
 until a signal, and turns every error that a user can cause into one line and an
-exit code: 2 for a wrong flag, 1 for a failure. Knows everything and decides
-nothing.
+exit code: 2 for a flag, file or address that cannot be used, 1 for a failure.
+Knows everything and decides nothing.
 """
 
 import asyncio
@@ -67,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse_flags(arguments)
     except AgentConfigError as error:
         return _fail(error, 2)
-    _log_to_stderr(verbose=config.verbose)
+    _log_to_stderr(config.log_level)
     raise_descriptor_limit()
     try:
         asyncio.run(_run(config))
-    except _faults_of_files() as error:
+    except _unusable_settings() as error:
         return _fail(error, 2)
     except _failures() as error:
         return _fail(error, 1)
@@ -83,12 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # Both are asked only once something was raised: an agent that runs should not hold what it has no use for.
 
 
-def _faults_of_files() -> tuple[type[Exception], ...]:
-    """What is wrong in a file that the user gave."""
+def _unusable_settings() -> tuple[type[Exception], ...]:
+    """What is wrong with a file or an address that the user gave; an address in use is one, as in the controller."""
     from eelgrid_agent.simulation.node_files import FaultFileError
     from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
-    return FaultFileError, FleetFileError, SpecError, WebConfigUnusable
+    return FaultFileError, FleetFileError, ListenError, MetricsError, SpecError, WebConfigUnusable
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -96,7 +96,7 @@ def _failures() -> tuple[type[Exception], ...]:
     from eelgrid_agent.kubelet.pod_resources import PodResourcesError
     from eelgrid_agent.node.enforcement_loop import BudgetNotEnforceable
 
-    return ListenError, MetricsError, DeviceError, BudgetNotEnforceable, PodResourcesError
+    return DeviceError, BudgetNotEnforceable, PodResourcesError
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -104,12 +104,10 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
-def _log_to_stderr(*, verbose: bool) -> None:
-    """key=value lines on stderr, once."""
+def _log_to_stderr(level: str) -> None:
+    """Logs to stderr, once: what is ours, since other libraries log to loggers of their own."""
     root = logging.getLogger("eelgrid")
-    line = "time=%(asctime)s level=%(levelname)s %(message)s"
-    level = logging.DEBUG if verbose else logging.INFO
-    log_to_stderr(root, level, line, dates="%Y-%m-%dT%H:%M:%SZ", in_utc=True)
+    log_to_stderr(root, level.upper())
     root.propagate = False
 
 
@@ -241,7 +239,7 @@ def _why_not(page: ScrapeHandler, path: str) -> str:
 
 
 def _with_port(address: str, port: int) -> str:
-    return f"{address.rpartition(':')[0]}:{port}"
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
 def _draw_incarnation() -> int:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from eelgrid_agent.devices.host import MachineHost, SimulatedHost
 from eelgrid_agent.devices.nvml.control import NvmlControl
@@ -42,6 +43,9 @@ from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
+from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
+from eelgrid_agent.engine.local import LocalEngine
+from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
 from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
@@ -53,7 +57,7 @@ from eelgrid_agent.node.enforcement_loop import (
     check_budget_reach,
 )
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
-from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
+from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop, run_process_engine
 from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
 from eelgrid_agent.simulation.node import SimulatedNode
@@ -110,6 +114,7 @@ def build_simulated_node(
     has_control: bool = True,
     energy: NodeEnergy | None = None,
     energy_window_s: float = ENERGY_WINDOW_S,
+    processes: ProcessEngine | None = None,
 ) -> "SimulatedAgent":
     """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
 
@@ -129,6 +134,7 @@ def build_simulated_node(
         labels=spec.labels,
         simulated=True,
         topology=spec.topology,
+        runs_processes=processes is not None,
     )
     host = SimulatedHost(
         cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
@@ -151,9 +157,16 @@ def build_simulated_node(
             length_s=energy_window_s,
             phase=send_phase,
         ),
+        processes=processes,
     )
     enforcer = PowerExecutor(control, MemoryState(()), origin=lambda: DriverOrigin(boot_id=host.boot_id))
-    layouts = MigService(
+    layouts = _simulated_layouts(device, control, host, clock)
+    enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
+    return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
+
+
+def _simulated_layouts(device: DevicePort, control: ControlPort, host: SimulatedHost, clock: AgentClock) -> MigService:
+    return MigService(
         device,
         control,
         MemoryState(()),
@@ -162,8 +175,6 @@ def build_simulated_node(
         monotonic_s=lambda: clock.monotonic_ns() / 1e9,
         wall_ns=clock.wall_ns,
     )
-    enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
-    return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
 
 
 def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
@@ -181,6 +192,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
     simulations: list[SimulatedNode] = []
     devices: list[DevicePort] = []
     calls = CallLatencies()
+    stack = ExitStack()
     for index, spec in enumerate(specs):
         simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
         simulations.append(simulation)
@@ -202,6 +214,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
                 has_control=not config.observe_only,
                 energy=_energy(spec.hurry) if len(specs) == 1 else None,
                 energy_window_s=config.energy_window_s,
+                processes=_open_simulated_processes(config, spec.node_name, stack),
             )
         )
         check_budget_reach(budget_w, spec.node_name, agents[-1].node.inventory.gpus)
@@ -211,14 +224,39 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
     def close() -> None:
         for device in reversed(devices):
             device.close()
+        stack.close()
 
     followed = () if config.faults is None else (FaultFile(config.faults, simulations),)
 
     def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
         wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
-        return wheel.run(), keeper.run(), *(faults.follow_file() for faults in followed)
+        processes = (run_process_engine(agent.node) for agent in agents)
+        return wheel.run(), keeper.run(), *processes, *(faults.follow_file() for faults in followed)
 
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
+
+
+def _open_processes(folder: Path | None, problem: str = "") -> LocalEngine:
+    """The engine of processes in a state directory of this agent alone; raises BudgetNotEnforceable."""
+    if folder is None:
+        raise BudgetNotEnforceable(f"--run-processes needs a state directory: {problem}")
+    try:
+        return LocalEngine(folder / "processes", cgroups=AttemptCgroups(find_delegated_cgroup()))
+    except OSError as error:
+        raise BudgetNotEnforceable(
+            f"--run-processes cannot use {folder}: {error.strerror}; give --state DIR"
+        ) from error
+
+
+def _open_simulated_processes(config: AgentConfig, node_name: str, stack: ExitStack) -> LocalEngine | None:
+    if not config.run_processes or config.state is None:
+        return None
+    folder = config.state / quote(node_name, safe="")
+    try:
+        stack.enter_context(lock_state_directory(folder, "eelgrid-agent"))
+    except StateDirectoryError as error:
+        raise BudgetNotEnforceable(str(error)) from error
+    return _open_processes(folder)
 
 
 def _energy(hurry: float) -> NodeEnergy:
@@ -298,7 +336,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     host = MachineHost()
     identity = NodeIdentity(
         node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,
-        labels=dict(config.labels), topology=config.topology,
+        labels=dict(config.labels), topology=config.topology, runs_processes=config.run_processes,
     )  # fmt: skip
     check_budget_reach(config.power_budget_w, identity.node_name, first.gpus)
     local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
@@ -307,10 +345,12 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     outbox = EnergyOutbox(
         load_outbox_state(windows, draw_incarnation=incarnation), boot=_boot(), length_s=config.energy_window_s
     )
+    processes = _open_processes(folder, memory.problem) if config.run_processes else None
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)
     node = AgentNode(
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
         ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy, outbox=outbox,
+        processes=processes,
     )  # fmt: skip
     layouts = _layouts(device, memory, clock)
     keeper = _keeper(
@@ -334,7 +374,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
         written = () if folder is None else (write_periodically(outbox, windows),)
-        return loop.run(), keeper.run(), kubelet.run(), *offered, *readied, *written
+        return loop.run(), keeper.run(), kubelet.run(), run_process_engine(node), *offered, *readied, *written
 
     def close() -> None:
         driver.call(device.close)

@@ -154,6 +154,11 @@ class AsyncClient:
         answer = await self._read(messages.GetSummaryRequest(), messages.GetSummaryResponse)
         return answer.summary
 
+    async def get_overview(self) -> messages.Overview:
+        """What is going on and what needs attention: power, energy, waiting work, consumers; computed once per second."""
+        answer = await self._read(messages.GetOverviewRequest(), messages.GetOverviewResponse)
+        return answer.overview
+
     async def watch_summary(self, *, interval_s: float = 1.0) -> AsyncGenerator[messages.Summary, None]:
         """The totals now and after each interval; resumes after a lost connection."""
         request = messages.WatchSummaryRequest(interval_s=interval_s)
@@ -198,6 +203,38 @@ class AsyncClient:
         """Removes a node that is gone for good; `force` also where it holds work or its agent is connected."""
         request = messages.RemoveNodeRequest(node_name=node_name, force=force, dry_run=dry_run)
         return await self._call(request, messages.RemoveNodeResponse)
+
+    async def cordon_node(
+        self, node_name: str, *, gpus: Iterable[str] = (), reason: str = ""
+    ) -> messages.CordonNodeResponse:
+        """Closes a node to new work, or only GPUs of it by index or UUID; what runs there goes on."""
+        request = messages.CordonNodeRequest(node_name=node_name, gpus=tuple(gpus), reason=reason)
+        return await self._call(request, messages.CordonNodeResponse)
+
+    async def uncordon_node(self, node_name: str, *, gpus: Iterable[str] = ()) -> messages.UncordonNodeResponse:
+        """Opens a node to new work again, or GPUs of it by index or UUID; harmless where nobody cordoned them."""
+        request = messages.UncordonNodeRequest(node_name=node_name, gpus=tuple(gpus))
+        return await self._call(request, messages.UncordonNodeResponse)
+
+    async def drain_node(
+        self,
+        node_name: str,
+        *,
+        gpus: Iterable[str] = (),
+        reason: str = "",
+        grace_s: float | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> messages.DrainNodeResponse:
+        """Cordons a node or GPUs of it and empties them; returns what becomes of the work there, and does not wait.
+
+        Work that may move does so as soon as it fits elsewhere. After `grace_s` seconds what is left returns to the
+        queue, except work declared fixed, which does so only with `force`; without a grace the drain waits for it.
+        """
+        request = messages.DrainNodeRequest(
+            node_name=node_name, gpus=tuple(gpus), reason=reason, grace_s=grace_s, force=force, dry_run=dry_run
+        )
+        return await self._call(request, messages.DrainNodeResponse)
 
     def list_audit_entries(
         self, *, since_ns: int = 0, user: str = "", call: str = "", denied: bool = False
@@ -291,7 +328,7 @@ class AsyncClient:
                 workload = answer.workload
                 if is_reached(workload):
                     return workload
-                if workload.phase is messages.WorkloadPhase.CANCELLED:
+                if workload.phase.is_ended:
                     raise WorkloadEndedError(
                         f"{workload_id} ended ({workload.reason or 'cancelled'})", workload=workload
                     )
@@ -342,6 +379,37 @@ class AsyncClient:
                 pause_s = attempts.pause_after(error)
             await asyncio.sleep(pause_s)
 
+    async def read_logs(
+        self,
+        workload_id: str,
+        *,
+        replica: int = 0,
+        tail_lines: int | None = None,
+        offset: int = 0,
+        follow: bool = False,
+    ) -> AsyncGenerator[str, None]:
+        """The output of one replica's process in parts; with `follow` from its start until the process ends.
+
+        Continues where it was after a lost connection.
+        """
+        attempts = WatchAttempts(self._settings)
+        while True:
+            attempts.begin()
+            request = messages.ReadLogsRequest(
+                workload_id=workload_id, replica=replica, tail_lines=tail_lines, offset=offset, follow=follow
+            )
+            try:
+                async with aclosing(self._connection.calls.read_logs(request)) as stream:
+                    async for part in stream:
+                        attempts.mark_connected()
+                        offset, tail_lines = part.next_offset, None
+                        yield part.text
+            except (faults.Fault, ContractError) as error:
+                pause_s = attempts.pause_after(error)
+            else:
+                return
+            await asyncio.sleep(pause_s)
+
     async def report_progress(self, workload_id: str, work_done: float) -> None:
         """Reports how many units of work a job has done since it started."""
         request = messages.ReportProgressRequest(workload_id=workload_id, work_done=work_done)
@@ -383,6 +451,18 @@ class AsyncClient:
         """
         answer = await self._call(messages.UpdatePolicyRequest(policy=policy), messages.UpdatePolicyResponse)
         return answer.policy
+
+    # Queues
+
+    def list_queues(self) -> AsyncIterator[messages.QueueStatus]:
+        """Queues with what uses them and what waits in them, each after its parent."""
+        return self._iterate(messages.ListQueuesRequest(), messages.ListQueuesResponse, lambda page: page.queues)
+
+    async def move_to_queue(self, workload_id: str, queue: str) -> messages.Workload:
+        """Moves a pending workload to another queue; it keeps its time of submission."""
+        request = messages.MoveToQueueRequest(workload_id=workload_id, queue=queue)
+        answer = await self._call(request, messages.MoveToQueueResponse)
+        return answer.workload
 
     # What would happen
 

@@ -149,6 +149,11 @@ class Client:
         answer = self._read(messages.GetSummaryRequest(), messages.GetSummaryResponse)
         return answer.summary
 
+    def get_overview(self) -> messages.Overview:
+        """What is going on and what needs attention: power, energy, waiting work, consumers; computed once per second."""
+        answer = self._read(messages.GetOverviewRequest(), messages.GetOverviewResponse)
+        return answer.overview
+
     def watch_summary(self, *, interval_s: float = 1.0) -> Generator[messages.Summary, None]:
         """The totals now and after each interval; resumes after a lost connection."""
         request = messages.WatchSummaryRequest(interval_s=interval_s)
@@ -191,6 +196,36 @@ class Client:
         """Removes a node that is gone for good; `force` also where it holds work or its agent is connected."""
         request = messages.RemoveNodeRequest(node_name=node_name, force=force, dry_run=dry_run)
         return self._call(request, messages.RemoveNodeResponse)
+
+    def cordon_node(self, node_name: str, *, gpus: Iterable[str] = (), reason: str = "") -> messages.CordonNodeResponse:
+        """Closes a node to new work, or only GPUs of it by index or UUID; what runs there goes on."""
+        request = messages.CordonNodeRequest(node_name=node_name, gpus=tuple(gpus), reason=reason)
+        return self._call(request, messages.CordonNodeResponse)
+
+    def uncordon_node(self, node_name: str, *, gpus: Iterable[str] = ()) -> messages.UncordonNodeResponse:
+        """Opens a node to new work again, or GPUs of it by index or UUID; harmless where nobody cordoned them."""
+        request = messages.UncordonNodeRequest(node_name=node_name, gpus=tuple(gpus))
+        return self._call(request, messages.UncordonNodeResponse)
+
+    def drain_node(
+        self,
+        node_name: str,
+        *,
+        gpus: Iterable[str] = (),
+        reason: str = "",
+        grace_s: float | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> messages.DrainNodeResponse:
+        """Cordons a node or GPUs of it and empties them; returns what becomes of the work there, and does not wait.
+
+        Work that may move does so as soon as it fits elsewhere. After `grace_s` seconds what is left returns to the
+        queue, except work declared fixed, which does so only with `force`; without a grace the drain waits for it.
+        """
+        request = messages.DrainNodeRequest(
+            node_name=node_name, gpus=tuple(gpus), reason=reason, grace_s=grace_s, force=force, dry_run=dry_run
+        )
+        return self._call(request, messages.DrainNodeResponse)
 
     def list_audit_entries(
         self, *, since_ns: int = 0, user: str = "", call: str = "", denied: bool = False
@@ -284,7 +319,7 @@ class Client:
                 workload = answer.workload
                 if is_reached(workload):
                     return workload
-                if workload.phase is messages.WorkloadPhase.CANCELLED:
+                if workload.phase.is_ended:
                     raise WorkloadEndedError(
                         f"{workload_id} ended ({workload.reason or 'cancelled'})", workload=workload
                     )
@@ -329,6 +364,37 @@ class Client:
                 pause_s = attempts.pause_after(error)
             time.sleep(pause_s)
 
+    def read_logs(
+        self,
+        workload_id: str,
+        *,
+        replica: int = 0,
+        tail_lines: int | None = None,
+        offset: int = 0,
+        follow: bool = False,
+    ) -> Generator[str, None]:
+        """The output of one replica's process in parts; with `follow` from its start until the process ends.
+
+        Continues where it was after a lost connection.
+        """
+        attempts = WatchAttempts(self._settings)
+        while True:
+            attempts.begin()
+            request = messages.ReadLogsRequest(
+                workload_id=workload_id, replica=replica, tail_lines=tail_lines, offset=offset, follow=follow
+            )
+            try:
+                with closing(self._connection.calls.read_logs(request)) as stream:
+                    for part in stream:
+                        attempts.mark_connected()
+                        offset, tail_lines = part.next_offset, None
+                        yield part.text
+            except (faults.Fault, ContractError) as error:
+                pause_s = attempts.pause_after(error)
+            else:
+                return
+            time.sleep(pause_s)
+
     def report_progress(self, workload_id: str, work_done: float) -> None:
         """Reports how many units of work a job has done since it started."""
         request = messages.ReportProgressRequest(workload_id=workload_id, work_done=work_done)
@@ -370,6 +436,18 @@ class Client:
         """
         answer = self._call(messages.UpdatePolicyRequest(policy=policy), messages.UpdatePolicyResponse)
         return answer.policy
+
+    # Queues
+
+    def list_queues(self) -> Iterator[messages.QueueStatus]:
+        """Queues with what uses them and what waits in them, each after its parent."""
+        return self._iterate(messages.ListQueuesRequest(), messages.ListQueuesResponse, lambda page: page.queues)
+
+    def move_to_queue(self, workload_id: str, queue: str) -> messages.Workload:
+        """Moves a pending workload to another queue; it keeps its time of submission."""
+        request = messages.MoveToQueueRequest(workload_id=workload_id, queue=queue)
+        answer = self._call(request, messages.MoveToQueueResponse)
+        return answer.workload
 
     # What would happen
 

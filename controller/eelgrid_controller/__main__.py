@@ -52,7 +52,7 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
     stopped.cancel()
     start_s = time.perf_counter()
     await controller.stop()
-    log.info("stopped seconds=%.2f", time.perf_counter() - start_s)
+    log.info("event=stopped seconds=%.2f", time.perf_counter() - start_s)
     if failed.done():
         error = failed.result()
         raise (
@@ -82,7 +82,6 @@ def _names(text: str) -> tuple[str, ...]:
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
 _UMASK = 0o027
-_LOG_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _RULES = GateRules()
 # Setting of each option that has another name.
 _SETTINGS = {
@@ -168,6 +167,12 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     "Repeatable.",
 )
 @click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none by default.")
+@click.option(
+    "--http-api",
+    default=_DEFAULTS.http_api,
+    metavar="ADDRESS",
+    help="Address of the HTTP API, which answers the calls that change nothing as JSON; none by default.",
+)
 @click.option(
     "--traces",
     default=_DEFAULTS.traces,
@@ -370,11 +375,15 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     "Repeatable.",
 )
 def main(**given: Any) -> None:
-    """Place and power GPU work; serve agents and operators over gRPC."""
+    """Place and power GPU work; serve agents and operators over gRPC.
+
+    The exit code is 0 after SIGTERM or SIGINT, 2 if an option, a file or an address cannot be used (an address that is
+    in use among them), and 1 after any other failure.
+    """
     try:
         kubernetes, roles = _read_kubernetes(given), _read_roles(given)
         if not logging.getLogger().handlers:
-            log_to_stderr(logging.getLogger(), given["log_level"].upper(), _LOG_LINE)
+            log_to_stderr(logging.getLogger(), given["log_level"].upper())
         raise_descriptor_limit()
         # Journal, ledger and all other files that we write are for our user and group alone.
         os.umask(_UMASK)

@@ -29,10 +29,11 @@ from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
-from eelgrid_controller.server.energy_monitors import SavingsMonitor, SpendingMonitor
+from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
 from eelgrid_controller.server.grpc.operator_service import OperatorService
+from eelgrid_controller.server.grpc.overview_service import OverviewService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
 from eelgrid_controller.server.grpc.planner_services import (
     EnergyService,
@@ -51,7 +52,7 @@ from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_kernels.warmup import warm_kernels
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.connection_limits import PeerGuard
+from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
@@ -144,19 +145,21 @@ class Controller:
         start_s = self._clock.perf_s()
         recovered = await self._compose(journal)
         seconds = self._clock.perf_s() - start_s
-        await self._open_door(server)
+        handlers = await self._open_door(server)
         page_port = await self._serve_page()
+        api_port = await self._serve_http_api(handlers)
         self.savings = self._count_savings()
         self.placing = await self._place_pods()
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
+        api = "" if api_port is None else f" http_api={_with_port(self.config.http_api, api_port)}"
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
             f"metrics={_with_port(self.config.metrics, metrics_port)} "
             f"nodes={len(recovered.state.nodes)} workloads={len(recovered.state.workloads)} "
             f"replayed={recovered.replayed} checkpoint={recovered.checkpoint_seq} seconds={seconds:.2f} "
-            f"cluster={journal.cluster_id}{page}"
+            f"cluster={journal.cluster_id}{page}{api}"
         )
-        self._log.info("%s", line)
+        self._log.info("event=%s", line)
         return line
 
     def _report_loss(self, journal: SqliteJournal) -> None:
@@ -227,6 +230,17 @@ class Controller:
             call_of=self.trail.describe_call,
         )
         self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
+        self.overviews = OverviewService(
+            loop=self.loop,
+            telemetry=telemetry,
+            promises=self.steward.promises,
+            faults=self.agents.device_faults,
+            ledger=self.ledger,
+            spending=self.spending.statuses,
+            clock=self._clock,
+            log=self._log.getChild("overview"),
+        )
+        self._stack.callback(self.overviews.close)
         self.partitions = PartitionService(
             loop=self.loop,
             telemetry=telemetry,
@@ -346,9 +360,18 @@ class Controller:
             clock=self._clock,
             log=self._log.getChild("spending"),
         )
+        self.spending = desk
         self.energy = EnergyService(loop=self.loop, desk=self.ledger, spending=desk, clock=self._clock)
-        self.metrics.add(desk.families)
-        self._stack.callback(asyncio.create_task(desk.run()).cancel)
+        day = EnergyDayMonitor(
+            ledger=self.ledger,
+            prices=lambda: self.loop.core.state.policy.prices,
+            every_s=self.config.spend_s,
+            clock=self._clock,
+            log=self._log.getChild("energy"),
+        )
+        for monitor in (desk, day):
+            self.metrics.add(monitor.families)
+            self._stack.callback(asyncio.create_task(monitor.run()).cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> ObjectiveMetrics:
         """Starts the objectives loop; returns its metrics."""
@@ -421,7 +444,8 @@ class Controller:
         self._stack.callback(lag.cancel)
         return port
 
-    async def _open_door(self, server: grpc.aio.Server) -> None:
+    async def _open_door(self, server: grpc.aio.Server) -> GuardedHandlers:
+        """Begins to serve gRPC; returns its handlers."""
         keeper = self._keeper
         callers = CallerService(None if keeper is None else keeper.identify_caller, demanded=self.config.roles.demanded)
         admit = admit_everybody if keeper is None else keeper.authorize_call
@@ -429,6 +453,7 @@ class Controller:
         self.metrics.add(omissions.families)
         operators = (
             self.operators,
+            self.overviews,
             self.promises,
             self.partitions,
             self.energy,
@@ -459,6 +484,7 @@ class Controller:
             await server.stop(self.config.stop_s)
 
         self._stack.push_async_callback(close)
+        return front
 
     # Parts that run only if they are configured
 
@@ -499,12 +525,37 @@ class Controller:
         from eelgrid_controller.server.http.live_server import LiveServer
 
         log, admit = self._log.getChild("page"), None if self._keeper is None else self._keeper.authorize_viewer
-        source = LoopSource(self.loop, self.telemetry, self.steward.promises, self.steward.budgets, self._clock)
+        source = LoopSource(
+            self.loop,
+            self.telemetry,
+            promises=self.steward.promises,
+            budgets=self.steward.budgets,
+            overview=self.overviews.overview,
+            idle_gpus=self.overviews.idle_gpus,
+            clock=self._clock,
+        )
         hub = LiveHub(source, log=log)
         door = LiveServer(hub, source, tls=self._tls, insecure=self._insecure, log=log, admit=admit)
         port = await door.start(self.config.page)
         self.loop.listeners.append(hub.on_commit)
         self._stack.push_async_callback(door.stop)
+        return port
+
+    async def _serve_http_api(self, handlers: GuardedHandlers) -> int | None:
+        """Serves the HTTP API by the handlers of gRPC; returns its port."""
+        if not self.config.http_api:
+            return None
+        from eelgrid_controller.server.http.gateway import HttpGateway
+
+        gateway = HttpGateway(
+            handlers.find_call,
+            tls=self._tls,
+            insecure=self._insecure,
+            now_ns=self._clock.now_ns,
+            log=self._log.getChild("http_api"),
+        )
+        port = await gateway.start(self.config.http_api)
+        self._stack.push_async_callback(gateway.stop)
         return port
 
     def _count_savings(self) -> SavingsMonitor | None:
@@ -534,7 +585,10 @@ class Controller:
             awaits_agent=self.agents.is_report_pending,
             foresees=steward.foresees,
             data=self.config.data,
-            draws=lambda: {name: PlacePower(*one) for name, one in steward.objectives_status.drawn.items()},
+            draws=lambda: {
+                key: PlacePower(one.measured_w or 0.0, one.gpus - one.measured_gpus)
+                for key, one in steward.budget_power().items()
+            },
             devices=self.agents.devices,
             clock=self._clock,
             log=self._log.getChild("kubernetes"),

@@ -1,4 +1,4 @@
-"""Quantities as people read and write them: CPUs, GPUs, memory, power, energy, shares and durations.
+"""Quantities as people read and write them: CPUs, GPUs, memory, power, energy, counts, shares and durations.
 
 Knows nothing of where they are shown or asked for. A missing reading is a dash, never a number. Internally, amounts are
 thousandths of a CPU or GPU, and bytes.
@@ -6,8 +6,13 @@ thousandths of a CPU or GPU, and bytes.
 
 import math
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from eelgrid_protos.quantities import MIB
+
+if TYPE_CHECKING:
+    from eelgrid_protos.messages import Workload
 
 
 def format_cpu(milli: int) -> str:
@@ -28,29 +33,80 @@ def format_memory(amount_bytes: int) -> str:
     return f"{amount_bytes / 1024**power:.4g} {'KMGT'[power - 1]}iB"
 
 
+class _Unit(NamedTuple):
+    symbol: str
+    size: float
+    least: float  # amounts from here on are in this unit
+    decimals: int
+
+
+_POWER = (_Unit("MW", 1e6, 1e7, 1), _Unit("kW", 1e3, 1e4, 1), _Unit("W", 1.0, 1e3, 0), _Unit("W", 1.0, 0.0, 1))
+_ENERGY = (
+    _Unit("MWh", 3.6e9, 3.6e10, 1),
+    _Unit("kWh", 3.6e6, 3.6e8, 1),
+    _Unit("kWh", 3.6e6, 3.6e5, 2),
+    _Unit("kJ", 1e3, 1e3, 1),
+    _Unit("J", 1.0, 0.0, 0),
+)
+
+
 def format_power(power_w: float | None) -> str:
     """Formats watts with three or four digits; a missing reading is a dash."""
-    if power_w is None:
-        return "-"
-    for unit, size in (("MW", 1e6), ("kW", 1e3)):
-        if abs(power_w) >= 10 * size:
-            return f"{power_w / size:,.1f} {unit}"
-    return f"{power_w:,.1f} W" if power_w < 1000 else f"{power_w:,.0f} W"
+    return format_powers([power_w])[0]
+
+
+def format_powers(powers_w: Sequence[float | None]) -> list[str]:
+    """Formats the watts of a column in one unit, that of the largest; a missing reading is a dash."""
+    return _format_amounts(powers_w, _POWER)
 
 
 def format_energy(energy_j: float) -> str:
     """Formats joules, from a tenth of a kilowatt-hour as kWh and MWh."""
-    kwh = energy_j / 3.6e6
-    if abs(kwh) >= 10_000.0:
-        return f"{kwh / 1000.0:,.1f} MWh"
-    if abs(kwh) >= 0.1:
-        return f"{kwh:,.1f} kWh" if abs(kwh) >= 100.0 else f"{kwh:,.2f} kWh"
-    return f"{energy_j / 1000.0:,.1f} kJ" if abs(energy_j) >= 1000.0 else f"{energy_j:,.0f} J"
+    return format_energies([energy_j])[0]
+
+
+def format_energies(energies_j: Sequence[float | None], *, largest_j: float | None = None) -> list[str]:
+    """Formats the joules of a column in one unit: that of the largest, or of `largest_j`; a missing one is a dash."""
+    return _format_amounts(energies_j, _ENERGY, largest_j)
+
+
+def _format_amounts(amounts: Sequence[float | None], units: Sequence[_Unit], largest: float | None = None) -> list[str]:
+    known = [abs(amount) for amount in amounts if amount is not None]
+    most = max(known, default=0.0) if largest is None else abs(largest)
+    unit = next((one for one in units if most >= one.least), units[-1])
+    # In a large unit small amounts need more digits, or they would all be the same.
+    decimals = max(unit.decimals, 2 if unit.size > 1.0 and any(0.0 < one < unit.size for one in known) else 0)
+    least = 10.0**-decimals
+
+    def text(amount: float | None) -> str:
+        if amount is None:
+            return "-"
+        value = amount / unit.size
+        if 0.0 < abs(value) < 0.5 * least:
+            return f"{'-' if value < 0.0 else ''}<{least:.{decimals}f} {unit.symbol}"
+        return f"{value:,.{decimals}f} {unit.symbol}"
+
+    return [text(amount) for amount in amounts]
+
+
+def format_money(amount: float | None, currency: str) -> str:
+    """Formats money with its currency; a dash where no price is known."""
+    return "-" if amount is None else f"{amount:,.2f} {currency}"
+
+
+def format_carbon(carbon_g: float | None) -> str:
+    """Formats grams of carbon dioxide as kilograms; a dash where no carbon intensity is known."""
+    return "-" if carbon_g is None else f"{carbon_g / 1000.0:,.3g} kg"
 
 
 def format_percent(part: float, whole: float) -> str:
     """Formats a share in per cent; a dash if the whole is zero."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def count_noun(count: int, one: str, many: str = "") -> str:
+    """Formats a number with its noun, in singular or plural."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_milliseconds(latency_s: float | None) -> str:
@@ -67,6 +123,27 @@ def format_age(age_s: float) -> str:
         if age_s >= 2.0 * size_s:
             return f"{age_s / size_s:.0f} {unit}"
     return f"{max(0.0, age_s):.0f} s"
+
+
+_DURATION = re.compile(r"(\d{1,9})\s*(s|min|m|h|d)?")
+_DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def format_phase(workload: "Workload") -> str:
+    """Formats the phase of a workload, or what the processes of a placed one do."""
+    if workload.spec.process is None or workload.phase.name != "PLACED":
+        return workload.phase.name.lower()
+    if workload.stopping_ns:
+        return "stopping"
+    return "running" if workload.attempts else "starting"
+
+
+def parse_duration_s(text: str) -> int:
+    """Parses a duration into seconds: 90, 90s, 30m, 2h, 1d; raises ValueError."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no duration; write 90s, 30m, 2h or 1d")
+    return int(found[1]) * _DURATION_UNITS_S[found[2] or ""]
 
 
 _NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")

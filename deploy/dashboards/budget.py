@@ -21,21 +21,22 @@ def _spending(part: str) -> str:
 
 
 _LIMIT, _DRAWN, _CLAIMED = _budget("limit_watts"), _budget("drawn_watts"), _budget("claimed_watts")
+_OVER = _budget("over_watts")
 _NOW = Row(
     "Now",
     (
         figure(
             "Fullest budget",
-            "Drawn power over limit, for the budget with the highest ratio.",
+            "Measured power over limit, for the budget with the highest ratio.",
             "percentunit",
             Query(f"max({_DRAWN} / {_LIMIT})"),
             bad_above=1,
         ),
         figure(
             "Most claimed",
-            "Power that the limits of jobs and others allow, over the budget's limit; the highest ratio.",
+            "Claimed power over the budget's limit; the highest ratio.",
             "percentunit",
-            Query(f"max(({_CLAIMED} + {_budget('others_watts')}) / {_LIMIT})"),
+            Query(f"max({_CLAIMED} / {_LIMIT})"),
             bad_above=1.0001,
         ),
         figure(
@@ -47,7 +48,7 @@ _NOW = Row(
         ),
         figure(
             "GPUs without a reading",
-            "The drawn power does not include them.",
+            "The measured power does not include them.",
             "short",
             Query(f"max({_budget('unread_gpus')})"),
             bad_above=1,
@@ -71,28 +72,28 @@ _BUDGETS = Row(
     "Budgets",
     (
         lines(
-            "Drawn and limit",
+            "Measured and limit",
             "Measured power of the GPUs under each budget, and the budget.",
             "watt",
-            Query(_DRAWN, "{{budget}} drawn"),
+            Query(_DRAWN, "{{budget}} measured"),
             Query(_LIMIT, "{{budget}} limit"),
         ),
         lines(
-            "Claimed by jobs, and by others",
-            "Power that jobs may draw by the limits that they have or are about to get, and power that GPUs without power control may draw.",
+            "Claimed",
+            "Power that may be drawn: by managed jobs with the limits that they have or are about to get, and by other GPUs, which have no power control; and the part of the others.",
             "watt",
-            Query(_CLAIMED, "{{budget}} jobs"),
+            Query(_CLAIMED, "{{budget}} claimed"),
             Query(_budget("others_watts"), "{{budget}} others"),
         ),
         lines(
             "Room",
-            "Power that neither jobs nor others claim; below 0 while limits are being lowered.",
+            "Power that is not claimed; below 0 while limits are being lowered.",
             "watt",
             Query(_budget("room_watts"), "{{budget}}"),
             width=8,
         ),
         lines(
-            "Drawn over limit",
+            "Measured over limit",
             "Above 1 the budget is exceeded. A GPU holds its limit as a mean over its own window, so short peaks above it are possible.",
             "percentunit",
             Query(f"{_DRAWN} / {_LIMIT}", "{{budget}}"),
@@ -101,9 +102,9 @@ _BUDGETS = Row(
         ),
         states(
             "Over the limit",
-            "When more power was drawn than a budget allows.",
+            "When more power was measured than a budget allows.",
             "short",
-            Query(or_none(f"{_DRAWN} > bool {_LIMIT}", "budget"), "{{budget}}"),
+            Query(or_none(f"{_OVER} > bool 0", "budget"), "{{budget}}"),
             width=8,
         ),
         listing(
@@ -111,9 +112,9 @@ _BUDGETS = Row(
             "Current values.",
             "watt",
             Query(_LIMIT, "limit"),
-            Query(_DRAWN, "drawn"),
+            Query(_DRAWN, "measured"),
             Query(_CLAIMED, "claimed"),
-            Query(_budget("others_watts"), "others"),
+            Query(_OVER, "over"),
             Query(_budget("room_watts"), "room"),
             Query(_budget("shortfall_watts"), "shortfall"),
             width=16,
@@ -150,7 +151,7 @@ _PRICES = Row(
         ),
         lines(
             "Cost per hour of each budget",
-            "Drawn power at the price of each moment.",
+            "Measured power at the price of each moment.",
             "short",
             Query(f"{_DRAWN} * on () group_left (currency) {_PRICE} * 3600", "{{budget}} {{currency}} per hour"),
             width=8,

@@ -94,7 +94,7 @@ _COST = Row(
             width=8,
         ),
         lines(
-            "Energy saved by limits",
+            "Energy saved by limits of jobs",
             "Compared with each job's energy for the same work at its largest measured limit, by its own measured curve; mean over jobs.",
             "percentunit",
             Query(f"avg({of('eelgrid_job_energy_saved_ratio')})", "mean of jobs"),

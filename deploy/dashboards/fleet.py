@@ -4,22 +4,16 @@ Owns the questions of somebody who looks once in the morning. Must not know sing
 """
 
 from deploy.dashboards.panels import PHASES, STATES, VERDICTS, Page, Query, Row, bars, figure, lines
-from deploy.dashboards.queries import increase, of, rate
+from deploy.dashboards.queries import ENERGY_TODAY, increase, of, rate
 
 __all__ = ["PAGE"]
 
 _POWER = f"sum({of('eelgrid_measured_power_watts')})"
 _PRICE = f"max by (currency) ({of('eelgrid_energy_price_per_joule')})"
-_DAY_J = f"sum({increase('eelgrid_gpu_energy_joules_total', over='24h')})"
 _KEPT = 'verdict="kept"'
 _JUDGED = 'verdict=~"kept|missed"'
 _HOUR = "1h"
 _PLACEMENT, _LIMITS = 'part="placement"', 'part="limits"'
-
-
-def _compared_j(plan: str) -> str:
-    matcher = f'plan="{plan}"'
-    return f"sum({increase('eelgrid_compared_energy_joules_total', matcher, over='24h')})"
 
 
 def _attainment(by: str, over: str) -> str:
@@ -34,11 +28,10 @@ _NOW = Row(
     (
         figure("Power of GPUs", "Sum of fresh power readings of all GPUs, as agents sent them.", "watt", Query(_POWER)),
         figure(
-            "Energy of 24 h",
-            "From the energy counters of all GPUs, which miss nothing between scrapes.",
+            "Energy today",
+            "Energy of all GPUs since midnight (by the prices' offset from UTC), idle power included, from the energy ledger: what eelctl energy --since today shows. The ledger has a window of energy when it is over, so this lags by up to two minutes.",
             "kwatth",
-            Query(f"{_DAY_J} / 3.6e6"),
-            instant=True,
+            Query(f"sum({ENERGY_TODAY}) / 3.6e6"),
         ),
         figure(
             "Cost per hour",
@@ -47,14 +40,10 @@ _NOW = Row(
             Query(f"{_POWER} * on () group_right () {_PRICE} * 3600", "{{currency}}"),
         ),
         figure(
-            "Cost of 24 h",
-            "Energy of the last 24 h at the mean price of that time. If load follows the tariff, this is slightly too high; the ledger has the exact sum.",
+            "Cost today",
+            "Cost of the energy of today at the prices of its hours, from the energy ledger. Empty without prices.",
             "short",
-            Query(
-                f"{_DAY_J} * on () group_right () max by (currency) (avg_over_time({of('eelgrid_energy_price_per_joule')}[24h]))",
-                "{{currency}}",
-            ),
-            instant=True,
+            Query(f"max by (currency) ({of('eelgrid_energy_today_cost')})", "{{currency}}"),
         ),
         figure(
             "Saved against best fit",
@@ -65,13 +54,12 @@ _NOW = Row(
             bad="orange",
         ),
         figure(
-            "Saved in 24 h",
-            "The same as energy: best fit's plan minus the real one. Savings by power limits are not included.",
+            "Saved today",
+            "The same as energy since midnight (by the prices' offset from UTC), or since the controller's start if that is later. Savings by power limits are not included.",
             "kwatth",
-            Query(f"({_compared_j('best_fit')} - {_compared_j('eelgrid')}) / 3.6e6"),
+            Query(f"max({of('eelgrid_saved_energy_today_joules')}) / 3.6e6"),
             bad_below=0.0,
             bad="orange",
-            instant=True,
         ),
         figure(
             "Promises kept, 1 h",
@@ -131,24 +119,12 @@ _ENERGY = Row(
             "watt",
             Query(_POWER, "measured"),
             Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"),
-            width=8,
-        ),
-        lines(
-            "Power from counters",
-            "Rate of all energy counters, and the sampled power of the same agents' GPUs.",
-            "watt",
-            Query(f"sum({rate('eelgrid_gpu_energy_joules_total')})", "by counters"),
-            Query(f"sum({of('eelgrid_gpu_power_watts')})", "sampled"),
-            width=8,
         ),
         bars(
-            "Energy of 24 h by namespace",
-            "From the controller's ledger; namespaces beyond the hundred largest are summed up as other.",
+            "Energy today by namespace",
+            "The parts of Energy today: (unallocated) and (unattributed) have no owner; namespaces beyond the hundred largest are summed up as other.",
             "kwatth",
-            Query(
-                f"topk(15, sum by (namespace) ({increase('eelgrid_ledger_energy_joules_total', over='24h')})) / 3.6e6",
-                "{{namespace}}",
-            ),
+            Query(f"topk(15, sum by (namespace) ({ENERGY_TODAY})) / 3.6e6", "{{namespace}}"),
         ),
         lines(
             "Cost per hour",

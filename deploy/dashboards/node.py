@@ -40,17 +40,16 @@ _NOW = Row(
             bad_above=1,
         ),
         figure(
-            "Power",
-            "Sum of sampled board power.",
+            "Power of these GPUs",
+            "Sum of the sampled board power of the selected GPUs. The fleet dashboard has the power of all GPUs, as the controller knows it.",
             "watt",
             Query(f"sum({by_device(of('eelgrid_gpu_power_watts', _GPU))})"),
         ),
         figure(
-            "Energy of 24 h",
-            "From the energy counters.",
-            "kwatth",
-            Query(f"sum({by_device(increase('eelgrid_gpu_energy_joules_total', _GPU, over='24h'))}) / 3.6e6"),
-            instant=True,
+            "GPUs with series",
+            "GPUs of this dashboard over all GPUs that the controller knows. An agent that simulates a whole fleet has no series of its GPUs.",
+            "percentunit",
+            Query(f"count({of('eelgrid_gpu_up')}) / sum({of('eelgrid_gpus')})"),
         ),
         figure(
             "Hottest GPU",
@@ -75,16 +74,11 @@ _POWER = Row(
     "Power",
     (
         lines(
-            "Power by counter",
-            "Rate of each device's energy counter: it misses nothing between two scrapes.",
-            "watt",
-            Query(each_device(_watts_by_counter()), _DEVICE),
-        ),
-        lines(
-            "Power as sampled",
-            "Instantaneous board power, where the GPU supports it.",
+            "Power of each GPU",
+            "Sampled board power, instantaneous where the GPU supports it.",
             "watt",
             Query(each_device(of("eelgrid_gpu_power_watts", _GPU)), _DEVICE),
+            width=24,
         ),
         lines(
             "Counter less sampled power",
@@ -387,7 +381,7 @@ _NAMED = f'label_join({by_node(of("eelgrid_gpu_info"))}, "device", " gpu ", "nod
 PAGE = Page(
     "node",
     "Eelgrid / Nodes and GPUs",
-    "One node, one GPU, one MIG slice: power by counter and by sample, work, throttling, faults, and what is allocated but not used.",
+    "One node, one GPU, one MIG slice: power, work, throttling, faults, and what is allocated but not used.",
     (_NOW, _POWER, _WORK, _HELD, _SLICES, _WRONG, _AGENT),
     (
         Variable("node", "Node", f"label_values(eelgrid_node_info{_INFO}}}, node)"),

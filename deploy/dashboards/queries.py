@@ -6,6 +6,7 @@ on what cannot be ambiguous, so that a query gives the same behind a PodMonitor 
 """
 
 __all__ = [
+    "ENERGY_TODAY",
     "RATE",
     "by_device",
     "by_node",
@@ -19,6 +20,9 @@ __all__ = [
     "some",
 ]
 
+# Joules since midnight (UTC) by namespace, as the controller reads them from the energy ledger; of several controllers
+# the one that leads.
+ENERGY_TODAY = 'max by (namespace, part) (eelgrid_energy_today_joules{job=~"$job", instance=~"$instance"})'
 # What Grafana makes four scrapes long at least, so that a rate never stands on one sample.
 RATE = "$__rate_interval"
 _SCRAPED = 'job=~"$job", instance=~"$instance"'

@@ -10,6 +10,7 @@ import re
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +86,8 @@ def ask(address: str, expression: str, *, begin_s: float, end_s: float, step_s: 
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the operator names it
             found = json.load(answer)
     except urllib.error.HTTPError as error:
+        if error.code not in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
+            raise  # a Prometheus that starts answers 503
         raise ValueError(f"{expression}: {json.load(error).get('error', error)}") from None
     series = []
     for one in found["data"]["result"]:

@@ -6,7 +6,7 @@ the labels by which joules are divided; three text variables name the counters.
 """
 
 from deploy.dashboards.panels import PHASES, Page, Query, Row, Variable, bars, figure, lines, listing
-from deploy.dashboards.queries import RATE, increase, of, owned, rate, some
+from deploy.dashboards.queries import ENERGY_TODAY, RATE, increase, of, owned, rate, some
 
 __all__ = ["PAGE"]
 
@@ -14,6 +14,7 @@ _OWNED = "eelgrid_workload_gpu_energy_joules_total"
 _CHOSEN = 'namespace=~"$namespace", workload=~"$workload"'
 _SERVED = 'workload=~"$workload"'
 _DAY = "24h"
+_NOBODY = ENERGY_TODAY.replace("}", ', namespace=~"[(]una.*"}')
 _WATTS, _JOULES = f"rate({owned(_CHOSEN)})", f"increase({owned(_CHOSEN, _DAY)})"
 
 
@@ -39,20 +40,16 @@ _NOW = Row(
     (
         figure(
             "Power with an owner",
-            "Power charged to the selected workloads.",
+            "Power charged to the selected workloads by the agents that have series: the dashboard of nodes shows of how many GPUs.",
             "watt",
             Query(f"sum({_WATTS})"),
         ),
         figure(
-            "Energy of 24 h", "Of the selected workloads.", "kwatth", Query(f"sum({_JOULES}) / 3.6e6"), instant=True
-        ),
-        figure(
             "Energy without an owner",
-            "Share of all GPUs' power without an owner: the capacity is not allocated, or its user is unknown.",
+            "Share of the energy of today without an owner: the capacity is not allocated, or its user is unknown. From the energy ledger.",
             "percentunit",
-            Query(
-                f"sum({rate('eelgrid_gpu_unattributed_energy_joules_total')}) / (sum({rate('eelgrid_gpu_energy_joules_total')}) > 0)"
-            ),
+            Query(f"sum({_NOBODY}) / (sum({ENERGY_TODAY}) > 0)"),
+            width=8,
         ),
         figure(
             "Services and jobs",
@@ -64,7 +61,7 @@ _NOW = Row(
             "Waiting",
             "Workloads that are not placed yet.",
             "short",
-            Query(f"sum({of('eelgrid_pending_workloads')})"),
+            Query("sum(" + of("eelgrid_workloads", 'phase="pending"') + ")"),
             bad_above=1,
             bad="orange",
         ),
@@ -134,13 +131,10 @@ _ENERGY = Row(
             Query(f"topk(50, {_divided(_JOULES)}) / 3.6e6", "energy"),
         ),
         bars(
-            "Energy of 24 h without an owner",
-            "Unallocated: capacity without an owner. Unattributed: unknown user. Other: owners beyond the limit on series.",
+            "Energy today without an owner",
+            "(unallocated): capacity without an owner. (unattributed): unknown user. From the energy ledger.",
             "kwatth",
-            Query(
-                f"sum by (reason) ({increase('eelgrid_gpu_unattributed_energy_joules_total', over=_DAY)}) / 3.6e6",
-                "{{reason}}",
-            ),
+            Query(f"sum by (namespace) ({_NOBODY}) / 3.6e6", "{{namespace}}"),
             width=12,
         ),
     ),
@@ -165,7 +159,7 @@ _SERVICES = Row(
             Query(f"max by (workload, state) ({of('eelgrid_service_replicas', _SERVED)})", "{{workload}} {{state}}"),
         ),
         lines(
-            "Windows by verdict",
+            "Windows of each service",
             "Kept, missed, or too few responses to judge; per second.",
             "ops",
             Query(
@@ -262,5 +256,5 @@ PAGE = Page(
         ("request_counter", "Counter of requests", "vllm:request_success_total"),
         ("step_counter", "Counter of steps", "steps_total"),
     ),
-    choices=(("by", "Divide by", ("workload", "namespace", "namespace, pod", "slurm_job", "ray_job")),),
+    choices=(("by", "Divide by", ("workload", "namespace, pod", "slurm_job", "ray_job")),),
 )

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
-from eelgrid_protos.errors import InvalidMessage, MalformedMessage, Violation
+from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, MalformedMessage, Violation
 from eelgrid_protos.quantities import Many
 from eelgrid_protos.schema import SchemaField, ValueShape, check_message, fields_of
 from eelgrid_protos.wire import (
@@ -33,11 +33,13 @@ from eelgrid_protos.wire import (
     node_pb2,
     node_service_pb2,
     operator_service_pb2,
+    overview_pb2,
     partition_pb2,
     plan_pb2,
     policy_pb2,
     profile_pb2,
     promise_pb2,
+    queue_pb2,
     spending_pb2,
     whatif_pb2,
     workload_pb2,
@@ -58,11 +60,13 @@ _MODULES: tuple[ModuleType, ...] = (
     energy_pb2,
     ledger_pb2,
     agent_service_pb2,
+    overview_pb2,
     operator_service_pb2,
     audit_pb2,
     node_service_pb2,
     moves_pb2,
     partition_pb2,
+    queue_pb2,
     spending_pb2,
     whatif_pb2,
 )
@@ -164,7 +168,7 @@ def _most(shape: ValueShape) -> int | None:
 
 def _too_many(cls: Any, path: str, most: int, count: str) -> InvalidMessage:
     return InvalidMessage(
-        f"{cls.__name__} breaks the contract", (Violation(path, f"holds {count} items", f"send at most {most}"),)
+        f"{cls.__name__} {CONTRACT_BROKEN}", (Violation(path, f"holds {count} items", f"send at most {most}"),)
     )
 
 

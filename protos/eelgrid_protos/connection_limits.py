@@ -22,8 +22,9 @@ import logging
 import resource
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -383,6 +384,24 @@ class GuardedHandlers(grpc.GenericRpcHandler):
             if found is not None:
                 return self._wrap_handler(found)
         return self._wrap_handler(grpc.stream_stream_rpc_method_handler(_unknown))
+
+    def find_call(self, path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """Returns the guarded handler of a unary call by its path, for a server of another protocol.
+
+        Its context has to have `peer`, `auth_context`, `code` and `abort`. Raises LookupError for other paths.
+        """
+        details: Any = SimpleNamespace(method=path, invocation_metadata=())
+        found = next((found for one in self._handlers if (found := one.service(details)) is not None), None)
+        if found is None or found.unary_unary is None:
+            raise LookupError(path)
+        inner = _around_call(self._guard, _CALL, found.unary_unary)
+
+        async def call(request: bytes, context: Context) -> bytes:
+            self._guard.found += 1
+            answer: bytes = await inner(request, context)
+            return answer
+
+        return call
 
     def _wrap_handler(self, handler: Any) -> Any:
         two_way, watch = handler.request_streaming, handler.response_streaming

@@ -5,6 +5,9 @@ Every violation names the field by its path in the message and says what to do.
 
 from dataclasses import dataclass
 
+# Ends the headline of a message that breaks rules of the contract, which begins with the message's class.
+CONTRACT_BROKEN = "breaks the contract"
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -16,7 +19,9 @@ class Violation:
 
     def under(self, prefix: str) -> "Violation":
         """The same violation, seen from the message that holds this one."""
-        path = f"{prefix}.{self.field}" if self.field else prefix
+        # An element of a list: nodes[0].name, not nodes.[0].name.
+        joint = "." if self.field and not self.field.startswith("[") else ""
+        path = f"{prefix}{joint}{self.field}"
         return Violation(path, self.problem, self.remedy)
 
     def __str__(self) -> str:

@@ -1,6 +1,9 @@
 """Log lines of both daemons: one record is one line, whatever is in it, and nobody can fill the disk with them.
 
-Owns how a record becomes text and how many a second. Must not know what is logged.
+    time=2026-11-23T20:33:11.123Z level=INFO logger=eelgrid.controller event=serving nodes=3
+
+Times are in UTC, to the millisecond; what follows the logger is the message, key=value as a rule. Owns how a record
+becomes text and how many a second. Must not know what is logged.
 
 Theory. Much of what is logged comes from elsewhere: details of events, names, errors of other programs. A line break
 in it would forge a line of ours, a bidirectional control would turn one around on a terminal. So every character that
@@ -31,8 +34,15 @@ def escape_line(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+LINE = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+
+
 class _Lines(logging.Formatter):
     """Formats records as single lines; tracebacks are indented below theirs."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = escape_line(record.getMessage())[:LINE_LETTERS_MOST]
@@ -53,18 +63,13 @@ class LineHandler(logging.StreamHandler[Any]):
     def __init__(
         self,
         stream: TextIO | None,
-        line: str,
+        line: str = LINE,
         *,
-        dates: str | None = None,
-        in_utc: bool = False,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(stream or sys.stderr)
         self._follows_stderr = stream is None
-        formatter = _Lines(line, dates)
-        if in_utc:
-            formatter.converter = time.gmtime
-        self.setFormatter(formatter)
+        self.setFormatter(_Lines(line))
         self._monotonic_s = monotonic_s
         # By kind: how full its bucket is, since when, and how many were not written.
         self._kinds: dict[tuple[str, int], tuple[float, float, int]] = {}
@@ -96,11 +101,9 @@ class LineHandler(logging.StreamHandler[Any]):
             super().emit(left)
 
 
-def log_to_stderr(
-    logger: logging.Logger, level: int | str, line: str, *, dates: str | None = None, in_utc: bool = False
-) -> None:
-    """Everything of a logger goes to standard error in lines like `line`, and nowhere else."""
-    logger.handlers[:] = [LineHandler(None, line, dates=dates, in_utc=in_utc)]
+def log_to_stderr(logger: logging.Logger, level: int | str) -> None:
+    """Sends everything of a logger to standard error, and nowhere else; both daemons log by this function."""
+    logger.handlers[:] = [LineHandler(None)]
     logger.setLevel(level)
 
 

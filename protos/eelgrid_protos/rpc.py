@@ -107,13 +107,18 @@ AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
 NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
 OPERATOR_SERVICE = _service(
     "OperatorService",
-    "WhoAmI GetSummary ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload ExplainWorkload "
-    "ListPlans GetPolicy UpdatePolicy WhatIf PlanCapacity StartShadow GetShadow "
+    "WhoAmI GetSummary GetOverview ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload "
+    "ExplainWorkload ListPlans GetPolicy UpdatePolicy ListQueues MoveToQueue WhatIf PlanCapacity StartShadow GetShadow "
     "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
     "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter "
-    "ReconcileNode RemoveNode ListAuditEntries",
-    {"WatchSummary": (False, True), "WatchWorkloads": (False, True), "ExportDecision": (False, True)},
+    "ReconcileNode RemoveNode CordonNode UncordonNode DrainNode ListAuditEntries",
+    {
+        "WatchSummary": (False, True),
+        "WatchWorkloads": (False, True),
+        "ReadLogs": (False, True),
+        "ExportDecision": (False, True),
+    },
 )
 
 

@@ -50,8 +50,8 @@ def escape_text_line(line: str) -> str:
 
 def escape_json(text: str) -> str:
     """Escapes a JSON document for a terminal; its strings keep their meaning."""
-    if text.isascii():
-        return text  # what JSON writes of control characters is escaped already
+    if text.isascii() and "\x7f" not in text:
+        return text  # what JSON writes of the other control characters is escaped already
 
     def escaped(letter: str) -> str:
         if letter == "\n" or not _is_unsafe(letter):

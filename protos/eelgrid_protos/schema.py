@@ -21,7 +21,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, TypeVar
 
-from eelgrid_protos.errors import InvalidMessage, Violation
+from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, Violation
 from eelgrid_protos.quantities import Many, Range, Rule, Text
 
 _Message = TypeVar("_Message")
@@ -261,7 +261,7 @@ def check_message(message: Any) -> None:
         return
     found = tuple(itertools.islice(list_violations(message), VIOLATIONS_REPORTED_MOST))
     if found:
-        raise InvalidMessage(f"{type(message).__name__} breaks the contract", found)
+        raise InvalidMessage(f"{type(message).__name__} {CONTRACT_BROKEN}", found)
 
 
 @dataclass(frozen=True, slots=True)

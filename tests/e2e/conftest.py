@@ -1,9 +1,12 @@
 """The fixture of the end-to-end tests, and the children's last words in the report of a failure."""
 
+import subprocess
+import sys
+
 import pytest
 from tests.certificates_rig import Authority
 from tests.e2e import installed
-from tests.e2e.processes import Cluster
+from tests.e2e.processes import KERNELS_S, Cluster
 
 
 @pytest.fixture
@@ -29,6 +32,12 @@ def parties(cluster):
 def deployed():
     """The chart on a real cluster, once for all tests that need it; taken away at the end."""
     yield from installed.installed()
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels():
+    """The kernels of these sources are compiled, for tests that bound the time in which a program starts."""
+    subprocess.run([sys.executable, "-m", "eelgrid_kernels"], check=True, capture_output=True, timeout=KERNELS_S)
 
 
 @pytest.hookimpl(wrapper=True)

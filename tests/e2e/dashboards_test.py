@@ -1,16 +1,28 @@
 """Every panel of every dashboard has data from a real Prometheus that scrapes a small living fleet, or says why not."""
 
 import asyncio
+import contextlib
 import json
+import re
 import shutil
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from deploy.dashboards.reading import FOLDER, ask, filled, names, panels
-from tests.dashboards_rig import scene
+from tests.agent_process import agent_process
+from tests.builders.cluster import build_request
+from tests.builders.server import run_controller
+from tests.dashboards_rig import WINDOW_S, prometheus, scene
+from tests.waiting import wait_until
 
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.server.metrics.catalogue import METRICS
+from eelgrid_protos.messages import EnergyPrices, GetPolicyRequest, PricePeriod, UpdatePolicyRequest
 
 SECONDS = 20.0
 # A busy machine may take this long for what a quiet one has at once.
@@ -80,3 +92,162 @@ async def test_every_panel_shows_data_or_says_why_not(tmp_path):
     assert len(up) == 4
     assert all(failed(one.values) <= FAILED_MOST for one in up), "scrapes failed"
     assert empty - PERHAPS == wanted
+
+
+# An agent that simulates a whole fleet has no series of its GPUs; the one beside it, of one node, has.
+FLEETS = {
+    "many": [{"name": "many-{index}", "count": 3, "gpus": [{"product": "a100-sxm4-80gb", "count": 4}]}],
+    "one": [{"name": "one", "gpus": [{"product": "a100-sxm4-80gb", "count": 2}]}],
+}
+LIVED_S = 30.0
+# The energy of a GPU is in the ledger once its window is over and written, and a reading is half a minute fresh.
+LATE_S = 2 * WINDOW_S + 4.0
+PRICES = EnergyPrices(currency="EUR", periods=(PricePeriod(begins_minute=0, price_per_kwh=0.3),), pue=1.0)
+
+
+class Panels:
+    """The values of panels now, from a Prometheus."""
+
+    def __init__(self, address):
+        self._address = address
+
+    async def read(self, dashboard, title, *, query=0, at_s=None):
+        """The sum of the series of one query of a panel, the first of this title; None without any."""
+        document = json.loads((FOLDER / f"{dashboard}.json").read_text())
+        one = next(one for one in panels(document, dashboard) if one.title == title)
+        expression = filled(one.queries[query][0], document, rate_interval="10s")
+        return await self.evaluate(f"sum({expression})", at_s)
+
+    async def evaluate(self, expression, at_s=None):
+        at_s = time.time() if at_s is None else at_s
+        series = await asyncio.to_thread(ask, self._address, expression, begin_s=at_s, end_s=at_s, step_s=1.0)
+        return series[0].values[-1] if series else None
+
+
+async def eelctl(address, *words):
+    command = [sys.executable, "-m", "eelgrid_controller.cli", "--controller", address, *map(str, words)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def eelctl_json(address, *words):
+    return json.loads(await eelctl(address, *words, "-o", "json"))
+
+
+class Site:
+    """A controller, a fleet that may end before it, and panels over a Prometheus that scrapes them."""
+
+    def __init__(self, rig, fleet, shown):
+        self.rig, self.fleet, self.shown = rig, fleet, shown
+
+    async def power(self):
+        return await self.shown.read("fleet", "Power of GPUs")
+
+    async def live(self):
+        """Since when Prometheus has seen power, once that is so long ago."""
+        await wait_until(lambda: self.rig.controller.agents.connected == 4, within_s=60.0)
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            with suppress(OSError):  # Prometheus does not listen yet
+                if await self.power():
+                    break
+            assert time.monotonic() < until_s, "Prometheus sees no power"
+            await asyncio.sleep(0.5)
+        began_s = time.time()
+        await asyncio.sleep(LIVED_S)
+        return began_s
+
+    async def settled(self):
+        """Energy of today by eelctl and as the dashboard shows it, once they are the same."""
+        until_s = time.monotonic() + 60.0
+        while time.monotonic() < until_s:
+            before = await eelctl_json(self.rig.address, "energy", "--since", "today", "--by", "namespace")
+            shown_kwh = await self.shown.read("fleet", "Energy today")
+            after = await eelctl_json(self.rig.address, "energy", "--since", "today", "--by", "namespace")
+            known_j = pytest.approx(after["total"]["energy_j"], rel=1e-6)
+            if before["total"] == after["total"] and shown_kwh is not None and shown_kwh * 3.6e6 == known_j:
+                return after, shown_kwh
+        pytest.fail("the dashboard does not show the ledger's energy")
+
+
+@contextlib.asynccontextmanager
+async def priced_site(folder):
+    async with contextlib.AsyncExitStack() as held:
+        rig = await held.enter_async_context(run_controller(folder / "data", spend_s=1.0))
+        policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
+        changed = replace(policy, prices=PRICES, send_interval_s=0.5, sample_interval_s=0.5)
+        await rig.operators.update_policy(UpdatePolicyRequest(policy=changed))
+        fleet, pages = await held.enter_async_context(contextlib.AsyncExitStack()), []
+        for name, listed in FLEETS.items():
+            nodes = [{"cpu_milli": 64_000, "memory_bytes": 2**38, "pool": name, **node} for node in listed]
+            path = folder / f"{name}.json"
+            path.write_text(json.dumps({"nodes": nodes}))
+            window = ("--energy-window", str(WINDOW_S))
+            process = agent_process(rig.address, path, folder / f"{name}.log", *window)
+            pages.append((await fleet.enter_async_context(process))["metrics"])
+        address = held.enter_context(prometheus(folder, rig.metrics, pages, rig.metrics))
+        for number in range(5):
+            await rig.operators.submit_workload(build_request(f"w-{number}", gpus=1, namespace=f"team-{number % 2}"))
+        yield Site(rig, fleet, Panels(address))
+
+
+async def check_power(site):
+    """Readings of the same moment: from the controller, its pools and its nodes."""
+    summary, nodes = await asyncio.gather(
+        eelctl_json(site.rig.address, "top", "--once"), eelctl_json(site.rig.address, "nodes")
+    )
+    shown, total_w = site.shown, await site.power()
+    assert total_w > 14 * 30.0  # of all 14 GPUs, not of the two that have series
+    for title in ("Power by GPU model", "Power by pool", "Measured and modelled power"):
+        assert await shown.read("fleet", title) == pytest.approx(total_w, rel=0.1), title
+    assert await shown.read("engine", "Power: measured and modelled") == pytest.approx(total_w, rel=0.1)
+    assert summary["measured_power_w"] == pytest.approx(total_w, rel=0.1)
+    assert sum(node["power_w"] for node in nodes) == pytest.approx(total_w, rel=0.1)
+    # What has series of its own is a part, and the dashboard says of how many.
+    assert await shown.read("node", "GPUs with series") == pytest.approx(2 / 14)
+    assert 0.0 < await shown.read("node", "Power of these GPUs") < total_w / 2
+
+
+async def check_energy(shown, document, shown_kwh):
+    """The parts of today's energy, and its cost."""
+    total = document["total"]
+    assert await shown.read("fleet", "Energy today by namespace") == pytest.approx(shown_kwh)
+    # Boards without work draw idle power, which the ledger has, too.
+    nobody_j = document["unallocated"]["energy_j"] + document["unattributed"]["energy_j"]
+    assert nobody_j > 0.0
+    assert await shown.read("workloads", "Energy today without an owner") * 3.6e6 == pytest.approx(nobody_j)
+    assert await shown.read("workloads", "Energy without an owner") == pytest.approx(nobody_j / total["energy_j"])
+    assert total["cost"] == pytest.approx(shown_kwh * 0.3, rel=1e-6)
+    assert await shown.read("fleet", "Cost today") == pytest.approx(total["cost"])
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus; Debian has a package of that name")
+async def test_power_energy_cost_and_savings_agree_with_each_other_and_with_eelctl(tmp_path):
+    async with priced_site(tmp_path) as site:
+        shown, began_s = site.shown, await site.live()
+        await check_power(site)
+        mean_w, saved_w = [
+            await shown.evaluate(f"avg_over_time((sum({metric}))[{LIVED_S:.0f}s:1s])")
+            for metric in ("eelgrid_measured_power_watts", 'eelgrid_saved_power_watts{part="placement"}')
+        ]
+        # From here on nothing is added, so that all may be asked after each other.
+        await site.fleet.aclose()
+        ended_s, saved_kwh = time.time(), await shown.read("fleet", "Saved today")
+        power_w = await shown.evaluate("sum(eelgrid_measured_power_watts)", ended_s)
+        hourly = await shown.read("fleet", "Cost per hour", at_s=ended_s)
+        assert hourly == pytest.approx(0.3 * power_w / 1000.0, rel=0.01)
+        document, shown_kwh = await site.settled()
+        energy_j, seconds = document["total"]["energy_j"], ended_s - began_s
+        # Energy is power over time, but for a window at each end and the time between agents and Prometheus.
+        assert abs(energy_j - mean_w * seconds) <= mean_w * LATE_S
+        assert abs(saved_kwh * 3.6e6 - saved_w * seconds) <= abs(saved_w) * LATE_S + 1.0
+        await check_energy(shown, document, shown_kwh)
+        # The same window elsewhere: the report of this month, whose ledger began today, and the energy of eelctl top.
+        month, page = datetime.now(UTC).strftime("%Y-%m"), tmp_path / "report.html"
+        await eelctl(site.rig.address, "report", "--month", month, "--out", page)
+        reported = float(re.search(r"<b>([\d.]+) kWh</b>energy of the GPUs", page.read_text())[1])
+        assert reported == pytest.approx(shown_kwh, abs=0.0006)
+        seen = re.search(r"energy today\s+([\d.,]+) (k?J|kWh)", await eelctl(site.rig.address, "top", "--once"))
+        size = {"J": 1.0, "kJ": 1e3, "kWh": 3.6e6}[seen[2]]
+        assert float(seen[1].replace(",", "")) * size == pytest.approx(energy_j, rel=0.06)

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from tests.waiting import poll_until
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 SMALL = ("--nodes", "24", "--tasks", "120", "--trace", "generated", "--no-gpu", "--out", "demo", "--keep")
 START_S, WAIT_S = 150.0, 60.0
 

@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 SMALL = ("--nodes", "40", "--tasks", "200", "--trace", "generated", "--no-gpu", "--out", "demo")
 PROMISED = {
     "trace",

@@ -10,6 +10,8 @@ import pytest
 from tests.docs_rig import DOCS, EXAMPLE, GUIDES, OUTPUT, REASONS, TUTORIALS, Shell, blocks_of, name_of, runnable
 from tests.e2e.processes import free_address
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
 # Languages of blocks that are no commands.
 OTHERS = {"csv", "ini", "json", "promql", "python", "text", "yaml"}
 PROGRAMS = ("$ ", "eelctl ", "eelgrid-", "helm ", "kubectl ", "make ", "openssl ")

@@ -31,6 +31,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods.migration import MoveTimeouts
 from eelgrid_controller.engines.kubernetes.reconcilers import moves
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_kernels.move_search import OVERLAPS
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, RecommendMovesRequest, ReplicaMove
 
@@ -280,6 +281,47 @@ def test_a_drained_node_is_emptied_and_says_so(tmp_path):
                     if "empty" in found["metadata"]["annotations"].get(ANNOTATION_DRAINED, ""):
                         break
                     await asyncio.sleep(0.2)
+
+    asyncio.run(play())
+
+
+def test_a_drain_by_eelctl_is_kubernetes_own_and_uncordon_takes_it_away_also_after_a_change_of_leader(tmp_path):
+    async def reaches(cluster, name, condition):
+        async with asyncio.timeout(40.0):
+            while True:
+                found = await cluster.get(NODES, name)
+                if condition(found):
+                    return found
+                await asyncio.sleep(0.2)
+
+    def is_open(node):
+        return not node["spec"].get("unschedulable") and ANNOTATION_DRAIN not in node["metadata"]["annotations"]
+
+    async def play():
+        async with a_fake(start_s=0.3) as (fake, cluster):
+            async with mover(fake, tmp_path) as loop:
+                await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=2, labels=_OURS))
+                pods = await until(cluster, lambda pods: len(ready(pods)) == 2 and pods)
+                name = pods[0]["spec"]["nodeName"]
+                await loop.cordon_node(name, reason="new kernel", drain=DrainTerms())
+                await until(
+                    cluster,
+                    lambda pods: len(ready(pods)) == 2 and all(one["spec"]["nodeName"] != name for one in ready(pods)),
+                    within_s=40.0,
+                )
+                node = await reaches(cluster, name, lambda node: ANNOTATION_DRAINED in node["metadata"]["annotations"])
+                assert node["spec"]["unschedulable"] is True
+                async with asyncio.timeout(20.0):
+                    while loop.core.state.nodes[name].assignments:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+            without_journal = tmp_path / "another"
+            without_journal.mkdir()
+            async with mover(fake, without_journal) as loop:
+                async with asyncio.timeout(20.0):
+                    while name not in loop.core.state.draining:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                await loop.uncordon_node(name)
+                await reaches(cluster, name, is_open)
 
     asyncio.run(play())
 

@@ -116,7 +116,7 @@ def took_elsewhere(cluster, folder):
         )
     (mark,) = json.loads(cluster.eelctl("exporters", "-o", "json").stdout)
     assert (mark["name"], mark.get("changed_hours", 0)) == ("archive", 0)
-    cluster.eelctl("exporters", "remove", "archive")
+    cluster.eelctl("exporters", "remove", "archive", "--yes")
     assert "no exporter" in cluster.eelctl("exporters").stderr
 
 

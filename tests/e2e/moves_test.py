@@ -52,19 +52,19 @@ def test_moves_are_shown_then_made_and_the_plans_of_both_nodes_say_so(scattered)
     assert set(before.values()) == {"a-0", "b-0"}
     table = scattered.eelctl("moves", "--budget", 5).stdout
     assert "-225.0 W" in table
-    assert "1 of 2 replicas move (at most 5)" in table
+    assert "1 of 2 replicas to move (at most 5)" in table
     assert places(scattered) == before, "asking moves nothing"
     (words,) = [line for line in table.splitlines() if line.startswith("Nothing was moved.")]
     found = words.split()[-1]
     assert json.loads(scattered.eelctl("moves", "--budget", 5, "-o", "json").stdout)["recommendation_id"] == found
-    assert "moved 1 replica;" in scattered.eelctl("moves", "apply", found).stdout
+    assert "moved 1 replica;" in scattered.eelctl("moves", "apply", found, "--yes").stdout
     after = places(scattered)
     assert len(set(after.values())) == 1
     plans = [item.plan for item in scattered.operators.list_plans(ListPlansRequest(), timeout=10.0).plans]
     held = {plan.node_name: {entry.workload_id for entry in plan.assignments} for plan in plans}
     assert sorted(held.values(), key=len) == [set(), {"one", "two"}]
     # It is executed once.
-    scattered.eelctl("moves", "apply", found, code=4)
+    scattered.eelctl("moves", "apply", found, "--yes", code=4)
     assert "No move within the budget" in scattered.eelctl("moves", "apply", "--yes").stdout
 
 
@@ -72,6 +72,6 @@ def test_a_move_that_no_longer_holds_is_refused_by_name(scattered):
     plain = json.loads(scattered.eelctl("moves", "--budget", 5, "-o", "json").stdout)
     key = plain["moves"][0]["workload_id"]
     scattered.eelctl("cancel", key)
-    refused = scattered.eelctl("moves", "apply", plain["recommendation_id"], code=5)
+    refused = scattered.eelctl("moves", "apply", plain["recommendation_id"], "--yes", code=5)
     assert f"move 1 of 1 ({key} from" in refused.stderr
     assert "the workload does not run" in refused.stderr

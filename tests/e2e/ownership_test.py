@@ -151,7 +151,7 @@ def test_a_node_that_is_gone_is_removed_by_an_administrator_alone_and_stays_so(c
     would = table(cluster, "node", "remove", "gpu-2", "--force", "--dry-run")
     assert len(would["ended"]) == 4
     assert {row["inventory"]["node_name"] for row in table(cluster, "nodes")} == {"gpu-1", "gpu-2"}
-    assert table(cluster, "node", "remove", "gpu-2", "--force") == would
+    assert table(cluster, "node", "remove", "gpu-2", "--force", "--yes") == would
     controller.kill()
     cluster.controller("--roles", "require", tls=server)
     cluster.reconnect()

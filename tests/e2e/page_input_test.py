@@ -43,11 +43,12 @@ async def test_what_keys_chose_stays_chosen_while_readings_come(tmp_path):
 
 async def test_a_view_keeps_its_place_while_readings_come(tmp_path):
     def prepare(fleet):
-        budgets = tuple(PowerBudget(scope=BudgetScope.RACK, name=f"rack-00{n}", limit_w=1e5) for n in range(3))
+        name = "rack-00{}-of-the-second-hall-by-the-river"
+        budgets = tuple(PowerBudget(scope=BudgetScope.RACK, name=name.format(n), limit_w=1e5) for n in range(3))
         fleet.happen(PolicyChanged(time_ns=1, policy=Policy(budgets=budgets)))
 
     async with shown(tmp_path, 3, fragment="#/power", prepare=prepare) as (fleet, _door, tab):
-        await tab.size(390, 844)
+        await tab.size(600, 844)
         await tab.until(f"{HEADING}?.startsWith('Power: ') && document.querySelector('#panel svg') !== null")
         await newer(fleet, tab)
         # What scrolls sideways can be reached by keys.
@@ -76,7 +77,7 @@ async def test_who_follows_a_link_by_keys_is_at_what_it_led_to(tmp_path):
 
 
 async def test_two_fingers_zoom_the_map(tmp_path):
-    async with shown(tmp_path, 3) as (_fleet, _door, tab):
+    async with shown(tmp_path, 3, fragment="#/fleet") as (_fleet, _door, tab):
         await tab.until("eelgrid.map.drawn.all > 0")
         await tab.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
         before = await tab.run("eelgrid.map.zoom")

@@ -63,7 +63,7 @@ async def test_the_shell_is_painted_before_anything_is_known(tmp_path):
             await tab.open(f"http://127.0.0.1:{door.port}/")
             await tab.until("performance.getEntriesByName('first-contentful-paint').length === 1")
             assert "Waiting for the controller." in await tab.text("#panel")
-            assert await tab.run("document.querySelectorAll('nav a').length") == 7
+            assert await tab.run("document.querySelectorAll('nav a').length") == 8
             await tab.until("window.eelgrid && !eelgrid.model.ready")
             may_read.set()
             await tab.until("eelgrid.map.drawn.all > 0")
@@ -76,7 +76,7 @@ async def test_the_shell_is_painted_before_anything_is_known(tmp_path):
 
 
 async def test_a_click_opens_the_gpu_and_its_work_says_why_it_is_there(tmp_path):
-    async with shown(tmp_path, 6) as (fleet, _door, tab):
+    async with shown(tmp_path, 6, fragment="#/fleet") as (fleet, _door, tab):
         node, record = next((name, one) for name, one in fleet.state.nodes.items() if one.gpu_milli)
         index = next(gpu.index for gpu in record.inventory.gpus if gpu.uuid in record.gpu_milli)
         x, y = await tab.run(PLACE.format(node=node, index=index))

@@ -42,7 +42,7 @@ def cluster(tmp_path):
         found.controller()
         found.node = found.agent(fleet_of(tmp_path / "fleet.json", (NODE,)))
         found.until_ready(1)
-        said = found.eelctl("policy", "set", "--pool-mode", "mig=enforce", "--partition", "mig=on").stdout
+        said = found.eelctl("policy", "set", "--yes", "--pool-mode", "mig=enforce", "--partition", "mig=on").stdout
         assert "enforce, MIG GPUs managed by the partition planner" in said
         found.operators.record_points(RecordPointsRequest(points=tuple(build_slice_points())), timeout=10.0)
         yield found
@@ -81,7 +81,7 @@ def test_a_service_is_served_by_slices_that_its_plan_made(cluster):
     assert "bert in " in table
     assert standing(cluster) == (set(), set()), "asking changes nothing"
     key = table.split()[-1]
-    shown = cluster.eelctl("partition", "apply", key, "--wait", 30).stdout
+    shown = cluster.eelctl("partition", "apply", key, "--yes", "--wait", 30).stdout
     assert "not yet" not in shown
     workload = json.loads(cluster.eelctl("get", "bert", "-o", "json").stdout)
     assert workload["phase"] == "placed"
@@ -107,7 +107,7 @@ def test_a_service_is_served_by_slices_that_its_plan_made(cluster):
     mine = cluster.node_api(cluster.node).get_node_plan(GetNodePlanRequest(), timeout=10.0).plan
     assert mine.assignments == plan.assignments
     # Once applied it is gone.
-    cluster.eelctl("partition", "apply", key, code=4)
+    cluster.eelctl("partition", "apply", key, "--yes", code=4)
     assert "Nothing to change" in cluster.eelctl("partition", "apply", "--yes").stdout
     # All of it comes back with the controller.
     (controller,) = [child for child in cluster.children if child.name.startswith("controller")]

@@ -37,6 +37,8 @@ from eelgrid_protos.messages import GetPolicyRequest, GetSummaryRequest, UpdateP
 
 TAIL_LINES = 25
 START_S = 60.0
+# The first controller of a fresh tree compiles its kernels, on a busy machine for minutes; a limit only for one that hangs.
+KERNELS_S = 900.0
 STOP_S = 15.0
 POLL_S = 0.05
 # PR_SET_PDEATHSIG is 1; exec keeps the process id and the request.
@@ -200,6 +202,12 @@ class Cluster:
     def controller(self, *arguments, tls=None):
         """A controller that serves."""
         child = self.begin_controller(*arguments, tls=tls)
+        # The serving line alone where the level of the log leaves the other out.
+        self.until(
+            lambda: child.said("kernels=warm") or child.said("serving listen="),
+            within_s=KERNELS_S,
+            what="the kernels are compiled",
+        )
         self.until(lambda: child.said("serving listen="), within_s=START_S, what="the controller serves")
         self.answers()
         return child

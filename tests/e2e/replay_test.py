@@ -232,7 +232,9 @@ def test_eelctl_replay_goes_on_where_a_killed_controller_left_off(cluster):
     tasks = cluster.folder / "tasks.csv"
     tasks.write_text("\n".join(["name,cpu_milli,memory_mib,num_gpu,gpu_milli", *lines]))
     first = cluster.controller()
-    replay = cluster.run("replay", *cluster.eelctl_command("replay", "--pods", tasks, "--in-flight", 2, "-o", "json"))
+    replay = cluster.run(
+        "replay", *cluster.eelctl_command("replay", "--yes", "--pods", tasks, "--in-flight", 2, "-o", "json")
+    )
     # No node is there yet, so that everything waits.
     cluster.until(lambda: cluster.summary().pending >= LONG // 8, what="an eighth is submitted")
     first.kill()

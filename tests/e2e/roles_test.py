@@ -54,7 +54,7 @@ def test_each_party_may_what_its_role_allows_and_no_more(cluster, parties):
     posing = cluster.agent(fleet, "--verbose", tls=other)
     cluster.until(lambda: "Connect as gpu-1 needs that node's certificate" in posing.text(), what="it is refused")
     assert posing.stop() == 0
-    looking = cluster.agent(fleet, "--verbose", tls=viewer)
+    looking = cluster.agent(fleet, "--log-level", "debug", tls=viewer)
     cluster.until(lambda: "Connect needs the role agent" in looking.text(), what="a viewer is no agent")
     assert looking.stop() == 0
     assert "stream=replaced" not in controller.text()

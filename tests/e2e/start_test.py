@@ -123,7 +123,7 @@ def test_an_agent_that_cannot_have_what_it_needs(cluster):
     check(agent(odd), 2, "odd.json: nodes[0].gpus[0].product", "voodoo-3")
     check(agent(negative), 2, "negative.json: nodes[1].cpu_milli", "-5")
     check(agent(fleet_of(folder / "none.json", [])), 2, "none.json: nodes: is empty")
-    check(agent(good, "--controller", "192.0.2.1:7443"), 1, "192.0.2.1:7443 is another machine", "--insecure")
+    check(agent(good, "--controller", "192.0.2.1:7443"), 2, "192.0.2.1:7443 is another machine", "--insecure")
     held = cluster.agents[cluster.agent(good)]
-    check(agent(good, "--listen", held["listen"]), 1, f"cannot listen on {held['listen']}", "--listen")
-    check(agent(good, "--metrics", held["metrics"]), 1, f"cannot serve metrics on {held['metrics']}", "--metrics")
+    check(agent(good, "--listen", held["listen"]), 2, f"cannot listen on {held['listen']}", "--listen")
+    check(agent(good, "--metrics", held["metrics"]), 2, f"cannot serve metrics on {held['metrics']}", "--metrics")

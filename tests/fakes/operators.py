@@ -42,9 +42,11 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 from tests.fakes.audited import FakeAudit
+from tests.fakes.cordons import FakeCordons
 from tests.fakes.limited import FakeSpending
 from tests.fakes.partitioned import FakePartitions
 from tests.fakes.promised import FakePromises
+from tests.fakes.queued import FakeQueues
 from tests.fakes.spent import FakeEnergy
 
 __all__ = ["FakeOperators", "a_node", "serving"]
@@ -83,6 +85,7 @@ class FakeOperators:
     most_under_way: int = 0
     watch_closes: bool = True
     now_ns: int = 1
+    overview: messages.Overview | None = None
     # Who whoever calls is; or how the question fails.
     caller: messages.WhoAmIResponse | faults.Fault = field(default_factory=messages.WhoAmIResponse)
     promised: FakePromises = field(init=False)
@@ -90,14 +93,18 @@ class FakeOperators:
     spent: FakeEnergy = field(default_factory=FakeEnergy)
     limited: FakeSpending = field(default_factory=FakeSpending)
     audited: FakeAudit = field(default_factory=FakeAudit)
+    cordoned: FakeCordons = field(init=False)
+    queued: FakeQueues = field(init=False)
 
     def __post_init__(self) -> None:
+        self.cordoned = FakeCordons(lambda: self.nodes)
+        self.queued = FakeQueues(self._find)
         self.promised = FakePromises(self._find, lambda found: self.workloads.update({found.workload_id: found}))
 
     @property
     def parts(self) -> tuple[object, ...]:
         """Who has the calls, between them."""
-        return self, self.promised, self.partitioned, self.spent, self.limited, self.audited
+        return self, self.promised, self.partitioned, self.spent, self.limited, self.audited, self.cordoned, self.queued
 
     def _begin(self, name: str) -> None:
         self.calls.append(name)
@@ -142,6 +149,10 @@ class FakeOperators:
     async def get_summary(self, request: Any, context: Any) -> messages.GetSummaryResponse:
         self._begin("get_summary")
         return messages.GetSummaryResponse(summary=self.summary())
+
+    async def get_overview(self, request: Any, context: Any) -> messages.GetOverviewResponse:
+        self._begin("get_overview")
+        return messages.GetOverviewResponse(overview=self.overview or messages.Overview(time_ns=self.now_ns))
 
     async def who_am_i(self, request: Any, context: Any) -> messages.WhoAmIResponse:
         if isinstance(self.caller, faults.Fault):
@@ -330,6 +341,13 @@ class FakeOperators:
         self._begin("apply_moves")
         raise faults.FailedPrecondition("this controller moves nothing")
 
+    async def read_logs(self, request: Any, context: Any) -> AsyncIterator[messages.ReadLogsResponse]:
+        self._begin("read_logs")
+        if request.offset < 3:
+            yield messages.ReadLogsResponse(text="one"[request.offset :], next_offset=3)
+        self._begin("read_logs")
+        yield messages.ReadLogsResponse(text="two", next_offset=6)
+
     async def export_decision(self, request: Any, context: Any) -> AsyncIterator[messages.ExportDecisionResponse]:
         self._begin("export_decision")
         for part in ('{"workload":', f'"{self._find(request.workload_id).workload_id}"}}'):
@@ -342,10 +360,16 @@ def _page(rows: list[Any], request: Any) -> tuple[tuple[Any, ...], str]:
     return tuple(rows[start:end]), str(end) if end < len(rows) else ""
 
 
-async def _serve(operators: FakeOperators, address: str, bound: Callable[[int], None], stop: asyncio.Event) -> None:
+async def _serve(
+    operators: FakeOperators,
+    address: str,
+    bound: Callable[[int], None],
+    stop: asyncio.Event,
+    tls: transport.TlsFiles | None,
+) -> None:
     server = grpc.aio.server(options=transport.server_options())
     server.add_generic_rpc_handlers((rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts),))
-    port = await transport.listen_on_address(server, address, tls=None, insecure=False, log=logging.getLogger("fake"))
+    port = await transport.listen_on_address(server, address, tls=tls, insecure=False, log=logging.getLogger("fake"))
     await server.start()
     bound(port)
     await stop.wait()
@@ -353,7 +377,9 @@ async def _serve(operators: FakeOperators, address: str, bound: Callable[[int], 
 
 
 @contextmanager
-def serving(operators: FakeOperators, address: str = "127.0.0.1:0") -> Iterator[str]:
+def serving(
+    operators: FakeOperators, address: str = "127.0.0.1:0", *, tls: transport.TlsFiles | None = None
+) -> Iterator[str]:
     """The service on a thread with a loop of its own, for clients that block; gives its address."""
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     ready, ports = threading.Event(), []
@@ -364,7 +390,7 @@ def serving(operators: FakeOperators, address: str = "127.0.0.1:0") -> Iterator[
 
     def work() -> None:
         try:
-            loop.run_until_complete(_serve(operators, address, bound, stop))
+            loop.run_until_complete(_serve(operators, address, bound, stop, tls))
         finally:
             ready.set()
             loop.close()

@@ -26,6 +26,7 @@ from eelgrid_protos.messages import (
     AttributionConfidence,
     AttributionMethod,
     ConnectRequest,
+    DrainNodeRequest,
     EnergyAcknowledgement,
     EnergyOwner,
     EnergyPart,
@@ -147,7 +148,12 @@ class Scene:
                 raise self._finding(f"{method.name} took {time.monotonic() - began_s:.0f} s") from None
 
     def _of_now(self, request: Any) -> Any:
-        """With the revision that is in force, where a request must name it; else it never gets further."""
+        """With the revision that is in force, where a request must name it; else it never gets further.
+
+        The honest node is not drained: an admin may do that, and its work would leave, which is no finding.
+        """
+        if isinstance(request, DrainNodeRequest) and request.node_name == HONEST_NODE:
+            return replace(request, node_name="evil-1")
         policy = getattr(request, "policy", None)
         if policy is not None and self.rng.random() < 0.8:
             return replace(

@@ -14,16 +14,26 @@ from tests.builders.cluster import build_node, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.drains import list_drain_units
 from eelgrid_controller.core.nodes import CorrectionRefused
 from eelgrid_controller.core.workloads import list_healthy_replicas
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.server.grpc.resource_views import ClusterTotals
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import event_from_plain, event_to_plain
 from eelgrid_protos import catalogue
-from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.messages import NodeState, WorkloadPhase
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
+from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
+    Mobility,
+    NodeState,
+    ProcessSpec,
+    WorkloadKind,
+    WorkloadPhase,
+)
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SHAPES = st.sampled_from(
@@ -32,10 +42,20 @@ SHAPES = st.sampled_from(
         {"gpus": 4, "model": "T4", "cpu": 16},
         {"gpus": 8, "model": "G3", "cpu": 128, "pool": "x"},
         {"gpus": 0, "cpu": 8},
+        {"gpus": 2, "model": "G2", "runs_processes": True},
         {"gpus": 1, "model": "G2", "cpu": 4, "memory_gib": 8},
     ]
 )
+PROCESS = ProcessSpec(argv=("true",), working_directory="/")
 WANTED = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "gpus": st.integers(0, 2),
+            "replicas": st.integers(1, 3),
+            "mobility": st.just(Mobility.FIXED),
+            "process": st.just(PROCESS),
+        }
+    ),
     st.fixed_dictionaries(
         {"gpus": st.just(0), "cpu": st.integers(1, 40), "memory_gib": st.integers(0, 64), "replicas": st.integers(1, 3)}
     ),
@@ -50,6 +70,15 @@ WANTED = st.one_of(
     ),
     st.fixed_dictionaries({"gpus": st.integers(2, 8), "cpu": st.integers(0, 40)}),
     st.fixed_dictionaries({"gpus": st.just(1), "models": st.sampled_from([("G2",), ("T4", "G3")])}),
+    st.fixed_dictionaries(
+        {
+            "gpus": st.integers(0, 1),
+            "cpu": st.integers(1, 8),
+            "replicas": st.integers(1, 3),
+            "mobility": st.sampled_from(Mobility),
+            "kind": st.sampled_from([WorkloadKind.TRAINING_JOB, WorkloadKind.INFERENCE_SERVICE]),
+        }
+    ),
     st.fixed_dictionaries({"gpus": st.integers(1, 2), "required_traits": st.sampled_from([("t",), ("t", "u")])}),
 )
 OTHERS = st.builds(
@@ -79,6 +108,10 @@ class Cluster(RuleBasedStateMachine):
         self.journal.extend(step.events)
         for name in step.nodes:
             assert self.core.node_plan(name).node_name == name
+        for event in step.events:
+            for place in getattr(event, "placements", ()):
+                record = self.core.state.nodes[place.node_name]
+                assert not any(map(record.cordon_reason, [None, *map(record.gpu, place.gpu_uuids)]))
         return step
 
     @rule(wanted=WANTED)
@@ -105,6 +138,10 @@ class Cluster(RuleBasedStateMachine):
     def scale(self, data, replicas):
         key = data.draw(st.sampled_from(self.running()))
         placed = self.core.workload(key).placements
+        if key in self.processes():
+            with pytest.raises(FailedPrecondition):
+                self.core.scale(key, replicas, now_ns=self.now_ns)
+            return
         step = self.both(lambda core: core.scale(key, replicas, now_ns=self.now_ns))
         after = self.core.workload(key)
         alive = len(list_healthy_replicas(self.core.state, after))
@@ -126,11 +163,38 @@ class Cluster(RuleBasedStateMachine):
             settings_w = {one.gpu_uuid: one.power_limit_w for one in self.core.node_plan(item.node_name).gpu_settings}
             assert {settings_w.get(uuid) for uuid in item.gpu_uuids} == {limit_w}
 
+    @precondition(lambda self: self.processes())
+    @rule(
+        data=st.data(),
+        attempt=st.integers(1, 2),
+        state=st.sampled_from([AttemptState.RUNNING, AttemptState.ENDED, AttemptState.ENDED, AttemptState.LOST]),
+        code=st.sampled_from([0, 0, 3]),
+    )
+    def report(self, data, attempt, state, code):
+        """An agent reports a process: a stale report changes nothing; the last end frees everything."""
+        key = data.draw(st.sampled_from(self.processes()))
+        before = self.core.workload(key)
+        place = data.draw(st.sampled_from(before.placements))
+        status = AttemptStatus(workload_id=key, replica=place.replica, attempt=attempt, state=state, exit_code=code)
+        step = self.both(lambda core: core.record_attempts(place.node_name, (status,), now_ns=self.now_ns))
+        assert step.result == (attempt != before.attempt)
+        after = self.core.state.workloads.get(key)
+        if step.result:
+            assert after == before
+        elif after is not None:
+            is_over = len(after.attempts) == len(after.placements) and all(one.is_over for one in after.attempts)
+            assert after.phase.is_ended == is_over
+
+    def processes(self):
+        return [key for key in self.running() if self.core.workload(key).spec.process is not None]
+
     def fits(self, wanted):
         """Whether a fresh planner finds room on the nodes with the traits."""
         snapshot, required = self.core.snapshot(), set(wanted.required_traits)
         for row, name in enumerate(snapshot.names):
-            if not required <= set(self.core.state.nodes[name].others.traits):
+            record = self.core.state.nodes[name]
+            runs = wanted.process is None or record.inventory.runs_processes
+            if not (runs and required <= set(record.others.traits)):
                 snapshot = snapshot.with_open(np.arange(len(snapshot.names)) != row)
         return bool(Planner().decide_placement(snapshot, wanted, self.core.state.policy.weights).placements)
 
@@ -189,6 +253,56 @@ class Cluster(RuleBasedStateMachine):
         name, uuid = data.draw(st.sampled_from(gpus))
         self.both(lambda core: (core.mark_gpu_returned if back else core.mark_gpu_lost)(name, uuid, now_ns=self.now_ns))
 
+    def draw_cordon(self, data):
+        """A node, and GPUs of it or none."""
+        name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
+        indexes = [str(gpu.index) for gpu in self.core.state.nodes[name].inventory.gpus]
+        return name, tuple(data.draw(st.lists(st.sampled_from(indexes), unique=True, max_size=2))) if indexes else ()
+
+    @precondition(lambda self: self.core.state.nodes)
+    @rule(data=st.data(), drain=st.none() | st.builds(DrainTerms, deadline_ns=st.integers(0, 40), force=st.booleans()))
+    def cordon(self, data, drain):
+        name, gpus = self.draw_cordon(data)
+        before = self.core.state.digest()
+        if drain is not None:
+            self.core.preview_drain(name, gpus, drain, now_ns=self.now_ns)
+        assert self.core.state.digest() == before
+        self.both(lambda core: core.cordon_node(name, gpus, reason="fan", user="ann", drain=drain, now_ns=self.now_ns))
+
+    @precondition(lambda self: self.core.state.nodes)
+    @rule(data=st.data())
+    def uncordon(self, data):
+        name, gpus = self.draw_cordon(data)
+        self.both(lambda core: core.uncordon_node(name, gpus, now_ns=self.now_ns))
+        record = self.core.state.nodes[name]
+        assert (
+            record.cordon is None if not gpus else not {f"GPU-{name}-{gpu}" for gpu in gpus} & set(record.gpu_cordons)
+        )
+
+    @precondition(lambda self: self.core.state.draining)
+    @rule()
+    def drain(self):
+        """Drains go on until nothing is due: then only work that may not leave, or finds no room, is left."""
+        self.now_ns += 1
+        taken = []
+        for core in (self.core, self.twin):
+            events = []
+            while core.is_drain_due(self.now_ns):
+                events.extend(core.continue_drains(now_ns=self.now_ns).events)
+            taken.append(events)
+        assert taken[0] == taken[1]
+        self.journal.extend(taken[0])
+        state = self.core.state
+        for unit in list_drain_units(state, {name: state.nodes[name] for name in state.draining}):
+            nodes = [state.nodes[place.node_name] for place in unit.placements]
+            is_bound = unit.workload.spec.mobility is Mobility.FIXED or unit.workload.spec.required_traits
+            is_stuck = not all(record.is_ready for record in nodes) or is_bound
+            if not is_stuck:
+                assert not unit.terms.is_over(self.now_ns)
+                assert unit.workload.spec.mobility is Mobility.RESTARTABLE or not self.fits(
+                    replace(unit.workload.spec, replicas=len(unit.placements))
+                )
+
     @rule()
     def reload(self):
         """A restart in the middle: the twin goes on from its dump."""
@@ -229,7 +343,7 @@ class Cluster(RuleBasedStateMachine):
         snapshot = self.core.snapshot()
         for row, name in enumerate(snapshot.names):
             record = self.core.state.nodes[name]
-            is_open = record.state is NodeState.READY and not record.others.closed
+            is_open = record.state is NodeState.READY and not record.others.closed and record.cordon is None
             assert bool(snapshot.nodes.available[row]) == is_open
             taken = min(record.others.gpu_count, sum(gpu.uuid not in record.gpu_milli for gpu in record.inventory.gpus))
             assert int(snapshot.nodes.gpu_free[row].sum()) == -1000 * taken + sum(

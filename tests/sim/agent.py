@@ -149,6 +149,8 @@ class Agent:
         self._surveyed_ns = 0
         self._slowly_ns = 0
         self._taken_epoch = 0
+        # The process that heard the last message.
+        self._hearing: AgentNode | None = None
         self._rollbacks = 0
 
     @property
@@ -289,9 +291,10 @@ class Agent:
     def hear(self, node: AgentNode, response: ConnectResponse) -> None:
         """One message of the controller; the plan in force never goes back."""
         before = node.guard.plan
-        if self._rollbacks != self.ledger.rollbacks:
+        if self._rollbacks != self.ledger.rollbacks or (self._rollbacks and self._hearing is not node):
             # A controller that lost its journal goes on above what this process holds, not above those before it.
             self._rollbacks, self._taken_epoch = self.ledger.rollbacks, node.guard.epoch
+        self._hearing = node
         node.on_message(response)
         if node.guard.plan is not before:
             self.ledger.plan_taken(self.name, self._taken_epoch, node.guard)

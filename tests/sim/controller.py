@@ -8,6 +8,7 @@ from typing import Any
 
 from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import (
@@ -15,6 +16,8 @@ from eelgrid_protos.messages import (
     ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
+    DrainNodeRequest,
+    DrainNodeResponse,
     GetPolicyRequest,
     GetPolicyResponse,
     Node,
@@ -27,6 +30,8 @@ from eelgrid_protos.messages import (
     ScaleWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
+    UncordonNodeRequest,
+    UncordonNodeResponse,
     UpdatePolicyRequest,
     UpdatePolicyResponse,
 )
@@ -58,6 +63,8 @@ class Controller:
         self.crashes = 0
         # What the disk lost below its mark since the last start.
         self.untold: LostEntries | None = None
+        # What a start told last, and how many entries there were.
+        self._told: tuple[LostEntries, int] | None = None
         # What operators were recommended; a process that dies forgets it.
         self._kept: dict[str, Recommendation] = {}
         self._life_type = life_type
@@ -71,7 +78,10 @@ class Controller:
             journal = self.disk.open()
         except JournalLost as error:
             self.timeline.note(f"controller refused to start: {error.lost}")
-            demand(9, error.lost == self.untold, f"{error.lost} was told, {self.untold} was lost")
+            # A start whose first entry never reached the disk is followed by one that tells the same again.
+            is_again = self.untold is None and (error.lost, len(self.ledger.entries)) == self._told
+            demand(9, is_again or error.lost == self.untold, f"{error.lost} was told, {self.untold} was lost")
+            self._told = error.lost, len(self.ledger.entries)
             journal = self.disk.open(accepts_loss=True)
         else:
             demand(9, self.untold is None, f"{self.untold} was lost and acknowledged, and the start says nothing")
@@ -167,6 +177,8 @@ class Controller:
                     lambda record: ReconcileNodeResponse(node=Node(inventory=record.inventory, state=record.state)),
                     reply,
                 )
+            case DrainNodeRequest() | UncordonNodeRequest():
+                self._set_cordon(life, request, reply)
             case UpdatePolicyRequest():
                 self._change(
                     life,
@@ -174,6 +186,26 @@ class Controller:
                     lambda policy: UpdatePolicyResponse(policy=policy),
                     reply,
                 )
+
+    def _set_cordon(self, life: Life, request: DrainNodeRequest | UncordonNodeRequest, reply: Reply) -> None:
+        name, gpus = request.node_name, request.gpus
+        if isinstance(request, UncordonNodeRequest):
+            self._change(
+                life,
+                lambda core, now_ns: core.uncordon_node(name, gpus, now_ns=now_ns),
+                lambda record: UncordonNodeResponse(node=Node(inventory=record.inventory, state=record.state)),
+                reply,
+            )
+            return
+        now_ns = max(1, life.clock.wall_ns())
+        deadline_ns = 0 if request.grace_s is None else now_ns + int(request.grace_s * 1e9)
+        drain = DrainTerms(deadline_ns=deadline_ns, force=request.force)
+        self._change(
+            life,
+            lambda core, now_ns: core.cordon_node(name, gpus, reason=request.reason, drain=drain, now_ns=now_ns),
+            lambda record: DrainNodeResponse(node=Node(inventory=record.inventory, state=record.state)),
+            reply,
+        )
 
     def _recommend(self, life: Life, request: RecommendMovesRequest, reply: Reply) -> None:
         found = recommend_moves(life.core.survey_moves(request))

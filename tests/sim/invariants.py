@@ -166,6 +166,10 @@ def _check_promises(state: ClusterState, ledger: Ledger) -> None:
         demand(2, state.policy == ledger.policy, "the policy in force is not the one that was accepted")
 
 
+# What agents send once in some minutes counts as fresh for so long.
+SELDOM_FRESH_S = 1000.0
+
+
 def check_freshness(controller: Controller, ledger: Ledger) -> None:
     """6: what counts as fresh is young by every clock, and the sums are over it alone."""
     life = controller.life
@@ -185,8 +189,12 @@ def check_freshness(controller: Controller, ledger: Ledger) -> None:
         age_s = max(now_s - feed.received_s, (now_ns - fact.time_ns) / 1e9)
         demand(6, age_s <= fresh_s, f"{name}: readings {age_s:.1f} s old count as fresh")
         for reading, cells in tick.gpus.items():
-            demand(6, cells == fact.cells[reading], f"{name}: {reading.name} is not that of the newest tick")
-        powers = [value for value in fact.cells[Reading.POWER_W] if value is not None]
+            of, received_s = feed.newest[reading]
+            demand(6, cells == of.cells[reading], f"{name}: {reading.name} is not that of the newest tick that has it")
+            age_s = max(now_s - received_s, (now_ns - of.time_ns) / 1e9)
+            demand(6, age_s <= SELDOM_FRESH_S, f"{name}: {reading.name} is {age_s:.1f} s old and counts as fresh")
+            demand(6, reading is not Reading.POWER_W or age_s <= fresh_s, f"{name}: power of {age_s:.1f} s ago")
+        powers = [value for value in tick.gpus.get(Reading.POWER_W, ()) if value is not None]
         total_w, gpus = total_w + sum(powers), gpus + len(powers)
     rogues = [life.core.state.nodes[name] for name in life.core.state.nodes if name.startswith(ROGUE)]
     for tick in (telemetry.fresh_tick(one.inventory.node_name, now_s=now_s, now_ns=now_ns) for one in rogues):

@@ -15,6 +15,7 @@ from eelgrid_controller.state.events import (
     Event,
     NodeReconciled,
     WorkloadCancelled,
+    WorkloadEvicted,
     WorkloadMoved,
     WorkloadPlaced,
     WorkloadScaled,
@@ -78,6 +79,7 @@ class Ledger:
         self.placed: dict[str, tuple[Placement, ...]] = {}
         self.moves = 0
         self.scalings = 0
+        self.evictions = 0
         self.plan_epochs: dict[str, int] = {}
         self._plans: dict[tuple[str, int], NodePlan] = {}
         # Plans of histories that were lost: they may still be under way.
@@ -163,6 +165,10 @@ class Ledger:
             demand(2, new.isdisjoint(item.replica for item in kept), f"{key} has a replica twice")
             self.placed[key] = tuple(sorted([*kept, *event.placements], key=lambda item: item.replica))
             self.scalings += 1
+        elif isinstance(event, WorkloadEvicted):
+            demand(2, event.workload_id in self.placed, f"{event.workload_id} was evicted and is not placed")
+            del self.placed[event.workload_id]
+            self.evictions += 1
         elif isinstance(event, WorkloadCancelled):
             self.placed.pop(event.workload_id, None)
 

@@ -227,6 +227,8 @@ class Life:
     def _tick(self) -> None:
         for name in self.presence.pop_expired(now_s=self.clock.monotonic_s()):
             self._lose(name)
+        if self.core.is_drain_due(self.clock.wall_ns()):
+            self.command(lambda core, now_ns: core.continue_drains(now_ns=now_ns), _ignore)
         self.later(_TICK_NS, self._tick)
 
     def _lose(self, name: str) -> None:

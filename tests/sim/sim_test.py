@@ -50,6 +50,7 @@ def test_the_world_is_busy():
     assert sum(len(world.ledger.cancelled) for world in worlds) >= 10
     assert sum(len(world.ledger.placed) for world in worlds) >= 20
     assert sum(world.ledger.scalings for world in worlds) >= 5
+    assert sum(world.ledger.evictions for world in worlds) >= 2
     ticks = [world.ledger.ticks for world in worlds]
     assert sum(book.received for book in ticks) >= 250
     assert sum(book.died_with_agent for book in ticks) >= 1

@@ -101,6 +101,8 @@ class _Feed:
     seen: set[int] = field(default_factory=set)
     latest: TickFact | None = None
     received_s: float = 0.0
+    # The newest tick that has each reading, and when it was received.
+    newest: dict[Reading, tuple[TickFact, float]] = field(default_factory=dict)
 
 
 class TickBook:
@@ -207,8 +209,8 @@ class TickBook:
         demand(5, lost == expected or (gap > 0 and lost > 0), f"{where}: {lost} ticks counted lost, not {expected}")
         self._resolve(feed, serials_of(batch), is_received=is_taken)
         if is_taken:
-            self._truth(name, feed, batch)
             feed.received_s = clock.monotonic_s()
+            self._truth(name, feed, batch)
         return receipt
 
     def _pass_over(self, feed: _Feed, sequence: int) -> int:
@@ -251,6 +253,7 @@ class TickBook:
                     6, cells == fact.cells[column.reading], f"{name}: {column.reading.name} of tick {serial} changed"
                 )
             feed.latest = fact
+            feed.newest |= {column.reading: (fact, feed.received_s) for column in batch.gpu_columns}
 
 
 def _energy_is_true(process: Process, device: SimulatedNode, uuid: str, raw: RawReadings, energy_j: float) -> None:

@@ -25,6 +25,8 @@ from eelgrid_protos.messages import (
     ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
+    DrainNodeRequest,
+    DrainNodeResponse,
     EnforcementMode,
     GetPolicyRequest,
     GetPolicyResponse,
@@ -40,6 +42,8 @@ from eelgrid_protos.messages import (
     ScaleWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
+    UncordonNodeRequest,
+    UncordonNodeResponse,
     UpdatePolicyRequest,
     UpdatePolicyResponse,
     WorkloadKind,
@@ -117,8 +121,10 @@ class Users:
                 self._scale,
                 self._poison,
                 self.reconcile,
+                self._drain,
+                self._uncordon,
             ),
-            weights=(55, 8, 4, 4, 24, 5, 8, 30, 3, 3),
+            weights=(55, 8, 4, 4, 24, 5, 8, 30, 3, 3, 4, 6),
         )[0]
         kind()
 
@@ -263,6 +269,32 @@ class Users:
             demand(2, fine, f"scaling was answered with {answer}")
 
         self._call(_Call(asked, ScaleWorkloadResponse, then, is_repeatable=True))
+
+    def _target(self) -> tuple[str, tuple[str, ...]]:
+        """A node, perhaps of none, and all of it or one GPU."""
+        nodes = self._ledger.shadow.nodes
+        name = self._rng.choice(sorted(nodes) or ["nobody"])
+        gpus = nodes[name].inventory.gpus if name in nodes and self._rng.random() < 0.3 else ()
+        return name, (str(self._rng.choice(gpus).index),) if gpus else ()
+
+    def _drain(self) -> None:
+        """Takes a node or GPU out of service, for a while or until its work has ended."""
+        name, gpus = self._target()
+        grace_s = self._rng.choice((None, 0.0, 2.0, 20.0))
+        force = grace_s is not None and self._rng.random() < 0.5
+        asked = DrainNodeRequest(node_name=name, gpus=gpus, reason="repair", grace_s=grace_s, force=force)
+        self._call(_Call(asked, DrainNodeResponse, self._cordon_answered, is_repeatable=True))
+
+    def _uncordon(self) -> None:
+        cordoned = [name for name, record in sorted(self._ledger.shadow.nodes.items()) if record.cordon is not None]
+        name, gpus = (self._rng.choice(cordoned), ()) if cordoned else self._target()
+        asked = UncordonNodeRequest(node_name=name, gpus=gpus)
+        self._call(_Call(asked, UncordonNodeResponse, self._cordon_answered, is_repeatable=True))
+
+    def _cordon_answered(self, answer: Any) -> None:
+        # A node, or a GPU of it, may be gone by then.
+        fine = isinstance(answer, DrainNodeResponse | UncordonNodeResponse | NotFound)
+        demand(2, fine, f"a cordon was answered with {answer}")
 
     def _changed(self, policy: Policy) -> Policy:
         rng = self._rng

@@ -106,3 +106,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys):
 def test_an_unreadable_fleet_file_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert main(["--simulate", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [([], "info"), (["--log-level", "debug"], "debug"), (["--log-level", "error"], "error"), (["--verbose"], "debug")],
+)
+def test_the_log_level_has_the_controllers_flag_and_the_older_one(flags, level):
+    assert parse_flags(flags).log_level == level

@@ -110,6 +110,8 @@ def test_each_alert_has_a_page_and_each_page_an_alert():
 def test_a_page_begins_with_diagnosis_and_ends_with_mitigation(name):
     page = PAGES / f"{name}.md"
     assert page.read_text().startswith(f"# {name}\n")
+    meaning = page.read_text().partition("## Diagnosis\n")[0].partition("\n")[2]
+    assert len(meaning.split()) >= 10, "what the alert means comes before the diagnosis"
     sections = _sections(page)
     assert (sections[0], sections[-1]) == ("Diagnosis", "Mitigation")
     assert _fences(page, "promql")

@@ -78,15 +78,16 @@ def test_a_removal_says_what_becomes_of_the_work(eelctl, fake):
     ]
     (asked,) = fake.audited.asked
     assert (asked.node_name, asked.force, asked.dry_run) == ("n1", True, True)
-    assert "n1 is removed" in eelctl("node", "remove", "n1", "--force").stdout
+    refused = eelctl("node", "remove", "n1", "--force", code=5).stderr
+    assert "Removing n1 needs a confirmation" in refused
+    assert "w-1, w-2" in refused
+    assert "n1 is removed" in eelctl("node", "remove", "n1", "--force", "--yes").stdout
     assert json.loads(eelctl("node", "remove", "n1", "-o", "json").stdout)["ended"] == ["w-1", "w-2"]
 
 
 def test_a_removal_that_is_refused_says_what_to_do(eelctl, fake):
-    fake.audited.removals["n1"] = FailedPrecondition(
-        "node n1 holds 1 workloads (w-1); cancel or move them, or force it"
-    )
-    assert "holds 1 workloads" in eelctl("node", "remove", "n1", code=5).stderr
+    fake.audited.removals["n1"] = FailedPrecondition("node n1 holds 1 workload (w-1); cancel or move them, or force it")
+    assert "holds 1 workload" in eelctl("node", "remove", "n1", code=5).stderr
     fake.audited.removals["n1"] = PermissionDenied("RemoveNode needs the role admin")
     assert "eelctl whoami" in eelctl("node", "remove", "n1", code=5).stderr
     assert eelctl("node", "remove", "other", code=4).stderr

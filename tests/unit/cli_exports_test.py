@@ -111,5 +111,6 @@ def test_exporters_are_listed_and_removed(eelctl, spent):
     ]
     (told,) = json.loads(eelctl("exporters", "-o", "json").stdout)
     assert (told["name"], told["changed_hours"]) == ("archive", 2)
-    assert eelctl("exporters", "remove", "archive").stdout == "archive is removed from the exporters\n"
-    assert "no exporter archive" in eelctl("exporters", "remove", "archive", code=4).stderr
+    assert "may then be deleted" in eelctl("exporters", "remove", "archive", code=5).stderr
+    assert eelctl("exporters", "remove", "archive", "--yes").stdout == "archive is removed from the exporters\n"
+    assert "there is no exporter 'archive'" in eelctl("exporters", "remove", "archive", "--yes", code=4).stderr

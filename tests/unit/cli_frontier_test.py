@@ -45,7 +45,7 @@ def test_the_table(folder):
         "    0.2 s  528.0       26.4     x4  1xH200  energy",
     ]  # two of 76 W idle beside 400 W, three beside 300 W
     assert "below 0.1 s: s has no measured point that fast" in done.stderr
-    assert "1 points skipped: X9: not in the fleet" in done.stderr
+    assert "1 point skipped: X9: not in the fleet" in done.stderr
 
 
 def test_json_yaml_and_the_file_of_results(folder):

@@ -58,7 +58,8 @@ n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no  -  -
 def test_a_node_that_is_ahead_of_the_journal_shows_until_it_is_reconciled(eelctl, fake):
     fake.nodes = [replace(a_node("n", gpus=0), ahead_epoch=9, unknown_workload_ids=("lost",))]
     assert "ready, ahead of journal" in eelctl("nodes").stdout
-    assert "n: holds only what the journal knows" in eelctl("reconcile", "n").stdout
+    assert "1 workload released: lost" in eelctl("reconcile", "n", code=5).stderr
+    assert "n: holds only what the journal knows" in eelctl("reconcile", "n", "--yes").stdout
     assert "ahead" not in eelctl("nodes").stdout
 
 
@@ -161,7 +162,10 @@ bert-1: placed
 
 
 def test_cancel(eelctl, some_work):
-    assert eelctl("cancel", "bert-1", "etl-1").stdout == "bert-1: cancelled\netl-1: cancelled\n"
+    refused = eelctl("cancel", "bert-1", "etl-1", code=5).stderr
+    assert "Cancelling 2 workloads (bert-1, etl-1) needs a confirmation" in refused
+    assert "add --yes" in refused
+    assert eelctl("cancel", "bert-1", "etl-1", "--yes").stdout == "bert-1: cancelled\netl-1: cancelled\n"
 
 
 def test_explain_a_placement(eelctl, some_work):
@@ -222,7 +226,19 @@ every other pool   observe: plans are shown, nothing is changed on the nodes
 
 
 def test_policy_set_changes_what_is_named_and_keeps_the_rest(eelctl, fake):
-    eelctl("policy", "set", "--objective", "energy", "--pool-mode", "a=enforce", "--lease", "30", "--policy", "fgd")
+    eelctl(
+        "policy",
+        "set",
+        "--yes",
+        "--objective",
+        "energy",
+        "--pool-mode",
+        "a=enforce",
+        "--lease",
+        "30",
+        "--policy",
+        "fgd",
+    )
     eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--ahead", "--send-interval", "2")
     policy = fake.policy
     assert (policy.revision, policy.objective, policy.lease_s, policy.send_interval_s) == (3, "custom", 30.0, 2.0)
@@ -254,7 +270,7 @@ def test_energy_is_a_table_whose_parts_add_up(eelctl, fake):
     lines = eelctl("energy").stdout.splitlines()
     assert [line.split()[:2] for line in lines[:2]] == [["TITLE", "NAMESPACE"], ["bert", "ml"]]
     assert [line.split("  ")[0] for line in lines[2:4]] == ["(unallocated)", "TOTAL"]
-    assert "2.0 kJ" in lines[3]
+    assert "2.00 kJ" in lines[3]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -47,7 +47,7 @@ def test_a_name_stands_for_an_id_where_it_is_unique(eelctl, trains, fake):
     assert eelctl("get", "old").stdout.startswith("w-5: cancelled"), "one that ended, as no live one has the name"
     eelctl("cancel", "w-2")
     assert eelctl("get", "train").stdout.startswith("w-1: placed"), "the live one of three"
-    assert eelctl("cancel", "train", "serve").stdout == "w-1: cancelled\nw-3: cancelled\n"
+    assert eelctl("cancel", "train", "serve", "--yes").stdout == "w-1: cancelled\nw-3: cancelled\n"
 
 
 def test_an_id_comes_before_a_name(eelctl, trains, fake):

@@ -58,12 +58,13 @@ def test_apply_names_a_plan_or_takes_what_is_found(eelctl, fake):
         ListPartitionsResponse(gpus=(STATUS,), stages_left=1, waits_for="GPU 0 of node n: busy: drain it"),
         ListPartitionsResponse(gpus=(PartitionStatus(node_name="n", gpu_index=0, model="A", wanted=CUT, stands=True),)),
     ]
-    assert "1 follow when the GPUs are ready" in eelctl("partition", "apply", "partitions-7-abc").output
+    assert "1 follows when the GPUs are ready" in eelctl("partition", "apply", "partitions-7-abc", "--yes").output
     assert "yes" in eelctl("partition", "apply", "--yes", "--wait", "20").output
     assert fake.partitioned.applied == ["partitions-7-abc"] * 2
-    eelctl("partition", "apply", code=2)
-    eelctl("partition", "apply", "partitions-7-abc", "--yes", code=2)
-    eelctl("partition", "apply", "other", code=4)
+    assert "changes 1 GPU (n:0) needs a confirmation" in eelctl("partition", "apply", code=5).stderr
+    eelctl("partition", "apply", "partitions-7-abc", code=5)
+    assert fake.partitioned.applied == ["partitions-7-abc"] * 2
+    eelctl("partition", "apply", "other", "--yes", code=4)
 
 
 def test_what_does_not_stand_in_time_is_an_error_with_its_reason(eelctl, fake):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.fakes.operators import a_node
 
+from eelgrid_controller.cli import confirmation
 from eelgrid_controller.cli import policy_changes as changes
 from eelgrid_protos.messages import BudgetScope, EnergyPrices, Policy, PowerBudget, PricePeriod
 
@@ -23,7 +24,7 @@ def racks(fake):
 
 def test_every_setting_that_changes_is_a_line_of_old_and_new(eelctl, racks):
     said = eelctl(
-        "policy", "set", "--objective", "energy", "--pool-mode", "batch=enforce", "--budget", "rack:r1=20kW"
+        "policy", "set", "--objective", "energy", "--pool-mode", "batch=enforce", "--budget", "rack:r1=20kW", "--yes"
     ).stdout
     assert "objective: balanced -> energy\n" in said
     assert "weight scarcity_w: 500 -> 0\n" in said
@@ -85,11 +86,30 @@ def test_what_no_node_has_is_refused_unless_it_is_declared_ahead(eelctl, racks, 
 
 
 def test_the_default_pool_is_known_and_names_before_any_node_are_a_warning(eelctl, racks):
-    assert "pool default: not set -> enforce" in eelctl("policy", "set", "--pool-mode", "default=enforce").stdout
+    changed = eelctl("policy", "set", "--pool-mode", "default=enforce", "--yes").stdout
+    assert "pool default: not set -> enforce" in changed
     racks.nodes.clear()
     warned = eelctl("policy", "set", "--pool-mode", "new=enforce")
     assert "warning: no node has joined yet" in warned.stderr
     assert "pool new" in warned.stderr
+
+
+def test_a_pool_is_enforced_after_a_question(eelctl, racks):
+    before = racks.policy
+    command = ("policy", "set", "--pool-mode", "batch=enforce")
+    effect = "pool batch: power limits and MIG layouts are set on the"
+    refused = eelctl(*command, code=5).stderr
+    assert "Enforcing 1 pool needs a confirmation" in refused
+    assert effect in refused
+    assert " of n1; " in refused or refused.rstrip().splitlines()[0].endswith(" of n1")
+    tried = eelctl(*command, "--dry-run")
+    assert effect in tried.stderr
+    assert racks.policy is before
+    eelctl(*command, "--yes")
+    assert racks.policy is not before
+    # It is enforced already: nothing to ask.
+    eelctl(*command, "--lease", "45")
+    assert racks.policy.lease_s == 45.0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +152,7 @@ def test_a_budget_below_the_draw_needs_yes(eelctl, fake):
 @pytest.mark.parametrize(("answer", "limits_w"), [("y\n", [400.0]), ("n\n", []), ("\n", [])])
 def test_a_terminal_asks(eelctl, fake, monkeypatch, answer, limits_w):
     fake.promised.drawn_w = 600.0
-    monkeypatch.setattr(changes, "is_interactive", lambda: True)
+    monkeypatch.setattr(confirmation, "is_interactive", lambda: True)
     said = eelctl("policy", "set", "--budget", "cluster=400W", input=answer, code=0 if limits_w else 5)
-    assert "Set it all the same?" in said.stderr
+    assert "Setting 1 budget below what the GPUs draw now? [y/N]" in said.stderr
     assert [one.limit_w for one in fake.policy.budgets] == limits_w

@@ -165,7 +165,9 @@ chat     T4   -          1      -         8/s  200 ms  60.0 W
 chat     T4   -          8      -        20/s  400 ms  70.0 W
 chat     T4   -          8   60 W        18/s  450 ms  55.0 W
 """)
-    assert "eelctl profile import" in eelctl("profile", "list", "nothing").stderr
+    unknown = eelctl("profile", "list", "nothing", code=4).stderr
+    assert "there is no profile 'nothing'" in unknown
+    assert "known are chat; or import measurements with `eelctl profile import FILE`" in unknown
 
 
 def test_budgets(eelctl, fake):

@@ -140,7 +140,12 @@ def test_an_empty_queue_says_so(eelctl):
 
 @pytest.mark.parametrize("sums", [(), ("--by", "user")])
 def test_where_nothing_matches_it_is_not_said_that_nothing_waits(eelctl, crowd, sums):
-    done = eelctl("queue", "--reason", "sunshine", *sums)
+    unknown = eelctl("queue", "--reason", "sunshine", *sums)
+    assert (unknown.stdout, unknown.stderr) == (
+        "",
+        "nothing waits for 'sunshine'; workloads wait for budget, gpu_count\n",
+    )
+    done = eelctl("queue", "--user", "nobody-here", *sums)
     assert done.stdout == ""
     assert re.fullmatch(r"no pending workload matches; without filters there are \d+\n", done.stderr)
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from tests.fakes.operators import FakeOperators, a_node, serving
@@ -19,10 +20,10 @@ def trace(tmp_path):
     return tmp_path
 
 
-def replay(address, *arguments, cwd):
+def replay(address, *arguments, cwd, yes=True):
     environment = {**os.environ, "EELGRID_CONTROLLER": address, "EELGRID_DATA": "", "NO_COLOR": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "eelgrid_controller.cli", "replay", *arguments],
+        [sys.executable, "-m", "eelgrid_controller.cli", "replay", *(["--yes"] if yes else []), *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
@@ -92,6 +93,27 @@ def test_a_trace_that_cannot_be_used(trace, arguments, code, complaint):
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
     assert fake.calls == []
+
+
+def test_several_tasks_are_submitted_after_a_question(trace):
+    fake = FakeOperators()
+    with serving(fake) as address:
+        asked = replay(address, "--pods", "pods.csv", cwd=trace, yes=False)
+        one = replay(address, "--pods", "pods.csv", "--limit", "1", cwd=trace, yes=False)
+    assert asked.returncode == 5
+    assert f"Submitting 20 tasks to {address} (" in asked.stderr
+    assert "trace: pods.csv" in asked.stderr
+    assert "--yes" in asked.stderr
+    assert one.returncode == 0, one.stderr
+    assert fake.submitted == ["p00"]
+
+
+def test_a_controller_that_does_not_answer_fails_at_once(trace):
+    began_s = time.monotonic()
+    done = replay("127.0.0.1:1", "--pods", "pods.csv", cwd=trace)
+    assert done.returncode == 3
+    assert "no controller answers" in done.stderr
+    assert time.monotonic() - began_s < 60.0, "not the two minutes for which a restart is awaited"
 
 
 def test_nobody_listens(trace):

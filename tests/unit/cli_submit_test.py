@@ -176,7 +176,7 @@ def test_a_binary_file(submit, tmp_path):
     path = tmp_path / "jobs.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     result = submit("-f", str(path))
-    assert result.exit_code == 2
+    assert result.exit_code == 5
     assert "not UTF-8" in result.stderr
 
 
@@ -185,3 +185,10 @@ def test_a_bare_number_of_memory_is_asked_for_its_unit(submit, fake):
     assert result.exit_code == 2
     assert "write 8GiB" in result.stderr
     assert fake.calls == []
+
+
+def test_an_unknown_field_names_those_that_a_file_has(eelctl, tmp_path):
+    file = tmp_path / "jobs.yaml"
+    file.write_text("name: a\nrequest: {cpus: 2}\n")
+    said = eelctl("submit", "-f", file, code=5).stderr
+    assert "request.cpus: is no field here; use one of cpu (or cpu_milli), memory (or memory_bytes)" in said

@@ -181,3 +181,14 @@ def test_a_wrong_file_is_refused_before_anything_is_asked(eelctl, fake, tmp_path
     assert result.exit_code > 0
     assert said in result.stderr
     assert fake.calls == []
+
+
+def test_a_file_of_changes_has_amounts_as_a_workload_file(eelctl, fake, tmp_path):
+    file = tmp_path / "changes.yaml"
+    file.write_text("- SubmitCopies: {copies: 2, spec: {name: a, request: {gpus: 1, cpu: 2.5, memory: 4GiB}}}\n")
+    eelctl.run("whatif", "--changes", file)
+    (change,) = fake.asked.changes
+    request = change.change.spec.request
+    assert (request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli) == (2500, 2**32, 1, 1000)
+    file.write_text("- SubmitCopies: {spec: {name: a, request: {cpu: much}}}\n")
+    assert "write 2.5 or 2500m" in eelctl.run("whatif", "--changes", file).stderr

@@ -90,6 +90,14 @@ async def test_the_cluster_and_its_policy(tmp_path, connect):
         assert (changed.lease_s, changed.revision) == (90.0, policy.revision + 1)
         with pytest.raises(errors.AbortedError):
             await client.update_policy(replace(policy, lease_s=30.0))
+        drained = await client.drain_node("n2", gpus=["1"], reason="ecc", dry_run=True)
+        assert (drained.node.cordons, drained.workloads) == ((), ())
+        assert not (await client.cordon_node("n2", gpus=["1"], reason="ecc")).was_cordoned
+        (cordon,) = (await client.drain_node("n2", gpus=["1"], grace_s=60.0, force=True)).node.cordons
+        assert (cordon.draining, cordon.force, cordon.deadline_ns > 0) == (True, True, True)
+        assert (await client.uncordon_node("n2", gpus=["1"])).was_cordoned
+        with pytest.raises(errors.InvalidArgumentError, match="force"):
+            await client.drain_node("n2", force=True)
         assert (await client.remove_node("n2", force=True, dry_run=True)).connected
         assert len(await collect(client.list_nodes())) == 2
         calls = [entry.call for entry in await collect(client.list_audit_entries())]

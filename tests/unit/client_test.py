@@ -265,6 +265,14 @@ async def test_a_watch_resumes_from_the_last_revision(connect, fake):
     assert fake.asked[:5] == [0, 0, 0, 1, 2]
 
 
+async def test_output_goes_on_where_a_lost_connection_ended_it(connect, fake):
+    # The connection is lost after the first part.
+    fake.failures[:] = [None, faults.Unavailable("stopping")]
+    with serving(fake) as address:
+        async with connect(address) as client:
+            assert await collect(client.read_logs("w-1", follow=True)) == ["one", "two"]
+
+
 async def test_a_watch_of_the_summary_goes_on(connect, fake):
     with serving(fake) as address:
         async with connect(address) as client:

@@ -121,19 +121,19 @@ def test_variants_survive():
         (replace(BATCH, time_ns=(10, 20, 30)), "gpu_columns"),
         (
             replace(BATCH, gpu_columns=(Column(reading=Reading.POWER_W, values=(float("nan"), 1.0)),)),
-            "gpu_columns.[0].values",
+            "gpu_columns[0].values",
         ),
         (
             replace(BATCH, gpu_columns=(Column(reading=Reading.UNSPECIFIED, values=(float("nan"), 1.0)),)),
-            "gpu_columns.[0].values",
+            "gpu_columns[0].values",
         ),
         (
             replace(BATCH, gpu_columns=(Column(reading=Reading.POWER_W, values=(-1.0, 1.0)),)),
-            "gpu_columns.[0].values",
+            "gpu_columns[0].values",
         ),
         (
             replace(BATCH, gpu_columns=(Column(reading=Reading.POWER_W, values=(3e5, 1.0)),)),
-            "gpu_columns.[0].values",
+            "gpu_columns[0].values",
         ),
         (
             replace(
@@ -146,7 +146,7 @@ def test_variants_survive():
                     ),
                 ),
             ),
-            "gpu_columns.[0].absences",
+            "gpu_columns[0].absences",
         ),
         (replace(SPEC, replicas=0), "replicas"),
         (replace(SPEC, name=""), "name"),
@@ -161,10 +161,10 @@ def test_variants_survive():
         (replace(SPEC, request=ResourceRequest(cpu_milli=1, gpu_models=("T4",))), "request.gpu_models"),
         (replace(SPEC, user="a\nb"), "user"),
         (replace(SPEC, queue="a\x85b"), "queue"),
-        (replace(SPEC, labels={"k": "v" * 300}), "labels.[k]"),
+        (replace(SPEC, labels={"k": "v" * 300}), "labels[k]"),
         (NodePlan(node_name="n", epoch=1, lease_s=float("inf")), "lease_s"),
         (NodePlan(node_name="n", epoch=-1, lease_s=1.0), "epoch"),
-        (Policy(pools=(PoolMode(pool="a", mode=messages.EnforcementMode.UNSPECIFIED),)), "pools.[0].mode"),
+        (Policy(pools=(PoolMode(pool="a", mode=messages.EnforcementMode.UNSPECIFIED),)), "pools[0].mode"),
         (Policy(send_interval_s=0.0), "send_interval_s"),
         (
             Inventory(

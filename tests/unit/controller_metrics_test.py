@@ -100,12 +100,12 @@ async def test_how_promises_are_kept_is_reported_by_service_job_and_budget():
         assert told(families, "eelgrid_service_window_age_seconds") == {("s",): 0.0}
         assert told(families, "eelgrid_job_slowdown_promised_ratio") == {("j",): 0.1}
         assert told(families, "eelgrid_job_power_limit_watts") == {("j",): seen.jobs[0].limit_w}
-        (budget,) = seen.budgets
+        (budget,) = world.control_loop.promises().budgets
         assert told(families, "eelgrid_power_budget_limit_watts") == {("cluster",): 2000.0}
-        assert told(families, "eelgrid_power_budget_claimed_watts") == {("cluster",): budget.claim_w}
+        assert told(families, "eelgrid_power_budget_claimed_watts") == {("cluster",): budget.claimed_w}
+        assert 0.0 < told(families, "eelgrid_power_budget_others_watts")["cluster",] < budget.claimed_w
         room = told(families, "eelgrid_power_budget_room_watts")["cluster",]
-        others = told(families, "eelgrid_power_budget_others_watts")["cluster",]
-        assert room + others + budget.claim_w == pytest.approx(2000.0)
+        assert room + budget.claimed_w == pytest.approx(2000.0)
         assert told(families, "eelgrid_energy_price_per_joule") == {("CHF",): pytest.approx(1e-7)}
         assert told(families, "eelgrid_energy_price_ratio") == {(): pytest.approx(1.0)}
         assert told(families, "eelgrid_steward_cycles") == {(): 7.0}
@@ -114,13 +114,15 @@ async def test_how_promises_are_kept_is_reported_by_service_job_and_budget():
         assert set(told(families, "eelgrid_promise_series_left_out").values()) == {0.0}
 
 
-async def test_what_is_drawn_below_a_budget_is_what_was_read():
-    async with run_objectives(others_s=1.0) as world:
+async def test_budgets_have_the_figures_of_eelctl_promises():
+    async with run_objectives() as world:
         await lived(world, seconds=30)
         families = Sources(world, scraper()).families()
-        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 0.0}
+        # A missing reading is no number.
+        assert told(families, "eelgrid_power_budget_drawn_watts") == {}
+        assert told(families, "eelgrid_power_budget_over_watts") == {}
         assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 16.0}
-        column = Column(reading=Reading.POWER_W, values=(100.0,) * 8)
+        column = Column(reading=Reading.POWER_W, values=(300.0,) * 8)
         world.now_s += 15.0
         sent = SampleBatch(
             sequence=100,
@@ -129,9 +131,14 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
             gpu_columns=(column,),
         )
         world.telemetry.receive_batch("n1", sent, now_s=world.now_s)
-        await world.cycle(1.0)
+        # At once, not with the next control cycle: as commands and the page show it.
+        (budget,) = world.control_loop.promises().budgets
         families = Sources(world, scraper()).families()
-        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 800.0}
+        assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): budget.measured_w}
+        assert told(families, "eelgrid_power_budget_over_watts") == {("cluster",): budget.over_w}
+        assert told(families, "eelgrid_power_budget_claimed_watts") == {("cluster",): budget.claimed_w}
+        assert told(families, "eelgrid_power_budget_shortfall_watts") == {("cluster",): budget.shortfall_w}
+        assert (budget.measured_w, budget.over_w) == (2400.0, 400.0)
         assert told(families, "eelgrid_power_budget_unread_gpus") == {("cluster",): 8.0}
 
 
@@ -179,6 +186,8 @@ async def test_the_whole_page_reports_what_is_listed(tmp_path):
         await rig.operators.submit_workload(build_request("w1"))
         await wait_until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
         await wait_until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
+        collect = rig.controller.metrics.collect
+        await wait_until(lambda: "eelgrid_energy_today_joules" in {one.name for one in collect()}, within_s=60.0)
         text = (await rig.controller.metrics.render_page()).decode()
     types = {
         one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one
@@ -190,7 +199,11 @@ async def test_the_whole_page_reports_what_is_listed(tmp_path):
         assert one.documentation == about.help
         labels = {label for sample in one.samples for label in sample.labels} - {"le"}
         assert labels <= set(about.labels), name
-    without = {name for name in METRICS if name.startswith(("eelgrid_energy_price", "eelgrid_kubernetes"))}
+    without = {
+        name
+        for name in METRICS
+        if name.startswith(("eelgrid_energy_price", "eelgrid_energy_today_c", "eelgrid_kubernetes"))
+    }
     without |= {"eelgrid_ledger_newest_window_age_seconds", "eelgrid_oldest_sample_age_seconds"}
     without |= {"eelgrid_fragmentation_ratio", "eelgrid_traces_open", "eelgrid_traces_total", "eelgrid_spans_total"}
     without |= {"eelgrid_calls_refused_total", "eelgrid_calls_without_role_total"}

@@ -34,26 +34,11 @@ UNITS = {
 }
 # What a workload's own page counts has the job of that page.
 FOREIGN = re.compile(r'\{__name__="[\w:]+", workload=~"[^"]*"\}')
-# Made for the dashboards and not in the pages yet.
-COMING = {
-    "eelgrid_pool_power_watts",
-    "eelgrid_pending_workloads",
-    "eelgrid_plan_changes_total",
-    "eelgrid_stale_nodes",
-    "eelgrid_oldest_sample_age_seconds",
-    "eelgrid_model_power_error_ratio",
-    "eelgrid_journal_lag_seconds",
-    "eelgrid_fragmentation_ratio",
-    "eelgrid_ledger_windows_total",
-    "eelgrid_ledger_failures_total",
-    "eelgrid_ledger_newest_window_age_seconds",
-    "eelgrid_ledger_energy_joules_total",
-}
 
 
 def known():
     """Kinds of all metrics in the agents' page and in the controller's."""
-    found = dict.fromkeys(COMING, "gauge") | {one: "counter" for one in COMING if one.endswith("_total")}
+    found = {}
     for name in ("agent-metrics.md", "controller-metrics.md"):
         text = (ROOT / "docs" / "reference" / name).read_text()
         for metric, kind in re.findall(r"^\| `(\w+)` \| (\w+)", text, re.MULTILINE):
@@ -141,21 +126,88 @@ def test_money_says_its_currency():
         for one in SHOWN
         if one.panel["type"] == "stat" and "price" in one.queries[0][0] and "ratio" not in one.queries[0][0]
     ]
-    assert [one.title for one in figures] == ["Cost per hour", "Cost of 24 h"]
+    assert [one.title for one in figures] == ["Cost per hour"]
     for one in figures:
         assert one.queries[0][1] == "{{currency}}"
         assert one.panel["options"]["textMode"] == "value_and_name"
 
 
-def test_the_fleet_reports_what_is_saved():
-    found = {one.title: one.queries[0][0] for one in SHOWN if one.dashboard == "fleet" and one.row == "Now"}
-    assert (
-        'eelgrid_saved_power_watts{job=~"$job", instance=~"$instance", part="placement"}'
-        in found["Saved against best fit"]
-    )
-    best, ours = found["Saved in 24 h"].split(" - ")
-    assert 'plan="best_fit"' in best
-    assert 'plan="eelgrid"' in ours
+# The one metric of each physical figure, with how it becomes a total where it has parts.
+SOURCES = {
+    "power of all GPUs, measured": "eelgrid_measured_power_watts",
+    "power of a pool, measured": "eelgrid_pool_power_watts",
+    "power of a GPU, measured": "eelgrid_gpu_power_watts",
+    "power of all GPUs, modelled": "eelgrid_modelled_power_watts",
+    "power of an owner": "eelgrid_workload_gpu_energy_joules_total",
+    "gap between counter and samples of a GPU": "eelgrid_gpu_energy_joules_total",
+    "power saved": "eelgrid_saved_power_watts",
+    "power of the compared plans": "eelgrid_compared_power_watts",
+    "energy today": "eelgrid_energy_today_joules",
+    "energy saved today": "eelgrid_saved_energy_today_joules",
+    "cost today": "eelgrid_energy_today_cost",
+    "price": "eelgrid_energy_price_per_joule",
+    "price against the coming day": "eelgrid_energy_price_ratio",
+    "budget, limit": "eelgrid_power_budget_limit_watts",
+    "budget, measured": "eelgrid_power_budget_drawn_watts",
+    "budget, claimed": "eelgrid_power_budget_claimed_watts",
+    "budget, claimed by others": "eelgrid_power_budget_others_watts",
+    "budget, over": "eelgrid_power_budget_over_watts",
+    "budget, room": "eelgrid_power_budget_room_watts",
+    "budget, shortfall": "eelgrid_power_budget_shortfall_watts",
+    "limit of a job": "eelgrid_job_power_limit_watts",
+    "limit of a job, wanted": "eelgrid_job_power_limit_wanted_watts",
+    "limit of a GPU": "eelgrid_gpu_power_limit_watts",
+    "limit of a node": "eelgrid_guard_power_budget_watts",
+    "energy saved by the limit of a job": "eelgrid_job_energy_saved_ratio",
+    "GPUs": "eelgrid_gpus",
+    "GPUs allocated": "eelgrid_gpus_allocated_ratio",
+    "GPUs compared": "eelgrid_compared_gpus",
+    "GPUs of agents": "eelgrid_gpu_up",
+    "nodes": "eelgrid_nodes",
+    "workloads": "eelgrid_workloads",
+    "workloads that wait, by reason": "eelgrid_pending_workloads",
+    "promises, all": "eelgrid_promise_windows_total",
+    "promises of a service": "eelgrid_service_windows_total",
+}
+PHYSICAL = re.compile(
+    r"eelgrid_(?:\w*(?:watts|joules)(?:_total)?|energy_\w+|\w*saved\w*|gpus\w*|gpu_up|compared_gpus|nodes|workloads|pending_workloads|(?:promise|service)_windows_total)"
+)
+ENERGY_TODAY = 'max by (namespace, part) (eelgrid_energy_today_joules{job=~"$job", instance=~"$instance"'
+
+
+def test_every_physical_figure_has_one_source_in_all_dashboards():
+    shown = {name for one in SHOWN for expression, _ in one.queries for name in names(expression)}
+    assert len(set(SOURCES.values())) == len(SOURCES)
+    assert {name for name in shown if PHYSICAL.fullmatch(name)} == set(SOURCES.values())
+
+
+def test_a_title_means_the_same_metrics_wherever_it_stands():
+    told = {}
+    for one in SHOWN:
+        asked = frozenset(name for expression, _ in one.queries for name in names(expression))
+        told.setdefault(one.title, {})[one.dashboard] = asked
+    for title, found in told.items():
+        assert len(set(found.values())) == 1, (title, found)
+
+
+def test_energy_is_the_ledgers_of_today_and_of_an_owner_what_agents_charge():
+    for one in SHOWN:
+        for expression, _ in one.queries:
+            if one.panel["fieldConfig"]["defaults"]["unit"] == "kwatth" or "kwatth" in json.dumps(one.panel):
+                assert expression.endswith("/ 3.6e6"), one.title
+            if "energy_today_joules" in expression:
+                assert expression.count("eelgrid_energy_today_joules") == expression.count(ENERGY_TODAY), one.title
+    kwh = {one.title: one.queries[0][0] for one in SHOWN if "kwatth" in json.dumps(one.panel)}
+    assert {title: names(expression) for title, expression in kwh.items()} == {
+        "Energy today": {"eelgrid_energy_today_joules"},
+        "Energy today by namespace": {"eelgrid_energy_today_joules"},
+        "Energy today without an owner": {"eelgrid_energy_today_joules"},
+        "Energy of 24 h by owner": {"eelgrid_workload_gpu_energy_joules_total"},
+        "Saved today": {"eelgrid_saved_energy_today_joules"},
+    }
+    # By namespace the ledger tells it: agents' joules by namespace would be a second source.
+    (by,) = [one for one in variables(DOCUMENTS["workloads"], "custom") if one["name"] == "by"]
+    assert "namespace" not in [one["value"] for one in by["options"]]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -243,11 +295,6 @@ def test_metrics_and_variables_exist(shown):
         assert set(re.findall(r"\$\{?(\w+)", expression)) <= there
         assert "$" not in filled(expression, document)
         assert "$" not in legend
-
-
-def test_what_is_to_come_is_asked_for():
-    asked = {name for shown in SHOWN for expression, _ in shown.queries for name in names(expression)}
-    assert asked >= COMING
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")

@@ -237,22 +237,26 @@ def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name, minor
                 assert {end["port"] for end in spec["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
 
 
-def test_the_page_is_off_unless_asked_for_and_as_closed_as_the_api():
+def test_the_page_and_the_http_api_are_off_unless_enabled_and_as_closed_as_the_api():
     objects = objects_of("kubernetes")
-    assert "8443" not in json.dumps(objects)
+    assert not {"8443", "8444"} & set(re.findall(r"\b844\d\b", json.dumps(objects)))
     objects = objects_of("enforce")
     arguments = container(pick(objects, "Deployment"))["args"]
-    assert {"--page=0.0.0.0:8443", "--tls-authority=/etc/eelgrid/tls/ca.crt"} <= set(arguments)
+    assert {"--page=0.0.0.0:8443", "--http-api=0.0.0.0:8444", "--tls-authority=/etc/eelgrid/tls/ca.crt"} <= set(
+        arguments
+    )
     ports = {port["name"]: port["port"] for port in pick(objects, "Service", "eelgrid-controller")["spec"]["ports"]}
-    assert ports == {"grpc": 7443, "page": 8443}
+    assert ports == {"grpc": 7443, "page": 8443, "http-api": 8444}
     rules = pick(objects, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"]
-    (rule,) = [rule for rule in rules if {"protocol": "TCP", "port": "page"} in rule["ports"]]
-    assert rule["from"] == [
-        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "operations"}}},
-    ], "not the agents; and no empty list, which would let in everybody"
+    for port in ("page", "http-api"):
+        (rule,) = [rule for rule in rules if {"protocol": "TCP", "port": port} in rule["ports"]]
+        assert rule["from"] == [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "operations"}}},
+        ], "not the agents; and no empty list, which would let in everybody"
     nobody = objects_of("enforce", options=("--set-json", "networkPolicy.operatorsFrom=[]"))
     rules = pick(nobody, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"]
     assert "page" not in json.dumps(rules)
+    assert "http-api" not in json.dumps(rules)
 
 
 def test_traces_go_nowhere_unless_an_endpoint_is_given():

@@ -124,7 +124,7 @@ def test_the_agent_starts_from_its_image_alone(tmp_path):
     assert run(program, "--version").stdout.startswith("eelgrid-agent 0.2.0")
     # It builds its nodes and is refused by its own rule at last: every module that it needs is there.
     done = run(program, "--simulate", "/fleet.json", "--listen", "0.0.0.0:7444")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "0.0.0.0:7444 can be reached from other machines" in done.stderr, done.stderr
     # The process that holds the driver is started by module.
     assert "No module" not in run("/usr/local/bin/python3", "-P", "-m", "eelgrid_agent.devices.process.child").stderr

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -271,3 +272,30 @@ def test_timedatectl(tmp_path, said, found):
     program.chmod(0o755)
     assert reading.read_clock_synchronised(str(program))[0] is found
     assert reading.read_clock_synchronised(str(tmp_path / "none")) == (None, f"{tmp_path / 'none'} is not installed")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "is_root", "status", "said"),
+    [
+        (Path("/sys/fs/cgroup/user"), False, FindingStatus.OK, "below /sys/fs/cgroup/user"),
+        (None, False, FindingStatus.SKIPPED, "counted, not limited"),
+        (Path("/sys/fs/cgroup/user"), True, FindingStatus.SKIPPED, "root runs no jobs"),
+    ],
+)
+def test_how_jobs_would_be_limited(cgroup, is_root, status, said):
+    finding = checks.check_processes(cgroup, is_root=is_root)
+    assert finding.status is status
+    assert said in finding.what
+
+
+def test_a_cgroup_is_delegated_where_this_process_may_make_others(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("12:memory:/x\n0::/user/box\n")
+    assert reading.find_own_cgroup(tmp_path, own) is None
+    folder = tmp_path / "user" / "box"
+    folder.mkdir(parents=True)
+    for name in ("cgroup.kill", "cgroup.procs"):
+        (folder / name).touch()
+    assert reading.find_own_cgroup(tmp_path, own) == folder
+    own.write_text("0::/\n")
+    assert reading.find_own_cgroup(tmp_path, own) is None

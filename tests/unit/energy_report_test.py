@@ -11,11 +11,14 @@ import pytest
 
 from eelgrid_controller.cli.energy import (
     energy_document,
-    flatten_rows,
     format_per_unit,
     format_work,
-    parquet_library,
+    largest_per_unit,
     period_ns,
+)
+from eelgrid_controller.cli.energy_exports import (
+    flatten_rows,
+    parquet_library,
     write_csv,
     write_groups,
     write_parquet,
@@ -239,7 +242,9 @@ def test_parquet_says_what_it_needs(monkeypatch):
 def test_what_was_done_is_reported_in_words():
     one = {"unit": "request", "amount": 1234.0, "missed_s": 0.0, "energy_per_unit_j": 0.5}
     part = {"unit": "work", "amount": 0.0, "missed_s": 60.0, "energy_per_unit_j": None}
-    assert (format_work([one, part]), format_per_unit([one, part])) == ("1,234 requests, >= 0 units", "500 mJ/request")
+    largest_j = largest_per_unit([[one, part]])
+    assert format_work([one, part]) == "1,234 requests, >= 0 units"
+    assert format_per_unit([one, part], largest_j) == "500 mJ/request"
 
 
 @pytest.mark.parametrize(("now_s", "month"), [(1_798_761_600 + 99, "2026-12"), (1_792_800_000, "2026-09")])

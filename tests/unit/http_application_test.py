@@ -69,7 +69,7 @@ async def ended(reader, *, within_s=10.0):
 
 
 async def test_methods_hosts_and_headers_are_checked_before_routes():
-    options = {"allows_host": lambda host: host == "ours", "host_refusal": "not ours\n", "headers": {"X-Ours": "yes"}}
+    options = {"allows_host": lambda host: host == "ours", "host_refusal": "not ours", "headers": {"X-Ours": "yes"}}
     async with Served(**options) as served, aiohttp.ClientSession() as session:
         for method, host, status in (
             ("GET", "ours", 200),

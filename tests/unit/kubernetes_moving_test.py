@@ -17,6 +17,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    CordonMarks,
     DrainProgress,
     EvictPods,
     MarkPod,
@@ -29,6 +30,7 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     MovingPod,
     TaintTimers,
     WaitStep,
+    cordon_patch,
     drain_status,
     find_blocking_budget,
     is_drain_requested,
@@ -225,6 +227,44 @@ def test_a_node_is_drained_where_it_is_cordoned_and_annotated():
     assert is_drain_requested(kube_node(cordoned=True, **{ANNOTATION_DRAIN: "true"}))
     assert not is_drain_requested(kube_node(**{ANNOTATION_DRAIN: "true"}))
     assert not is_drain_requested(kube_node(cordoned=True))
+
+
+def merged(node, patch):
+    """The node after a merge patch."""
+    annotations = {**node["metadata"]["annotations"], **patch.get("metadata", {}).get("annotations", {})}
+    spec = {**node["spec"], **patch.get("spec", {})}
+    kept = {key: value for key, value in annotations.items() if value is not None}
+    return {
+        "metadata": {**node["metadata"], "annotations": kept},
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
+
+
+def test_an_operators_cordon_and_drain_go_onto_the_node_and_off_again():
+    begin = kube_node()
+    drained = merged(begin, cordon_patch(begin, CordonMarks(cordon=True, drain=True)))
+    assert is_drain_requested(drained)
+    assert cordon_patch(drained, CordonMarks(cordon=True, drain=True)) == {}
+    cordoned = merged(drained, cordon_patch(drained, CordonMarks(cordon=True)))
+    assert (cordoned["spec"], is_drain_requested(cordoned)) == ({"unschedulable": True}, False)
+    assert merged(cordoned, cordon_patch(cordoned, CordonMarks())) == begin
+
+
+@pytest.mark.parametrize("annotations", [{}, {ANNOTATION_DRAIN: "true"}])
+def test_a_cordon_and_a_drain_of_the_nodes_people_stay(annotations):
+    theirs = kube_node(cordoned=True, **annotations)
+    assert cordon_patch(theirs, CordonMarks()) == {}
+    drained = merged(theirs, cordon_patch(theirs, CordonMarks(cordon=True, drain=True)))
+    assert is_drain_requested(drained)
+    assert merged(drained, cordon_patch(drained, CordonMarks())) == theirs
+
+
+def test_a_cordon_that_somebody_else_lifted_is_put_back():
+    begin = kube_node()
+    lifted = merged(begin, cordon_patch(begin, CordonMarks(cordon=True)))
+    del lifted["spec"]["unschedulable"]
+    assert merged(lifted, cordon_patch(lifted, CordonMarks(cordon=True)))["spec"] == {"unschedulable": True}
+    assert merged(lifted, cordon_patch(lifted, CordonMarks())) == begin
 
 
 def test_how_far_a_drain_is():

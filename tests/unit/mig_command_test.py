@@ -179,7 +179,7 @@ def test_nobody_is_asked_where_nobody_is(mig, monkeypatch):
         code, _, err = mig("apply", "-l", "0=empty")
         assert (code, err.splitlines()[0]) == (
             2,
-            "Take 4 step(s) on 1 GPU(s)? [y/N] eelgrid-agent mig: not confirmed; nothing was changed",
+            "Take 4 steps on 1 GPU? [y/N] eelgrid-agent mig: not confirmed; nothing was changed",
         )
         terminal.write(b"yes\n")
         assert mig("apply", "-l", "0=empty")[0] == 0

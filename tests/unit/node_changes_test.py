@@ -4,7 +4,16 @@ from dataclasses import replace
 
 from tests.builders.cluster import build_core, build_node
 
-from eelgrid_controller.state.events import GpuLost, GpuReturned, NodeJoined, NodeLost, NodesRemoved
+from eelgrid_controller.state.cordons import DrainTerms
+from eelgrid_controller.state.events import (
+    GpuLost,
+    GpuReturned,
+    NodeCordoned,
+    NodeJoined,
+    NodeLost,
+    NodesRemoved,
+    NodeUncordoned,
+)
 from eelgrid_controller.state.node_changes import NodeChanges, count_lost_gpus, mark_lost_gpus
 
 NODE = build_node("a", gpus=2)
@@ -71,3 +80,19 @@ def test_what_is_known_at_the_start_is_no_change():
     assert count_lost_gpus(record) == 1
     core.mark_node_lost("a", now_ns=3)
     assert count_lost_gpus(core.state.nodes["a"]) == 0
+
+
+def test_a_cordon_says_who_did_it_and_why():
+    by_ann = {"time_ns": 1, "node_name": "a", "user": "ann"}
+    events = (
+        joined(NODE),
+        NodeCordoned(**by_ann, reason="fan broken"),
+        NodeCordoned(time_ns=1, node_name="a", gpu_uuids=(SECOND, FIRST), reason="ecc", drain=DrainTerms()),
+        NodeUncordoned(**by_ann),
+    )
+    assert told(*events)[1:] == [
+        ("node cordoned", "a by ann: fan broken"),
+        ("GPU draining", "GPU 0 of a: ecc"),
+        ("GPU draining", "GPU 1 of a: ecc"),
+        ("node uncordoned", "a by ann"),
+    ]

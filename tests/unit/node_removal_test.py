@@ -81,7 +81,7 @@ def test_a_node_in_use_stays_unless_forced(force, is_connected):
     if not is_connected:
         core.submit(build_request(gpus=1, key="w"), now_ns=2)
     before = core.state.digest()
-    with pytest.raises(FailedPrecondition, match="is connected" if is_connected else r"holds 1 workloads \(w\)"):
+    with pytest.raises(FailedPrecondition, match="is connected" if is_connected else r"holds 1 workload \(w\)"):
         removed(core, "a", force=force, is_connected=is_connected)
     assert core.state.digest() == before
 

@@ -1,6 +1,9 @@
 """The live page's files: what stands between a browser and its first picture, in bytes and in order."""
 
 import gzip
+import itertools
+import json
+import math
 import re
 
 from bench.page_fleet import LOG, PageFleet
@@ -43,10 +46,9 @@ def test_all_that_ten_thousand_gpus_need_is_small():
     hub = LiveHub(fleet, log=LOG)
     state = fleet.state
     hub.board.sync_nodes(state)
-    hub.board.update_nodes(
-        (record, fleet.telemetry.fresh_tick(name, now_s=fleet.now_s(), now_ns=fleet.now_ns()))
-        for name, record in state.nodes.items()
-    )
+    for name, record in state.nodes.items():
+        tick = fleet.telemetry.fresh_tick(name, now_s=fleet.now_s(), now_ns=fleet.now_ns())
+        hub.board.fleet.update_node(record, tick)
     hub.board.delta_frame(state, fleet.budgets(), now_ns=1)
     whole = hub._whole_now()
     assert whole.plain.count(b"node-") >= 1250
@@ -96,6 +98,40 @@ def test_texts_can_be_read_in_both_themes():
             assert _contrast(found[mark], found["ground"]) >= 3.0, mark
         stops = [_luminance(stop) for stop in re.findall(r"#[0-9a-f]{6}", line.partition("]")[0])]
         assert stops in (sorted(stops), sorted(stops, reverse=True)), "a scale that goes one way"
+
+
+# What eyes without one kind of cones see of linear red, green and blue (Machado, Oliveira and Fernandes 2009).
+_VISION = {
+    "all": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+
+
+def _lab(colour, matrix):
+    """CIE Lab of a colour as eyes with this matrix see it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    red, green, blue = (min(1.0, max(0.0, sum(a * b for a, b in zip(row, linear, strict=True)))) for row in matrix)
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089
+    fx, fy, fz = (value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+def test_colours_of_kinds_are_told_apart_by_every_kind_of_eyes():
+    """A difference of 2.3 is just noticed; small cells need several times that."""
+    script = load_static_files()["colour.js"].plain.decode()
+    found = re.findall(r"kinds: (\[[^]]*\])", script)
+    assert len(found) == 2
+    for kinds in map(json.loads, found):
+        assert len(set(kinds)) == 9
+        for name, matrix in _VISION.items():
+            labs = {colour: _lab(colour, matrix) for colour in kinds}
+            for one, other in itertools.combinations(kinds, 2):
+                assert math.dist(labs[one], labs[other]) > 10.0, (name, one, other)
 
 
 def test_nothing_moves_by_itself():

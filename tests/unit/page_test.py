@@ -68,10 +68,8 @@ class Watched:
         self.board.add_power_point(
             fleet.telemetry.fresh_power(now_s=now_s, now_ns=now_ns), now_ns=self.board.frame * 10**9
         )
-        self.board.update_nodes(
-            (record, fleet.telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns))
-            for name, record in fleet.state.nodes.items()
-        )
+        for name, record in fleet.state.nodes.items():
+            self.board.fleet.update_node(record, fleet.telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns))
         frame = self.board.delta_frame(fleet.state, fleet.budgets(), now_ns=5)
         if is_new or not hasattr(self, "seen"):
             self.seen = self.whole()

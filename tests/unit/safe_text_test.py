@@ -8,13 +8,13 @@ import re
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from eelgrid_controller.cli import output, terminal_rendering
 from eelgrid_controller.cli.connection import CliError, CliSettings
-from eelgrid_controller.cli.energy import write_csv
+from eelgrid_controller.cli.energy_exports import write_csv
 from eelgrid_controller.cli.frontier import _write as write_frontier
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table
 from eelgrid_controller.cli.report import ReportSection, render_report
@@ -36,6 +36,7 @@ def test_what_is_printed_moves_no_cursor_and_no_letter(text):
     assert not UNSAFE.search(escape_text_line(text).replace("\x1b[31m", ""))
 
 
+@example("\x7f")
 @given(
     st.recursive(
         st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8

@@ -148,7 +148,7 @@ async def test_the_monitor_follows_a_running_controller_and_reports(tmp_path):
             sample.labels["plan"]: sample.value
             for one in monitor.families()
             for sample in one.samples
-            if "joules" in sample.name
+            if "compared_energy" in sample.name
         }
         assert told[BEST_FIT] >= energy_j
 

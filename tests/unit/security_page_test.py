@@ -1,4 +1,4 @@
-"""docs/reference/security.md: its table of calls is `roles.NEEDS`, and its limits are those of the code."""
+"""docs/reference/security.md: its table of calls is `REQUIRED_ROLES`, and its limits are those of the code."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,8 @@ from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state import agent_liveness
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
 
 
 def table_of(text):
@@ -54,3 +55,15 @@ def test_the_calls_of_the_agents_own_api_are_named():
 def test_limits_are_those_of_the_code(what, limit):
     (shown,) = (row[1] for row in table_of(PAGE.partition("## Limits")[2]) if row[0] == what)
     assert shown.startswith(f"{limit:,}")
+
+
+@pytest.mark.parametrize("place", sorted({*re.findall(r"`([\w/]+\.py(?:: [\w, ]+)?)`", PAGE)}))
+def test_a_place_in_the_code_is_there(place):
+    """Files are named from the package's folder, or with the package; names are those of the module."""
+    path, _, names = place.partition(": ")
+    folders = ("controller/eelgrid_controller", "protos/eelgrid_protos", "agent/eelgrid_agent", "protos")
+    found = [ROOT / folder / path for folder in folders if (ROOT / folder / path).is_file()]
+    assert found, f"{path} is in none of {folders}"
+    text = found[0].read_text(encoding="utf-8")
+    for name in filter(None, names.split(", ")):
+        assert re.search(rf"^\s*(class |def )?{name}\b", text, re.MULTILINE), f"{found[0]} defines no {name}"

@@ -10,9 +10,10 @@ from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import PartitionsPlanned, PlannedLayout, SlicedService
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
-from eelgrid_protos.messages import GpuLayout, Placement, Slice, WantedInstance
+from eelgrid_protos.messages import DrainOutcome, GpuLayout, Placement, Slice, WantedInstance, WorkloadPhase
 
 
 def alike(core: Core) -> None:
@@ -98,4 +99,19 @@ def test_a_layout_cannot_leave_a_replica_without_its_slice():
         core.state.apply(replace(event(smaller), services=()))
     core.state.apply(event(smaller, place(7, start=4)))
     assert list_seats(core, "s") == [("GPU-a-0", "3g.20gb", 4)]
+    alike(core)
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_drain_leaves_slices_to_the_partition_planner_unless_it_is_forced(is_forced):
+    core = build_partitioned_core(build_mig_node("a"))
+    core.submit(build_sliced_service("s", 20.0), now_ns=5)
+    core.state.apply(event())
+    terms = DrainTerms(deadline_ns=20, force=is_forced)
+    (found,) = core.preview_drain("a", (), terms, now_ns=10)
+    assert found.outcome is (DrainOutcome.REQUEUED if is_forced else DrainOutcome.STAYS)
+    assert "eelctl partition plan" in found.reason
+    core.cordon_node("a", drain=terms, now_ns=11)
+    core.continue_drains(now_ns=20)
+    assert core.workload("s").phase is (WorkloadPhase.PENDING if is_forced else WorkloadPhase.PLACED)
     alike(core)

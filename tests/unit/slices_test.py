@@ -309,7 +309,7 @@ def test_what_cannot_be_served_is_named_and_the_others_are_planned():
 def test_more_replicas_than_a_service_may_have_are_no_plan():
     core = build_partitioned_core(build_mig_node("a", gpus=3))
     core.submit(build_sliced_service("few", 90.0, replicas_most=1), now_ns=5)
-    with pytest.raises(InvalidProblem, match=r"few.*replicas and may have 1"):
+    with pytest.raises(InvalidProblem, match=r"few.*needs 2 replicas, of which it may have 1"):
         search_partitions(core)
 
 

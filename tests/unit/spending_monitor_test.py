@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
 from eelgrid_controller.energy.store.ledger_store import open_ledger
-from eelgrid_controller.server.energy_monitors import SpendingMonitor
+from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavedDay, SpendingMonitor
 from eelgrid_controller.state.events import SpendingJudged, event_from_plain
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import (
@@ -275,3 +275,53 @@ async def test_a_limit_that_is_spent_for_long_is_told_of_a_few_times(tmp_path):
         told = [entry for entry in site.world.journal.entries if entry.kind == "spending_judged"]
         assert 1 <= len(told) <= 9
         assert isinstance(event_from_plain(told[0].kind, told[0].body), SpendingJudged)
+
+
+async def test_energy_today_is_what_the_ledger_has_of_the_day_and_a_cost_that_is_not_known_has_no_series(tmp_path):
+    clock, ledger, prices = ObjectivesWorld(start_s=float(NOON_S)).clock, Ledger(tmp_path), [None]
+    day = EnergyDayMonitor(
+        ledger=ledger, prices=lambda: prices[0], every_s=60.0, clock=clock, log=logging.getLogger("test.day")
+    )
+
+    def page():
+        lines = render_prometheus(day.families()).decode().splitlines()
+        return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+    assert page() == {}
+    ledger.spend(RESEARCH, NOON_S - DAY_S, 9e6)
+    ledger.spend(RESEARCH, NOON_S, 3e6)
+    ledger.spend(OTHER, NOON_S - 3600, 1e6)
+    await day.read_day()
+    joules = {name: float(value) for name, value in page().items() if "joules" in name}
+    assert joules['eelgrid_energy_today_joules{namespace="research",part="active"}'] == 3e6
+    assert joules['eelgrid_energy_today_joules{namespace="(unallocated)",part="idle"}'] == 0.0
+    assert sum(joules.values()) == 4e6
+    # Spent before there were prices.
+    assert set(page()) == set(joules)
+    prices[0] = PRICES
+    assert set(page()) == set(joules)
+    ledger.spend(OTHER, NOON_S, 1e6, cost=0.25)
+    await day.read_day()
+    assert page()['eelgrid_energy_today_cost{currency="EUR"}'] == "0.25"
+    assert "eelgrid_energy_today_carbon_grams" not in page()
+    # By an offset of 13 hours the day began at 11:00 in UTC, and the hour of 10:00 is of the day before.
+    prices[0] = replace(PRICES, utc_offset_minutes=13 * 60)
+    ledger.spend(OTHER, NOON_S - 2 * 3600, 7e6)
+    await day.read_day()
+    assert sum(float(value) for name, value in page().items() if "joules" in name) == 5e6
+    ledger.store.close()
+
+
+def test_saved_energy_of_a_day_begins_anew_at_midnight():
+    day, midnight_ns = SavedDay(), (NOON_S + DAY_S // 2) * 10**9
+    day.advance(5.0, midnight_ns - 2)
+    day.advance(7.0, midnight_ns - 1)
+    assert day.saved_j == 7.0
+    day.advance(8.0, midnight_ns)
+    assert day.saved_j == 1.0
+    day.advance(10.5, midnight_ns + DAY_S * 10**9 - 1)
+    assert day.saved_j == 3.5
+    east = SavedDay()
+    east.advance(5.0, midnight_ns - 3600 * 10**9 - 1, utc_offset_minutes=60)
+    east.advance(8.0, midnight_ns - 3600 * 10**9, utc_offset_minutes=60)
+    assert east.saved_j == 3.0

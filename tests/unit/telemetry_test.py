@@ -191,6 +191,44 @@ def test_the_freshness_bound_follows_the_cadence() -> None:
     assert telemetry.fresh_tick("n1", now_s=9.0, now_ns=WALL_NS) is None
 
 
+def seldom(sequence: int, value: float, *, second: int) -> SampleBatch:
+    """A batch of expensive readings alone."""
+    columns = (Column(reading=Reading.ROW_REMAP_FAILED, values=(value, 0.0)),)
+    return batch(sequence, time_ns=(WALL_NS + second * SECOND_NS,), gpu_columns=columns)
+
+
+def test_a_reading_is_valid_until_its_own_kind_comes_again_or_is_too_old() -> None:
+    telemetry = feed()
+
+    def receive(found: SampleBatch, second: int) -> None:
+        telemetry.receive_batch("n1", found, now_s=float(second))
+
+    def read(second: float) -> tuple[object, object, float]:
+        now = {"now_s": second, "now_ns": WALL_NS + int(second * SECOND_NS)}
+        tick = telemetry.fresh_tick("n1", **now)
+        assert telemetry.fresh_tick("n1", **now) is tick
+        assert telemetry.fresh_power(**now).power_w == (tick.power_w or 0.0)
+        return tick.gpus.get(Reading.ROW_REMAP_FAILED), tick.power_w, telemetry.age_s("n1", **now)
+
+    def quick(sequence: int, second: int) -> None:
+        receive(batch(sequence, time_ns=(WALL_NS + second * SECOND_NS,)), second)
+
+    quick(1, 0)
+    receive(seldom(2, 1.0, second=5), 5)
+    assert read(5) == ((1.0, 0.0), 100.0, 0.0), "power of the batch before is still that of now"
+    assert read(20) == ((1.0, 0.0), 100.0, 15.0)
+    assert read(21) == ((1.0, 0.0), None, 16.0), "older than any power that counts as fresh"
+    for number, second in enumerate(range(10, 310, 10), 3):
+        quick(number, second)
+        assert read(second) == ((1.0, 0.0), 100.0, 0.0)
+    receive(seldom(40, 0.0, second=305), 305)
+    assert read(305) == ((0.0, 0.0), 100.0, 0.0)
+    quick(41, 310)
+    assert read(310) == ((0.0, 0.0), 100.0, 0.0)
+    quick(42, 1400)
+    assert read(1400) == (None, 100.0, 0.0), "nobody has seen the rows for too long"
+
+
 def test_late_word_of_an_older_plan_is_passed_over() -> None:
     telemetry = feed()
     telemetry.record_plan_applied("n1", PlanApplied(epoch=5, status=ApplyStatus.OBSERVED))

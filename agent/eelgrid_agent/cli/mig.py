@@ -497,6 +497,10 @@ def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequenc
             raise MigCommandFailed(f"GPU {gpu.index}: refused by rule {rule}: {detail}; nothing was changed")
 
 
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
     """Asks before anything is changed; raises MigUsageError where the answer is not yes."""
     steps = sum(len(plan.steps) for plan in plans)
@@ -505,7 +509,7 @@ def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
     if flags.file == "-" or not sys.stdin.isatty():
         raise MigUsageError("--yes: is missing, and there is no terminal to confirm on; add it to change the GPUs")
     gpus = sum(bool(plan.steps) for plan in plans)
-    sys.stderr.write(f"Take {steps} step(s) on {gpus} GPU(s)? [y/N] ")
+    sys.stderr.write(f"Take {_count(steps, 'step')} on {_count(gpus, 'GPU')}? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in _YES:
         raise MigUsageError("not confirmed; nothing was changed")
@@ -545,7 +549,7 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
         write_output(format_document({"results": rows}, flags.output))
     if results and results[-1].status is not ApplyStatus.APPLIED:
         last, left = results[-1], len(plans) - len(results)
-        rest = f"; {left} GPU(s) after it were not touched" if left else ""
+        rest = f"; {_count(left, 'GPU')} after it {'was' if left == 1 else 'were'} not touched" if left else ""
         detail = last.detail.removeprefix(f"{last.subject}: ")
         raise MigCommandFailed(f"{current[0]}: {last.status.name.lower()} by rule {last.rule}: {detail}{rest}")
     return DONE

@@ -1,6 +1,7 @@
 """The agent's settings: parses and checks the flags, and returns one frozen value. Opens no file and no socket."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -37,6 +38,8 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 _LABELS_MOST = 64
 _LABEL_LENGTH_MOST = 253
 _PORT_MOST = 65_535
+# A socket of this machine, as gRPC names it; who may connect is up to the permissions of its folder.
+_UNIX = re.compile(r"unix:/.+")
 
 
 class AgentConfigError(ValueError):
@@ -97,6 +100,8 @@ class AgentConfig:
     vendor: str
     state: Path | None
     observe_only: bool
+    run_processes: bool
+    allow_root: bool
     power_budget_w: float | None
     web_config: Path | None
     kubelet: Path
@@ -113,7 +118,7 @@ class AgentConfig:
     tls: TlsFiles | None
     roles: RoleRules
     insecure: bool
-    verbose: bool
+    log_level: str
 
     def ticks_most(self, nodes: int) -> int:
         """Ticks that each node may spool."""
@@ -146,7 +151,12 @@ def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
 
 
 def _add_endpoint_flags(add: Callable[..., Any]) -> None:
-    add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
+    add(
+        "--controller",
+        default="127.0.0.1:7443",
+        metavar="HOST:PORT",
+        help="the controller; unix:/PATH for a socket (default %(default)s)",
+    )
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
     add("--probes", default="", metavar="HOST:PORT", help="/livez and /readyz alone; none if not given")
@@ -160,6 +170,12 @@ def _add_endpoint_flags(add: Callable[..., Any]) -> None:
 
 
 def _add_node_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--vendor",
+        choices=VENDORS,
+        default="auto",
+        help="the vendor of the GPUs (default: the first whose driver answers)",
+    )
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
     add(
         "--faults",
@@ -201,7 +217,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="eelgrid-agent",
         description=(
             "Reads this node's GPUs, reports to the controller and enforces the node's plan. It changes a GPU only where "
-            "the pool's mode is enforce, or to keep --power-budget, and restores what it changed."
+            "the pool's mode is enforce, or to keep --power-budget, and restores what it changed. The exit code is 0 after "
+            "SIGTERM or SIGINT, 2 if a flag, a file or an address cannot be used (an address that is in use among "
+            "them), and 1 after any other failure."
         ),
         epilog=(
             "eelgrid-agent mig --help: show and change this node's MIG layouts by hand. "
@@ -212,13 +230,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     _add_endpoint_flags(add)
     _add_node_flags(add)
-    add(
-        "--vendor",
-        choices=VENDORS,
-        default="auto",
-        help="the vendor of the GPUs (default: the first whose driver answers)",
-    )
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
+    add(
+        "--run-processes",
+        action="store_true",
+        help="start the processes of workloads that `eelctl run` submits, as this agent's own user",
+    )
+    add(
+        "--allow-root",
+        action="store_true",
+        help="with --run-processes as root: run them as root, on a machine that only root uses, such as a container",
+    )
     add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(
         "--power-budget",
@@ -247,7 +269,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_tls_flags(add)
     _add_role_flags(add)
-    add("--verbose", action="store_true", help="log every connection")
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="minimum level of log records on standard error; debug has every connection (default %(default)s)",
+    )
+    # The older name of `--log-level debug`, to be removed in the version after 0.2.
+    add("--verbose", dest="log_level", action="store_const", const="debug", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"eelgrid-agent {__version__}")
     return parser
 
@@ -311,7 +340,8 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     """The settings; raises AgentConfigError, and exits by itself for --help and unknown flags, as argparse does."""
     flags = _parser().parse_args(arguments)
     for flag in ("controller", "listen", "metrics"):
-        check_address(f"--{flag}", getattr(flags, flag))
+        if flag == "metrics" or not _UNIX.fullmatch(getattr(flags, flag)):
+            check_address(f"--{flag}", getattr(flags, flag))
     if flags.probes:
         check_address("--probes", flags.probes)
     for flag in ("node_name", "pool"):
@@ -324,6 +354,7 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
         raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
     _check_enforcement(flags)
+    _check_processes(flags, is_root=os.geteuid() == 0)
     if not _DOMAIN.fullmatch(flags.device_domain):
         raise BadLabel("--device-domain", f"{flags.device_domain!r} is not a domain", "write one such as nvidia.com")
     if flags.device_plugin != "off" and flags.simulate is not None:
@@ -366,6 +397,22 @@ def _check_enforcement(flags: argparse.Namespace) -> None:
         raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
     if flags.simulate is not None and flags.vendor != "auto":
         raise BadEnforcement("--vendor", "has no meaning with --simulate", "the fleet file defines the GPUs")
+
+
+def _check_processes(flags: argparse.Namespace, *, is_root: bool) -> None:
+    if flags.allow_root and not flags.run_processes:
+        raise BadEnforcement("--allow-root", "is given without --run-processes", "leave it out")
+    if not flags.run_processes:
+        return
+    if is_root and not flags.allow_root:
+        problem = "would run everybody's processes as root"
+        raise BadEnforcement(
+            "--run-processes", problem, "start the agent as the user who owns the work, or --allow-root"
+        )
+    if flags.device_plugin != "off" or flags.dra == "on":
+        raise BadEnforcement("--run-processes", "is given with --device-plugin or --dra", "let Kubernetes run the work")
+    if flags.simulate is not None and flags.state is None:
+        raise BadEnforcement("--run-processes", "is given with --simulate and without --state", "give --state DIR")
 
 
 def check_address(flag: str, address: str) -> None:

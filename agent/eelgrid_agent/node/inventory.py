@@ -47,6 +47,7 @@ class NodeIdentity:
     labels: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     topology: tuple[str, ...] = ()
+    runs_processes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,7 @@ def build_inventory(
         access=found.access,
         links=found.links,
         topology=identity.topology,
+        runs_processes=identity.runs_processes,
     )
 
 

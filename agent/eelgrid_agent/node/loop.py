@@ -40,6 +40,8 @@ GRAIN_S = 0.01
 # Looks that are due go on for so long before the streams have their turn. Without an end a fleet that a busy machine
 # cannot sample in time looked for a second between two turns of its streams, none of which was welcomed in time.
 SLICE_S = 0.01
+# How often output that somebody follows is looked for: faster than a person reads, and nothing to do without readers.
+OUTPUT_POLL_S = 0.05
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.
 READ_TIMEOUT_SHARE = 0.8
 READ_TIMEOUT_LEAST_S = 2.0
@@ -89,6 +91,14 @@ class DriverThread:
                 future.set_result(function())
             except BaseException as error:  # noqa: BLE001  # whoever waits gets it
                 future.set_exception(error)
+
+
+async def run_process_engine(node: AgentNode) -> None:
+    """Adopts the processes of the agent's previous run, and answers whoever follows output; until cancelled."""
+    node.adopt_processes()
+    while True:
+        await asyncio.sleep(OUTPUT_POLL_S)
+        node.answer_log_requests()
 
 
 class MachineLoop:

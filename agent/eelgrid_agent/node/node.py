@@ -12,7 +12,8 @@ node should hold, so repeating it is harmless.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 from eelgrid_agent.devices.host import Host
 from eelgrid_agent.devices.sampler import (
@@ -27,6 +28,7 @@ from eelgrid_agent.devices.sampler import (
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, NodeEnergy, SourceReadings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, plan_actions
 from eelgrid_agent.node.inventory import (
     DeviceSurvey,
     GpuReadings,
@@ -37,10 +39,13 @@ from eelgrid_agent.node.inventory import (
 )
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
 from eelgrid_protos.messages import (
+    ATTEMPTS_MOST,
     Acknowledgement,
     ApplyResult,
     ApplyStatus,
     Assignment,
+    AttemptReport,
+    AttemptStatus,
     Cadence,
     ConnectRequest,
     ConnectResponse,
@@ -50,6 +55,8 @@ from eelgrid_protos.messages import (
     HeldDevices,
     Hello,
     Inventory,
+    LogChunk,
+    LogRequest,
     NodeEvent,
     NodeEventKind,
     NodePlan,
@@ -78,11 +85,12 @@ class NoEngine:
     """The users' own engine runs the work; the agent only observes."""
 
     def apply(self, assignments: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
-        """Changes nothing and answers OBSERVED."""
+        """Changes nothing and answers OBSERVED for what is not a process."""
         detail = "observe-only: the users' engine runs the work"
+        run_elsewhere = (assignment.workload_id for assignment in assignments if assignment.process is None)
         return tuple(
             ApplyResult(subject=workload_id, status=ApplyStatus.OBSERVED, detail=detail)
-            for workload_id in dict.fromkeys(assignment.workload_id for assignment in assignments)
+            for workload_id in dict.fromkeys(run_elsewhere)
         )
 
     def host_load(self) -> tuple[int, int]:
@@ -190,6 +198,13 @@ _TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
 _FORGETS = frozenset((NodeEventKind.GPU_RETURNED, NodeEventKind.COUNTER_RESET))
 
 
+class _PendingLogRequest(NamedTuple):
+    """A request for output that waits for some, and until when."""
+
+    request: LogRequest
+    due_ns: int
+
+
 class AgentNode:
     """See the module."""
 
@@ -207,10 +222,16 @@ class AgentNode:
         guard: Guard | None = None,
         energy: NodeEnergy | None = None,
         outbox: EnergyOutbox | None = None,
+        processes: ProcessEngine | None = None,
     ) -> None:
         self._identity = identity
         self._host = host
         self._engine = engine
+        # None where the agent runs no processes.
+        self._processes = processes
+        self._reported: dict[AttemptKey, AttemptStatus] = {}
+        self._log_requests: list[_PendingLogRequest] = []
+        self._chunks: deque[LogChunk] = deque()
         self._clock = clock
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
@@ -255,6 +276,8 @@ class AgentNode:
         # A device was lost, or came back: once each.
         self.turned: Callable[[NodeEvent], object] = _ignore_event
         self.stamp: Callable[[Iterable[Gpu]], tuple[Gpu, ...]] = tuple
+        if processes is not None:
+            processes.on_change = self._on_attempts_changed
 
     @property
     def name(self) -> str:
@@ -297,7 +320,7 @@ class AgentNode:
         if verdict is None:
             return
         before = self.guard.applied
-        answer = self.guard.complete_plan(verdict, self._engine.apply(verdict.assignments))
+        answer = self.guard.complete_plan(verdict, self._apply_assignments(verdict.assignments))
         if answer != before:
             self._answers.append(answer)
             self.wake()
@@ -423,7 +446,10 @@ class AgentNode:
                 incarnation=self._incarnation,
                 inventory=self.inventory,
                 plan_epoch=self.guard.epoch,
-                held=HeldAssignments(assignments=self._assignments() or ()),
+                # Without commands, which the controller knows, and which may be long.
+                held=HeldAssignments(
+                    assignments=tuple(replace(item, process=None) for item in self._assignments() or ())
+                ),
             )
         )
 
@@ -464,6 +490,9 @@ class AgentNode:
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
+        self._reported.clear()
+        self._chunks.clear()
+        self._log_requests.clear()
         self._held.mark_unsent()
         self._times.due = True
         now_ns = self._clock.monotonic_ns()
@@ -496,6 +525,8 @@ class AgentNode:
             case Cadence():
                 self.guard.renew_lease(now_ns)
                 self._set_cadence(message, now_ns)
+            case LogRequest():
+                self._read_log(message)
             case _:
                 pass
 
@@ -509,7 +540,9 @@ class AgentNode:
             return ConnectRequest(message=event)
         if self._answers:
             return ConnectRequest(message=self._answers.popleft())
-        other = self._held.pop_unsent() or self.outbox.windows.next_window()
+        if self._chunks:
+            return ConnectRequest(message=self._chunks.popleft())
+        other = self._next_report() or self._held.pop_unsent() or self.outbox.windows.next_window()
         if other is not None:
             return ConnectRequest(message=other)
         if not (self._times.due or self.spool.is_urgent):
@@ -535,10 +568,67 @@ class AgentNode:
         verdict = self.guard.offer_plan(plan, gpu_uuids=frozenset(self.gpu_uuids), now_ns=now_ns)
         answer = verdict.answer
         if answer is None:
-            answer = self.guard.complete_plan(verdict, self._engine.apply(verdict.assignments))
+            answer = self.guard.complete_plan(verdict, self._apply_assignments(verdict.assignments))
         self._answers.append(answer)
         self.wake()
         self.ordered()
+
+    def _apply_assignments(self, possible: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
+        """Runs the plan in force; `possible` are its assignments whose devices are there."""
+        results = self._engine.apply(possible)
+        if self._processes is None:
+            return results
+        actions = plan_actions(self._assignments() or (), possible, self._processes.list_attempts())
+        for item in actions.start:
+            self._processes.start(item)
+        for item in actions.refuse:
+            self._processes.refuse(item, "stopped before it started")
+        for key in actions.stop:
+            self._processes.stop(key)
+        for key in actions.forget:
+            self._processes.forget(key)
+        return results
+
+    def _on_attempts_changed(self) -> None:
+        """Wakes the stream, which sends what changed, and readers of output that has ended."""
+        self.answer_log_requests()
+        self.wake()
+
+    def _next_report(self) -> AttemptReport | None:
+        """Returns the attempts that the controller was not told of on this stream, as they are now."""
+        if self._processes is None:
+            return None
+        now = self._processes.list_attempts()
+        changed = {key: status for key, status in now.items() if self._reported.get(key) != status}
+        sent = dict(islice(changed.items(), ATTEMPTS_MOST))
+        self._reported = {key: status for key, status in self._reported.items() if key in now} | sent
+        return AttemptReport(attempts=tuple(sent.values())) if sent else None
+
+    def _read_log(self, request: LogRequest) -> None:
+        due_ns = self._clock.monotonic_ns() + int(request.wait_s * 1e9)
+        self._log_requests.append(_PendingLogRequest(request, due_ns))
+        self.answer_log_requests()
+
+    def adopt_processes(self) -> None:
+        """Finds the processes of the agent's previous run, before any plan is applied."""
+        if self._processes is not None:
+            self._processes.adopt()
+
+    def answer_log_requests(self) -> bool:
+        """Answers requests for output that is there, or for which none came in time; returns whether others wait."""
+        if self._processes is None or not self.connected:
+            self._log_requests.clear()
+            return False
+        now_ns, waiting = self._clock.monotonic_ns(), list[_PendingLogRequest]()
+        for pending in self._log_requests:
+            chunk = self._processes.read_output(pending.request)
+            if chunk.text or chunk.is_end or now_ns >= pending.due_ns:
+                self._chunks.append(chunk)
+                self.wake()
+            else:
+                waiting.append(pending)
+        self._log_requests = waiting
+        return bool(waiting)
 
     def _set_cadence(self, cadence: Cadence, now_ns: int) -> None:
         self.spool.set_window(cadence.window)

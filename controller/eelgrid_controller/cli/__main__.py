@@ -9,13 +9,32 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import OUTPUTS, CliSettings, cli_error_for, describe_error
+from eelgrid_controller.cli.box_state import find_box_controller
+from eelgrid_controller.cli.connection import (
+    OUTPUTS,
+    CliError,
+    CliSettings,
+    CommandInterrupted,
+    FiniteRange,
+    cli_error_for,
+    describe_error,
+    output_error,
+    shorten_words,
+)
+from eelgrid_controller.cli.standard_streams import (
+    BROKEN_PIPE_CODE,
+    INTERRUPTED_CODE,
+    discard_output,
+    is_output_error,
+    prepare_streams,
+)
 from eelgrid_protos import __version__
 from eelgrid_protos.operator_calls import CONTROLLER_VARIABLE, DEFAULT_CONTROLLER, TLS_VARIABLES
 from eelgrid_protos.safe_text import escape_json
@@ -24,11 +43,19 @@ from eelgrid_protos.safe_text import escape_json
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "nodes": ("nodes", "List nodes with their allocations and power draw."),
     "node": ("nodes", "Remove a node that is gone for good."),
+    "cordon": ("drain", "Close nodes or GPUs to new work."),
+    "uncordon": ("drain", "Open nodes or GPUs to new work again."),
+    "drain": ("drain", "Close nodes or GPUs to new work, and move what runs there."),
     "gpus": ("nodes", "List GPUs with their latest readings."),
     "reconcile": ("nodes", "Release work that nodes hold but the journal has lost."),
     "topology": ("nodes", "Show how the GPUs of a node are linked."),
     "workloads": ("workloads", "List workloads, or watch them change."),
-    "queue": ("queue", "Show pending workloads in scheduling order, and why they wait."),
+    "queue": ("queue", "Show pending workloads and why they wait; declare queues."),
+    "run": ("jobs", "Run a command as a job, and print its output."),
+    "jobs": ("jobs", "List jobs that wait or run."),
+    "logs": ("jobs", "Print the output of a job."),
+    "wait": ("jobs", "Wait until jobs have ended."),
+    "box": ("box", "Start, show or stop a controller and an agent on this machine."),
     "get": ("workloads", "Show one workload."),
     "submit": ("workloads", "Submit workloads, from flags or a YAML file."),
     "cancel": ("workloads", "Cancel workloads."),
@@ -47,8 +74,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "moves": ("moves", "Recommend or execute moves of running workloads."),
     "energy": ("energy", "Show energy, cost and carbon by owner."),
     "spending": ("policy", "Show spending limits, what is spent, and what waits for them."),
-    "exporters": ("energy", "Show who exports energy rows, and up to when."),
+    "exporters": ("energy_exports", "Show who exports energy rows, and up to when."),
     "report": ("report", "Write a monthly report of energy, cost and carbon as HTML or PDF."),
+    "overview": ("overview", "Show what is going on and what needs attention."),
     "top": ("top", "Watch the cluster live."),
     "audit": ("access", "Show who requested which change, when, and with what result."),
     "whoami": ("access", "Show the identity, roles and rights of your certificate."),
@@ -63,11 +91,24 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 # Help lists commands in groups, by what somebody wants to do.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Look": ("top", "workloads", "get", "describe", "explain", "queue", "gpus", "nodes", "topology", "promises"),
+    "Jobs": ("run", "jobs", "logs", "wait", "box"),
+    "Look": (
+        "overview",
+        "top",
+        "workloads",
+        "get",
+        "describe",
+        "explain",
+        "queue",
+        "gpus",
+        "nodes",
+        "topology",
+        "promises",
+    ),
     "Work": ("submit", "cancel", "scale", "progress", "moves", "replay"),
     "Plan": ("whatif", "capacity", "shadow", "decision", "frontier", "profile", "policy"),
     "Money": ("energy", "spending", "report", "exporters"),
-    "Nodes": ("node", "plan", "partition", "reconcile"),
+    "Nodes": ("cordon", "uncordon", "drain", "node", "plan", "partition", "reconcile"),
     "Set-up": ("doctor", "demo", "whoami", "audit", "version", "completion", "help"),
 }
 
@@ -130,10 +171,26 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            text = error.format_message()
+            short = shorten_words(text)
+            if short == text:
+                raise
+            raise click.UsageError(short, ctx=error.ctx) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except KeyboardInterrupt:
+            raise CommandInterrupted(
+                "interrupted", "what the controller has accepted stays; run the command again for the rest"
+            ) from None
+        except BrokenPipeError:
+            discard_output()
+            raise click.exceptions.Exit(BROKEN_PIPE_CODE) from None
         except Exception as error:
             stop = cli_error_for(error, ctx.obj or CliSettings())
+            if isinstance(error, OSError) and is_output_error(error):
+                discard_output()
+                stop = output_error(error)
             if stop is None:
                 raise
             raise stop from None
@@ -165,7 +222,7 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
     default=DEFAULT_CONTROLLER,
     show_default=True,
     metavar="HOST:PORT",
-    help="Address of the controller. [env EELGRID_CONTROLLER]",
+    help="Address of the controller; without it that of `eelctl box`, if it runs. [env EELGRID_CONTROLLER]",
 )
 @click.option("--tls-certificate", envvar=TLS_VARIABLES[0], type=_PEM, help="Client certificate chain, PEM.")
 @click.option("--tls-key", envvar=TLS_VARIABLES[1], type=_PEM, help="Private key of the client certificate, PEM.")
@@ -179,7 +236,7 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600.0),
+    type=FiniteRange(0.1, 3600.0),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -197,6 +254,9 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 @click.pass_context
 def cli(context: click.Context, /, no_headers: bool, **values: Any) -> None:
     """Query and control an Eelgrid controller, which places and powers GPU work."""
+    if context.get_parameter_source("controller") is click.core.ParameterSource.DEFAULT:
+        # Named by nobody: this user's box, if it runs.
+        values["controller"] = find_box_controller() or values["controller"]
     context.obj = CliSettings(headers=not no_headers, **values)
 
 
@@ -250,9 +310,34 @@ def demo(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "eelgrid_controller.demo", *arguments])  # noqa: S606
 
 
+@contextmanager
+def report_stream_errors() -> Iterator[None]:
+    """Prepares the standard streams of a program; one that cannot be used ends it with a message."""
+    # gRPC's own lines on stderr, such as each failed handshake, are no messages for people.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        prepare_streams()
+    except OSError as error:
+        output_error(error).show()
+        sys.exit(CliError.exit_code)
+    try:
+        yield
+    except OSError as error:
+        # Of what click itself writes, such as help; `invoke` has those of commands.
+        if not is_output_error(error):
+            raise
+        discard_output()
+        output_error(error).show()
+        sys.exit(CliError.exit_code)
+    except KeyboardInterrupt:
+        # Before or after the command itself, which has a message for it.
+        sys.exit(INTERRUPTED_CODE)
+
+
 def main() -> None:
     """Runs eelctl and exits."""
-    cli(prog_name="eelctl")
+    with report_stream_errors():
+        cli(prog_name="eelctl")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import click
 
+from eelgrid_controller.cli.completion import complete_users
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.energy import SPAN
 from eelgrid_controller.cli.output import TableColumn, list_options, print_list, print_plain
@@ -25,7 +26,7 @@ def _what(entry: AuditEntry) -> str:
     return text if len(text) <= _SHOWN_MOST else f"{text[: _SHOWN_MOST - 3]}..."
 
 
-_COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
+AUDIT_COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
     TableColumn("NUMBER", lambda e: str(e.number), right=True, wide=True),
     TableColumn("TIME", lambda e: f"{datetime.fromtimestamp(e.time_ns // 10**9, UTC):%FT%TZ}"),
     TableColumn("WHO", lambda e: e.user or e.subject or e.peer),
@@ -43,13 +44,13 @@ _COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
 
 @click.command()
 @click.option("--since", type=SPAN, default="24h", show_default=True, help="How far to look back: 24h, 7d, 4w.")
-@click.option("--user", default="", help="Only calls by this user.")
+@click.option("--user", default="", help="Only calls by this user.", shell_complete=complete_users)
 @click.option("--call", default="", help="Only this call, for example CancelWorkload.")
 @click.option("--denied", is_flag=True, help="Only calls that were denied because the caller lacked the right.")
 @click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries to show."
 )
-@list_options
+@list_options(*AUDIT_COLUMNS)
 @output_option
 @click.pass_obj
 def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | bool) -> None:
@@ -71,7 +72,7 @@ def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | boo
         )
         print_list(
             settings,
-            _COLUMNS,
+            AUDIT_COLUMNS,
             found,
             empty="no change was requested in this time; look further back with --since",
             limit=limit,

@@ -12,9 +12,12 @@ CliError                   1  the call failed
 ├── UsageMismatch          2  the options contradict each other (and click's own usage errors)
 ├── ControllerUnreachable  3  the controller does not answer
 ├── NameNotFound           4  no such object
-└── RequestRefused         5  the request is invalid or refused
+├── RequestRefused         5  the request is invalid or refused
+└── CommandInterrupted   130  somebody pressed Ctrl-C
 """
 
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,11 +27,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from eelgrid_controller.cli.standard_streams import INTERRUPTED_CODE
 from eelgrid_controller.formatting import parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
-from eelgrid_protos.errors import ContractError, Violation
+from eelgrid_protos.errors import CONTRACT_BROKEN, ContractError, Violation
 from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages
 from eelgrid_protos.safe_text import escape_text
 
+# In click's own notes of a run: the context of the command that called the controller.
+_COMMAND_KEY = "eelgrid_controller.command"
 OUTPUTS = ("table", "wide", "json", "yaml")
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -114,6 +120,17 @@ class AmountType(_IntType):
             self.fail(str(error), param, ctx)
 
 
+class FiniteRange(click.FloatRange):
+    """A click parameter type for a finite number in a range; every comparison of click's own with NaN passes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number; fails with a usage error if it is outside the range, infinite or not a number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
 CPU = AmountType("CPUs", parse_cpu_milli)
 MEMORY = AmountType("SIZE", parse_memory_bytes)
 SHARE = AmountType("SHARE", parse_gpu_milli)
@@ -136,7 +153,13 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
     """Connects to the operators' API and yields a client of blocking calls; closes the channel on exit."""
     from eelgrid_protos import rpc, transport
 
-    channel = transport.open_blocking_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
+    files = tls_files(settings)
+    # Read and checked here: gRPC takes any bytes, and each call would fail as if nobody answered.
+    contents = None if files is None else files.load_contents(lambda _path: None)
+    # For an error: the command whose parameters its request was made of.
+    if context := click.get_current_context(silent=True):
+        context.meta[_COMMAND_KEY] = context
+    channel = transport.open_blocking_channel(settings.controller, tls=contents, insecure=settings.insecure)
     try:
         yield rpc.build_client(rpc.OPERATOR_SERVICE, channel)
     finally:
@@ -171,6 +194,49 @@ def fetch_whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> 
     return join_pages(pages)
 
 
+@contextmanager
+def remedy_if_not_found(remedy: str) -> Iterator[None]:
+    """Gives this remedy with the controller's message where the object is neither a workload nor a node."""
+    from eelgrid_protos import faults
+
+    try:
+        yield
+    except faults.NotFound as fault:
+        raise NameNotFound(fault.message, remedy) from None
+
+
+def read_input(file: IO[str], size: int) -> str:
+    """Reads at most so many characters of a text file that was named in the arguments; raises RequestRefused."""
+    try:
+        return file.read(size)
+    except UnicodeDecodeError as error:
+        raise RequestRefused(
+            f"{file.name}: is not UTF-8 text ({error.reason})", "name a text file, or save it as UTF-8"
+        ) from None
+
+
+def read_yaml_file(path: Path, bytes_most: int) -> Any:
+    """Reads one YAML document from a file of at most so many bytes; raises RequestRefused with the line."""
+    import yaml
+
+    try:
+        if path.stat().st_size > bytes_most:
+            raise RequestRefused(f"{path}: is larger than {bytes_most >> 20} MiB", "name a smaller file")
+        text = path.read_text(encoding="utf-8")
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # a safe one
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "is not YAML"
+        raise RequestRefused(f"{path}{place}: {problem}", "correct the YAML there") from None
+    except OSError as error:
+        raise RequestRefused(
+            f"{path}: {error.strerror or 'cannot be read'}", "check the path and its permissions"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise RequestRefused(f"{path}, byte {error.start}: is not UTF-8", "save the file as UTF-8") from None
+
+
 class CliError(click.ClickException):
     """Ends a command that failed, with what happened and what to do next."""
 
@@ -186,10 +252,10 @@ class CliError(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints the error to stderr, with a line for each violation."""
         out = file or sys.stderr
-        click.echo(f"eelctl: {escape_text(join_lines(self.message))}", file=out)
+        click.echo(f"eelctl: {escape_text(shorten_words(join_lines(self.message)))}", file=out)
         for violation in self.violations:
-            click.echo(f"  {escape_text(str(violation))}", file=out)
-        click.echo(f"  next: {escape_text(self.remedy)}", file=out)
+            click.echo(f"  {escape_text(shorten_words(str(violation)))}", file=out)
+        click.echo(f"  next: {escape_text(shorten_words(self.remedy))}", file=out)
 
 
 class UsageMismatch(CliError):
@@ -216,20 +282,37 @@ class RequestRefused(CliError):
     exit_code, reason = 5, "refused"
 
 
+class CommandInterrupted(CliError):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code, reason = INTERRUPTED_CODE, "interrupted"
+
+
+def output_error(error: OSError) -> CliError:
+    """Returns the error of a standard output that cannot be written."""
+    return CliError(
+        f"cannot write to standard output: {error.strerror or error}",
+        "free space where it goes, or redirect it to a file that can be written; a change may have been made already",
+    )
+
+
 def describe_error(error: click.ClickException) -> dict[str, Any]:
     """Returns an error as the JSON object that `-o json` prints: reason, message, remedy and violations."""
     if isinstance(error, CliError):
-        violations = [{"field": v.field, "problem": v.problem, "remedy": v.remedy} for v in error.violations]
+        violations = [
+            {"field": v.field, "problem": shorten_words(v.problem), "remedy": v.remedy} for v in error.violations
+        ]
         return {
             "reason": error.reason,
-            "message": join_lines(error.message),
+            "message": shorten_words(join_lines(error.message)),
             "remedy": error.remedy,
             "violations": violations,
         }
     context = error.ctx if isinstance(error, click.UsageError) else None
     reason = "usage" if isinstance(error, click.UsageError) else "failed"
     remedy = f"see {context.command_path if context else 'eelctl'} --help"
-    return {"reason": reason, "message": join_lines(error.format_message()), "remedy": remedy, "violations": []}
+    message = shorten_words(join_lines(error.format_message()))
+    return {"reason": reason, "message": message, "remedy": remedy, "violations": []}
 
 
 def join_lines(text: str) -> str:
@@ -237,10 +320,33 @@ def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
+_WORD_MOST, _WORD_SHOWN = 300, 60
+_LONG_WORD = re.compile(rf"[^\s'\",;]{{{_WORD_MOST + 1},}}")
+
+
+def shorten_words(text: str) -> str:
+    """Cuts words that are too long to read, such as a value of 5,000 characters that somebody pasted."""
+    return _LONG_WORD.sub(lambda match: f"{match[0][:_WORD_SHOWN]}... ({len(match[0]):,} characters)", text)
+
+
+def _invalid_request(message: str, violations: tuple[Violation, ...], remedy: str) -> RequestRefused:
+    """Names the command's parameters, where the contract's message and its fields are named."""
+    from eelgrid_controller.cli.request_fields import name_parameters
+
+    context = click.get_current_context(silent=True)
+    named = name_parameters(violations, context.meta.get(_COMMAND_KEY) if context else None)
+    if message.endswith(CONTRACT_BROKEN):
+        fields = dict.fromkeys(one.field for one in named if one.field)
+        message = f"{', '.join(fields) or 'the request'} {'are' if len(fields) > 1 else 'is'} not valid"
+    return RequestRefused(message, remedy, named)
+
+
 def cli_error_for(error: Exception, settings: CliSettings) -> CliError | None:
     """Returns the CliError for an error that is expected, None for a bug."""
     if isinstance(error, ContractError):
-        return RequestRefused(error.message, "correct the fields named above; nothing was sent", error.violations)
+        return _invalid_request(
+            error.message, error.violations, "correct it and run the command again; nothing was sent"
+        )
     # Only modules that are loaded: a module that was not imported cannot have raised anything.
     modules = sys.modules
     if (submit := modules.get("eelgrid_controller.replay.submitter")) and isinstance(error, submit.SubmitError):
@@ -256,7 +362,13 @@ def cli_error_for(error: Exception, settings: CliSettings) -> CliError | None:
         return UsageMismatch(what, remedy or "check --controller and the --tls options")
     if (faults := modules.get("eelgrid_protos.faults")) and isinstance(error, faults.Fault):
         return _of_fault(error, settings)
+    if isinstance(error, OSError) and error.filename:
+        return CliError(f"{error.filename}: {error.strerror}", "check the path, its permissions and the free space")
     return None
+
+
+# What gRPC writes of a handshake that failed.
+_TLS_MARKS = ("handshake", "CERTIFICATE", "SSL", "certificate")
 
 
 def _of_fault(fault: Any, settings: CliSettings) -> CliError:
@@ -264,6 +376,12 @@ def _of_fault(fault: Any, settings: CliSettings) -> CliError:
 
     message, violations = fault.message, fault.violations
     match fault:
+        case faults.Unavailable() if any(mark in message for mark in _TLS_MARKS):
+            detail = message.rpartition(": ")[2]
+            return ControllerUnreachable(
+                f"TLS with {settings.controller} failed" + (f" ({detail})" if detail not in {"", "OK"} else ""),
+                "check --tls-authority and the certificates of both sides with `eelctl doctor`",
+            )
         case faults.Unavailable():
             return ControllerUnreachable(
                 f"no controller answers at {settings.controller} ({message.rpartition(': ')[2]})",
@@ -276,7 +394,7 @@ def _of_fault(fault: Any, settings: CliSettings) -> CliError:
             # The controller names the calls of its API; an operator needs the command.
             return NameNotFound(message.partition("; list ")[0], "list names with `eelctl workloads` or `eelctl nodes`")
         case faults.InvalidArgument():
-            return RequestRefused(message, "correct it and run the command again", violations)
+            return _invalid_request(message, violations, "correct it and run the command again")
         case faults.AlreadyExists():
             return RequestRefused(
                 message, "choose another --id, or see the existing workload with `eelctl get`", violations

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.completion import complete_kind_names
 from eelgrid_controller.cli.connection import (
     CliSettings,
     NameNotFound,
@@ -16,24 +17,27 @@ from eelgrid_controller.cli.connection import (
     iterate_pages,
     output_option,
 )
+from eelgrid_controller.cli.drain import describe_cordon_status
 from eelgrid_controller.cli.explain import explanation_lines
-from eelgrid_controller.cli.nodes import GPU_COLUMNS, NODE_COLUMNS, PLAN_COLUMNS
+from eelgrid_controller.cli.nodes import GPU_COLUMNS, NODE_COLUMNS, PLAN_COLUMNS, find_node
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
 from eelgrid_controller.cli.workloads import build_workload_columns, read_clock, workload_lines
 from eelgrid_protos.messages import (
+    CordonStatus,
     ExplainWorkloadRequest,
     GetWorkloadRequest,
+    Gpu,
     GpuStatus,
     ListGpusRequest,
-    ListNodesRequest,
     ListPlansRequest,
     ListWorkloadsRequest,
-    Node,
 )
 from eelgrid_protos.plain_messages import to_plain
 
 _REPLICAS_SHOWN = 4
+# The plain form and the lines for people.
+Description = tuple[dict[str, Any], Iterator[str]]
 
 
 def _facts(columns: Iterable[TableColumn[Any]], row: Any) -> Iterator[str]:
@@ -60,20 +64,19 @@ def _pages(client: Any, settings: CliSettings, call: str, request: Any, items: s
     return list(iterate_pages(getattr(client, call), request, items, timeout_s=settings.timeout_s))
 
 
-def _describe_node(client: Any, settings: CliSettings, name: str) -> None:
-    found = _pages(client, settings, "list_nodes", ListNodesRequest(name_contains=name), "nodes")
-    node: Node | None = next((one for one in found if one.inventory.node_name == name), None)
-    if node is None:
-        raise NameNotFound(f"no node is called {name!r}", "list nodes with `eelctl nodes`")
+def _describe_node(client: Any, settings: CliSettings, name: str) -> Description:
+    node = find_node(client, settings, name)
     gpus = _pages(client, settings, "list_gpus", ListGpusRequest(node_name=name), "gpus")
     held = ListWorkloadsRequest(node_name=name, phases=LIVE_PHASES)
     work = _pages(client, settings, "list_workloads", held, "workloads")
     plans = _pages(client, settings, "list_plans", ListPlansRequest(node_name=name), "plans")
-    columns = build_workload_columns(read_clock(client, settings))
+    clock = read_clock(client, settings)
+    columns = build_workload_columns(clock)
 
     def lines() -> Iterator[str]:
         yield f"node {name}"
         yield from _facts(NODE_COLUMNS[1:], node)
+        yield from _cordon_lines(node.cordons, node.inventory.gpus, clock())
         yield from _table("GPUs", GPU_COLUMNS[1:], gpus, "It has no GPU.")
         yield from _table("Workloads", columns, work, "It holds no work.")
         yield from _table("Plan", PLAN_COLUMNS[1:], plans, "It has no plan yet.")
@@ -84,7 +87,13 @@ def _describe_node(client: Any, settings: CliSettings, name: str) -> None:
         "workloads": [to_plain(one) for one in work],
         "plans": [to_plain(one) for one in plans],
     }
-    print_plain(settings, plain, lines())
+    return plain, lines()
+
+
+def _cordon_lines(cordons: Iterable[CordonStatus], gpus: Iterable[Gpu], now_ns: int) -> Iterator[str]:
+    indexes = {gpu.uuid: gpu.index for gpu in gpus}
+    for cordon in cordons:
+        yield f"  takes no new work: {describe_cordon_status(cordon, indexes, now_ns)}"
 
 
 def _find_gpu(client: Any, settings: CliSettings, name: str) -> GpuStatus:
@@ -101,25 +110,27 @@ def _find_gpu(client: Any, settings: CliSettings, name: str) -> GpuStatus:
     return found
 
 
-def _describe_gpu(client: Any, settings: CliSettings, name: str) -> None:
+def _describe_gpu(client: Any, settings: CliSettings, name: str) -> Description:
     found = _find_gpu(client, settings, name)
     work = [
         client.get_workload(GetWorkloadRequest(workload_id=key), timeout=settings.timeout_s).workload
         for key in found.workload_ids
     ]
-    columns = build_workload_columns(read_clock(client, settings))
+    clock = read_clock(client, settings)
+    columns = build_workload_columns(clock)
 
     def lines() -> Iterator[str]:
         yield f"GPU {found.gpu.index} of node {found.node_name}"
         yield from _facts(GPU_COLUMNS[2:], found)
         if found.gpu.cordon:
             yield f"  takes no new work: {found.gpu.cordon}"
+        yield from _cordon_lines(found.cordons, [found.gpu], clock())
         yield from _table("Workloads", columns, work, "Nothing holds it.")
 
-    print_plain(settings, {"gpu": to_plain(found), "workloads": [to_plain(one) for one in work]}, lines())
+    return {"gpu": to_plain(found), "workloads": [to_plain(one) for one in work]}, lines()
 
 
-def _describe_workload(client: Any, settings: CliSettings, name: str) -> None:
+def _describe_workload(client: Any, settings: CliSettings, name: str) -> Description:
     workload = find_workload(client, settings, name)
     request = ExplainWorkloadRequest(workload_id=workload.workload_id)
     explanation = client.explain_workload(request, timeout=settings.timeout_s).explanation
@@ -129,15 +140,23 @@ def _describe_workload(client: Any, settings: CliSettings, name: str) -> None:
         yield ""
         yield from explanation_lines(explanation, _REPLICAS_SHOWN, settings.page)
 
-    print_plain(settings, {"workload": to_plain(workload), "explanation": to_plain(explanation)}, lines())
+    return {"workload": to_plain(workload), "explanation": to_plain(explanation)}, lines()
 
 
 _KINDS = {"node": _describe_node, "gpu": _describe_gpu, "workload": _describe_workload}
 
 
+def build_description(client: Any, settings: CliSettings, kind: str, name: str) -> Description:
+    """Fetches everything that is known of a node, GPU or workload; returns its plain form and lines for people.
+
+    Raises NameNotFound, or RequestRefused for a name that several workloads have.
+    """
+    return _KINDS[kind](client, settings, name)
+
+
 @click.command()
 @click.argument("kind", type=click.Choice(list(_KINDS)))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_kind_names)
 @output_option
 @click.pass_obj
 def describe(settings: CliSettings, kind: str, name: str) -> None:
@@ -145,10 +164,10 @@ def describe(settings: CliSettings, kind: str, name: str) -> None:
 
     A GPU is named NODE/INDEX or by its UUID, a workload by its id or its name.
 
-    \\b
+    \b
     eelctl describe node gpu-1
     eelctl describe gpu gpu-1/3
     eelctl describe workload train
     """  # noqa: D301
     with connect_operators(settings) as client:
-        _KINDS[kind](client, settings, name)
+        print_plain(settings, *build_description(client, settings, kind, name))

@@ -5,13 +5,13 @@ are in doctor_cluster.py, those of the machine in doctor_machine.py. It changes 
 chain holds is decided by TLS itself: a handshake in memory between both sides with the same files.
 """
 
+import http.client
 import ipaddress
 import os
 import socket
 import ssl
 import stat
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +24,7 @@ import click
 from eelgrid_controller.cli import doctor_cluster, doctor_machine
 from eelgrid_controller.cli.connection import (
     CliSettings,
+    FiniteRange,
     connect_operators,
     fetch_whole,
     iterate_pages,
@@ -105,7 +106,7 @@ class DoctorOptions:
 @click.option(
     "--nvml-limit",
     "nvml_limit_s",
-    type=click.FloatRange(0.5, 120.0),
+    type=FiniteRange(0.5, 120.0),
     default=10.0,
     show_default=True,
     help="Seconds to wait for the GPU driver.",
@@ -130,7 +131,9 @@ def doctor(context: click.Context, /, only: str, state: Path | None, **looks: An
         findings += _machine(settings, chosen)
     if only != "machine":
         findings += _controller(settings, chosen)
-    print_plain(settings, [asdict(finding) for finding in findings], _lines(findings))
+    print_plain(
+        settings, [asdict(finding) | {"status": finding.status.value} for finding in findings], _lines(findings)
+    )
     context.exit(exit_code(findings))
 
 
@@ -162,6 +165,7 @@ def _machine(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
     if has_gpus:
         yield doctor_machine.check_driver(answer.version)
         yield from doctor_machine.check_rights(doctor_machine.read_rights())
+    yield doctor_machine.check_processes(doctor_machine.find_own_cgroup(), is_root=os.geteuid() == 0)
     state, data = doctor_machine.read_folder(looks.state), doctor_machine.read_folder(looks.data)
     yield doctor_machine.check_folder("state directory", state, "--state", here=has_gpus)
     yield doctor_machine.check_disk_room("disk, agent", state)
@@ -228,7 +232,7 @@ def _page_text(address: str, timeout_s: float) -> str | Exception:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
             text: str = answer.read(_PAGE_BYTES_MOST).decode("utf-8", "replace")
             return text
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return error
 
 

@@ -10,21 +10,31 @@ from dataclasses import dataclass
 
 from eelgrid_controller.cli.doctor_machine import (
     Finding,
-    count_noun,
     join_names,
     report_failure,
     report_ok,
     report_skipped,
     report_warning,
 )
-from eelgrid_controller.formatting import format_energy, format_power
+from eelgrid_controller.formatting import count_noun, format_energy, format_power
+from eelgrid_controller.state.attention import (
+    BudgetProblem,
+    GpuProblem,
+    find_budget_problem,
+    find_gpu_problems,
+    find_plan_problems,
+    is_late,
+    is_unanswered,
+    is_uncontrolled,
+    stale_after_s,
+)
 from eelgrid_protos.messages import (
     AccessLevel,
-    ApplyStatus,
     BudgetStatus,
     EnforcementMode,
     GetNodePlanResponse,
     GetSamplesResponse,
+    Gpu,
     Inventory,
     JobStatus,
     ListPromisesResponse,
@@ -38,11 +48,7 @@ from eelgrid_protos.messages import (
     resolve_pool,
 )
 
-# A batch may be late by a turn of both sides; three are a pattern.
-_STALE_BATCHES, _STALE_LEAST_S = 3.0, 30.0
-_NEAR = 0.95
 _LOST_SHARE = 0.001
-_UNSTEERED = "unsteered"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -71,7 +77,7 @@ def check_samples(summary: Summary) -> Finding:
 
 def check_freshness(nodes: Sequence[Node], send_interval_s: float) -> Finding:
     """Checks for nodes that are connected but send no samples."""
-    most_s = max(_STALE_LEAST_S, _STALE_BATCHES * send_interval_s)
+    most_s = stale_after_s(send_interval_s)
     ready = [node for node in nodes if node.state is NodeState.READY]
     if not ready:
         return report_skipped("telemetry", "no node is ready", "see the check of agents")
@@ -133,16 +139,28 @@ def check_journal_loss(nodes: Sequence[Node]) -> Finding:
     )
 
 
+def _list_gpus_with(problem: GpuProblem, nodes: Sequence[Node]) -> list[tuple[str, Gpu]]:
+    """Lists the GPUs that have a problem, each with its place, as the overview does."""
+    return [
+        (f"{node.inventory.node_name}/{gpu.index}", gpu)
+        for node in nodes
+        for gpu in node.inventory.gpus
+        if problem in find_gpu_problems(gpu, node.state, is_lost=gpu.lost)
+    ]
+
+
 def check_gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:
-    """Checks for GPUs that are lost or cordoned."""
-    every = [(node.inventory.node_name, gpu) for node in nodes for gpu in node.inventory.gpus]
-    lost = [f"{name}/{gpu.index}" for name, gpu in every if gpu.lost]
-    held = [f"{name}/{gpu.index} ({gpu.cordon})" for name, gpu in every if gpu.cordon and not gpu.lost]
+    """Checks for GPUs that are lost or cordoned by their agents, and for nodes and GPUs that operators cordoned."""
+    count = sum(len(node.inventory.gpus) for node in nodes)
+    lost = [place for place, _ in _list_gpus_with(GpuProblem.LOST, nodes)]
+    held = [f"{place} ({gpu.cordon})" for place, gpu in _list_gpus_with(GpuProblem.CORDONED, nodes)]
     findings = []
     if lost:
-        remedy = "look for XIDs in `dmesg` there; drain the node, reset the GPU or reboot the machine"
+        remedy = "look for XIDs in `dmesg` there; `eelctl drain NODE`, reset the GPU or reboot the machine"
         findings.append(
-            report_failure("GPUs lost", f"{count_noun(len(lost), 'GPU')} do not respond: {join_names(lost)}", remedy)
+            report_failure(
+                "GPUs lost", f"{count_noun(len(lost), 'GPU does', 'GPUs do')} not respond: {join_names(lost)}", remedy
+            )
         )
     if held:
         remedy = "see the node's log for the cause; they take work again after a while without errors"
@@ -151,16 +169,25 @@ def check_gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:
                 "GPUs cordoned", f"{count_noun(len(held), 'GPU')} take no new work: {join_names(held)}", remedy
             )
         )
-    return tuple(findings) or (report_ok("GPUs", f"{count_noun(len(every), 'GPU')}, none lost, none cordoned"),)
+    closed = [
+        node.inventory.node_name + (f"/{indexes.get(one.gpu_uuid, one.gpu_uuid)}" if one.gpu_uuid else "")
+        for node in nodes
+        for indexes in [{gpu.uuid: gpu.index for gpu in node.inventory.gpus}]
+        for one in node.cordons
+    ]
+    if closed:
+        remedy = "`eelctl describe node NODE` says who did so and why; `eelctl uncordon` them when they may work again"
+        findings.append(report_warning("cordons", f"operators closed {join_names(closed)} to new work", remedy))
+    return tuple(findings) or (report_ok("GPUs", f"{count_noun(count, 'GPU')}, none lost, none cordoned"),)
 
 
 def check_layouts(nodes: Sequence[Node]) -> Finding:
     """Checks for MIG mode changes that wait for a reset."""
-    stuck = [f"{n.inventory.node_name}/{gpu.index}" for n in nodes for gpu in n.inventory.gpus if gpu.mig_pending]
+    stuck = [place for place, _ in _list_gpus_with(GpuProblem.MIG_PENDING, nodes)]
     if stuck:
         remedy = "drain these nodes and reset the GPUs, or reboot the machines"
         return report_warning(
-            "MIG mode", f"{count_noun(len(stuck), 'GPU')} wait for a reset: {join_names(stuck)}", remedy
+            "MIG mode", f"{count_noun(len(stuck), 'GPU waits', 'GPUs wait')} for a reset: {join_names(stuck)}", remedy
         )
     return report_ok("MIG mode", "no change waits for a reset")
 
@@ -199,7 +226,7 @@ def check_limit_reach(nodes: Iterable[Node], policy: Policy) -> Finding:
     silent = [f"{name}/{gpu.index}" for name, gpu in every if not gpu.lost and gpu.power_limit_min_w is None]
     if silent:
         what = (
-            f"{count_noun(len(silent), 'GPU')} of enforced pools report no range of power limits: {join_names(silent)}"
+            f"{count_noun(len(silent), 'GPU')} of enforced pools without a range of power limits: {join_names(silent)}"
         )
         return report_warning("power limits", what, "no plan or budget can lower these: budget for what they draw")
     return report_ok("power limits", f"{count_noun(len(every), 'GPU')} of enforced pools can be limited")
@@ -210,14 +237,12 @@ def check_plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
     refused, broken, waiting = [], [], []
     for status in found:
         plan, applied, name = status.plan, status.applied, status.plan.node_name
-        results = applied.results if applied else ()
-        rules = {result.rule for result in results if result.status is ApplyStatus.REFUSED and result.rule}
-        kinds = {result.status for result in results} | ({applied.status} if applied else set())
-        if ApplyStatus.FAILED in kinds:
+        problems = find_plan_problems(applied)
+        if problems.has_failed:
             broken.append(name)
-        elif ApplyStatus.REFUSED in kinds:
-            refused.append(f"{name} ({', '.join(sorted(rules)) or 'no rule named'})")
-        if plan.epoch and (applied is None or applied.epoch < plan.epoch):
+        elif problems.has_refused:
+            refused.append(f"{name} ({', '.join(problems.rules) or 'no rule named'})")
+        if is_unanswered(plan, applied):
             waiting.append(name)
     findings = []
     see = "`eelctl plan NODE` shows the items; docs/reference/agent.md lists the rules"
@@ -251,19 +276,20 @@ def check_budgets(found: Sequence[BudgetStatus]) -> tuple[Finding, ...]:
         check = f"budget, {f'{budget.scope.name.lower()} {budget.name}'.strip()}"
         most = format_power(budget.limit_w)
         unread = status.gpus - status.measured_gpus
-        if status.over_w > 0:
+        problem = find_budget_problem(status)
+        if problem is BudgetProblem.OVER:
             what = f"{format_power(status.measured_w)} measured of {most}: {format_power(status.over_w)} over"
             what += f", and {count_noun(unread, 'GPU')} not read" if unread else ""
             remedy = "see `eelctl promises`: enforce more pools, drain nodes, or raise the budget"
             findings.append(report_failure(check, what, remedy))
-        elif status.shortfall_w > 0:
+        elif problem is BudgetProblem.SHORT:
             what = f"{format_power(status.shortfall_w)} more than {most} is needed for objectives and lost nodes"
             remedy = "see `eelctl promises`: relax objectives, or raise the budget (eelctl policy set)"
             findings.append(report_warning(check, what, remedy))
-        elif status.claimed_w > _NEAR * budget.limit_w:
+        elif problem is BudgetProblem.NEARLY_CLAIMED:
             what = f"{format_power(status.claimed_w)} claimed of {most}"
             findings.append(report_warning(check, what, "nothing yet; new work will wait for power"))
-        elif (status.measured_w or 0.0) > _NEAR * budget.limit_w:
+        elif problem is BudgetProblem.NEARLY_DRAWN:
             what = f"{format_power(status.measured_w)} measured of {most}"
             findings.append(report_warning(check, what, "nothing yet; see `eelctl promises` for what is claimed"))
     return tuple(findings) or (report_ok("budgets", f"{count_noun(len(found), 'budget')}, none near its limit"),)
@@ -274,12 +300,8 @@ def check_promises(found: ListPromisesResponse) -> tuple[Finding, ...]:
     every: list[ServiceStatus | JobStatus] = [*found.services, *found.jobs]
     if not every:
         return (report_ok("promises", "nothing has an objective"),)
-    unsteered = [one for one in every if one.phase == _UNSTEERED]
-    late = [
-        one.name or one.workload_id
-        for one in found.services
-        if one.live_s is not None and one.objective_s and one.live_s > one.objective_s
-    ]
+    unsteered = [one for one in every if is_uncontrolled(one)]
+    late = [one.name or one.workload_id for one in found.services if is_late(one)]
     findings = []
     if unsteered:
         names = join_names(f"{one.name or one.workload_id} ({one.reason.partition(';')[0]})" for one in unsteered)
@@ -318,7 +340,7 @@ def check_waiting_work(summary: Summary) -> Finding:
         return report_ok("queue", "nothing is pending")
     most = max(summary.pending_reasons, key=lambda reason: reason.workloads, default=None)
     why = f", most of it for: {most.reason}" if most else ""
-    return report_ok("queue", f"{count_noun(summary.pending, 'workload')} wait{why}")
+    return report_ok("queue", f"{count_noun(summary.pending, 'workload waits', 'workloads wait')}{why}")
 
 
 _SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)(?: [0-9]+)?")
@@ -436,7 +458,7 @@ def check_ledger_age(page: MetricsAnswer) -> tuple[Finding, ...]:
     failures = page.value("eelgrid_ledger_failures_total") or 0.0
     damaged = page.value("eelgrid_ledger_damaged_parts") or 0.0
     if damaged:
-        what = f"{count_noun(int(damaged), 'part')} of it do not match their checksums and are omitted from answers"
+        what = f"{count_noun(int(damaged), 'damaged part')}, by checksum, omitted from answers"
         remedy = "its log and `eelctl energy` name them; check the disk, and restore a backup (EelgridLedgerFailing)"
         return (report_failure("ledger, damage", what, remedy),)
     refused = page.value("eelgrid_ledger_windows_total", result="refused") or 0.0

@@ -28,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 
 from eelgrid_controller.cli.connection import join_lines
-from eelgrid_controller.formatting import format_memory
+from eelgrid_controller.formatting import count_noun, format_memory
 from eelgrid_protos.sockets import split_address
 
 _NAMES_SHOWN = 3
@@ -89,11 +89,6 @@ def join_names(names: Iterable[str]) -> str:
     every = list(names)
     more = f" and {len(every) - _NAMES_SHOWN:,} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more
-
-
-def count_noun(count: int, one: str, many: str = "") -> str:
-    """Formats a number with its noun, in singular or plural."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 PYTHON_LEAST, PYTHON_BELOW = (3, 11), (3, 14)
@@ -267,6 +262,19 @@ def check_rights(found: ProcessRights) -> tuple[Finding, ...]:
             report_failure("MIG device nodes", what, remedy + (" ..." if len(found.missing_nodes) > 2 else ""))
         )
     return tuple(findings)
+
+
+def check_processes(cgroup: Path | None, *, is_root: bool) -> Finding:
+    """Checks how jobs of `eelctl run` would be held to what they ask for by an agent started as this process was."""
+    if is_root:
+        remedy = "start the agent, or eelctl box, as a user; --allow-root is for machines that only root uses"
+        return report_skipped("jobs", "root runs no jobs: --run-processes is refused", remedy)
+    if cgroup is None:
+        remedy = "start it in a unit with Delegate=yes and DelegateSubgroup=agent"
+        return report_skipped(
+            "jobs", "no delegated cgroup: memory and CPUs of jobs are counted, not limited; their ends are sure", remedy
+        )
+    return report_ok("jobs", f"cgroups of jobs go below {cgroup}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,6 +519,15 @@ def read_rights(proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> Pro
         may_monitor=os.access(mig / "monitor", os.R_OK) if has_mig else None,
         missing_nodes=tuple(missing),
     )
+
+
+def find_own_cgroup(mount: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """Returns this process's own cgroup of version 2 if it may make others below it, as the agent would."""
+    lines = _text(own).splitlines()
+    name = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    folder = mount / name.lstrip("/")
+    is_delegated = name != "/" and (folder / "cgroup.kill").exists()
+    return folder if is_delegated and os.access(folder / "cgroup.procs", os.W_OK) else None
 
 
 def find_state_folder(environ: Mapping[str, str], *, is_root: bool) -> Path:

@@ -1,15 +1,8 @@
-"""eelctl energy and exporters: energy by owner and time, CSV and Parquet exports, and who has confirmed them.
+"""eelctl energy: energy, cost and carbon by owner and time; `energy_exports` writes and confirms its files."""
 
-An export file is complete and on disk, or does not exist. `energy --confirm-export` reports an exported interval to
-the controller, which may then delete rows by age.
-"""
-
-import csv
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,233 +10,43 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from eelgrid_controller.cli.connection import AmountType, CliSettings, RequestRefused, connect_operators, output_option
-from eelgrid_controller.cli.output import TableColumn, print_list, print_plain, text_table, use_colour
-from eelgrid_controller.formatting import format_energy
+from eelgrid_controller.cli.completion import complete_exporters
+from eelgrid_controller.cli.connection import (
+    AmountType,
+    CliSettings,
+    connect_operators,
+    output_option,
+)
+from eelgrid_controller.cli.energy_exports import (
+    confirm_export,
+    export_period,
+    parquet_library,
+    refuse_incomplete_export,
+    write_csv,
+    write_groups,
+    write_parquet,
+)
+from eelgrid_controller.cli.output import (
+    TableColumn,
+    arrange_rows,
+    list_options,
+    print_plain,
+    share_of,
+    table_lines,
+)
+from eelgrid_controller.formatting import format_carbon, format_energies, format_energy, format_money
+from eelgrid_controller.state.spending import day_bounds, utc_offset_minutes_of
 from eelgrid_protos.catalogue import GpuNameError, resolve_gpu_model
 from eelgrid_protos.messages import (
-    ConfirmEnergyExportRequest,
-    EnergyExporter,
     EnergySpent,
     EnergyWork,
+    GetPolicyRequest,
     GetSummaryRequest,
-    ListEnergyExportersRequest,
     QueryEnergyRequest,
     QueryEnergyResponse,
-    RemoveEnergyExporterRequest,
 )
-from eelgrid_protos.safe_text import escape_csv_cell
-
-
-def flatten_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Flattens rows for files: each unit of work gets its own columns; None where a row does not report the unit."""
-    units = sorted({one["unit"] for row in rows for one in row["work"]})
-    found = []
-    for row in rows:
-        told = {one["unit"]: one for one in row["work"]}
-        found.append(
-            {name: value for name, value in row.items() if name != "work"}
-            | {
-                f"{unit}_{name}": told[unit][name] if unit in told else None
-                for unit in units
-                for name in ("amount", "energy_per_unit_j", "missed_s")
-            }
-        )
-    return found
-
-
-def _columns(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
-    return list(rows[0]) if rows else [*by, "energy_j", "idle_j", "active_j", "cost", "carbon_g"]
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
-    """Writes rows to a CSV file with a header line."""
-    rows = flatten_rows(rows)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, _columns(rows, by))
-        writer.writerow({name: escape_csv_cell(name) for name in writer.fieldnames})
-        writer.writerows([{name: escape_csv_cell(value) for name, value in row.items()} for row in rows])
-
-
-def parquet_library() -> tuple[Any, Any]:
-    """Imports pyarrow; called before anything else, since it may be missing. Raises UsageError."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise click.UsageError("--parquet needs pyarrow: pip install 'eelgrid[parquet]', or write --csv") from None
-    return pa, parquet
-
-
-def write_parquet(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
-    """Writes rows to a Parquet file, in columns of text and of 64-bit floats."""
-    arrow, parquet = parquet_library()
-    rows = flatten_rows(rows)
-    names = _columns(rows, by)
-    # Declared, not inferred from the values, of which there may be none.
-    kinds = arrow.schema([(name, arrow.string() if name in by else arrow.float64()) for name in names])
-    parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}, schema=kinds), path)
-
-
-def write_groups(
-    option: str, path: Path | None, write: Callable[..., None], document: dict[str, Any], by: Sequence[str]
-) -> None:
-    """Writes the groups with `write` if a path was given; on return the file is complete and on disk."""
-    if path is None:
-        return
-    try:
-        if is_durable(path):
-            with _replacing(path.resolve()) as draft:
-                write(draft, document["groups"], by)
-        else:
-            write(path, document["groups"], by)
-    except OSError as error:
-        raise click.UsageError(f"{option}: {path}: {error.strerror or error}; name a writable file") from None
-
-
-def is_durable(path: Path) -> bool:
-    """Returns whether the path is or can become a regular file: a pipe or a device cannot be replaced."""
-    return path.is_file() or not path.exists()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yields a draft path beside `path`; on success the draft replaces it, synced to disk; otherwise it is removed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield draft
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
 
 _NANO = 10**9
-_HOUR_NS = 3600 * _NANO
-
-
-def _time(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns / _NANO, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _format_changed_hours(one: EnergyExporter) -> str:
-    if not one.changed_hours:
-        return ""
-    return f"{one.changed_hours}, {_time(one.changed_first_ns)} to {_time(one.changed_last_ns)}"
-
-
-def export_period(
-    client: Any,
-    settings: CliSettings,
-    name: str,
-    said_ns: tuple[int, int] | None,
-    *,
-    is_month: bool,
-    paths: Sequence[Path | None],
-    is_filtered: bool,
-) -> tuple[int, int]:
-    """Returns begin and end of the export: the given period as far as it is settled, or all that the exporter lacks.
-
-    Raises UsageError and RequestRefused; ends the command if there is nothing to export.
-    """
-    if not any(paths):
-        raise click.UsageError("--confirm-export needs an export: add --csv FILE or --parquet FILE")
-    if is_filtered:
-        raise click.UsageError(
-            "--confirm-export cannot be combined with --where, which would omit rows; leave one of them out"
-        )
-    for path in filter(None, paths):
-        if not is_durable(path):
-            raise click.UsageError(f"--confirm-export: {path} is not a regular file; name one")
-    found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
-    settled_ns = found.settled_ns
-    marks = {one.name: one.until_ns for one in found.exporters}
-    if said_ns is not None:
-        begin_ns, end_ns = said_ns
-        if begin_ns // _HOUR_NS * _HOUR_NS > marks.get(name, begin_ns):
-            raise RequestRefused(
-                f"{name} has rows up to {_time(marks[name])} UTC and would lack those until {_time(begin_ns)}",
-                "begin there, or leave out --since and --month to export everything new",
-            )
-        if is_month and end_ns > settled_ns:
-            raise RequestRefused(
-                f"--month: not all nodes have reported that month; hours are settled until {_time(settled_ns)} UTC",
-                "repeat it later, or use --since",
-            )
-    else:
-        if name not in marks:
-            raise click.UsageError(
-                f"--confirm-export: {name} has confirmed nothing yet; give the start with --since or --month"
-            )
-        begin_ns, end_ns = marks[name], settled_ns
-    end_ns = min(end_ns, settled_ns)
-    if end_ns <= begin_ns:
-        click.echo(
-            f"nothing after {_time(begin_ns)} UTC is settled that {name} could export; nothing was written", err=True
-        )
-        raise click.exceptions.Exit(0)
-    return begin_ns, end_ns
-
-
-def confirm_export(client: Any, settings: CliSettings, name: str, found: QueryEnergyResponse) -> None:
-    """Confirms an export to the controller and prints what the exporter has now."""
-    request = ConfirmEnergyExportRequest(
-        name=name, begin_ns=found.begin_ns, end_ns=found.end_ns, revision=found.revision
-    )
-    mark = client.confirm_energy_export(request, timeout=settings.timeout_s).exporter
-    click.echo(f"confirmed: {name} has everything from {_time(mark.since_ns)} to {_time(mark.until_ns)} UTC", err=True)
-    if mark.changed_hours:
-        click.echo(
-            f"  except hours that changed since: {_format_changed_hours(mark)}; export that period again", err=True
-        )
-
-
-_COLUMNS = (
-    TableColumn[EnergyExporter]("EXPORTER", lambda one: one.name),
-    TableColumn[EnergyExporter]("SINCE", lambda one: _time(one.since_ns)),
-    TableColumn[EnergyExporter]("UNTIL", lambda one: _time(one.until_ns)),
-    TableColumn[EnergyExporter]("BEHIND", lambda one: f"{one.lag_s / 3600.0:,.0f} h", right=True),
-    TableColumn[EnergyExporter]("CHANGED HOURS", _format_changed_hours),
-)
-
-
-@click.group(invoke_without_command=True)
-@output_option
-@click.pass_context
-def exporters(context: click.Context) -> None:
-    """Show who exports energy rows, and up to when they have confirmed them (UTC).
-
-    The controller keeps rows that an exporter lacks, whatever their age. Hours that changed after they were confirmed
-    must be exported again; the new rows replace the old ones.
-    """
-    if context.invoked_subcommand is not None:
-        return
-    settings: CliSettings = context.obj
-    with connect_operators(settings) as client:
-        found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
-    print_list(
-        settings,
-        _COLUMNS,
-        found.exporters,
-        empty="no exporter; add one with `eelctl energy --csv FILE --confirm-export NAME --since 7d`",
-    )
-
-
-@exporters.command()
-@click.argument("name")
-@click.pass_obj
-def remove(settings: CliSettings, name: str) -> None:
-    """Remove an exporter; rows that it lacks are deleted by age again."""
-    with connect_operators(settings) as client:
-        client.remove_energy_exporter(RemoveEnergyExporterRequest(name=name), timeout=settings.timeout_s)
-    click.echo(f"{name} is removed from the exporters")
-
 
 _SPAN = re.compile(r"(\d{1,5}) ?(h|d|w)")
 _HOURS = {"h": 1, "d": 24, "w": 168}
@@ -259,10 +62,22 @@ def parse_span_h(text: str) -> int:
 
 
 SPAN = AmountType("span", parse_span_h)
+# Hours that stand for the day so far.
+_TODAY_H = 0
 
 
-def period_ns(since_h: int, month: str | None, *, now_ns: int) -> tuple[int, int]:
-    """Returns begin and end of the hours before now, or of a calendar month in UTC; raises BadParameter."""
+def _parse_since_h(text: str) -> int:
+    """Parses a time span, or `today`, into hours."""
+    return _TODAY_H if text.strip() == "today" else parse_span_h(text)
+
+
+def period_ns(since_h: int, month: str | None, *, now_ns: int, utc_offset_minutes: int = 0) -> tuple[int, int]:
+    """Returns begin and end of the hours before now, of today or of a calendar month in UTC; raises BadParameter.
+
+    Today begins at midnight by the offset from UTC that the prices have.
+    """
+    if month is None and since_h == _TODAY_H:
+        return day_bounds(now_ns, utc_offset_minutes).begin_s * _NANO, now_ns
     if month is None:
         return now_ns - since_h * 3600 * _NANO, now_ns
     found = _MONTH.fullmatch(month)
@@ -320,7 +135,7 @@ def group_rows(found: QueryEnergyResponse, by: Sequence[str]) -> list[dict[str, 
     """Returns the groups as rows, with their names and joules."""
     return [
         {name: _shown(name, value) for name, value in zip(by, group.values, strict=True)}
-        | _amounts(group.spent)
+        | _amounts(group.spent, found.currency)
         | {"work": [_work(one) for one in group.work]}
         for group in found.groups
     ]
@@ -347,11 +162,10 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
-def _joules(value_j: float) -> str:
-    for border, letter in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")):
-        if value_j >= border:
-            return f"{value_j / border:.3g} {letter}"
-    return f"{1000.0 * value_j:.3g} mJ"
+def _joules(value_j: float, largest_j: float) -> str:
+    units = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
+    size, letter = next((unit for unit in units if largest_j >= unit[0]), (1e-3, "mJ"))
+    return f"{value_j / size:.3g} {letter}"
 
 
 def format_work(work: Sequence[dict[str, Any]]) -> str:
@@ -359,23 +173,33 @@ def format_work(work: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{'>= ' if one['missed_s'] else ''}{_number(one['amount'])} {_unit(one)}s" for one in work)
 
 
-def format_per_unit(work: Sequence[dict[str, Any]]) -> str:
+def largest_per_unit(rows: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
+    """Returns the most joules per unit of work in all rows, by the unit: a column has one multiple of a joule for each."""
+    largest_j: dict[str, float] = {}
+    for one in (one for work in rows for one in work):
+        if one["energy_per_unit_j"] is not None:
+            largest_j[one["unit"]] = max(largest_j.get(one["unit"], 0.0), one["energy_per_unit_j"])
+    return largest_j
+
+
+def format_per_unit(work: Sequence[dict[str, Any]], largest_j: Mapping[str, float]) -> str:
     """Formats joules per unit of work, as an upper bound where not all was counted."""
     return ", ".join(
-        f"{'<= ' if one['missed_s'] else ''}{_joules(one['energy_per_unit_j'])}/{_unit(one)}"
+        f"{'<= ' if one['missed_s'] else ''}{_joules(one['energy_per_unit_j'], largest_j[one['unit']])}/{_unit(one)}"
         for one in work
         if one["energy_per_unit_j"] is not None
     )
 
 
-def _amounts(spent: EnergySpent) -> dict[str, Any]:
+def _amounts(spent: EnergySpent, currency: str) -> dict[str, Any]:
+    """Returns joules, money and grams; None where no price or no carbon intensity is known."""
     total_mj = spent.bare_idle_mj + spent.context_idle_mj + spent.active_mj
     return {
         "energy_j": total_mj / 1000.0,
         "idle_j": (spent.bare_idle_mj + spent.context_idle_mj) / 1000.0,
         "active_j": spent.active_mj / 1000.0,
-        "cost": spent.cost,
-        "carbon_g": spent.carbon_g,
+        "cost": spent.cost if currency and (spent.cost or not total_mj) else None,
+        "carbon_g": spent.carbon_g if currency and (spent.carbon_g or not total_mj) else None,
     }
 
 
@@ -387,10 +211,10 @@ def energy_document(found: QueryEnergyResponse, by: Sequence[str]) -> dict[str, 
         "end": datetime.fromtimestamp(found.end_ns / _NANO, UTC).isoformat(),
         "currency": found.currency,
         "groups": group_rows(found, by),
-        "left_out": {"groups": found.left_out_groups} | _amounts(found.left_out),
-        "unallocated": _amounts(found.unallocated),
-        "unattributed": _amounts(found.unattributed),
-        "total": _amounts(_sum(owned, found.unallocated, found.unattributed)),
+        "left_out": {"groups": found.left_out_groups} | _amounts(found.left_out, found.currency),
+        "unallocated": _amounts(found.unallocated, found.currency),
+        "unattributed": _amounts(found.unattributed, found.currency),
+        "total": _amounts(_sum(owned, found.unallocated, found.unattributed), found.currency),
         "measured_j": found.measured_mj / 1000.0,
         "uncertainty_j": found.uncertainty_mj / 1000.0,
         "uncounted_s": found.uncounted_s,
@@ -402,14 +226,56 @@ def _cell(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: str(row.get(name, ""))
 
 
+def _energy_column(title: str, name: str, *, largest_j: float) -> TableColumn[dict[str, Any]]:
+    return TableColumn(
+        title,
+        lambda row: format_energy(row[name]),
+        right=True,
+        texts=lambda rows: format_energies([row[name] for row in rows], largest_j=largest_j),
+    )
+
+
 def format_minute(stamp: str) -> str:
     """Returns a time of a document (ISO 8601) to the minute, as people write it."""
     return stamp[:16].replace("T", " ")
 
 
-def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -> Iterator[str]:
+_GROUP_KEYS = (
+    "kind", "namespace", "name", "workload", "title", "user", "queue", "node", "pool", "gpu_model", "hour", "day",
+)  # fmt: skip
+
+
+def _energy_columns(document: dict[str, Any], by: Sequence[str]) -> list[TableColumn[dict[str, Any]]]:
+    total_j, currency = document["total"]["energy_j"], document["currency"]
+    is_told = any(row["work"] for row in document["groups"])
+    largest_j = largest_per_unit([row["work"] for row in document["groups"]])
+    work_columns = [
+        TableColumn[dict[str, Any]]("WORK", lambda row: format_work(row.get("work", ())), right=True),
+        TableColumn[dict[str, Any]](
+            "FOR EACH", lambda row: format_per_unit(row.get("work", ()), largest_j), right=True
+        ),
+    ]
+    return [
+        *(TableColumn[dict[str, Any]](name.upper(), _cell(name)) for name in by),
+        _energy_column("ENERGY", "energy_j", largest_j=total_j),
+        TableColumn(
+            "SHARE",
+            lambda row: f"{100.0 * row['energy_j'] / total_j:.1f} %" if total_j else "",
+            right=True,
+            share=lambda row: share_of(row["energy_j"], total_j),
+        ),
+        _energy_column("IDLE", "idle_j", largest_j=total_j),
+        TableColumn("COST", lambda row: format_money(row["cost"], currency), right=True),
+        *(work_columns if is_told else []),
+        TableColumn("CO2", lambda row: format_carbon(row["carbon_g"]), right=True),
+    ]
+
+
+def _lines(
+    settings: CliSettings, document: dict[str, Any], columns: Sequence[TableColumn[dict[str, Any]]], first: str
+) -> Iterator[str]:
     nobody = [
-        {by[0]: title} | document[part]
+        {first: title} | document[part]
         for title, part in (
             ("(others)", "left_out"),
             ("(unallocated)", "unallocated"),
@@ -418,20 +284,9 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
         )
         if document[part]["energy_j"] or part == "total"
     ]
-    total_j = document["total"]["energy_j"]
-    currency = document["currency"]
-    is_told = any(row["work"] for row in document["groups"])
-    columns = [
-        *(TableColumn[dict[str, Any]](name.upper(), _cell(name)) for name in by),
-        TableColumn("ENERGY", lambda row: format_energy(row["energy_j"]), right=True),
-        TableColumn("SHARE", lambda row: f"{100.0 * row['energy_j'] / total_j:.1f} %" if total_j else "", right=True),
-        TableColumn("IDLE", lambda row: format_energy(row["idle_j"]), right=True),
-        *([TableColumn("COST", lambda row: f"{row['cost']:,.2f} {currency}", right=True)] if currency else []),
-        *([TableColumn("WORK", lambda row: format_work(row.get("work", ())), right=True)] if is_told else []),
-        *([TableColumn("FOR EACH", lambda row: format_per_unit(row.get("work", ())), right=True)] if is_told else []),
-        *([TableColumn("CO2", lambda row: f"{row['carbon_g'] / 1000.0:,.3g} kg", right=True)] if currency else []),
-    ]
-    yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=use_colour())
+    # With a filter, what belongs to nobody and the total would not be of the rows above them.
+    others = [] if settings.filters else nobody
+    yield from table_lines(settings, columns, [*document["groups"], *others])
     yield ""
     yield (
         f"{format_minute(document['begin'])} to {format_minute(document['end'])} UTC; measured {format_energy(document['measured_j'])} "
@@ -443,15 +298,20 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
 
 
 @click.command()
-@click.option("--since", type=SPAN, default="24h", show_default=True, help="How far to look back: 24h, 7d, 4w.")
+@click.option(
+    "--since",
+    type=AmountType("span", _parse_since_h),
+    default="24h",
+    show_default=True,
+    help="How far to look back: today (since midnight, by the prices' offset from UTC), 24h, 7d, 4w.",
+)
 @click.option("--month", metavar="YYYY-MM", help="A calendar month (UTC) instead of --since.")
 @click.option(
     "--by",
     default="title,namespace",
     show_default=True,
     metavar="NAMES",
-    help="Group by one or more of kind, namespace, name, workload, title, user, queue, node, pool, gpu_model, "
-    "hour, day, label:KEY.",
+    help=f"Group by one or more of {', '.join(_GROUP_KEYS)}, label:KEY.",
 )
 @click.option(
     "--where",
@@ -479,9 +339,11 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
     "--confirm-export",
     "exporter",
     metavar="NAME",
+    shell_complete=complete_exporters,
     help="Once the file is on disk, confirm to the controller that NAME has these rows, which it may then delete by "
     "age. Without --since and --month: export the rows that NAME lacks.",
 )
+@list_options(*_energy_columns({"total": {"energy_j": 0.0}, "currency": "EUR", "groups": []}, _GROUP_KEYS))
 @output_option
 @click.pass_context
 def energy(
@@ -511,8 +373,12 @@ def energy(
     if parquet_path is not None:
         parquet_library()
     settings: CliSettings = context.obj
-    begin_ns, end_ns = period_ns(since, month, now_ns=time.time_ns())
     with connect_operators(settings) as client:
+        offset_minutes = 0
+        if month is None and since == _TODAY_H:
+            policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+            offset_minutes = utc_offset_minutes_of(policy)
+        begin_ns, end_ns = period_ns(since, month, now_ns=time.time_ns(), utc_offset_minutes=offset_minutes)
         if exporter is not None:
             is_said = month is not None or context.get_parameter_source("since") is not ParameterSource.DEFAULT
             begin_ns, end_ns = export_period(
@@ -533,19 +399,13 @@ def energy(
             with_nobody=exporter is not None,
         )
         found = client.query_energy(request, timeout=settings.timeout_s)
-        if exporter is not None and found.left_out_groups:
-            raise RequestRefused(
-                f"{found.left_out_groups} rows exceed the limit, so the export for {exporter} would be incomplete",
-                "give --rows 10000, or a shorter period; nothing was written or confirmed",
-            )
-        if exporter is not None and found.damaged:
-            raise RequestRefused(
-                f"parts of the ledger are damaged, so the export for {exporter} would be incomplete: {found.damaged[0]}",
-                "restore a backup (docs/how-to/runbooks/EelgridLedgerFailing.md); nothing was written or confirmed",
-            )
+        if exporter is not None:
+            refuse_incomplete_export(exporter, found)
         document = energy_document(found, names)
         write_groups("--csv", csv_path, write_csv, document, names)
         write_groups("--parquet", parquet_path, write_parquet, document, names)
         if exporter is not None:
             confirm_export(client, settings, exporter, found)
-    print_plain(settings, document, _lines(settings, document, names))
+    columns = _energy_columns(document, names)
+    shown = document | {"groups": arrange_rows(settings, columns, document["groups"])}
+    print_plain(settings, shown, _lines(settings, shown, columns, names[0]))

@@ -12,11 +12,12 @@ from urllib.parse import quote
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
-from eelgrid_controller.cli.doctor_machine import count_noun
+from eelgrid_controller.cli.completion import complete_workloads
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option, read_input
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
 from eelgrid_controller.cli.workload_names import call_with_workload
 from eelgrid_controller.cli.workloads import request_text
+from eelgrid_controller.formatting import count_noun
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import (
     Candidate,
@@ -41,7 +42,7 @@ def decision() -> None:
 
 
 @decision.command()
-@click.argument("workload")
+@click.argument("workload", shell_complete=complete_workloads)
 @click.option(
     "-f",
     "--file",
@@ -72,7 +73,7 @@ def export(settings: CliSettings, workload: str, file: Path | None) -> None:
 
 def _read(file: Any) -> Any:
     try:
-        return json.loads(file.read(_FILE_BYTES_MOST))
+        return json.loads(read_input(file, _FILE_BYTES_MOST))
     except ValueError:
         raise RequestRefused(f"{file.name}: is not JSON", "give a file that `eelctl decision export` wrote") from None
 
@@ -156,7 +157,7 @@ def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) ->
 
 
 def _nodes(count: int) -> str:
-    return f"{count:,} node{'' if count == 1 else 's'}"
+    return count_noun(count, "node")
 
 
 def _replica(replica: ReplicaExplanation, chosen: Placement | None, *, is_lost: bool) -> Iterator[str]:
@@ -192,7 +193,7 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
     for replica in explanation.replicas[:replicas]:
         yield from _replica(replica, chosen.get(replica.replica), is_lost=replica.replica in workload.lost_replicas)
     if len(explanation.replicas) > replicas:
-        yield f"... and {len(explanation.replicas) - replicas} more replicas; show them with --replicas."
+        yield f"... and {count_noun(len(explanation.replicas) - replicas, 'more replica')}; show them with --replicas."
     if explanation.remedy:
         yield ""
         yield f"What would help: {explanation.remedy}"
@@ -204,7 +205,7 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", shell_complete=complete_workloads)
 @click.option(
     "--replicas", type=click.IntRange(1), default=4, show_default=True, help="Number of replicas to show in full."
 )

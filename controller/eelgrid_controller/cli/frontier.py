@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliError, CliSettings, RequestRefused, output_option
+from eelgrid_controller.cli.connection import CliError, CliSettings, FiniteRange, RequestRefused, output_option
 from eelgrid_controller.cli.output import (
     ProgressBar,
     TableColumn,
@@ -21,6 +21,7 @@ from eelgrid_controller.cli.output import (
     visible_columns,
 )
 from eelgrid_controller.errors import import_library
+from eelgrid_controller.formatting import count_noun
 from eelgrid_protos.safe_text import escape_csv_cell
 
 if TYPE_CHECKING:
@@ -218,9 +219,9 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
     if found.objectives > len(found.rows):
         echo(f"{len(found.rows)} of {found.objectives} objectives, evenly spaced", err=True)
     if hidden := len(found.rows) - len(shown):
-        echo(f"{hidden} objectives without a gain are hidden: -o wide shows them", err=True)
+        echo(f"{count_noun(hidden, 'objective')} without a gain hidden: -o wide shows all", err=True)
     for reason, count in found.passed_over.items():
-        echo(f"{count} points skipped: {reason}", err=True)
+        echo(f"{count_noun(count, 'point')} skipped: {reason}", err=True)
 
 
 @click.command()
@@ -229,7 +230,7 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
 @click.option("--running", is_flag=True, help="Use the fleet of the controller, at its current rates.")
 @click.option(
     "--rates",
-    type=click.FloatRange(0.001, 1000.0),
+    type=FiniteRange(0.001, 1000.0),
     default=1.0,
     help="With --running: multiply all rates by this factor.",
 )
@@ -268,6 +269,10 @@ def frontier(
     eelctl frontier --points points.csv --services services.yaml --plot frontier.png
     eelctl frontier --running --rates 1.5
     """  # noqa: D301
+    if rates != 1.0 and not running:
+        raise click.UsageError(
+            "--rates multiplies the rates of --running; change those of a described fleet in its file"
+        )
     if plot is not None:
         load_pyplot()  # fails before the computation if it is missing
     settings: CliSettings = context.obj

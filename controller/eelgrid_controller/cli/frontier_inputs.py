@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from eelgrid_controller.cli.connection import RequestRefused, fetch_whole, iterate_pages
+from eelgrid_controller.cli.connection import RequestRefused, fetch_whole, iterate_pages, read_yaml_file
 from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
@@ -124,26 +124,6 @@ def read_points(path: Path, reported: Collection[str] = ()) -> tuple[Point, ...]
     return found
 
 
-def _yaml(path: Path) -> Any:
-    import yaml
-
-    try:
-        if path.stat().st_size > _YAML_BYTES_MOST:
-            raise RequestRefused(f"{path}: is larger than {_YAML_BYTES_MOST >> 20} MiB", "list fewer services")
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "is not YAML"
-        raise RequestRefused(f"{path}{place}: {problem}", "correct the YAML there") from None
-    except OSError as error:
-        raise RequestRefused(
-            f"{path}: {error.strerror or 'cannot be read'}", "check the path and its permissions"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise RequestRefused(f"{path}, byte {error.start}: is not UTF-8", "save the file as UTF-8") from None
-
-
 def _fields(value: Any, place: str, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{place}: is not a mapping", f"write {', '.join(f'{name}:' for name in needed)}")
@@ -204,7 +184,7 @@ def _gpus(model: Any, value: Any, path: Path) -> tuple[str, FrontierPool]:
 
 def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
     """Reads services and fleet from a YAML file; raises RequestRefused with the field and the remedy."""
-    fields = _fields(_yaml(path), str(path), ("services", "fleet"))
+    fields = _fields(read_yaml_file(path, _YAML_BYTES_MOST), str(path), ("services", "fleet"))
     listed, fleet = fields["services"], fields["fleet"]
     if not isinstance(listed, list) or not listed:
         raise RequestRefused(f"{path}: services is not a list", "write `- name: ...` for each service")

@@ -84,8 +84,13 @@ def split_arguments(arguments: Sequence[str]) -> tuple[KubectlTarget, list[str]]
 
 def main() -> None:
     """Runs eelctl through a forwarded port and exits."""
-    from eelgrid_controller.cli.__main__ import cli
+    from eelgrid_controller.cli.__main__ import cli, report_stream_errors
 
+    with report_stream_errors():
+        _run_plugin(cli)
+
+
+def _run_plugin(cli: click.Group) -> None:
     try:
         way, rest = split_arguments(sys.argv[1:])
         if not rest or rest[0] in {"-h", "--help"}:

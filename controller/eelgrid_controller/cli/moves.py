@@ -2,7 +2,7 @@
 
 Owns the options, the table of moves and the summary below it. Must not know how
 moves are found. Only `apply` executes moves: those of a recommendation by its id,
-or with --yes those of a new one.
+or those of a new one.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,16 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.output import TableColumn, print_document, text_table, visible_columns
-from eelgrid_controller.formatting import format_gpu, format_power
+from eelgrid_controller.cli.confirmation import confirm_change, list_names, yes_option
+from eelgrid_controller.cli.connection import (
+    CliSettings,
+    FiniteRange,
+    connect_operators,
+    output_option,
+    remedy_if_not_found,
+)
+from eelgrid_controller.cli.output import TableColumn, print_document, table_lines
+from eelgrid_controller.formatting import count_noun, format_gpu, format_power
 from eelgrid_protos.messages import (
     MOVES_MOST,
     ApplyMovesRequest,
@@ -102,11 +109,11 @@ def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
 def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     if not found.moves:
         yield (
-            f"No move within the budget is worth its restart: {found.running} replicas run, {found.movable} may move, "
-            f"at most {found.moves_most} at once."
+            f"No move within the budget is worth its restart: of {count_noun(found.running, 'running replica')} "
+            f"{found.movable:,} may move, at most {found.moves_most:,} at once."
         )
         return
-    yield from text_table(visible_columns(settings, _COLUMNS), list(_lines(found)), headers=settings.headers)
+    yield from table_lines(settings, _COLUMNS, list(_lines(found)))
     yield ""
     columns: list[TableColumn[tuple[str, str, str, str]]] = [
         TableColumn("THE CLUSTER", lambda row: row[0]),
@@ -114,9 +121,9 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
         TableColumn("AFTER", lambda row: row[2], right=True),
         TableColumn("CHANGE", lambda row: row[3], right=True),
     ]
-    yield from text_table(columns, list(_standings(found)), headers=settings.headers)
+    yield from table_lines(settings, columns, list(_standings(found)))
     yield ""
-    budget = f"{found.moving:,} of {found.running:,} replicas move (at most {found.moves_most:,})"
+    budget = f"{found.moving:,} of {count_noun(found.running, 'replica')} to move (at most {found.moves_most:,})"
     yield f"{budget}, with {format_gpu(found.moving_gpu_milli)} GPUs."
     yield (
         f"Net gain {format_power(found.gain_w)}-equivalent for the goal {found.goal.name.lower()}, after "
@@ -163,10 +170,8 @@ def _search(client: Any, settings: CliSettings, asked: RecommendMovesRequest) ->
 
 def _options(command: Any) -> Any:
     for option in (
-        click.option(
-            "--horizon", "horizon_s", type=click.FloatRange(1.0), help="Seconds within which a move must pay off."
-        ),
-        click.option("--restart", "restart_s", type=click.FloatRange(0.0), help="Seconds that a restart takes."),
+        click.option("--horizon", "horizon_s", type=FiniteRange(1.0), help="Seconds within which a move must pay off."),
+        click.option("--restart", "restart_s", type=FiniteRange(0.0), help="Seconds that a restart takes."),
         click.option(
             "--gpu-budget",
             default="100%",
@@ -211,23 +216,27 @@ def moves(context: click.Context, /, **asked: Any) -> None:
 
 @moves.command()
 @click.argument("recommendation", default="")
-@click.option("--yes", is_flag=True, help="Without RECOMMENDATION: compute moves now and execute them.")
+@yes_option
 @_options
 @output_option
 @click.pass_obj
 def apply(settings: CliSettings, /, recommendation: str, yes: bool, **asked: Any) -> None:
-    """Execute all moves of RECOMMENDATION, or none."""
-    if bool(recommendation) == yes:
-        raise click.UsageError(
-            "name a recommendation from `eelctl moves`, or give --yes to compute and execute moves now"
-        )
+    """Execute all moves of RECOMMENDATION, or none, after a question; without it, compute moves now."""
     with connect_operators(settings) as client:
-        if yes:
+        what = f"Executing all moves of {recommendation}"
+        effects: tuple[str, ...] = ("each moved replica restarts on its new place",)
+        if not recommendation:
             found = _search(client, settings, _build_request(**asked))
             if not found.moves:
                 print_document(settings, found, _table(found, settings))
                 return
             recommendation = found.recommendation_id
-        answer = client.apply_moves(ApplyMovesRequest(recommendation_id=recommendation), timeout=settings.timeout_s)
-        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; modelled power of the cluster is now {format_power(answer.modelled_power_w)}"
+            names = list_names([move.workload_id for move in found.moves])
+            what = (
+                f"Executing {count_noun(len(found.moves), 'move')} of {count_noun(found.moving, 'replica')} ({names})"
+            )
+        confirm_change(what, yes=yes, effects=effects, remedy="see the moves with `eelctl moves`")
+        with remedy_if_not_found("compute new moves with `eelctl moves`, and apply their recommendation"):
+            answer = client.apply_moves(ApplyMovesRequest(recommendation_id=recommendation), timeout=settings.timeout_s)
+        words = f"moved {count_noun(answer.moved, 'replica')}; modelled power of the cluster is now {format_power(answer.modelled_power_w)}"
         print_document(settings, answer, [words])

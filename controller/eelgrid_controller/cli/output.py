@@ -1,7 +1,7 @@
 """Output of commands: aligned columns, JSON or YAML on stdout, and progress bars on stderr.
 
 Escapes text that came from elsewhere. Columns are plain text separated by two spaces, so that awk and grep work on them;
-printing them loads no library. A list is one JSON array and a single object is one JSON object, in the plain form of the
+printing them loads no library. On a terminal that can show it, a bar stands beside shares of a whole. A list is one JSON array and a single object is one JSON object, in the plain form of the
 contract; a watch prints one object per line. Lists are sorted and filtered by the texts of their columns; on a terminal
 long texts are shortened so that no row wraps. Progress is a bar on a terminal and an occasional line elsewhere; work that
 takes under two seconds prints nothing to a pipe. rich and yaml are imported inside the functions that need them.
@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import click
 
 from eelgrid_controller.cli.connection import CliSettings, UsageMismatch, change_setting
+from eelgrid_controller.formatting import format_powers
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.safe_text import escape_json, escape_text, escape_text_line
 
@@ -79,11 +80,59 @@ class TableColumn(Generic[_Row]):
     colour: Callable[[_Row], str | None] | None = None
     # Minimum width, for a watch, which prints rows before it knows the widest.
     width: int = 0
+    # The texts of all cells together, which have one unit; without it each row's own.
+    texts: Callable[[Sequence[_Row]], list[str]] | None = None
+    # The share that a bar beside the text shows, None for no bar.
+    share: Callable[[_Row], float | None] | None = None
+
+
+def power_column(
+    title: str, power_w: Callable[[_Row], float | None], *, wide: bool = False, width: int = 0
+) -> TableColumn[_Row]:
+    """Makes a column of watts, all in the unit of the largest; a watch, which does not know it, has watts."""
+
+    def cell(row: _Row) -> str:
+        value_w = power_w(row)
+        return "-" if value_w is None else f"{value_w:,.1f} W"
+
+    return TableColumn(
+        title,
+        cell,
+        right=True,
+        wide=wide,
+        width=width,
+        texts=lambda rows: format_powers([power_w(row) for row in rows]),
+    )
 
 
 def use_colour() -> bool:
     """Returns whether stdout is a terminal whose user has not turned colour off."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def use_bars() -> bool:
+    """Returns whether stdout is a terminal that shows block characters, whose user wants more than plain text."""
+    return use_colour() and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+_BAR_CELLS = 6
+
+
+def format_bar(share: float, cells: int = _BAR_CELLS) -> str:
+    """Draws a share as a bar of so many cells, with a resolution of an eighth of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * cells * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")).ljust(cells, "·")
+
+
+def share_of(part: float | None, whole: float | None) -> float | None:
+    """Returns the share of a whole; None where either is unknown, or there is no whole."""
+    return None if part is None or not whole else part / whole
+
+
+def share_colour(share: float | None) -> str | None:
+    """Returns the colour of what must not exceed its whole: green, yellow from nine tenths on, red beyond."""
+    return None if share is None else "red" if share > 1.0 else "yellow" if share >= 0.9 else "green"
 
 
 def display_width(text: str) -> int:
@@ -147,24 +196,26 @@ def text_table(
     *,
     headers: bool = True,
     colour: bool = False,
+    bars: bool = False,
     steady: bool = False,
     width: int | None = None,
 ) -> list[str]:
     """Formats the lines of a table, of at most `width` terminal columns.
 
-    `steady` uses the columns' minimum widths, for rows that arrive one by one.
+    Bars are left out where a row would not fit with them. `steady` uses the columns' minimum widths, for rows that
+    arrive one by one.
     """
-    cells = [[escape_text(column.cell(row)) or "-" for column in columns] for row in rows]
-    widths = [
-        max(
-            [
-                column.width if steady else 0,
-                len(column.title) if headers else 0,
-                *(display_width(line[index]) for line in cells),
-            ]
-        )
-        for index, column in enumerate(columns)
+    texts = [
+        [column.cell(row) for row in rows] if steady or column.texts is None else column.texts(rows)
+        for column in columns
     ]
+    cells = [[escape_text(texts_of[place]) or "-" for texts_of in texts] for place in range(len(rows))]
+    if bars:
+        drawn = _add_bars(columns, rows, cells)
+        widths = _column_widths(columns, drawn, headers=headers, steady=steady)
+        if width is None or sum(widths) + _GAP * (len(widths) - 1) <= width:
+            cells = drawn
+    widths = _column_widths(columns, cells, headers=headers, steady=steady)
     if width is not None:
         widths = _fit_widths(columns, widths, width)
     lines = []
@@ -174,6 +225,35 @@ def text_table(
         tints = [column.colour(row) if colour and column.colour else None for column in columns]
         lines.append(_join_cells(columns, line, widths, width, tints))
     return lines
+
+
+def _add_bars(
+    columns: Sequence[TableColumn[Any]], rows: Sequence[Any], cells: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """Returns the cells with bars; in a column that has any, a cell without one gets blanks of its width."""
+    found = [list(line) for line in cells]
+    for index, column in enumerate(columns):
+        shares = [column.share(row) for row in rows] if column.share else []
+        if all(share is None for share in shares):
+            continue
+        for line, share in zip(found, shares, strict=True):
+            line[index] += " " * (_BAR_CELLS + 1) if share is None else f" {format_bar(share)}"
+    return found
+
+
+def _column_widths(
+    columns: Sequence[TableColumn[Any]], cells: Sequence[Sequence[str]], *, headers: bool, steady: bool
+) -> list[int]:
+    return [
+        max(
+            [
+                column.width if steady else 0,
+                len(column.title) if headers else 0,
+                *(display_width(line[index]) for line in cells),
+            ]
+        )
+        for index, column in enumerate(columns)
+    ]
 
 
 def _join_cells(
@@ -196,9 +276,9 @@ def _join_cells(
     return (" " * _GAP).join(parts).rstrip()
 
 
-def echo(line: str, *, err: bool = False) -> None:
+def echo(line: str, *, err: bool = False, newline: bool = True) -> None:
     """Prints a line for people, with names escaped so that they cannot control the terminal."""
-    click.echo(escape_text_line(line), err=err)
+    click.echo(escape_text_line(line), err=err, nl=newline)
 
 
 def visible_columns(settings: CliSettings, columns: Sequence[TableColumn[_Row]]) -> list[TableColumn[_Row]]:
@@ -206,12 +286,44 @@ def visible_columns(settings: CliSettings, columns: Sequence[TableColumn[_Row]])
     return [column for column in columns if settings.output == "wide" or not column.wide]
 
 
+def table_lines(settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Sequence[_Row]) -> list[str]:
+    """Formats a table as the settings and the terminal have it."""
+    return text_table(
+        visible_columns(settings, columns),
+        rows,
+        headers=settings.headers,
+        colour=use_colour(),
+        bars=use_bars(),
+        width=terminal_width(),
+    )
+
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def list_options(command: _Command) -> _Command:
-    """Adds --sort and --filter to a command that prints a list."""
-    for option in (
+def list_options(*columns: TableColumn[Any]) -> Callable[[_Command], _Command]:
+    """Adds --sort and --filter to a command that prints a list; shells complete the names of the columns."""
+    titles = list(dict.fromkeys(column.title.casefold().replace(" ", "_") for column in columns if column.title))
+
+    def complete_sort(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+        return [title for title in titles if title.startswith(typed.casefold())]
+
+    def complete_filter(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+        return [f"{title}=" for title in titles if title.startswith(typed.casefold())]
+
+    def decorate(command: _Command) -> _Command:
+        for option in _list_options(complete_sort, complete_filter):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _list_options(complete_sort: _Complete, complete_filter: _Complete) -> tuple[Callable[[Any], Any], ...]:
+    return (
         click.option(
             "--filter",
             "filters",
@@ -219,6 +331,7 @@ def list_options(command: _Command) -> _Command:
             metavar="COLUMN=TEXT",
             expose_value=False,
             callback=change_setting,
+            shell_complete=complete_filter,
             help="Only rows whose COLUMN contains TEXT; repeatable, all must hold.",
         ),
         click.option(
@@ -227,11 +340,11 @@ def list_options(command: _Command) -> _Command:
             default=None,
             expose_value=False,
             callback=change_setting,
-            help="Sort by COLUMN; with a minus before it, the largest first.",
+            shell_complete=complete_sort,
+            # Shells complete a word that begins with a minus as an option: no column after it.
+            help="Sort by COLUMN; with a minus before it, as in --sort=-power, the largest first.",
         ),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 _AMOUNT = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?)\s*([^\s\d/]*)(?:/.*)?")
@@ -267,34 +380,64 @@ def _sort_key(text: str) -> tuple[int, float, list[str | int]]:
     return 1, 0.0, [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text.casefold())]
 
 
-def _find_column(columns: Sequence[TableColumn[_Row]], title: str, option: str) -> TableColumn[_Row]:
-    wanted = title.strip().casefold().replace("_", " ")
-    for column in columns:
-        if column.title.casefold() == wanted:
-            return column
-    raise UsageMismatch(
-        f"{option}: there is no column {title!r}", f"choose one of {', '.join(column.title for column in columns)}"
-    )
+def _has_title(column: TableColumn[Any], title: str) -> bool:
+    return column.title.casefold().replace("_", " ") == title.strip().casefold().replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """What --filter and --sort say: parts that columns must contain, and the column to sort by."""
+
+    filters: tuple[tuple[str, str], ...]
+    sort: str
+    descends: bool
+
+
+def _read_arrangement(settings: CliSettings, tables: Sequence[Sequence[TableColumn[Any]]]) -> _Arrangement:
+    """Reads --filter and --sort; raises UsageMismatch for a column that no table has."""
+    columns = [column for table in tables for column in table]
+    filters = []
+    for text in settings.filters:
+        title, equals, part = text.partition("=")
+        if not equals:
+            raise UsageMismatch(f"--filter {text!r} is no filter", "write COLUMN=TEXT, for example --filter user=ada")
+        filters.append((title, part.casefold()))
+    sort = settings.sort.removeprefix("-")
+    named = [(title, "--filter") for title, _ in filters] + ([(sort, "--sort")] if settings.sort else [])
+    for title, option in named:
+        if not any(_has_title(column, title) for column in columns):
+            known = dict.fromkeys(column.title for column in columns if column.title.strip())
+            raise UsageMismatch(f"{option}: there is no column {title!r}", f"choose one of {', '.join(known)}")
+    return _Arrangement(tuple(filters), sort, settings.sort.startswith("-"))
+
+
+def _arrange(wanted: _Arrangement, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row]) -> list[_Row]:
+    found = list(rows)
+    for title, part in wanted.filters:
+        column = next((one for one in columns if _has_title(one, title)), None)
+        found = [row for row in found if part in column.cell(row).casefold()] if column else []
+    by = next((one for one in columns if _has_title(one, wanted.sort)), None) if wanted.sort else None
+    if by is not None:
+        known = [row for row in found if by.cell(row) not in {"", "-"}]
+        absent = [row for row in found if by.cell(row) in {"", "-"}]
+        known.sort(key=lambda row: _sort_key(by.cell(row)), reverse=wanted.descends)
+        found = known + absent
+    return found
 
 
 def arrange_rows(
     settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row], *, limit: int | None = None
 ) -> list[_Row]:
     """Filters and sorts rows as --filter and --sort say, then cuts them; rows without a value come last."""
-    wanted = []
-    for text in settings.filters:
-        title, equals, part = text.partition("=")
-        if not equals:
-            raise UsageMismatch(f"--filter {text!r} is no filter", "write COLUMN=TEXT, for example --filter user=ada")
-        wanted.append((_find_column(columns, title, "--filter"), part.casefold()))
-    found = [row for row in rows if all(part in column.cell(row).casefold() for column, part in wanted)]
-    if settings.sort:
-        column = _find_column(columns, settings.sort.removeprefix("-"), "--sort")
-        known = [row for row in found if column.cell(row) not in {"", "-"}]
-        absent = [row for row in found if column.cell(row) in {"", "-"}]
-        known.sort(key=lambda row: _sort_key(column.cell(row)), reverse=settings.sort.startswith("-"))
-        found = known + absent
-    return found[:limit]
+    return _arrange(_read_arrangement(settings, [columns]), columns, rows)[:limit]
+
+
+def arrange_tables(
+    settings: CliSettings, *tables: tuple[Sequence[TableColumn[Any]], Sequence[Any]]
+) -> list[tuple[Any, ...]]:
+    """Does the same with several tables: one without a filter's column has no rows left, one without --sort's stays."""
+    wanted = _read_arrangement(settings, [columns for columns, _ in tables])
+    return [tuple(_arrange(wanted, columns, rows)) for columns, rows in tables]
 
 
 def print_list(
@@ -310,9 +453,7 @@ def print_list(
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [to_plain(row) for row in every], ())
     elif every:
-        shown = visible_columns(settings, columns)
-        lines = text_table(shown, every, headers=settings.headers, colour=use_colour(), width=terminal_width())
-        click.echo("\n".join(lines))
+        click.echo("\n".join(table_lines(settings, columns, every)))
     else:
         click.echo(empty, err=True)
 

@@ -1,17 +1,35 @@
 """eelctl partition: shows the MIG layouts of partitioned pools, recommends better ones, and applies them.
 
 Owns the options and the tables. Must not know how plans are found. Only `apply` changes
-anything: it carries out a recommendation by its id, or with --yes a new one.
+anything: it carries out a recommendation by its id, or a new one.
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliError, CliSettings, connect_operators, fetch_whole, output_option
-from eelgrid_controller.cli.output import TableColumn, print_document, text_table, visible_columns
+from eelgrid_controller.cli.confirmation import confirm_change, list_names, yes_option
+from eelgrid_controller.cli.connection import (
+    CliError,
+    CliSettings,
+    FiniteRange,
+    connect_operators,
+    fetch_whole,
+    output_option,
+    remedy_if_not_found,
+)
+from eelgrid_controller.cli.output import (
+    TableColumn,
+    arrange_rows,
+    arrange_tables,
+    list_options,
+    print_document,
+    table_lines,
+)
+from eelgrid_controller.formatting import count_noun
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
     ApplyPartitionsResponse,
@@ -83,19 +101,19 @@ _STATUS: tuple[TableColumn[PartitionStatus], ...] = (
 
 def _plan(found: PartitionRecommendation, settings: CliSettings) -> Iterator[str]:
     if found.gpus:
-        yield from text_table(visible_columns(settings, _GPUS), list(found.gpus), headers=settings.headers)
+        yield from table_lines(settings, _GPUS, found.gpus)
         yield ""
     if found.services:
-        yield from text_table(visible_columns(settings, _SERVICES), list(found.services), headers=settings.headers)
+        yield from table_lines(settings, _SERVICES, found.services)
         yield ""
     if not found.gpus_ready:
         yield "The partition planner manages no GPU. To give it a pool: eelctl policy set --partition POOL=on"
     elif not found.stages:
-        yield f"Nothing to change: no change of the {found.gpus_ready} GPUs is worth its cost."
+        yield f"Nothing to change: no change of the {count_noun(found.gpus_ready, 'GPU')} is worth its cost."
     else:
         yield (
-            f"{found.gpus_before:g} GPUs in use become {found.gpus_after:g}, in {found.stages} "
-            f"stage{'' if found.stages == 1 else 's'}; over {found.horizon_s:g} s this gains {found.gain:+,.0f} GPU-seconds "
+            f"{found.gpus_before:g} {'GPU' if found.gpus_before == 1 else 'GPUs'} in use become {found.gpus_after:g}, in "
+            f"{count_noun(found.stages, 'stage')}; over {found.horizon_s:g} s this gains {found.gain:+,.0f} GPU-seconds "
             f"and costs {found.cost:,.0f} once."
         )
         yield f"Nothing was changed. To apply the plan: eelctl partition apply {found.recommendation_id}"
@@ -105,10 +123,11 @@ def _standing(found: ListPartitionsResponse, settings: CliSettings) -> Iterator[
     if not found.gpus:
         yield "The partition planner manages no GPU. To give it a pool: eelctl policy set --partition POOL=on"
         return
-    yield from text_table(visible_columns(settings, _STATUS), list(found.gpus), headers=settings.headers)
+    shown = arrange_rows(settings, _STATUS, found.gpus)
+    yield from table_lines(settings, _STATUS, shown) if shown else ["no GPU matches"]
     if found.stages_left or found.waits_for:
         yield ""
-        yield f"{found.stages_left} stages to come; {found.waits_for or 'the next one is due'}"
+        yield f"{count_noun(found.stages_left, 'stage')} to come; {found.waits_for or 'the next one is due'}"
 
 
 @click.group()
@@ -117,19 +136,21 @@ def partition() -> None:
 
 
 @partition.command("show")
+@list_options(*_STATUS)
 @output_option
 @click.pass_obj
 def show(settings: CliSettings) -> None:
     """Show partitioned GPUs: the planned layout, whether it is in place, who uses it, and what agents refuse."""
     with connect_operators(settings) as client:
         found = fetch_whole(client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s)
-        print_document(settings, found, _standing(found, settings))
+        shown = tuple(arrange_rows(settings, _STATUS, found.gpus))
+        print_document(settings, replace(found, gpus=shown), _standing(found, settings))
 
 
 _HORIZON = click.option(
     "--horizon",
     "horizon_s",
-    type=click.FloatRange(1.0),
+    type=FiniteRange(1.0),
     help="Seconds within which a change must pay off; an hour by default.",
 )
 
@@ -144,42 +165,51 @@ def _search(client: Any, settings: CliSettings, horizon_s: float | None) -> Part
 
 @partition.command("plan")
 @_HORIZON
+@list_options(*_GPUS, *_SERVICES)
 @output_option
 @click.pass_obj
 def plan(settings: CliSettings, horizon_s: float | None) -> None:
     """Recommend layouts and placements for all services with slices; `apply` carries them out."""
     with connect_operators(settings) as client:
         found = _search(client, settings, horizon_s)
-        print_document(settings, found, _plan(found, settings))
+        gpus, services = arrange_tables(settings, (_GPUS, found.gpus), (_SERVICES, found.services))
+        shown = replace(found, gpus=gpus, services=services)
+        print_document(settings, shown, _plan(shown, settings))
 
 
 @partition.command("apply")
 @click.argument("recommendation", default="")
-@click.option("--yes", is_flag=True, help="Without RECOMMENDATION: compute a plan now and carry it out.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0.0), help="Wait up to this many seconds for the last stage.")
+@yes_option
+@click.option("--wait", "wait_s", type=FiniteRange(0.0), help="Wait up to this many seconds for the last stage.")
 @_HORIZON
 @output_option
 @click.pass_obj
 def apply(
     settings: CliSettings, /, recommendation: str, yes: bool, wait_s: float | None, horizon_s: float | None
 ) -> None:
-    """Carry out RECOMMENDATION: its first stage now, or nothing; later stages when the GPUs are ready."""
-    if bool(recommendation) == yes:
-        raise click.UsageError(
-            "name a recommendation from `eelctl partition plan`, or give --yes to compute and apply a plan now"
-        )
+    """Carry out RECOMMENDATION, or without it a plan computed now, after a question.
+
+    Its first stage is carried out at once, or nothing is; later stages follow when the GPUs are ready.
+    """
     with connect_operators(settings) as client:
-        if yes:
+        what = f"Applying {recommendation}"
+        if not recommendation:
             found = _search(client, settings, horizon_s)
             if not found.stages:
                 print_document(settings, found, _plan(found, settings))
                 return
             recommendation = found.recommendation_id
-        answer: ApplyPartitionsResponse = client.apply_partitions(
-            ApplyPartitionsRequest(recommendation_id=recommendation), timeout=settings.timeout_s
-        )
+            changed = [f"{gpu.node_name}:{gpu.gpu_index}" for gpu in found.gpus if gpu.before != gpu.after]
+            what = f"Applying a plan that changes {count_noun(len(changed), 'GPU')} ({list_names(changed)})"
+        effects = ("services move to other slices, and GPUs change their layouts",)
+        confirm_change(what, yes=yes, effects=effects, remedy="see a plan with `eelctl partition plan`")
+        with remedy_if_not_found("compute a new plan with `eelctl partition plan`, and apply its recommendation"):
+            answer: ApplyPartitionsResponse = client.apply_partitions(
+                ApplyPartitionsRequest(recommendation_id=recommendation), timeout=settings.timeout_s
+            )
         left = answer.stages_left
-        words = ["the first stage is under way" + (f"; {left} follow when the GPUs are ready" if left else "")]
+        later = f"; {left} {'follows' if left == 1 else 'follow'} when the GPUs are ready" if left else ""
+        words = [f"the first stage is under way{later}"]
         if wait_s is None:
             print_document(settings, answer, [*words, "To follow it: eelctl partition show"])
             return

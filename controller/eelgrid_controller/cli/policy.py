@@ -6,16 +6,26 @@ and `namespace=research gpu-hours=2000 per month` for spending limits (docs/how-
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
-from eelgrid_controller.cli.output import TableColumn, print_document, text_table, use_colour
+from eelgrid_controller.cli.completion import complete_pairs, complete_placements, complete_pools
+from eelgrid_controller.cli.confirmation import yes_option
+from eelgrid_controller.cli.connection import CliSettings, FiniteRange, RequestRefused, connect_operators, output_option
+from eelgrid_controller.cli.output import (
+    TableColumn,
+    arrange_rows,
+    list_options,
+    print_document,
+    share_of,
+    table_lines,
+)
 from eelgrid_controller.cli.policy_changes import (
+    confirm_enforcement,
     confirm_low_budgets,
     describe_budget_place,
     describe_pool_mode,
@@ -248,7 +258,11 @@ def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], 
         TableColumn("LIMIT", lambda one: amount(one, one.limit.most), right=True),
         TableColumn("SPENT", lambda one: amount(one, one.spent), right=True),
         TableColumn(
-            "SHARE", lambda one: "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %", right=True
+            "SHARE",
+            lambda one: "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %",
+            right=True,
+            colour=_colour,
+            share=lambda one: share_of(one.spent, one.limit.most),
         ),
         TableColumn("FORECAST", lambda one: amount(one, one.forecast), right=True),
         TableColumn("STATE", _state, colour=_colour),
@@ -258,14 +272,20 @@ def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], 
     )
 
 
-def _spending_lines(settings: CliSettings, found: ListSpendingResponse) -> Iterator[str]:
+def _spending_lines(
+    settings: CliSettings, found: ListSpendingResponse, shown: Sequence[SpendingStatus]
+) -> Iterator[str]:
     if not found.limits:
         yield "no spending limit is set; set one with eelctl policy set --spend 'namespace=NAME gpu-hours=2000 per month'"
         return
-    yield from text_table(_columns(found), found.limits, headers=settings.headers, colour=use_colour())
+    if not shown:
+        yield "no spending limit matches"
+        return
+    yield from table_lines(settings, _columns(found), shown)
 
 
 @click.command()
+@list_options(*_columns(ListSpendingResponse()))
 @output_option
 @click.pass_obj
 def spending(settings: CliSettings) -> None:
@@ -276,11 +296,12 @@ def spending(settings: CliSettings) -> None:
     """
     with connect_operators(settings) as client:
         found = client.list_spending(ListSpendingRequest(), timeout=settings.timeout_s)
-    print_document(settings, found, _spending_lines(settings, found))
+    shown = arrange_rows(settings, _columns(found), found.limits)
+    print_document(settings, replace(found, limits=tuple(shown)), _spending_lines(settings, found, shown))
 
 
 _WEIGHTS = tuple(entry.name for entry in fields(Weights))
-_INTERVALS = click.FloatRange(0.1, 3600.0)
+_INTERVALS = FiniteRange(0.1, 3600.0)
 # The objective of a policy whose weights were set one by one.
 _CUSTOM = "custom"
 
@@ -325,6 +346,14 @@ def _modes(pairs: Iterable[str]) -> dict[str, EnforcementMode]:
             raise click.BadParameter(f"{text!r}; use one of {', '.join(known)}", param_hint="--pool-mode")
         modes[pool] = known[text]
     return modes
+
+
+def _refuse_contradictions(wanted: Policy) -> None:
+    """Refuses what the controller would refuse, for a dry run, which does not send the policy."""
+    from eelgrid_controller.state.policy import find_policy_violations
+
+    if violations := find_policy_violations(wanted):
+        raise InvalidMessage("the policy would be refused", violations)
 
 
 def _pools(
@@ -379,6 +408,8 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield from budget_lines(policy)
     for limit in policy.spending:
         yield f"spending           {format_limit(limit)}"
+    if policy.queues:
+        yield f"queues             {len(policy.queues)} declared: eelctl queue show"
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
 
@@ -399,16 +430,27 @@ def get_policy(settings: CliSettings) -> None:
 
 @policy.command("set")
 @click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Named objective.")
-@click.option("--policy", "placement", metavar="NAME", help="Placement policy: eelgrid, fgd, pwr, pwr200, ...")
+@click.option(
+    "--policy",
+    "placement",
+    metavar="NAME",
+    help="Placement policy: eelgrid, fgd, pwr, pwr200, ...",
+    shell_complete=complete_placements,
+)
 @click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight of {', '.join(_WEIGHTS)}; repeatable.")
 @click.option(
     "--pool-mode",
     multiple=True,
+    shell_complete=complete_pairs(complete_pools, "observe", "enforce"),
     metavar="POOL=MODE",
     help="Mode of a pool, observe or enforce; `default` is the pool of agents that name none; repeatable.",
 )
 @click.option(
-    "--partition", multiple=True, metavar="POOL=on", help="on: use the MIG GPUs of a pool for slices only; repeatable."
+    "--partition",
+    multiple=True,
+    shell_complete=complete_pairs(complete_pools, "on", "off"),
+    metavar="POOL=on",
+    help="on: use the MIG GPUs of a pool for slices only; repeatable.",
 )
 @click.option(
     "--budget",
@@ -431,7 +473,7 @@ def get_policy(settings: CliSettings) -> None:
 @click.option(
     "--lease",
     "lease_s",
-    type=click.FloatRange(5.0, 86_400.0),
+    type=FiniteRange(5.0, 86_400.0),
     help="Seconds for which a node keeps its plan without the controller.",
 )
 @click.option(
@@ -443,7 +485,7 @@ def get_policy(settings: CliSettings) -> None:
     is_flag=True,
     help="Accept pools, racks and nodes that no node of the controller has yet, or not any more.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask before a budget is set below what its GPUs draw now.")
+@yes_option
 @click.option("--dry-run", is_flag=True, help="Print what would differ from the policy in force, and change nothing.")
 @output_option
 @click.pass_obj
@@ -467,7 +509,8 @@ def set_policy(
 
     Prints a line for each setting that changes. Agents that name no pool are in the pool `default`. A pool, rack or
     node that no node has is refused, since a misspelled name would bound and enforce nothing; --ahead declares it
-    before its nodes join. A budget below what its GPUs draw now asks first, and needs --yes without a terminal.
+    before its nodes join. A budget below what its GPUs draw now, and a pool of nodes that is enforced from now on, ask
+    first, and need --yes without a terminal.
 
     \b
     eelctl policy set --objective energy
@@ -491,7 +534,9 @@ def set_policy(
             refuse_unknown_names(client, settings, found, wanted)
         changes = tuple(policy_changes(found, wanted))
         confirm_low_budgets(client, settings, found, wanted, asks=not (yes or dry_run))
+        confirm_enforcement(client, settings, found, wanted, asks=not (yes or dry_run))
         if dry_run:
+            _refuse_contradictions(wanted)
             print_document(settings, wanted, ("dry run: nothing was changed", *changes))
             return
         answer = client.update_policy(UpdatePolicyRequest(policy=wanted), timeout=settings.timeout_s).policy

@@ -1,26 +1,25 @@
-"""What a change of the policy would do: the settings that differ, names that no node has, budgets below the draw.
+"""What a change of the policy would do: settings, unknown names, budgets below the draw, pools that are enforced.
 
 A change is compared with the policy in force, setting by setting. Names are compared with the nodes that the controller
 knows, the draw is the controller's own figure of each budget (`eelctl promises`). Must not know how options are written.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-import click
-
-from eelgrid_controller.cli.connection import CliSettings, NameNotFound, RequestRefused, iterate_pages
+from eelgrid_controller.cli.confirmation import confirm_change, list_names
+from eelgrid_controller.cli.connection import CliSettings, NameNotFound, iterate_pages
 from eelgrid_controller.cli.output import echo
-from eelgrid_controller.formatting import format_power
+from eelgrid_controller.formatting import count_noun, format_power
 from eelgrid_controller.state.spending import format_limit, format_subject, spending_key
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import (
     BudgetScope,
     BudgetStatus,
     EnergyPrices,
+    EnforcementMode,
     ImagineBudgetsRequest,
     ListNodesRequest,
     Node,
@@ -159,25 +158,40 @@ def _low_budgets(client: Any, settings: CliSettings, before: Policy, after: Poli
     return [one for one in found if (one.budget.scope, one.budget.name) in lower and one.over_w > 0.0]
 
 
-def is_interactive() -> bool:
-    """Returns whether somebody can be asked."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def confirm_low_budgets(client: Any, settings: CliSettings, before: Policy, after: Policy, *, asks: bool) -> None:
     """Asks before a budget is set below the present draw; raises RequestRefused where the answer is not yes."""
     low = _low_budgets(client, settings, before, after)
-    if not low:
-        return
     for one in low:
         what = f"budget {describe_budget_place(one.budget)}: {format_power(one.budget.limit_w)} is below the"
         echo(f"warning: {what} {format_power(one.measured_w)} that its GPUs draw now", err=True)
-    if not asks:
-        return
-    if not is_interactive():
-        raise RequestRefused(
-            "a budget is below what its GPUs draw now; nothing was changed",
-            "add --yes to have limits lowered until it is kept, or give it more watts",
+    if low:
+        confirm_change(
+            f"Setting {count_noun(len(low), 'budget')} below what the GPUs draw now",
+            yes=not asks,
+            effects=("power limits are lowered until it is kept, and work may wait",),
+            remedy="give it more watts, or answer y",
         )
-    if not click.confirm("Set it all the same? Limits are lowered and work may wait", err=True):
-        raise RequestRefused("not confirmed; nothing was changed", "give it more watts, or answer y")
+
+
+def confirm_enforcement(client: Any, settings: CliSettings, before: Policy, after: Policy, *, asks: bool) -> None:
+    """Asks before plans are carried out on nodes where they were only shown; raises RequestRefused without a yes."""
+    enforced = {pool.pool for pool in before.pools if pool.mode is EnforcementMode.ENFORCE}
+    new = {pool.pool for pool in after.pools if pool.mode is EnforcementMode.ENFORCE} - enforced
+    nodes = [node.inventory for node in _nodes(client, settings)] if new else []
+    effects = []
+    for pool in sorted(new):
+        members = [one for one in nodes if resolve_pool(one.pool) == pool]
+        if members:
+            names = list_names([one.node_name for one in members])
+            gpus = count_noun(sum(len(one.gpus) for one in members), "GPU")
+            effects.append(f"pool {pool}: power limits and MIG layouts are set on the {gpus} of {names}")
+    if not asks:
+        for effect in effects:
+            echo(effect, err=True)
+    elif effects:
+        confirm_change(
+            f"Enforcing {count_noun(len(effects), 'pool')}",
+            yes=False,
+            effects=effects,
+            remedy="see the plans with `eelctl plan`, or answer y",
+        )

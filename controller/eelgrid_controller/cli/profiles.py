@@ -5,14 +5,17 @@ that no controller is slowed down (theory: eelgrid_controller.profiles; accuracy
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import click
 
+from eelgrid_controller.cli.completion import complete_models, complete_profiles
+from eelgrid_controller.cli.confirmation import list_names
 from eelgrid_controller.cli.connection import (
     CliSettings,
+    NameNotFound,
     RequestRefused,
     connect_operators,
     iterate_pages,
@@ -26,10 +29,10 @@ from eelgrid_controller.cli.output import (
     list_options,
     print_list,
     print_plain,
-    text_table,
-    use_colour,
+    table_lines,
 )
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.profiles.points import Configuration, Point, ProfileEstimate, ProfilePrediction
 from eelgrid_controller.state.measurements import make_profile_point
 from eelgrid_protos.catalogue import GpuNameError, load_catalogue, resolve_gpu_models
@@ -164,14 +167,20 @@ def _plain(one: ProfilePrediction) -> dict[str, Any]:
 
 def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterator[str]:
     quantiles = sorted({quantile for one in found for quantile in one.latency_s})
-    yield from text_table(_columns(quantiles), found, headers=settings.headers, colour=use_colour())
+    yield from table_lines(settings, _columns(quantiles), found)
     yield "90 % intervals; FROM is measured, interpolated, borrowed (from other profiles) or prior: docs/explanation/profiles.md"
 
 
 @click.command("predict")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_profiles)
 @click.option(
-    "--gpu", "models", multiple=True, required=True, metavar="MODEL", help="GPU model, by any of its names; repeatable."
+    "--gpu",
+    "models",
+    multiple=True,
+    required=True,
+    shell_complete=complete_models,
+    metavar="MODEL",
+    help="GPU model, by any of its names; repeatable.",
 )
 @click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs per replica.")
 @click.option("--slice", "mig_profile", default="", help="MIG profile, for example 1g.10gb.")
@@ -219,6 +228,8 @@ def predict(
     told = _read_measured_points(settings, points)
     if not told:
         raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")
+    if name not in (known := {one.workload for one in told}):
+        raise NameNotFound(f"no points of a profile {name!r} are known", f"name one of {', '.join(sorted(known))}")
     models = _resolve_models(models, {one.configuration.gpu_model for one in told})
     asked = [
         Configuration(gpu_model=model, mig_profile=mig_profile, gpus=int(count), batch=int(size), power_limit_w=limit_w)
@@ -310,13 +321,13 @@ def import_points(settings: CliSettings, points: Path) -> None:
         for start in range(0, len(told), POINTS_A_CALL_MOST):
             part = tuple(told[start : start + POINTS_A_CALL_MOST])
             recorded += client.record_points(RecordPointsRequest(points=part), timeout=settings.timeout_s).recorded
-    click.echo(f"{recorded} of {len(told)} points are new or changed")
+    click.echo(f"{recorded:,} of {count_noun(len(told), 'point is', 'points are')} new or changed")
 
 
 @profile.command("list")
-@click.argument("name", default="")
+@click.argument("name", default="", shell_complete=complete_profiles)
 @limit_option
-@list_options
+@list_options(*_COLUMNS)
 @output_option
 @click.pass_obj
 def list_points(settings: CliSettings, name: str, limit: int | None) -> None:
@@ -326,5 +337,19 @@ def list_points(settings: CliSettings, name: str, limit: int | None) -> None:
         found = iterate_pages(
             client.list_points, request, "points", timeout_s=settings.timeout_s, limit=settings.fetch_limit(limit)
         )
+        first = next(found, None)
+        if first is None and name:
+            raise _unknown_profile(client, settings, name)
+        points = () if first is None else chain((first,), found)
         empty = "no point matches; import measurements with `eelctl profile import FILE`"
-        print_list(settings, _COLUMNS, found, empty=empty, limit=limit)
+        print_list(settings, _COLUMNS, points, empty=empty, limit=limit)
+
+
+def _unknown_profile(client: Any, settings: CliSettings, name: str) -> NameNotFound:
+    """Names the profiles that there are."""
+    every = iterate_pages(client.list_points, ListPointsRequest(), "points", timeout_s=settings.timeout_s)
+    known = sorted({point.profile for point in every})
+    remedy = "import measurements with `eelctl profile import FILE`"
+    if known:
+        remedy = f"known are {list_names(known)}; or {remedy}"
+    return NameNotFound(f"there is no profile {name!r}", remedy)

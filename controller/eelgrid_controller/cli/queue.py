@@ -9,13 +9,15 @@ waits for it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from eelgrid_controller.cli import queue_tree
+from eelgrid_controller.cli.completion import complete_namespaces, complete_queues, complete_users
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
@@ -29,7 +31,7 @@ from eelgrid_controller.cli.output import (
     visible_columns,
 )
 from eelgrid_controller.cli.workloads import request_text
-from eelgrid_controller.formatting import format_age, format_cpu, format_gpu, format_memory
+from eelgrid_controller.formatting import count_noun, format_age, format_cpu, format_gpu, format_memory
 from eelgrid_protos.messages import (
     ExplainWorkloadRequest,
     GetSummaryRequest,
@@ -44,7 +46,7 @@ _EXPLAINED_MOST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class QueuedWorkload:
     """A pending workload with its place in the whole queue, from 1, and its wait in seconds."""
 
     place: int
@@ -68,9 +70,9 @@ class _Sum:
     """The pending workloads under one name."""
 
     name: str
-    rows: tuple[_Waiting, ...]
+    rows: tuple[QueuedWorkload, ...]
 
-    def total(self, amount: Callable[[_Waiting], int]) -> int:
+    def total(self, amount: Callable[[QueuedWorkload], int]) -> int:
         """Sums an amount over the rows."""
         return sum(map(amount, self.rows))
 
@@ -85,12 +87,12 @@ class _Sum:
         return Counter(row.constraint for row in self.rows)
 
 
-def _each(amount: Callable[[Any], int]) -> Callable[[_Waiting], int]:
+def _each(amount: Callable[[Any], int]) -> Callable[[QueuedWorkload], int]:
     """An amount of all replicas."""
     return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
 
 
-_COLUMNS: tuple[TableColumn[_Waiting], ...] = (
+QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("PLACE", lambda r: str(r.place), right=True),
     TableColumn("ID", lambda r: r.workload.workload_id),
     TableColumn("NAME", lambda r: r.workload.spec.name, wide=True),
@@ -107,7 +109,7 @@ _COLUMNS: tuple[TableColumn[_Waiting], ...] = (
 )
 
 # By what can be summed: the title of its column, and the name under which a workload counts.
-_BY: Mapping[str, tuple[str, Callable[[_Waiting], str]]] = {
+_BY: Mapping[str, tuple[str, Callable[[QueuedWorkload], str]]] = {
     "namespace": ("NAMESPACE", lambda r: r.workload.spec.namespace),
     "queue": ("QUEUE", lambda r: r.workload.spec.queue),
     "user": ("USER", lambda r: r.workload.spec.user),
@@ -115,10 +117,21 @@ _BY: Mapping[str, tuple[str, Callable[[_Waiting], str]]] = {
 }
 
 
-def _matches(row: _Waiting, key: str, name: str) -> bool:
+def _matches(row: QueuedWorkload, key: str, name: str) -> bool:
     """Returns whether a workload counts under a name; one that waits for CPU and memory waits for each of them."""
     found = _BY[key][1](row)
     return found == name or (key == "reason" and name in found.split("+"))
+
+
+def _describe_no_match(rows: Sequence[QueuedWorkload], wanted: Mapping[str, str]) -> str:
+    """Says that nothing matches; names what there is instead of a constraint for which nothing waits."""
+    if not rows:
+        return "nothing waits"
+    reason = wanted["reason"]
+    if reason and not any(_matches(row, "reason", reason) for row in rows):
+        known = sorted({name for row in rows for name in _BY["reason"][1](row).split("+")})
+        return f"nothing waits for {reason!r}; workloads wait for {', '.join(known)}"
+    return f"no pending workload matches; without filters there are {len(rows):,}"
 
 
 def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
@@ -135,9 +148,9 @@ def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
     )
 
 
-def _sum_by_name(rows: Sequence[_Waiting], name: Callable[[_Waiting], str]) -> list[_Sum]:
+def _sum_by_name(rows: Sequence[QueuedWorkload], name: Callable[[QueuedWorkload], str]) -> list[_Sum]:
     """Sums by name; the one whose first workload is tried first comes first."""
-    found: dict[str, list[_Waiting]] = {}
+    found: dict[str, list[QueuedWorkload]] = {}
     for row in rows:
         found.setdefault(name(row), []).append(row)
     return [_Sum(key, tuple(members)) for key, members in found.items()]
@@ -157,7 +170,7 @@ def _plain_sum(by: str, one: _Sum) -> dict[str, Any]:
     }
 
 
-def _plain_row(row: _Waiting) -> dict[str, Any]:
+def _plain_row(row: QueuedWorkload) -> dict[str, Any]:
     return {
         "place": row.place,
         "waits_s": row.waits_s,
@@ -166,17 +179,21 @@ def _plain_row(row: _Waiting) -> dict[str, Any]:
     }
 
 
-def _read(client: Any, timeout_s: float) -> list[_Waiting]:
+def rank_queue(pending: Iterable[Workload], now_ns: int) -> list[QueuedWorkload]:
+    """Returns pending workloads in scheduling order, given in the order of submission; waits are up to `now_ns`."""
+    # Sorting keeps the order of submission among equals.
+    ranked = sorted(pending, key=lambda workload: -workload.spec.priority)
+    return [
+        QueuedWorkload(place, workload, max(0.0, (now_ns - workload.submitted_ns) / 1e9))
+        for place, workload in enumerate(ranked, 1)
+    ]
+
+
+def _read(client: Any, timeout_s: float) -> list[QueuedWorkload]:
     """Returns all pending workloads in scheduling order, with waits by the controller's clock."""
     request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,))
     found = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
-    now_ns = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns
-    # The listing comes in the order of submission, and sorting keeps it among equals.
-    found.sort(key=lambda workload: -workload.spec.priority)
-    return [
-        _Waiting(place, workload, max(0.0, (now_ns - workload.submitted_ns) / 1e9))
-        for place, workload in enumerate(found, 1)
-    ]
+    return rank_queue(found, client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns)
 
 
 def _remedies(client: Any, sums: Sequence[_Sum], timeout_s: float) -> dict[str, str]:
@@ -200,7 +217,7 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
         words = first.workload.reason.partition(": ")[2]
         yield ""
         yield (
-            f"{one.name}: {count:,} wait{'s' if count == 1 else ''}, with {format_gpu(one.total(lambda row: row.gpu_milli))} "
+            f"{one.name}: {count_noun(count, 'waits', 'wait')}, with {format_gpu(one.total(lambda row: row.gpu_milli))} "
             f"GPUs and {format_cpu(one.total(_each(lambda request: request.cpu_milli)))} CPUs, the longest for "
             f"{format_age(one.longest_s)}" + (f"; {words}." if words else ".")
         )
@@ -208,10 +225,10 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
             yield f"  {first.workload.workload_id}, the first of them: {remedies[one.name]}"
 
 
-@click.command()
-@click.option("--namespace", default="", help="Only workloads in this namespace.")
-@click.option("--user", default="", help="Only workloads of this user.")
-@click.option("--queue", default="", help="Only workloads in this queue.")
+@click.group(invoke_without_command=True)
+@click.option("--namespace", default="", help="Only workloads in this namespace.", shell_complete=complete_namespaces)
+@click.option("--user", default="", help="Only workloads of this user.", shell_complete=complete_users)
+@click.option("--queue", default="", help="Only workloads in this queue.", shell_complete=complete_queues)
 @click.option(
     "--reason",
     default="",
@@ -220,22 +237,26 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
 )
 @click.option("--by", type=click.Choice(list(_BY)), help="Show sums instead of workloads.")
 @limit_option
-@list_options
+@list_options(*QUEUE_COLUMNS, *_sum_columns(""))
 @output_option
-@click.pass_obj
-def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted: str) -> None:
+@click.pass_context
+def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted: str) -> None:
     """Show pending workloads in scheduling order, and what would help them.
 
-    PLACE is the position in the whole queue. The lines below the table sum up what waits for each constraint;
+    PLACE is the position in the whole queue, by priority and submission; where queues are declared (`show`), fair share
+    decides between those of one priority. The lines below the table sum up what waits for each constraint;
     --no-headers omits them.
 
     \b
     eelctl queue --reason gpu_count --namespace research
     eelctl queue --by user
     """  # noqa: D301
+    if context.invoked_subcommand:
+        return
+    settings: CliSettings = context.obj
     with connect_operators(settings) as client:
         every = _read(client, settings.timeout_s)
-        empty = f"no pending workload matches; without filters there are {len(every):,}" if every else "nothing waits"
+        empty = _describe_no_match(every, wanted)
         rows = [row for row in every if all(not name or _matches(row, key, name) for key, name in wanted.items())]
         if by is not None:
             title, name = _BY[by]
@@ -246,11 +267,16 @@ def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted:
         as_document = settings.output in {"json", "yaml"}
         remedies = _remedies(client, sums, settings.timeout_s) if settings.headers or as_document else {}
     reasons = [_plain_sum("reason", one) | {"remedy": remedies.get(one.name, "")} for one in sums]
-    shown = arrange_rows(settings, _COLUMNS, rows, limit=limit)
+    shown = arrange_rows(settings, QUEUE_COLUMNS, rows, limit=limit)
     plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
     _print_queue(
-        settings, plain, _COLUMNS, shown, _describe_sums(sums, remedies) if settings.headers else (), empty=empty
+        settings, plain, QUEUE_COLUMNS, shown, _describe_sums(sums, remedies) if settings.headers else (), empty=empty
     )
+
+
+queue.add_command(queue_tree.show)
+queue.add_command(queue_tree.apply)
+queue.add_command(queue_tree.move)
 
 
 def _print_queue(

@@ -21,12 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliError, CliSettings, NameNotFound, UsageMismatch, tls_files
-from eelgrid_controller.cli.doctor_machine import count_noun
+from eelgrid_controller.cli.confirmation import confirm_change, yes_option
+from eelgrid_controller.cli.connection import (
+    CliError,
+    CliSettings,
+    FiniteRange,
+    NameNotFound,
+    UsageMismatch,
+    connect_operators,
+    iterate_pages,
+    tls_files,
+)
 from eelgrid_controller.cli.output import ProgressBar, echo
 from eelgrid_controller.errors import LibraryMissing
-from eelgrid_controller.formatting import format_milliseconds
-from eelgrid_protos.messages import ListNodesRequest, Workload
+from eelgrid_controller.formatting import count_noun, format_milliseconds
+from eelgrid_protos.messages import GetSummaryRequest, ListNodesRequest, Workload
 
 if TYPE_CHECKING:
     from eelgrid_controller.replay.policy_comparison import (
@@ -42,7 +51,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SHARED = ("trace", "task_list", "nodes", "pods", "limit", "output")
-_SUBMITTING = ("prefix", "in_flight", "fleet_out")
+_SUBMITTING = ("prefix", "queue", "in_flight", "fleet_out", "yes")
 
 
 class _TwoFold(click.Command):
@@ -65,32 +74,47 @@ class _TwoFold(click.Command):
                 formatter.write_dl(records)
 
 
-async def _absent(client: Any, wanted: set[str], timeout_s: float) -> set[str]:
-    """Returns the nodes of the trace that the controller lacks."""
-    token = ""
-    while wanted:
-        answer = await client.list_nodes(ListNodesRequest(page_size=1000, page_token=token), timeout=timeout_s)
-        wanted = wanted - {node.inventory.node_name for node in answer.nodes}
-        if answer.next_page_token in {"", token}:
-            break
-        token = answer.next_page_token
-    return wanted
+def _refuse_absent_nodes(client: Any, settings: CliSettings, wanted: set[str]) -> None:
+    """Raises NameNotFound if the controller lacks nodes of the trace."""
+    if not wanted:
+        return
+    listed = iterate_pages(client.list_nodes, ListNodesRequest(), "nodes", timeout_s=settings.timeout_s)
+    if absent := wanted - {node.inventory.node_name for node in listed}:
+        raise NameNotFound(
+            f"the controller lacks {len(absent)} of the trace's {len(wanted)} nodes, for example {min(absent)}",
+            "write a fleet file with --fleet-out and start `eelgrid-agent --simulate` on it, or leave out --nodes",
+        )
 
 
-async def _run(settings: CliSettings, requests: list[Any], nodes: set[str], in_flight: int) -> Any:
+def _confirm_submission(
+    settings: CliSettings, requests: Sequence[Any], nodes: set[str], source: str, yes: bool
+) -> None:
+    """Asks before several tasks are submitted; raises ControllerUnreachable at once where nobody answers."""
+    with connect_operators(settings) as client:
+        summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
+        _refuse_absent_nodes(client, settings, nodes)
+    if len(requests) < 2:
+        return
+    fleet = f"{count_noun(summary.nodes_ready, 'node')}, {count_noun(summary.gpus, 'GPU')}"
+    confirm_change(
+        f"Submitting {count_noun(len(requests), 'task')} to {settings.controller} ({fleet})",
+        yes=yes,
+        effects=(
+            f"trace: {source}",
+            "each task becomes a workload that stays until somebody cancels it",
+        ),
+        remedy="submit fewer with --limit, or compare policies without a controller with --policies",
+    )
+
+
+async def _run(settings: CliSettings, requests: list[Any], in_flight: int) -> Any:
     from eelgrid_controller.replay.submitter import SubmitLimits, Submitter
     from eelgrid_protos import rpc, transport
 
     channel = transport.open_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
     async with channel:
-        client = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
-        if absent := await _absent(client, nodes, settings.timeout_s):
-            raise NameNotFound(
-                f"the controller lacks {len(absent)} of the trace's {len(nodes)} nodes, for example {min(absent)}",
-                "write a fleet file with --fleet-out and start `eelgrid-agent --simulate` on it, or leave out --nodes",
-            )
         submitter = Submitter(
-            operators=client,
+            operators=rpc.build_client(rpc.OPERATOR_SERVICE, channel),
             clock=time.monotonic,
             sleep=asyncio.sleep,
             jitter=random.random,
@@ -215,7 +239,7 @@ def _facts(
         hours = (how.end_s - how.schedule.begin_s) / 3600.0
         facts["mode"] = f"arrivals and departures at their times, {hours:,.1f} h"
         facts["mode"] += f", PUE {how.pue:g}" if how.pue != 1.0 else ""
-    facts["rows"] = f"means over {rows[0]['seeds']} seed{'s' if rows[0]['seeds'] > 1 else ''}; saved against "
+    facts["rows"] = f"means over {rows[0]['seeds']} seed{'' if rows[0]['seeds'] == 1 else 's'}; saved against "
     facts["rows"] += str(rows[0]["policy"])
     return facts
 
@@ -476,20 +500,20 @@ def _draw(
 )
 @click.option(
     "--until",
-    type=click.FloatRange(0.0, 1e6, min_open=True),
+    type=FiniteRange(0.0, 1e6, min_open=True),
     metavar="HOURS",
     help="End this long after the first arrival. [default: when the last task would end if none waited]",
 )
 @click.option("--failures", type=_FILE, help="CSV file of node failures: node,down_s,up_s.")
 @click.option(
     "--mtbf",
-    type=click.FloatRange(0.001, 1e9),
+    type=FiniteRange(0.001, 1e9),
     metavar="HOURS",
     help="Simulate random failures with this mean time between failures of a node.",
 )
 @click.option(
     "--mttr",
-    type=click.FloatRange(0.001, 1e9),
+    type=FiniteRange(0.001, 1e9),
     default=4.0,
     show_default=True,
     metavar="HOURS",
@@ -498,13 +522,13 @@ def _draw(
 @click.option("--tariff", type=_FILE, help="CSV file of prices: from_s,price_per_kwh,carbon_g_per_kwh.")
 @click.option(
     "--tariff-repeat",
-    type=click.FloatRange(0.001, 1e6),
+    type=FiniteRange(0.001, 1e6),
     metavar="HOURS",
     help="Repeat the tariff after this long, for example 24.",
 )
 @click.option(
     "--pue",
-    type=click.FloatRange(1.0, 10.0),
+    type=FiniteRange(1.0, 10.0),
     default=1.0,
     show_default=True,
     help="Power usage effectiveness: facility power over IT power.",
@@ -529,6 +553,7 @@ def _draw(
     help="Run in processes on this machine, or on your Ray cluster.",
 )
 @click.option("--prefix", default="", help="Prefix of every workload id; another prefix submits the trace again.")
+@click.option("--queue", help="Queue of every workload. [default: the task's quality of service, such as ls]")
 @click.option(
     "--in-flight", type=click.IntRange(1, 1024), default=8, show_default=True, help="Number of concurrent calls."
 )
@@ -537,6 +562,7 @@ def _draw(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the nodes to a fleet file for `eelgrid-agent --simulate`, and submit nothing.",
 )
+@yes_option
 @click.pass_context
 def replay(context: click.Context, /, **options: Any) -> None:
     """Replay a trace: compare policies on it, or submit it to a running controller.
@@ -546,8 +572,8 @@ def replay(context: click.Context, /, **options: Any) -> None:
     With --policies, simulates the trace on this machine under each policy, with departures, failures and tariffs, and
     compares energy, cost, waiting and utilization.
 
-    Without --policies, submits the tasks to the controller, in order and each once. You can interrupt and repeat the
-    command: a task that the controller already has is not placed again.
+    Without --policies, submits the tasks to the controller, after a question, in order and each once. You can interrupt
+    and repeat the command: a task that the controller already has is not placed again.
 
     \b
     eelctl replay --policies fgd,eelgrid --seeds 3
@@ -590,9 +616,12 @@ def _submit(settings: CliSettings, options: dict[str, Any]) -> None:
         _write_fleet(fleet_out, rows)
         return
     tasks = read_tasks(pods) if pods else found.tasks if found else ()
-    requests = [submission_of_task(task, prefix=options["prefix"]) for task in tasks[: options["limit"]]]
+    requests = [
+        submission_of_task(task, prefix=options["prefix"], queue=options["queue"]) for task in tasks[: options["limit"]]
+    ]
     source = str(pods) if pods else found.where if found else ""
-    report = asyncio.run(_run(settings, requests, {row.name for row in rows}, options["in_flight"]))
+    _confirm_submission(settings, requests, {row.name for row in rows}, source, options["yes"])
+    report = asyncio.run(_run(settings, requests, options["in_flight"]))
     _print(settings, report, source)
     if report.refused:
         raise CliError(f"{count_noun(report.refused, 'task was', 'tasks were')} refused", "see the reasons above")
@@ -606,4 +635,4 @@ def _write_fleet(path: Path, rows: Any) -> None:
         write_fleet_file(path, rows, catalogue.load_catalogue().products)
     except OSError as error:
         raise CliError(f"cannot write {path}: {error.strerror}", "choose another file with --fleet-out") from None
-    click.echo(f"wrote {len(rows)} nodes to {path}; start them with: eelgrid-agent --simulate {path}")
+    click.echo(f"wrote {count_noun(len(rows), 'node')} to {path}; start them with: eelgrid-agent --simulate {path}")

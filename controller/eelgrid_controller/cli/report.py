@@ -16,8 +16,17 @@ from typing import Any, NamedTuple
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.energy import energy_document, format_minute, format_per_unit, format_work, period_ns
+from eelgrid_controller.cli.connection import CliError, CliSettings, connect_operators, output_option
+from eelgrid_controller.cli.energy import (
+    energy_document,
+    format_minute,
+    format_per_unit,
+    format_work,
+    largest_per_unit,
+    period_ns,
+)
+from eelgrid_controller.cli.output import print_plain
+from eelgrid_controller.formatting import format_money
 from eelgrid_protos.messages import EnergyGrouping, QueryEnergyReportRequest
 from eelgrid_protos.safe_text import escape_text
 
@@ -135,6 +144,10 @@ def _kwh(energy_j: float) -> str:
     return f"{value:,.0f}" if value >= 1000.0 else f"{value:,.1f}" if value >= 10.0 or not value else f"{value:,.3f}"
 
 
+def _kg(carbon_g: float | None, unit: str = "") -> str:
+    return "-" if carbon_g is None else f"{carbon_g / 1000.0:,.1f}{unit}"
+
+
 def _format_share(part: float, whole: float) -> str:
     return f"{100.0 * part / whole:.1f} %" if whole else ""
 
@@ -142,18 +155,19 @@ def _format_share(part: float, whole: float) -> str:
 def _figures(document: dict[str, Any]) -> str:
     total, currency = document["total"], document["currency"]
     found = [("energy of the GPUs", f"{_kwh(total['energy_j'])} kWh", f"± {_kwh(document['uncertainty_j'])} kWh")]
-    if currency:
-        kwh = total["energy_j"] / _KWH
-        found += [
-            ("cost", f"{total['cost']:,.2f} {currency}", f"{total['cost'] / kwh:.3f} per kWh" if kwh else ""),
-            (
-                "carbon dioxide",
-                f"{total['carbon_g'] / 1000.0:,.1f} kg",
-                f"{total['carbon_g'] / kwh:,.0f} g per kWh" if kwh else "",
-            ),
-        ]
+    kwh, cost, carbon_g = total["energy_j"] / _KWH, total["cost"], total["carbon_g"]
+    found += [
+        ("cost", format_money(cost, currency), f"{cost / kwh:.3f} per kWh" if kwh and cost is not None else ""),
+        (
+            "carbon dioxide",
+            _kg(carbon_g, " kg"),
+            f"{carbon_g / kwh:,.0f} g per kWh" if kwh and carbon_g is not None else "",
+        ),
+    ]
     for name, part in (("unallocated", "unallocated"), ("unattributed", "unattributed")):
-        money = f"{document[part]['cost']:,.2f} {currency}" if currency else f"{_kwh(document[part]['energy_j'])} kWh"
+        of_part = document[part]
+        is_priced = of_part["cost"] is not None
+        money = format_money(of_part["cost"], currency) if is_priced else f"{_kwh(of_part['energy_j'])} kWh"
         found.append((name, _format_share(document[part]["energy_j"], total["energy_j"]) or "-", money))
     found.append(
         ("idle, of all", _format_share(total["idle_j"], total["energy_j"]) or "-", f"{_kwh(total['idle_j'])} kWh")
@@ -187,6 +201,7 @@ def _table(section: ReportSection) -> str:
     document, currency = section.document, section.document["currency"]
     total = document["total"]
     is_told = any(row["work"] for row in document["groups"])
+    largest_j = largest_per_unit([row["work"] for row in document["groups"]])
     numbers: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("kWh", lambda row: _kwh(row["energy_j"])),
         ("share", lambda row: _format_share(row["energy_j"], total["energy_j"])),
@@ -195,13 +210,12 @@ def _table(section: ReportSection) -> str:
     if is_told:
         numbers += [
             ("work", lambda row: _lines(format_work, row, ">= ", "≥ ")),
-            ("for each", lambda row: _lines(format_per_unit, row, "<= ", "≤ ")),
+            ("for each", lambda row: _lines(lambda work: format_per_unit(work, largest_j), row, "<= ", "≤ ")),
         ]
-    if currency:
-        numbers += [
-            (currency, lambda row: f"{row['cost']:,.2f}"),
-            ("kg CO₂", lambda row: f"{row['carbon_g'] / 1000.0:,.1f}"),
-        ]
+    numbers += [
+        (currency or "cost", lambda row: "-" if row["cost"] is None else f"{row['cost']:,.2f}"),
+        ("kg CO₂", lambda row: _kg(row["carbon_g"])),
+    ]
     others = [
         {section.by[0]: name} | document[part]
         for name, part in (
@@ -321,6 +335,11 @@ def report(settings: CliSettings, *, month: str | None, out: Path, pdf: Path | N
     eelctl report --month 2026-10 --out october.html --pdf october.pdf
     """  # noqa: D301
     browser = _chromium() if pdf is not None else ""
+    for option, path in (("--out", out), ("--pdf", pdf)):
+        if path is not None and (not path.name or not path.parent.is_dir()):
+            raise click.BadParameter(
+                f"no file can be written at {str(path)!r}; name one in a folder", param_hint=option
+            )
     month = month or _last_month(time.time())
     begin_ns, end_ns = period_ns(0, month, now_ns=0)
     request = QueryEnergyReportRequest(
@@ -345,8 +364,8 @@ def report(settings: CliSettings, *, month: str | None, out: Path, pdf: Path | N
         raise click.UsageError(f"--out: {out}: {error.strerror}; name a writable file") from None
     if pdf is not None:
         _print(browser, out, pdf)
-    if settings.headers:
-        click.echo(f"{out}" + (f"\n{pdf}" if pdf is not None else ""))
+    written = {"out": str(out), **({} if pdf is None else {"pdf": str(pdf)})}
+    print_plain(settings, written, written.values() if settings.headers else ())
 
 
 def _last_month(now_s: float) -> str:
@@ -378,6 +397,6 @@ def _print(browser: str, page: Path, pdf: Path) -> None:
         try:
             done = subprocess.run(command, capture_output=True, timeout=_PDF_S, check=False)  # noqa: S603
         except subprocess.TimeoutExpired:
-            raise click.ClickException(f"{browser} did not print within {_PDF_S:g} s; print {page} by hand") from None
+            raise CliError(f"{browser} did not print within {_PDF_S:g} s", f"print {page} by hand") from None
     if done.returncode or not pdf.is_file():
-        raise click.ClickException(f"{browser} failed to print; print {page} by hand")
+        raise CliError(f"{browser} failed to print {pdf}", f"check that it can be written, or print {page} by hand")

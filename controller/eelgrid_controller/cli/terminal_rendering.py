@@ -16,8 +16,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from eelgrid_controller.cli.doctor_machine import count_noun
-from eelgrid_controller.formatting import format_energy, format_milliseconds, format_percent, format_power
+from eelgrid_controller.formatting import (
+    count_noun,
+    format_energies,
+    format_energy,
+    format_milliseconds,
+    format_money,
+    format_percent,
+    format_power,
+    format_powers,
+)
 from eelgrid_protos.messages import (
     BudgetStatus,
     EnergySpent,
@@ -113,14 +121,16 @@ def render_models(summary: Summary, width: int = 16) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     for right in (False, True, False, True, True):
         grid.add_column(justify="right" if right else "left")
-    for model in sorted(summary.models, key=lambda m: (-m.gpus, m.model)):
+    models = sorted(summary.models, key=lambda m: (-m.gpus, m.model))
+    powers = format_powers([model.measured_power_w for model in models])
+    for model, power in zip(models, powers, strict=True):
         share = model.allocated_gpu_milli / (1000 * model.gpus) if model.gpus else 0.0
         grid.add_row(
             Text(escape_text(model.model), style="bold"),
             Text(f"{model.gpus:,}", style="grey62"),
             render_bar(share, width),
             f"{100 * share:.0f} %",
-            Text(format_power(model.measured_power_w), style="grey62"),
+            Text(power, style="grey62"),
         )
     return grid
 
@@ -147,7 +157,8 @@ def select_busiest_nodes(nodes: Iterable[Node], most: int) -> RenderableType:
     for title, right in (("NODE", False), ("MODEL", False), ("GPUS", True), ("", False), ("POWER", True)):
         table.add_column(title, justify="right" if right else "left")
     ranked = sorted(nodes, key=lambda n: (-(n.power_w or 0.0), -n.allocated_gpu_milli, n.inventory.node_name))
-    for node in ranked[:most]:
+    powers = format_powers([node.power_w for node in ranked[:most]])
+    for node, power in zip(ranked[:most], powers, strict=True):
         gpus = node.inventory.gpus
         share = node.allocated_gpu_milli / (1000 * len(gpus)) if gpus else 0.0
         held = f"{node.allocated_gpu_milli / 1000:g}/{len(gpus)}" if gpus else "-"
@@ -157,7 +168,7 @@ def select_busiest_nodes(nodes: Iterable[Node], most: int) -> RenderableType:
             Text(escape_text(model)),
             held,
             render_bar(share, 12),
-            format_power(node.power_w),
+            power,
         )
     return table
 
@@ -335,7 +346,7 @@ def _energy(seen: TopSnapshot) -> str:
     parts = (found.left_out, found.unallocated, found.unattributed, *(group.spent for group in found.groups))
     total_mj, cost = sum(_spent_mj(part) for part in parts), sum(part.cost for part in parts)
     idle_mj = sum(part.bare_idle_mj + part.context_idle_mj for part in parts)
-    money = f", {cost:,.2f} {escape(escape_text(found.currency))}" if found.currency and cost else ""
+    money = f", {format_money(cost, escape(escape_text(found.currency)))}" if found.currency and cost else ""
     return f"[bold]{format_energy(total_mj / 1000.0)}[/]{money}, {format_percent(idle_mj, total_mj)} of it idle"
 
 
@@ -410,7 +421,8 @@ def _consumers(found: QueryEnergyResponse | None, most: int) -> Table:
     table.add_column("WORKLOAD", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("ENERGY", justify="right", no_wrap=True)
     groups = () if found is None else sorted(found.groups, key=lambda group: -_spent_mj(group.spent))
-    for group in groups[:most]:
+    energies = format_energies([_spent_mj(group.spent) / 1000.0 for group in groups[:most]])
+    for group, energy in zip(groups[:most], energies, strict=True):
         title = "/".join(value for value in group.values if value) or "(no name)"
-        table.add_row(Text(escape_text(title)), format_energy(_spent_mj(group.spent) / 1000.0))
+        table.add_row(Text(escape_text(title)), energy)
     return table

@@ -1,10 +1,10 @@
 """eelctl top: a live screen of the cluster.
 
-Owns when the screen is drawn and what is asked for it; terminal_rendering draws it.
-A terminal gets a screen that follows the controller's watch and survives a restart
-of the controller; anything else gets one plain snapshot.
+A terminal gets the interactive screen of top_app; anything else gets one plain snapshot, which terminal_rendering draws.
+Textual is imported for the screen alone.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +12,14 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, iterate_pages, output_option
+from eelgrid_controller.cli.connection import (
+    CliSettings,
+    FiniteRange,
+    connect_operators,
+    fetch_whole,
+    iterate_pages,
+    output_option,
+)
 from eelgrid_controller.cli.output import print_document, use_colour
 from eelgrid_protos.messages import (
     GetSummaryRequest,
@@ -20,12 +27,8 @@ from eelgrid_protos.messages import (
     ListPromisesRequest,
     QueryEnergyRequest,
     Summary,
-    WatchSummaryRequest,
 )
 
-# A listing of a thousand nodes costs the controller some 100 ms, a summary under 1 ms.
-_REST_EVERY_S = 10.0
-_RECONNECT_S = 1.0
 _WIDTH_IN_A_PIPE = 130
 _CONSUMERS_MOST = 100
 _DAY_S = 86_400
@@ -82,29 +85,26 @@ def _once(client: Any, settings: CliSettings, shown: int) -> None:
     console.print(_picture(summary, _rest(client, settings), shown, settings.controller, console))
 
 
-def _live(client: Any, settings: CliSettings, shown: int, interval_s: float) -> None:
-    from rich.console import Console
-    from rich.live import Live
+def _is_interactive() -> bool:
+    """Returns whether keys can be read and a screen be drawn."""
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    return is_terminal and os.environ.get("TERM", "dumb") != "dumb"
 
-    from eelgrid_protos.faults import Unavailable
 
-    rest, listed_s = _rest(client, settings), time.monotonic()
-    summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
-    console = Console(no_color=not use_colour())
-    first = _picture(summary, rest, shown, settings.controller, console)
-    with Live(first, console=console, auto_refresh=False, screen=True) as live:
-        while True:
-            try:
-                for answer in client.watch_summary(WatchSummaryRequest(interval_s=interval_s)):
-                    summary = answer.summary
-                    if time.monotonic() - listed_s > _REST_EVERY_S:
-                        rest, listed_s = _rest(client, settings), time.monotonic()
-                    live.update(_picture(summary, rest, shown, settings.controller, console), refresh=True)
-                note = f"{settings.controller} closed the watch; reconnecting (Ctrl-C quits)"
-            except Unavailable:
-                note = f"{settings.controller} does not answer; retrying (Ctrl-C quits)"
-            live.update(_picture(summary, rest, shown, note, console), refresh=True)
-            time.sleep(_RECONNECT_S)
+def _live(settings: CliSettings, interval_s: float) -> None:
+    """Shows the screen until its user quits; an error in it that is a bug is raised."""
+    # gRPC's own messages would be written into the screen.
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    from eelgrid_controller.cli.top_app import TopApp
+    from eelgrid_controller.cli.top_feed import TopFeed
+
+    with connect_operators(settings) as client:
+        app = TopApp(settings.controller, lambda report: TopFeed(client, settings, interval_s, report))
+        app.run()
+    # The channel is closed: calls under way have ended.
+    app.feed.join()
+    if app.return_code:
+        sys.exit(app.return_code)
 
 
 @click.command()
@@ -112,7 +112,7 @@ def _live(client: Any, settings: CliSettings, shown: int, interval_s: float) -> 
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.2, 60.0),
+    type=FiniteRange(0.2, 60.0),
     default=1.0,
     show_default=True,
     help="Seconds between updates.",
@@ -123,17 +123,18 @@ def _live(client: Any, settings: CliSettings, shown: int, interval_s: float) -> 
     type=click.IntRange(1, 100),
     default=10,
     show_default=True,
-    help="Number of nodes to show, the busiest first.",
+    help="Number of nodes in a snapshot, the busiest first.",
 )
 @output_option
 @click.pass_obj
 def top(settings: CliSettings, once: bool, interval_s: float, shown: int) -> None:
-    """Watch the cluster live: power, energy today, objectives, pending work and its reasons. Ctrl-C quits."""
-    with connect_operators(settings) as client:
-        if once or not sys.stdout.isatty() or settings.output in {"json", "yaml"}:
+    """Watch the cluster live: power against the budget, what needs attention, nodes, GPUs, work and its promises.
+
+    On a terminal the screen is interactive: 1 to 7 show a tab, / filters, s sorts, Enter describes a row, ? lists all
+    keys, q quits. It changes nothing. In a pipe, and with --once, it prints one snapshot.
+    """
+    if once or not _is_interactive() or settings.output in {"json", "yaml"}:
+        with connect_operators(settings) as client:
             _once(client, settings, shown)
-            return
-        try:
-            _live(client, settings, shown, interval_s)
-        except KeyboardInterrupt:
-            return
+        return
+    _live(settings, interval_s)

@@ -4,7 +4,7 @@ whatif and capacity share the options that name changes, and their order: nodes 
 weights change, workloads end, workloads are placed again, workloads are submitted. A file gives any other order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from eelgrid_controller.cli.completion import complete_model_lists, complete_nodes, complete_workloads
 from eelgrid_controller.cli.connection import (
     CPU,
     MEMORY,
@@ -20,12 +21,19 @@ from eelgrid_controller.cli.connection import (
     RequestRefused,
     connect_operators,
     output_option,
+    read_input,
 )
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
 from eelgrid_controller.cli.policy import resolve_weights
 from eelgrid_controller.cli.workload_names import find_workload
-from eelgrid_controller.cli.workloads import read_workloads, request_text, submission_from_flags, submit
-from eelgrid_controller.formatting import format_percent, format_power
+from eelgrid_controller.cli.workloads import (
+    read_spec_amounts,
+    read_workloads,
+    request_text,
+    submission_from_flags,
+    submit,
+)
+from eelgrid_controller.formatting import count_noun, format_percent, format_powers
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import (
     COPIES_MOST,
@@ -72,8 +80,20 @@ def _no_budget(_context: click.Context, _parameter: click.Parameter, value: str 
 
 
 _CHANGES = (
-    click.option("--drain", multiple=True, metavar="NODE", help="Drain a node; it stays on, idle. Repeatable."),
-    click.option("--remove", multiple=True, metavar="NODE", help="Remove a node, and its power draw. Repeatable."),
+    click.option(
+        "--drain",
+        multiple=True,
+        metavar="NODE",
+        help="Drain a node; it stays on, idle. Repeatable.",
+        shell_complete=complete_nodes,
+    ),
+    click.option(
+        "--remove",
+        multiple=True,
+        metavar="NODE",
+        help="Remove a node, and its power draw. Repeatable.",
+        shell_complete=complete_nodes,
+    ),
     click.option(
         "--add", multiple=True, metavar="COUNT:GPU:EACH", help="Add nodes, for example 10:H100-SXM5-80GB:8. Repeatable."
     ),
@@ -89,7 +109,13 @@ _CHANGES = (
     ),
     click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Use a named objective."),
     click.option("--weight", multiple=True, metavar="NAME=VALUE", help="Change one weight; repeatable."),
-    click.option("--cancel", multiple=True, metavar="WORKLOAD", help="Cancel a workload; repeatable."),
+    click.option(
+        "--cancel",
+        multiple=True,
+        metavar="WORKLOAD",
+        help="Cancel a workload; repeatable.",
+        shell_complete=complete_workloads,
+    ),
     click.option("--anew", is_flag=True, help="Place all workloads again from an empty cluster, oldest first."),
     click.option(
         "-f", "--file", type=click.File("r", encoding="utf-8"), help="Submit the workloads of a YAML file; - is stdin."
@@ -98,7 +124,12 @@ _CHANGES = (
     click.option("--memory", type=MEMORY, default=0, help="Memory per replica."),
     click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per replica."),
     click.option("--gpu-share", type=SHARE, help="Share of one GPU per replica: 0.5 or 50%."),
-    click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default."),
+    click.option(
+        "--gpu-model",
+        default="",
+        help="Acceptable GPU models, by any of their names: A,B; any by default.",
+        shell_complete=complete_model_lists,
+    ),
     click.option(
         "--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas."
     ),
@@ -169,22 +200,42 @@ def _weights(flags: dict[str, Any], in_force: Callable[[], Weights]) -> Iterator
         yield resolve_weights(flags["objective"], flags["weight"], in_force)
 
 
+# Flags of a workload that submit none by themselves, with their defaults.
+_NOTHING_SUBMITTED: Mapping[str, Any] = {"gpu_model": "", "replicas": 1, "priority": 0}
+
+
 def _submissions(flags: dict[str, Any]) -> Iterator[SubmitCopies]:
     copies = flags["copies"]
     if flags["file"]:
-        for request in read_workloads(flags["file"].read(_FILE_BYTES_MOST), flags["file"].name):
+        for request in read_workloads(read_input(flags["file"], _FILE_BYTES_MOST), flags["file"].name):
             yield SubmitCopies(spec=request.spec, copies=copies)
     if flags["cpu"] or flags["memory"] or flags["gpus"] or flags["gpu_share"]:
         # What is no flag here is as in `eelctl submit`.
         unsaid = submit.make_context("submit", ["--name", "new"]).params
         yield SubmitCopies(spec=submission_from_flags({**unsaid, **flags}).spec, copies=copies)
+    elif given := [
+        name
+        for name in ("gpu_model", "replicas", "priority")
+        if flags.get(name, _NOTHING_SUBMITTED[name]) != _NOTHING_SUBMITTED[name]
+    ]:
+        raise click.UsageError(
+            f"--{given[0].replace('_', '-')} describes a workload to submit; give its --cpu, --memory, --gpus or "
+            "--gpu-share as well"
+        )
+
+
+def _change_fields(kind: str, fields: Any) -> Any:
+    """Returns the fields of a change; a workload to submit has its amounts as in a workload file."""
+    if kind == "SubmitCopies" and isinstance(fields, Mapping) and "spec" in fields:
+        return {**fields, "spec": read_spec_amounts(fields["spec"])}
+    return fields
 
 
 def _from_file(file: Any) -> tuple[WhatIfChange, ...]:
     import yaml
 
     try:
-        plain = yaml.safe_load(file.read(_FILE_BYTES_MOST))
+        plain = yaml.safe_load(read_input(file, _FILE_BYTES_MOST))
     except yaml.YAMLError as error:
         raise RequestRefused(f"{file.name}: is not YAML", "correct the YAML there") from error
     if not isinstance(plain, list):
@@ -192,7 +243,9 @@ def _from_file(file: Any) -> tuple[WhatIfChange, ...]:
             f"{file.name}: is not a list", "write a list, for example `- DrainNodes: {node_names: [a]}`"
         )
     try:
-        changes = [{"change": {key: value or {} for key, value in dict(row).items()}} for row in plain]
+        changes = [
+            {"change": {key: _change_fields(key, value or {}) for key, value in dict(row).items()}} for row in plain
+        ]
         return from_plain(WhatIfRequest, {"changes": changes}).changes
     except InvalidMessage as error:
         raise RequestRefused(f"{file.name}: {error.message}", "correct the file", error.violations) from None
@@ -240,9 +293,9 @@ def _totals(before: ClusterFigures, after: ClusterFigures) -> Iterator[tuple[str
         ]
         return what, cells[0], cells[1], f"{(now - was) / 1000:+,.6g}" if now != was else "="
 
-    def per_gpu(side: ClusterFigures) -> str:
+    def per_gpu(side: ClusterFigures) -> float | None:
         milli = side.allocated_gpu_milli
-        return format_power(1000 * side.modelled_power_w / milli) if milli else "-"
+        return 1000 * side.modelled_power_w / milli if milli else None
 
     yield count("nodes ready", "nodes_ready")
     yield count("GPUs", "gpus")
@@ -252,10 +305,10 @@ def _totals(before: ClusterFigures, after: ClusterFigures) -> Iterator[tuple[str
     yield count("workloads placed", "placed")
     yield count("workloads waiting", "pending")
     power_w = after.modelled_power_w - before.modelled_power_w
-    sign = "+" if power_w > 0 else "-"
-    change = f"{sign}{format_power(abs(power_w))}" if power_w else "="
-    yield "power, modelled", format_power(before.modelled_power_w), format_power(after.modelled_power_w), change
-    yield "  per GPU allocated", per_gpu(before), per_gpu(after), ""
+    was, now, change = format_powers([before.modelled_power_w, after.modelled_power_w, abs(power_w)])
+    yield "power, modelled", was, now, f"{'+' if power_w > 0 else '-'}{change}" if power_w else "="
+    was, now = format_powers([per_gpu(before), per_gpu(after)])
+    yield "  per GPU allocated", was, now, ""
 
 
 def _class(room: ClassRoom) -> str:
@@ -372,24 +425,24 @@ def whatif(settings: CliSettings, /, differences: int, **flags: Any) -> None:
 
 
 def _describe_capacity_plan(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterator[str]:
-    wanted = f"{answer.wanted:,} workload{'' if answer.wanted == 1 else 's'}"
+    wanted = count_noun(answer.wanted, "workload")
     if answer.nodes is None:
         yield f"Even with {most:,} such nodes, {answer.outcome.after.pending:,} workloads would wait."
     elif answer.nodes == 0:
         yield "No more nodes are needed: " + (f"{wanted} fit." if answer.wanted else "nothing waits.")
     else:
-        nodes = f"{answer.nodes:,} node{' is' if answer.nodes == 1 else 's are'}"
+        nodes = count_noun(answer.nodes, "node is", "nodes are")
         yield f"{nodes} needed for {wanted}; with one less, {answer.waiting_with_one_less:,} would wait."
     before = answer.outcome.before.pending
     first = f"; {before:,} pending workloads were tried first, by priority and age" if waited and before else ""
-    yield f"({answer.trials} fleets tried{first})"
+    yield f"({count_noun(answer.trials, 'fleet')} tried{first})"
     yield ""
     yield from whatif_lines(answer.outcome)
 
 
 @click.command()
 @click.option("--node", metavar="MODEL:COUNT", help="Shape of the nodes to add, for example H100-SXM5-80GB:8.")
-@click.option("--node-like", metavar="NODE", help="Add nodes like this existing one.")
+@click.option("--node-like", metavar="NODE", help="Add nodes like this existing one.", shell_complete=complete_nodes)
 @click.option(
     "--most",
     type=click.IntRange(1, IMAGINED_NODES_MOST),

@@ -2,10 +2,12 @@
 
 An id comes first: a call is made with what was typed, and only if the controller knows no workload of that id is a
 workload of that name looked for, among the live ones and then among those that ended. Several of one name are an error
-that lists them. The API itself knows ids alone.
+that lists them. `last` is the workload of the calling user that was submitted last. The API itself knows ids alone.
 """
 
+import getpass
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, iterate_pages
@@ -13,6 +15,9 @@ from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import GetWorkloadRequest, ListWorkloadsRequest, Workload, WorkloadPhase
 
 LIVE_PHASES = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
+_ENDED_PHASES = tuple(phase for phase in WorkloadPhase if phase.is_ended)
+# In place of an id: the workload of the calling user that was submitted last.
+LAST = "last"
 _SHOWN_MOST = 8
 
 _Answer = TypeVar("_Answer")
@@ -36,19 +41,22 @@ def call_with_workload(client: Any, settings: CliSettings, typed: str, call: Cal
 
 def find_workload(client: Any, settings: CliSettings, typed: str) -> Workload:
     """Returns the workload of an id or of a name; raises as `call_with_workload` does."""
+    return call_with_workload(client, settings, typed, partial(get_workload, client, settings))
 
-    def get(workload_id: str) -> Workload:
-        request = GetWorkloadRequest(workload_id=workload_id)
-        found: Workload = client.get_workload(request, timeout=settings.timeout_s).workload
-        return found
 
-    return call_with_workload(client, settings, typed, get)
+def get_workload(client: Any, settings: CliSettings, workload_id: str) -> Workload:
+    """Returns the workload of an id."""
+    request = GetWorkloadRequest(workload_id=workload_id)
+    found: Workload = client.get_workload(request, timeout=settings.timeout_s).workload
+    return found
 
 
 def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
+    if name == LAST:
+        return _find_last(client, settings)
     try:
         live = ListWorkloadsRequest(name_contains=name, phases=LIVE_PHASES)
-        ended = ListWorkloadsRequest(name_contains=name, phases=(WorkloadPhase.CANCELLED,))
+        ended = ListWorkloadsRequest(name_contains=name, phases=_ENDED_PHASES)
         for request in (live, ended):
             rows = iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s)
             found = [row for row in rows if row.spec.name == name]
@@ -60,6 +68,14 @@ def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
         # No workload can have such a name.
         return None
     return None
+
+
+def _find_last(client: Any, settings: CliSettings) -> str | None:
+    request = ListWorkloadsRequest(user=getpass.getuser())
+    last = None
+    for row in iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s):
+        last = row
+    return None if last is None else str(last.workload_id)
 
 
 def _ambiguous(name: str, found: list[Workload]) -> RequestRefused:

@@ -7,9 +7,11 @@ write them (cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5, gpu_models: [A, B]
 memory_bytes, ...), or it is what `eelctl get -o yaml` prints. Every error names the document and the field.
 """
 
+import re
+import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -17,44 +19,61 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.completion import (
+    complete_model_lists,
+    complete_namespaces,
+    complete_nodes,
+    complete_queues,
+    complete_users,
+    complete_workloads,
+)
+from eelgrid_controller.cli.confirmation import confirm_change, list_names, yes_option
 from eelgrid_controller.cli.connection import (
     CPU,
     MEMORY,
     SHARE,
     CliSettings,
+    FiniteRange,
+    NameNotFound,
     RequestRefused,
     UsageMismatch,
     connect_operators,
     fetch_whole,
     iterate_pages,
     output_option,
+    read_input,
 )
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
     arrange_rows,
+    arrange_tables,
     echo,
     list_options,
+    power_column,
     print_document,
     print_list,
     print_stream,
-    text_table,
-    use_colour,
-    visible_columns,
+    share_colour,
+    share_of,
+    table_lines,
 )
 from eelgrid_controller.cli.policy import apply_budget_options
-from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload, find_workload
+from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload, find_workload, get_workload
 from eelgrid_controller.formatting import (
+    count_noun,
     format_age,
     format_cpu,
     format_gpu,
     format_memory,
     format_milliseconds,
+    format_phase,
     format_power,
     parse_cpu_milli,
     parse_gpu_milli,
     parse_memory_bytes,
 )
+from eelgrid_controller.state.attempts import describe_attempt
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     BudgetStatus,
@@ -114,6 +133,24 @@ def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:
     return tuple(_submission(document, f"{source}, document {n}") for n, document in enumerate(documents, start=1))
 
 
+def _as_written(violation: Violation) -> Violation:
+    """Returns a violation with the field names of a workload file, and all of them where fields are listed."""
+    remedy = violation.remedy
+    for friendly, (name, _) in _FRIENDLY.items():
+        remedy = re.sub(rf"\b{name}\b", f"{friendly} (or {name})", remedy)
+    return Violation(violation.field.removeprefix("spec."), violation.problem, remedy)
+
+
+def read_spec_amounts(spec: Any) -> Any:
+    """Returns the plain form of a spec with amounts as in the contract, as a workload file may have them.
+
+    Raises InvalidMessage for an amount that cannot be read.
+    """
+    if isinstance(spec, Mapping) and isinstance(spec.get("request"), Mapping):
+        return {**spec, "request": _amounts(spec["request"])}
+    return spec
+
+
 def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
     if not isinstance(document, Mapping):
         raise RequestRefused(f"{place}: is not a mapping", "write at least `name:` and `request:`")
@@ -122,11 +159,9 @@ def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
     if isinstance(given.get("spec"), Mapping):
         given = given["spec"] | {key: value for key, value in given.items() if key not in {"spec", *_ANSWERED}}
     try:
-        if isinstance(given.get("request"), Mapping):
-            given["request"] = _amounts(given["request"])
-        return from_plain(SubmitWorkloadRequest, {"spec": given, "workload_id": workload_id})
+        return from_plain(SubmitWorkloadRequest, {"spec": read_spec_amounts(given), "workload_id": workload_id})
     except InvalidMessage as error:
-        violations = tuple(Violation(v.field.removeprefix("spec."), v.problem, v.remedy) for v in error.violations)
+        violations = tuple(_as_written(v) for v in error.violations)
         raise RequestRefused(f"{place}: {error.message}", "correct the file; nothing was sent", violations) from None
 
 
@@ -156,7 +191,7 @@ def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _GPUS_SHOWN = 8
-_COLOURS = {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow"}
+_COLOURS = {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow", WorkloadPhase.FAILED: "red"}
 
 
 def request_text(request: ResourceRequest) -> str:
@@ -209,10 +244,10 @@ def build_workload_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workl
         TableColumn("ID", lambda w: w.workload_id, width=16),
         TableColumn("NAME", lambda w: w.spec.name, width=16),
         TableColumn("USER", lambda w: w.spec.user or w.owner, width=8),
-        TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=lambda w: _COLOURS.get(w.phase)),
+        TableColumn("PHASE", format_phase, width=9, colour=lambda w: _COLOURS.get(w.phase)),
         TableColumn("GPUS", _format_gpus, right=True, width=4),
         TableColumn("AGE", lambda w: format_age((now_ns() - w.submitted_ns) / 1e9), right=True, width=6),
-        TableColumn("POWER", lambda w: format_power(w.power_w), right=True, width=8),
+        power_column("POWER", lambda w: w.power_w, width=8),
         TableColumn("NODE", _places, width=16),
         TableColumn("KIND", lambda w: w.spec.kind.name.lower(), wide=True, width=17),
         TableColumn("REPLICAS", lambda w: str(w.spec.replicas), right=True, wide=True),
@@ -246,9 +281,7 @@ def _promise(training: TrainingPromise) -> str:
 def workload_lines(workload: Workload) -> Iterator[str]:
     """Formats a workload in lines for people."""
     spec = workload.spec
-    yield f"{workload.workload_id}: {workload.phase.name.lower()}" + (
-        f" ({workload.reason})" if workload.reason else ""
-    )
+    yield f"{workload.workload_id}: {format_phase(workload)}" + (f" ({workload.reason})" if workload.reason else "")
     yield f"  name       {spec.name} ({spec.kind.name.lower()}), priority {spec.priority}"
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
     yield "  charged    " + ", ".join(f"{what} {value}" for what, value in owner if value)
@@ -269,10 +302,22 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  locality   {spec.locality.name.lower()}"
     if spec.labels:
         yield "  labels     " + ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
+    if spec.process:
+        yield f"  runs       {shlex.join(spec.process.argv)}"
+        yield f"  in         {spec.process.working_directory}"
+        if spec.process.time_limit_s:
+            yield f"  time limit {format_age(spec.process.time_limit_s)}"
     for placement in workload.placements:
         gpus = f", GPU {','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else ""
         lost = ", on a lost GPU" if placement.replica in workload.lost_replicas else ""
-        yield f"  replica {placement.replica:<3}{placement.node_name}{gpus}{lost}"
+        process = _describe_process(workload, placement.replica)
+        yield f"  replica {placement.replica:<3}{placement.node_name}{gpus}{lost}{process}"
+
+
+def _describe_process(workload: Workload, replica: int) -> str:
+    """Says what became of a replica's process, as far as one was reported."""
+    attempt = next((one for one in workload.attempts if one.replica == replica), None)
+    return "" if attempt is None else f", {describe_attempt(attempt)}"
 
 
 def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
@@ -317,19 +362,27 @@ class _LiveFilter:
     "--phase",
     "phases",
     multiple=True,
-    type=click.Choice(["pending", "placed", "cancelled"]),
+    type=click.Choice([phase.name.lower() for phase in WorkloadPhase if phase]),
     help="Only workloads in this phase; repeatable.",
 )
 @click.option("--all", "every", is_flag=True, help="Also workloads that ended; live ones only by default.")
-@click.option("--namespace", default="", help="Only workloads in this namespace.")
-@click.option("--user", default="", help="Only workloads of this user.")
-@click.option("--queue", default="", help="Only workloads in this queue.")
-@click.option("--node", "node_name", default="", help="Only workloads placed on this node.")
-@click.option("--name", "name_contains", default="", help="Only workloads whose name contains this text.")
+@click.option("--namespace", default="", help="Only workloads in this namespace.", shell_complete=complete_namespaces)
+@click.option("--user", default="", help="Only workloads of this user.", shell_complete=complete_users)
+@click.option("--queue", default="", help="Only workloads in this queue.", shell_complete=complete_queues)
+@click.option(
+    "--node", "node_name", default="", help="Only workloads placed on this node.", shell_complete=complete_nodes
+)
+@click.option(
+    "--name",
+    "name_contains",
+    default="",
+    help="Only workloads whose name contains this text.",
+    shell_complete=complete_workloads,
+)
 @click.option("-w", "--watch", is_flag=True, help="Print each change as it happens, until Ctrl-C.")
 @click.option("--after", type=click.IntRange(0), default=0, help="With --watch: only changes after this revision.")
 @limit_option
-@list_options
+@list_options(*build_workload_columns(lambda: 0))
 @output_option
 @click.pass_obj
 def workloads(
@@ -387,7 +440,7 @@ def workloads(
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", shell_complete=complete_workloads)
 @output_option
 @click.pass_obj
 def get(settings: CliSettings, workload: str) -> None:
@@ -398,15 +451,54 @@ def get(settings: CliSettings, workload: str) -> None:
 
 
 @click.command()
-@click.argument("workload", nargs=-1, required=True)
+@click.argument("workload", nargs=-1, shell_complete=complete_workloads)
+@click.option("--namespace", default="", help="Cancel what is in this namespace.", shell_complete=complete_namespaces)
+@click.option("--user", default="", help="Cancel what this user has.", shell_complete=complete_users)
+@click.option("--queue", default="", help="Cancel what is in this queue.", shell_complete=complete_queues)
+@click.option("--name-contains", default="", metavar="TEXT", help="Cancel what has this in its name.")
+@click.option("--dry-run", is_flag=True, help="Show what would be cancelled, and change nothing.")
+@yes_option
 @output_option
 @click.pass_obj
-def cancel(settings: CliSettings, workload: tuple[str, ...]) -> None:
-    """Cancel workloads, by their ids or names; their resources are free at once."""
+def cancel(settings: CliSettings, /, workload: tuple[str, ...], yes: bool, dry_run: bool, **filters: str) -> None:
+    """Cancel workloads, by their ids or names or by filters, all of which must hold.
+
+    Their resources are free at once; those of a process when it and all that it started have ended. Asks before it
+    cancels several, or what filters match.
+
+    \b
+    eelctl cancel job-7 job-8
+    eelctl cancel --user ann --name-contains sweep --dry-run
+    """  # noqa: D301
+    given = [f"--{name.replace('_', '-')}" for name, value in filters.items() if value]
+    is_filtered = bool(given)
+    if workload and given:
+        raise click.UsageError(f"WORKLOAD and {given[0]} exclude each other: name workloads, or give filters")
+    if not (workload or given):
+        raise click.UsageError("name workloads, or give filters such as --user; see eelctl cancel --help")
     with connect_operators(settings) as client:
-        for name in workload:
+        named = _find_live(client, settings, filters) if is_filtered else tuple(dict.fromkeys(workload))
+        if dry_run:
+            found = [find_workload(client, settings, name) for name in named]
+            echo("dry run: nothing was changed", err=True)
+            print_list(settings, build_workload_columns(read_clock(client, settings)), found, empty="")
+            return
+        if is_filtered or len(named) > 1:
+            confirm_change(f"Cancelling {count_noun(len(named), 'workload')} ({list_names(named)})", yes=yes)
+        for name in named:
             ended = call_with_workload(client, settings, name, partial(_cancel, client, settings))
-            print_document(settings, ended, [f"{ended.workload_id}: {ended.phase.name.lower()}"])
+            print_document(settings, ended, [f"{ended.workload_id}: {format_phase(ended)}"])
+
+
+def _find_live(client: Any, settings: CliSettings, filters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the ids of live workloads that match; raises NameNotFound if none does."""
+    request = ListWorkloadsRequest(phases=LIVE_PHASES, **filters)
+    rows = iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s)
+    # Once more here: nothing is cancelled that a controller listed without a filter that it does not know.
+    found = tuple(row.workload_id for row in filter(_build_filter(request), rows))
+    if not found:
+        raise NameNotFound("no workload that waits or runs matches", "see them with `eelctl workloads`")
+    return found
 
 
 def _cancel(client: Any, settings: CliSettings, workload_id: str) -> Workload:
@@ -466,11 +558,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
     given = [name for name in flags if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if given:
         raise click.UsageError(f"--{given[0].replace('_', '-')} and -f exclude each other; set it in the file")
-    try:
-        text = file.read(_FILE_BYTES_MOST)
-    except UnicodeDecodeError:
-        raise click.UsageError(f"{file.name} is not UTF-8 text") from None
-    return read_workloads(text, file.name)
+    return read_workloads(read_input(file, _FILE_BYTES_MOST), file.name)
 
 
 @click.command()
@@ -483,12 +571,23 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--memory", type=MEMORY, default=0, help="Memory per replica: 16GiB.")
 @click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per replica.")
 @click.option("--gpu-share", type=SHARE, help="Share of one GPU per replica: 0.5 or 50%.")
-@click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default.")
+@click.option(
+    "--gpu-model",
+    default="",
+    help="Acceptable GPU models, by any of their names: A,B; any by default.",
+    shell_complete=complete_model_lists,
+)
 @click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas.")
 @click.option("--locality", type=click.Choice(_LOCALITIES), help="Place replicas close together, or apart.")
-@click.option("--namespace", default="default", show_default=True, help="Namespace of the workload.")
-@click.option("--user", default="", help="User who submits it.")
-@click.option("--queue", default="", help="Queue in which it waits.")
+@click.option(
+    "--namespace",
+    default="default",
+    show_default=True,
+    help="Namespace of the workload.",
+    shell_complete=complete_namespaces,
+)
+@click.option("--user", default="", help="User who submits it.", shell_complete=complete_users)
+@click.option("--queue", default="", help="Queue in which it waits.", shell_complete=complete_queues)
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="Label, key=value; repeatable.")
 @click.option(
@@ -563,7 +662,13 @@ _JOBS: tuple[TableColumn[JobStatus], ...] = (
 _BUDGETS: tuple[TableColumn[BudgetStatus], ...] = (
     TableColumn("BUDGET", lambda one: f"{one.budget.scope.name.lower()} {one.budget.name}".strip()),
     TableColumn("LIMIT", lambda one: f"{one.budget.limit_w:,.0f} W", right=True),
-    TableColumn("MEASURED", lambda one: "" if one.measured_w is None else f"{one.measured_w:,.0f} W", right=True),
+    TableColumn(
+        "MEASURED",
+        lambda one: "" if one.measured_w is None else f"{one.measured_w:,.0f} W",
+        right=True,
+        colour=lambda one: share_colour(share_of(one.measured_w, one.budget.limit_w)),
+        share=lambda one: share_of(one.measured_w, one.budget.limit_w),
+    ),
     # Of GPUs something is always claimed: none is known yet where it is 0.
     TableColumn("CLAIMED", lambda one: "" if one.gpus and not one.claimed_w else f"{one.claimed_w:,.0f} W", right=True),
     TableColumn(
@@ -581,8 +686,19 @@ _BUDGETS: tuple[TableColumn[BudgetStatus], ...] = (
 )
 
 
+def _arrange_objectives(settings: CliSettings, found: ListPromisesResponse) -> ListPromisesResponse:
+    services, jobs, budgets = arrange_tables(
+        settings, (_SERVICES, found.services), (_JOBS, found.jobs), (_BUDGETS, found.budgets)
+    )
+    return replace(found, services=services, jobs=jobs, budgets=budgets)
+
+
 def _objective_lines(settings: CliSettings, found: ListPromisesResponse) -> Iterator[str]:
-    parts = ((_SERVICES, found.services), (_JOBS, found.jobs), (_BUDGETS, found.budgets))
+    parts: tuple[tuple[Sequence[TableColumn[Any]], Sequence[Any]], ...] = (
+        (_SERVICES, found.services),
+        (_JOBS, found.jobs),
+        (_BUDGETS, found.budgets),
+    )
     is_first = True
     for columns, rows in parts:
         if not rows:
@@ -590,8 +706,10 @@ def _objective_lines(settings: CliSettings, found: ListPromisesResponse) -> Iter
         if not is_first:
             yield ""
         is_first = False
-        yield from text_table(visible_columns(settings, columns), rows, headers=settings.headers, colour=use_colour())
-    if is_first:
+        yield from table_lines(settings, columns, rows)
+    if is_first and settings.filters:
+        yield "nothing with an objective matches"
+    elif is_first:
         yield "nothing has an objective; give a service objectives or a job a slowdown limit: docs/how-to/promises.md"
     if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:
         yield f"energy now costs {found.price_ratio:.2f} times the mean of the coming day"
@@ -604,6 +722,7 @@ def _objective_lines(settings: CliSettings, found: ListPromisesResponse) -> Iter
     metavar="PLACE=WATTS",
     help="Try a power budget without setting it: cluster=100kW, rack:r1=20kW; repeatable.",
 )
+@list_options(*_SERVICES, *_JOBS, *_BUDGETS)
 @output_option
 @click.pass_obj
 def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
@@ -621,24 +740,31 @@ def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
             policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
             asked = ImagineBudgetsRequest(budgets=apply_budget_options(policy, budget))
             seen = client.imagine_budgets(asked, timeout=settings.timeout_s)
-            print_document(
-                settings, seen, _objective_lines(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets))
-            )
+            tried = _arrange_objectives(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets))
+            shown = replace(seen, jobs=tried.jobs, budgets=tried.budgets)
+            print_document(settings, shown, _objective_lines(settings, tried))
             return
-        found = fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=settings.timeout_s)
+        whole = fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=settings.timeout_s)
+        found = _arrange_objectives(settings, whole)
         print_document(settings, found, _objective_lines(settings, found))
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", shell_complete=complete_workloads)
 @click.argument("replicas", type=click.IntRange(1, 10_000))
+@yes_option
 @output_option
 @click.pass_obj
-def scale(settings: CliSettings, workload: str, replicas: int) -> None:
-    """Scale WORKLOAD to REPLICAS, or to as many as there is capacity for."""
+def scale(settings: CliSettings, workload: str, replicas: int, *, yes: bool) -> None:
+    """Scale WORKLOAD to REPLICAS, or to as many as there is capacity for; asks before it ends several replicas."""
     with connect_operators(settings) as client:
 
         def resize(workload_id: str) -> Workload:
+            running = 0 if yes else len(get_workload(client, settings, workload_id).placements)
+            if running - replicas > 1:
+                what = f"Scaling {workload_id} from {count_noun(running, 'replica')} to {replicas}"
+                effects = (f"{running - replicas:,} running replicas end",)
+                confirm_change(what, yes=yes, effects=effects)
             request = ScaleWorkloadRequest(workload_id=workload_id, replicas=replicas)
             scaled: Workload = client.scale_workload(request, timeout=settings.timeout_s).workload
             return scaled
@@ -653,8 +779,8 @@ def scale(settings: CliSettings, workload: str, replicas: int) -> None:
 
 
 @click.command()
-@click.argument("workload")
-@click.argument("work_done", type=click.FloatRange(0.0, 1e18))
+@click.argument("workload", shell_complete=complete_workloads)
+@click.argument("work_done", type=FiniteRange(0.0, 1e18))
 @click.pass_obj
 def progress(settings: CliSettings, workload: str, work_done: float) -> None:
     """Report that the job WORKLOAD has done WORK_DONE units of work since it began."""

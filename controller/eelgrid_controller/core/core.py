@@ -6,16 +6,19 @@ events are returned to the caller, who makes them durable before anybody sees th
 
 Theory: each method returns a `CoreStep` whose events are already applied. Replaying them on the state before gives
 the state after; the same calls to a new core give the same events. Pending work is tried when capacity appears, the
-highest priority first, up to a bound for each step; `retry` continues from there. Plan epochs belong to the state:
+highest priority first, up to a bound for each step; `retry` continues from there. With queues, their quotas and
+fair share decide with the placement, on the same state. Plan epochs belong to the state:
 they rise in `ClusterState.apply`. A replica in a MIG slice enters a plan only when its slice exists, with the device
 to open.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
+from eelgrid_controller.core.node_plans import build_node_plan
 from eelgrid_controller.core.nodes import (
     NodeRemoval,
     PlanClaim,
@@ -50,7 +53,10 @@ from eelgrid_controller.placement.migration_planner import MigrationProblem, bui
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
+from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
 from eelgrid_controller.state.events import (
     ControllerStarted,
@@ -58,34 +64,39 @@ from eelgrid_controller.state.events import (
     GpuLost,
     GpuReturned,
     JournalRolledBack,
+    NodeCordoned,
     NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
     NodeReconciled,
     NodesRemoved,
+    NodeUncordoned,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
     SpendingJudged,
     WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadDeferred,
     WorkloadLimited,
     WorkloadPlaced,
+    WorkloadQueueChanged,
+    WorkloadStopping,
     WorkloadSubmitted,
     check_readable,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
-from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, revise_policy
+from eelgrid_controller.state.policy import revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
-    Assignment,
+    AttemptStatus,
+    DrainedWorkload,
     Explanation,
-    GpuSetting,
     Inventory,
     MeasuredPoint,
     Move,
@@ -99,45 +110,6 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
-
-# The bound of quantities.Watts.
-_NODE_MOST_W = 1e6
-
-
-def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Workload]) -> NodePlan:
-    """Builds the desired state of a node; equal inputs give equal plans, in whatever order work was placed."""
-    assignments = tuple(_assignments(record))
-    known = {gpu.uuid for gpu in record.inventory.gpus}
-    limits_w = {
-        uuid: limit_w
-        for assignment in assignments
-        if (limit_w := workloads[assignment.workload_id].power_limit_w) is not None
-        for uuid in assignment.gpu_uuids
-    }
-    budget_w = get_node_budgets_w(policy).get(record.inventory.node_name)
-    return NodePlan(
-        node_name=record.inventory.node_name,
-        epoch=record.plan_epoch,
-        lease_s=policy.lease_s,
-        enforce=is_pool_enforced(policy, record.inventory.pool),
-        assignments=assignments,
-        gpu_settings=tuple(GpuSetting(gpu_uuid=uuid, power_limit_w=limits_w[uuid]) for uuid in sorted(limits_w)),
-        # A budget above the draw of any node counts as none.
-        power_budget_w=None if budget_w is None else min(budget_w, _NODE_MOST_W),
-        gpu_layouts=tuple(record.layouts[uuid] for uuid in sorted(record.layouts.keys() & known)),
-    )
-
-
-def _assignments(record: NodeRecord) -> Iterator[Assignment]:
-    """Returns the assignments that can start: replicas in slices with the device of their slice."""
-    opened = record.slice_devices()
-    for key in sorted(record.assignments):
-        item = record.assignments[key]
-        if item.gpu_instance is None:
-            yield item
-        elif key in opened:
-            yield replace(item, gpu_uuids=(opened[key],), gpu_milli=GPU_MILLI_WHOLE)
-
 
 _Result = TypeVar("_Result")
 
@@ -192,7 +164,9 @@ class Core:
         self._joins_closed = joins_closed
         self._chooser = WorkloadPlacer(state, catalogue)
         self._live_most = live_most
-        self._retrying = RetryRounds(state, self._chooser)
+        self.queues = QueueIndex(state)
+        self._retrying = RetryRounds(state, self._chooser, self.queues)
+        self._drains = DrainRounds(state, self._chooser)
 
     @property
     def has_backlog(self) -> bool:
@@ -223,7 +197,7 @@ class Core:
     def explain_workload(self, workload_id: str) -> Explanation:
         """Explains the placement of a workload; raises NotFound."""
         self.workload(workload_id)
-        return explain_workload(self.state, workload_id, self._chooser)
+        return explain_workload(self.state, workload_id, self._chooser, self.queues)
 
     def node_plan(self, node_name: str) -> NodePlan:
         """Returns the plan of a node: everything that it should hold; raises NotFound."""
@@ -241,6 +215,8 @@ class Core:
         if before is not None:
             return CoreStep((), before, frozenset())
         validate_spec(spec)
+        if self.queues.is_active:
+            spec = self.queues.check_submission(spec, owner, self._known_models)
         self._refuse_too_many()
         # Numbers only rise, past every generated id that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
@@ -248,9 +224,7 @@ class Core:
         if is_sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quote_if_due(now_ns)
-        decision = self._chooser.decide_start(
-            spec, quoted[0].quotes if quoted else None, workload_id=request.workload_id
-        )
+        decision = self._decide_start(spec, quoted, request.workload_id)
         if not decision.placements:
             check_feasibility(self.state, self._chooser, spec)
         if request.dry_run:
@@ -259,6 +233,21 @@ class Core:
         return self._finish_step(
             (*quoted, submitted), key, now_ns, last=make_outcome_event(key, spec.request, decision, now_ns)
         )
+
+    def _known_models(self) -> Iterable[str]:
+        return self.snapshot().models
+
+    def _decide_start(
+        self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], workload_id: str
+    ) -> PlacementDecision:
+        """Decides whether and where new work starts, by spending limits, its queue, and capacity, in this order."""
+        quotes = quoted[0].quotes if quoted else None
+        if self.queues.is_active and self.state.spending.blocking_limit(spec) is None:
+            admitted = self.queues.admit(spec, self._known_models)
+            if isinstance(admitted, QueueHold):
+                return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
+            return self._chooser.decide_placement(admitted, quotes, workload_id=workload_id)
+        return self._chooser.decide_start(spec, quotes, workload_id=workload_id)
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
@@ -299,10 +288,21 @@ class Core:
             ),
         )
 
-    def cancel(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
-        """Cancels a workload; idempotent. Raises NotFound."""
+    def cancel(
+        self, workload_id: str, *, now_ns: int, reason: str = "cancelled", is_immediate: bool = False
+    ) -> CoreStep[Workload]:
+        """Cancels a workload; idempotent. Raises NotFound.
+
+        Processes are told to end, and hold their devices until they have; on a copy, `is_immediate` frees these now.
+        """
         workload = self.workload(workload_id)
-        if workload.phase is WorkloadPhase.CANCELLED:
+        if workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED and not is_immediate:
+            if workload.stopping_ns:
+                return CoreStep((), workload, frozenset())
+            return self._finish_step(
+                (WorkloadStopping(time_ns=now_ns, workload_id=workload_id, reason=reason),), workload_id, now_ns
+            )
+        if workload.phase.is_ended:
             return CoreStep((), workload, frozenset())
         event = WorkloadCancelled(time_ns=now_ns, workload_id=workload_id)
         nodes = self._apply(event)
@@ -310,6 +310,33 @@ class Core:
         fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
         ended = self.state.workloads.get(workload_id, fallback)
         return self._with_retry((event,), ended, nodes, now_ns, frees=bool(workload.placements))
+
+    def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus], *, now_ns: int) -> CoreStep[int]:
+        """Records what an agent reports of processes; returns how many reports are about earlier attempts.
+
+        The end of the last process of a workload ends the workload; then pending work is tried.
+        """
+        events: list[Event] = []
+        nodes, stale = frozenset[str](), 0
+        for status in statuses:
+            key = status.workload_id
+            workload = self.state.workloads.get(key)
+            if workload is None or is_stale(workload, node_name, status):
+                stale += 1
+                continue
+            event = make_attempt_event(workload, status, now_ns)
+            if event is None:
+                continue
+            nodes |= self._apply(event)
+            events.append(event)
+            outcome = find_outcome(self.state.workloads[key])
+            if outcome is not None:
+                phase, reason = outcome
+                ended = WorkloadCompleted(time_ns=now_ns, workload_id=key, phase=phase, reason=reason)
+                nodes |= self._apply(ended)
+                events.append(ended)
+        frees = any(isinstance(event, WorkloadCompleted) for event in events)
+        return self._with_retry(events, stale, nodes, now_ns, frees=frees)
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
         """Scales a running workload to a number of replicas, or as close as capacity allows (scaling.py)."""
@@ -319,13 +346,54 @@ class Core:
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
             quoted = quoted or self._quote_if_due(now_ns)
-            return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
+            return self._decide_growth(spec, quoted, workload_id)
 
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
             return CoreStep((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
         return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
+
+    def _decide_growth(
+        self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], workload_id: str
+    ) -> PlacementDecision:
+        """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
+        quotes = quoted[0].quotes if quoted else None
+        admitted: WorkloadSpec | QueueHold = spec
+        count = spec.replicas
+        if self.queues.is_active:
+            count = self.queues.count_admitted(spec, self._known_models)
+            if not count:
+                return PlacementDecision(placements=(), explanation=(), room=0)
+            admitted = self.queues.admit(replace(spec, replicas=count), self._known_models)
+        assert isinstance(admitted, WorkloadSpec)
+        decision = self._chooser.decide_placement(admitted, quotes, workload_id=workload_id)
+        if count == spec.replicas:
+            return decision
+        room = count if decision.placements else decision.room
+        return PlacementDecision(placements=(), explanation=(), room=room)
+
+    def move_to_queue(self, workload_id: str, queue: str, *, now_ns: int) -> CoreStep[Workload]:
+        """Moves a pending workload to another queue, where it keeps its time of submission; then it is tried.
+
+        Raises NotFound, InvalidArgument for an unknown queue, PermissionDenied, and FailedPrecondition if it does not wait.
+        """
+        workload = self.workload(workload_id)
+        if not self.queues.is_active:
+            raise FailedPrecondition("the policy declares no queues; declare them with eelctl queue apply")
+        if workload.phase is not WorkloadPhase.PENDING:
+            raise FailedPrecondition(
+                f"workload {workload_id} does not wait; only pending work moves between queues: cancel it and submit it "
+                "to the other queue"
+            )
+        moved = replace(workload.spec, queue=queue)
+        spec = self.queues.check_submission(moved, workload.owner, self._known_models)
+        if spec.queue == workload.spec.queue:
+            return CoreStep((), workload, frozenset())
+        event = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload_id, queue=spec.queue)
+        step = self._finish_step((event,), workload_id, now_ns, frees=True)
+        # It may have been placed by the retry.
+        return replace(step, result=self.state.workloads[workload_id])
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> CoreStep[Workload]:
         """Sets the power limit of each GPU of a running workload, None for the default; raises FailedPrecondition."""
@@ -461,6 +529,67 @@ class Core:
         record = self._node(node_name)
         return plan_node_removal(self.state, record, force=force, is_connected=is_connected, now_ns=now_ns)
 
+    def cordon_node(
+        self,
+        node_name: str,
+        gpus: tuple[str, ...] = (),
+        *,
+        reason: str = "",
+        user: str = "",
+        drain: DrainTerms | None = None,
+        now_ns: int,
+    ) -> CoreStep[NodeRecord]:
+        """Closes a node, or GPUs of it by index or UUID, to new work; with `drain` they are emptied. Raises NotFound."""
+        record = find_node(self.state, node_name)
+        uuids = resolve_gpus(record, gpus)
+        return self.apply_cordon(
+            NodeCordoned(time_ns=now_ns, node_name=node_name, gpu_uuids=uuids, reason=reason, user=user, drain=drain)
+        )
+
+    def uncordon_node(
+        self, node_name: str, gpus: tuple[str, ...] = (), *, user: str = "", now_ns: int
+    ) -> CoreStep[NodeRecord]:
+        """Opens a node, or GPUs of it, to new work; then pending work is tried. Raises NotFound.
+
+        Changes nothing if no operator cordoned them.
+        """
+        record = find_node(self.state, node_name)
+        uuids = resolve_gpus(record, gpus)
+        cordoned = tuple(uuid for uuid in uuids if uuid in record.gpu_cordons)
+        if not (cordoned if uuids else record.cordon):
+            return CoreStep((), record, frozenset())
+        return self.apply_cordon(NodeUncordoned(time_ns=now_ns, node_name=node_name, gpu_uuids=cordoned, user=user))
+
+    def apply_cordon(self, event: NodeCordoned | NodeUncordoned) -> CoreStep[NodeRecord]:
+        """Applies an operator's cordon, or lifts it."""
+        self._apply(event)
+        frees = isinstance(event, NodeUncordoned) and len(self.state.pending) > 0
+        record = self.state.nodes[event.node_name]
+        return self._with_retry((event,), record, frozenset(), event.time_ns, frees=frees)
+
+    def preview_drain(
+        self, node_name: str, gpus: tuple[str, ...], drain: DrainTerms, *, now_ns: int
+    ) -> tuple[DrainedWorkload, ...]:
+        """Returns what a drain would do with the work there; raises NotFound."""
+        record = find_node(self.state, node_name)
+        order = DrainOrder(
+            node_name=node_name,
+            gpu_uuids=resolve_gpus(record, gpus),
+            cordon=OperatorCordon(since_ns=now_ns, drain=drain),
+        )
+        return preview_drain(self.state, self._chooser, order, now_ns=now_ns)
+
+    def is_drain_due(self, now_ns: int) -> bool:
+        """Returns whether work may leave drained nodes now that could not before."""
+        return self._drains.is_due(now_ns)
+
+    def continue_drains(self, *, now_ns: int) -> CoreStep[None]:
+        """Moves or evicts work from drained nodes, a bounded number per step; then pending work is tried."""
+        if not self._drains.is_due(now_ns):
+            return CoreStep((), None, frozenset())
+        events, nodes = self._drains.step(self._apply, now_ns)
+        return self._with_retry(events, None, nodes, now_ns, frees=bool(events))
+
     def forget_lost_nodes(self, expired: Sequence[str], *, now_ns: int) -> CoreStep[tuple[str, ...]]:
         """Removes expired nodes that are lost and empty, a bounded number per step; returns their names."""
         names = select_forgettable_nodes(self.state, expired)
@@ -518,6 +647,7 @@ class Core:
         event = PolicyChanged(time_ns=now_ns, policy=revise_policy(current, policy))
         nodes = self._apply(event)
         is_other = event.policy.budgets != current.budgets or self.state.spending.over != over
+        is_other |= event.policy.queues != current.queues
         frees = is_other and len(self.state.pending) > 0
         return self._with_retry((event,), self.state.policy, nodes, now_ns, frees=frees)
 
@@ -593,6 +723,8 @@ class Core:
     def _apply_event(self, event: Event) -> frozenset[str]:
         touched = self.state.apply(event)
         self._chooser.refresh(touched)
+        if self.queues.is_active or isinstance(event, PolicyChanged):
+            self.queues.refresh(event, touched)
         return touched
 
     def _apply_outcome(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:

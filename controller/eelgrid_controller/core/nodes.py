@@ -6,7 +6,7 @@ them. Must not know agents' streams or engines.
 Removal. A node that is lost may come back, and its work may still run; so it is kept, and its replicas stay placed.
 Only an operator can know that it never returns, and says so by force: services continue with the replicas that they
 have elsewhere, and any other workload with a replica there ends, since a gang without a member does not run. A lost
-node that holds nothing is removed after a while, and where the number of nodes is exhausted the one that has been
+node that holds nothing and is not cordoned is removed after a while, and where the number of nodes is exhausted the one that has been
 lost for longest makes room.
 
 Device correction. On a node whose devices a kubelet assigns, a plan is only a request. The devices that a replica
@@ -73,7 +73,7 @@ def plan_node_removal(
     if keys and not force:
         shown = ", ".join(keys[:_SHOWN_MOST]) + (", ..." if len(keys) > _SHOWN_MOST else "")
         raise FailedPrecondition(
-            f"node {name} holds {len(keys)} workloads ({shown}); cancel or move them, or force it: services then go on "
+            f"node {name} holds {len(keys)} workload{'' if len(keys) == 1 else 's'} ({shown}); cancel or move them, or force it: services then go on "
             "elsewhere and everything else on it ends"
         )
     events: list[Event] = []
@@ -100,7 +100,9 @@ def _without(workload: Workload, node_name: str, now_ns: int) -> Event:
 
 
 def _is_forgettable(record: NodeRecord) -> bool:
-    return record.state is NodeState.LOST and not record.assignments
+    """Returns whether a lost node may be removed on its own: a cordon must be there when the node returns."""
+    is_cordoned = record.cordon is not None or record.gpu_cordons
+    return record.state is NodeState.LOST and not record.assignments and not is_cordoned
 
 
 def select_forgettable_nodes(state: ClusterState, names: Iterable[str]) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ from eelgrid_controller.placement.explanations import (
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
+from eelgrid_controller.queueing.fair_share import FairRound
 from eelgrid_controller.state.cluster_state import ClusterState, PendingTicket
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import (
@@ -78,7 +80,11 @@ from eelgrid_protos.messages import (
 def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) -> Workload | None:
     """Returns the workload that this request submitted before, if any; raises AlreadyExists if another has its id."""
     found = state.workloads.get(request.workload_id)
-    if found is None or replace(found.spec, replicas=found.replicas_begun or found.spec.replicas) == request.spec:
+    if found is None:
+        return None
+    # An operator may have moved it to another queue since.
+    begun = replace(found.spec, replicas=found.replicas_begun or found.spec.replicas, queue=request.spec.queue)
+    if begun == request.spec:
         return found
     raise AlreadyExists(
         f"workload {found.workload_id} exists with another spec; choose another id, leave the id empty to "
@@ -379,6 +385,10 @@ def plan_scaling(
         raise FailedPrecondition(
             f"workload {workload.workload_id} does not run; wait until it is placed, or submit it with more replicas"
         )
+    if workload.spec.process is not None:
+        raise FailedPrecondition(
+            f"workload {workload.workload_id} runs processes, whose number does not change; submit it again"
+        )
     if is_sliced(workload):
         raise FailedPrecondition(
             f"workload {workload.workload_id} is served by slices, which the partition planner counts; make a plan: "
@@ -449,7 +459,9 @@ def plan_migration(
             ledgers[event.node_name].others = event.others
     seen: set[tuple[str, int]] = set()
     for number, move in enumerate(moves, start=1):
-        problem = _standing_problem(state, move, seen) or _room_problem(state, ledgers, move)
+        problem = _standing_problem(state, move, seen)
+        # A move that an engine could not make goes back to where the replica runs, cordoned or not.
+        problem = problem or ("" if is_back else _cordon_problem(state, move)) or _room_problem(state, ledgers, move)
         if problem:
             raise MoveRefused(number, moves, problem)
         seen |= {(move.workload_id, item.source.replica) for item in move.replicas}
@@ -504,6 +516,18 @@ def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]
     return ""
 
 
+def _cordon_problem(state: ClusterState, move: Move) -> str:
+    """Returns which target is cordoned, by whom and why; empty if none is."""
+    for item in move.replicas:
+        record = state.nodes.get(item.target.node_name)
+        gpus = () if record is None else tuple(map(record.gpu, item.target.gpu_uuids))
+        reasons = (record.cordon_reason(gpu) for gpu in (None, *gpus)) if record is not None else ()
+        reason = next(filter(None, reasons), "")
+        if reason:
+            return f"node {item.target.node_name}, or a GPU of it, is {reason}"
+    return ""
+
+
 def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Move) -> str:
     """Tries the move on the copies in `ledgers` and updates them; returns why it is impossible, empty if it is not."""
     workload = state.workloads[move.workload_id]
@@ -545,6 +569,8 @@ _TRIES_MOST = 256
 _SEARCH_TRIES = 32
 # Tickets skipped because an equal request has just failed.
 _SCANNED_MOST = 4096
+# With queues the next of them costs 20 to 40 µs.
+_FAIR_SCANNED_MOST = 1024
 
 ApplyEvent = Callable[[Event], frozenset[str]]
 # Applies an outcome, or defers the workload instead; returns the event that was applied.
@@ -553,12 +579,15 @@ QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
 
 
 class RetryRounds:
-    """Tries pending work in rounds, a bounded number of attempts per step."""
+    """Tries pending work in rounds, a bounded number of attempts per step; with queues, in the order of fair share."""
 
-    def __init__(self, state: ClusterState, chooser: WorkloadPlacer) -> None:
-        self._state, self._chooser = state, chooser
+    def __init__(self, state: ClusterState, chooser: WorkloadPlacer, queues: QueueIndex) -> None:
+        self._state, self._chooser, self._queues = state, chooser, queues
         # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
+        # With queues the round itself, and the queues that it is over.
+        self._fair_round: FairRound | None = None
+        self._generation = queues.generation
         # Capacity was freed in the middle of a round: another round follows. A new core cannot know whether the last
         # round was cut short.
         self._again = len(state.pending) > 0
@@ -566,7 +595,7 @@ class RetryRounds:
     @property
     def is_due(self) -> bool:
         """Whether a round is unfinished or due."""
-        return self._resume is not None or self._again
+        return self._resume is not None or self._fair_round is not None or self._again
 
     def on_capacity_freed(self) -> None:
         """Requests another round over all pending work."""
@@ -576,54 +605,138 @@ class RetryRounds:
         self, apply: ApplyEvent, settle: SettleDecision, quoted: QuotePrices, now_ns: int
     ) -> tuple[list[Event], frozenset[str]]:
         """Continues the round, up to the bounds; returns the events, already applied, and their nodes."""
-        events: list[Event] = []
-        nodes: frozenset[str] = frozenset()
-        # By request and traits: the smallest number of replicas that did not fit, and why.
-        failed: dict[tuple[ResourceRequest, tuple[str, ...]], tuple[int, str]] = {}
-        tries = 0
-        # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
-        has_news = all(record.is_reported or not record.is_ready for record in self._state.nodes.values())
+        if self._generation != self._queues.generation:
+            # Other queues are in force: what is left of a round is part of the next.
+            self._generation = self._queues.generation
+            self._again |= self._resume is not None or self._fair_round is not None
+            self._resume = self._fair_round = None
+        step = _RetryStep(
+            self._state, self._chooser, self._queues, apply=apply, settle=settle, quoted=quoted, now_ns=now_ns
+        )
+        if self._queues.is_active:
+            self._continue_fair_round(step, now_ns)
+            return step.events, step.nodes
         if self._resume is None:
             self._again = False
         tickets = self._state.pending.next_tickets(self._resume, _SCANNED_MOST)
+        untried = step.try_all(tickets)
+        if untried is not None:
+            # The round continues after the ticket before it; the first is always tried.
+            self._resume = tickets[tickets.index(untried) - 1]
+        else:
+            self._resume = tickets[-1] if len(tickets) == _SCANNED_MOST else None
+        return step.events, step.nodes
+
+    def _continue_fair_round(self, step: "_RetryStep", now_ns: int) -> None:
+        if self._fair_round is None:
+            self._again = False
+            self._fair_round = self._queues.begin_round(now_ns)
+        step.fair_round = self._fair_round
+        untried = step.try_all(itertools.islice(self._fair_round, _FAIR_SCANNED_MOST))
+        if untried is not None:
+            self._fair_round.push_back(untried)
+        elif self._fair_round.is_over:
+            self._fair_round = None
+
+
+class _RetryStep:
+    """One step over pending work: what it has learned, and the events that it has applied."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        chooser: WorkloadPlacer,
+        queues: QueueIndex,
+        *,
+        apply: ApplyEvent,
+        settle: SettleDecision,
+        quoted: QuotePrices,
+        now_ns: int,
+    ) -> None:
+        self.events: list[Event] = []
+        self.nodes: frozenset[str] = frozenset()
+        self.fair_round: FairRound | None = None
+        self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
+        self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
+        # By request and traits: the smallest number of replicas that did not fit, and why.
+        self._failed: dict[tuple[ResourceRequest, tuple[str, ...], bool], tuple[int, str]] = {}
+        self._tries = 0
+        # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
+        self._has_news = all(record.is_reported or not record.is_ready for record in state.nodes.values())
+
+    def try_all(self, tickets: Iterable[PendingTicket]) -> PendingTicket | None:
+        """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""
+        workloads, failed, find_hold = self._workloads, self._failed, self._state.spending.blocking_limit
+        has_rules, has_queues, has_news = self._chooser.uses_engine_rules, self._queues.is_active, self._has_news
+        # An engine's rules and spending limits are of single workloads.
+        has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
         for ticket in tickets:
-            workload = self._state.workloads[ticket[2]]
-            spec = workload.spec
+            workload = workloads[ticket[2]]
             if is_sliced(workload):
-                self._resume = ticket
                 continue
-            kind = spec.request, spec.required_traits
-            hold = self._state.spending.blocking_limit(spec)
-            # Work held by a spending limit says nothing about capacity, and costs no attempt.
-            why = failed.get(kind) if hold is None else (0, spending_reason(hold))
-            is_judged = self._chooser.uses_engine_rules(ticket[2])
-            if is_judged and hold is None:
+            spec = workload.spec
+            # What holds work whatever the capacity costs no attempt.
+            hold = find_hold(spec)
+            reason = "" if hold is None else spending_reason(hold)
+            if has_queues and not reason:
+                spec, reason = self._admit(spec)
+            if not reason:
+                kind = spec.request, spec.required_traits, spec.process is not None
                 # An engine's rules apply to this workload only.
-                why = None
-            if why is None or spec.replicas < why[0]:
-                if tries >= _TRIES_MOST:
-                    return events, nodes
-                for quotes in quoted(now_ns):
-                    apply(quotes)
-                    events.append(quotes)
-                searches = self._chooser.searches
-                decision = self._chooser.decide_placement(spec, workload_id=ticket[2])
-                tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
-                if decision.placements:
-                    event, touched = settle(make_outcome_event(ticket[2], spec.request, decision, now_ns))
-                    nodes |= touched
-                    events.append(event)
-                    self._resume = ticket
-                    continue
-                why = (spec.replicas, describe_pending_reason(spec.request, decision))
-                if not is_judged:
-                    failed[kind] = why
-            if has_news and workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
-                # The reason for waiting has changed.
-                deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])
-                apply(deferred)
-                events.append(deferred)
-            self._resume = ticket
-        if len(tickets) < _SCANNED_MOST:
-            self._resume = None
-        return events, nodes
+                is_judged = has_rules(ticket[2])
+                why = None if is_judged else failed.get(kind)
+                if why is None or spec.replicas < why[0]:
+                    if self._tries >= _TRIES_MOST:
+                        return ticket
+                    decision = self._decide(ticket[2], spec)
+                    if decision.placements:
+                        self._place(workload, spec, decision)
+                        continue
+                    why = (spec.replicas, describe_pending_reason(spec.request, decision))
+                    if not is_judged:
+                        failed[kind] = why
+                reason = why[1]
+            if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
+                self._defer(ticket[2], reason)
+            if self.fair_round is not None and has_equals:
+                self._skip_equals(self.fair_round, reason)
+        return None
+
+    def _skip_equals(self, fair_round: FairRound, reason: str) -> None:
+        """Skips work of the same shape, user and queue, which waits for the same reason."""
+        others = [key for _, _, key in fair_round.skip_equals(reason) if self._workloads[key].reason != reason]
+        if not self._has_news or len(self.events) + len(others) > 2 * _TRIES_MOST:
+            return
+        for key in others:
+            self._defer(key, reason)
+        fair_round.note_reason(reason)
+
+    def _defer(self, workload_id: str, reason: str) -> None:
+        """Gives work its new reason for waiting."""
+        deferred = WorkloadDeferred(time_ns=self._now_ns, workload_id=workload_id, reason=reason)
+        self._apply(deferred)
+        self.events.append(deferred)
+
+    def _admit(self, spec: WorkloadSpec) -> tuple[WorkloadSpec, str]:
+        """Returns what the workload's queue lets start, or why it lets nothing."""
+        admitted = self._queues.admit(spec, self._list_models)
+        return (spec, describe_queue_hold(admitted)) if isinstance(admitted, QueueHold) else (admitted, "")
+
+    def _place(self, workload: Workload, spec: WorkloadSpec, decision: PlacementDecision) -> None:
+        event, touched = self._settle(make_outcome_event(workload.workload_id, spec.request, decision, self._now_ns))
+        self.nodes |= touched
+        self.events.append(event)
+        if self.fair_round is not None:
+            self._queues.note_start(self.fair_round, workload)
+
+    def _list_models(self) -> Iterable[str]:
+        return self._chooser.snapshot().models
+
+    def _decide(self, workload_id: str, spec: WorkloadSpec) -> PlacementDecision:
+        for quotes in self._quoted(self._now_ns):
+            self._apply(quotes)
+            self.events.append(quotes)
+        searches = self._chooser.searches
+        decision = self._chooser.decide_placement(spec, workload_id=workload_id)
+        self._tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
+        return decision

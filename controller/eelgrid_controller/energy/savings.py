@@ -25,6 +25,7 @@ import numpy as np
 from eelgrid_controller.placement.planner import Planner, make_task
 from eelgrid_controller.placement.snapshot import Snapshot, SnapshotMirror, WattsOf, limit_to_plan_size
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import (
@@ -32,13 +33,17 @@ from eelgrid_controller.state.events import (
     Event,
     GpuLost,
     GpuReturned,
+    NodeCordoned,
     NodeJoined,
     NodeLost,
     NodeOccupied,
     NodesRemoved,
+    NodeUncordoned,
     PartitionsPlanned,
     PolicyChanged,
     WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadEvicted,
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
@@ -59,7 +64,6 @@ from eelgrid_protos.messages import (
     Policy,
     ResourceRequest,
     Workload,
-    WorkloadPhase,
     WorkloadSpec,
 )
 
@@ -314,6 +318,13 @@ class BestFitCluster:
         (lost.add if is_lost else lost.discard)(uuid)
         self._mark_stale(name)
 
+    def set_cordon(self, event: NodeCordoned | NodeUncordoned) -> None:
+        """An operator closed a node or GPUs of it to new work, or opened them."""
+        is_closed = isinstance(event, NodeCordoned)
+        cordon = OperatorCordon(since_ns=event.time_ns) if is_closed else None
+        self.nodes[event.node_name].set_cordon(event.gpu_uuids, cordon)
+        self._mark_stale(event.node_name)
+
     def set_partitioned_pools(self, is_partitioned: Callable[[str], bool]) -> None:
         """Pools are the partition planner's, or not."""
         for name, record in self.nodes.items():
@@ -509,7 +520,7 @@ class InitialCluster:
             )
             for record in state.nodes.values()
         )
-        live = (one for one in state.workloads.values() if one.phase is not WorkloadPhase.CANCELLED)
+        live = (one for one in state.workloads.values() if not one.phase.is_ended)
         return cls(policy=state.policy, nodes=tuple(records), workloads=tuple(live), now_ns=now_ns)
 
 
@@ -584,8 +595,13 @@ class PlacementSavings:
                 self._on_placed(event.workload_id, event.placements)
             case WorkloadScaled():
                 self._on_scaled(event)
-            case WorkloadCancelled(workload_id=key):
+            case WorkloadCancelled(workload_id=key) | WorkloadCompleted(workload_id=key):
                 self._on_ended(key)
+            case WorkloadEvicted(workload_id=key):
+                # It begins anew under both plans; what waits was placed under neither.
+                spec, replicas = self._works[key].spec, tuple(range(self._works[key].spec.replicas))
+                self._on_ended(key)
+                self._on_submitted(key, spec, replicas)
             case WorkloadLimited(workload_id=key, power_limit_w=limit_w):
                 self._limit(key, limit_w)
             case PartitionsPlanned():
@@ -642,6 +658,8 @@ class PlacementSavings:
                 best_fit.update_external_usage(name, others)
             case GpuLost(node_name=name, gpu_uuid=uuid) | GpuReturned(node_name=name, gpu_uuid=uuid):
                 best_fit.set_gpu_lost(name, uuid, is_lost=isinstance(event, GpuLost))
+            case NodeCordoned(node_name=name) | NodeUncordoned(node_name=name):
+                best_fit.set_cordon(event)
             case PolicyChanged(policy=policy):
                 self._policy = policy
                 best_fit.set_partitioned_pools(lambda pool: is_pool_partitioned(policy, pool))

@@ -26,11 +26,9 @@ from eelgrid_controller.objectives.observation import (
 from eelgrid_controller.objectives.power.bandit import PickReason
 from eelgrid_controller.objectives.power.budgets import (
     BudgetTree,
-    BudgetUsage,
     Holding,
     NodePowerDraw,
     PowerBudgetNode,
-    budget_usage,
     nearest_budgets,
     policy_budgets,
 )
@@ -392,7 +390,6 @@ class ObjectivesStatus:
     services: dict[str, ServiceObservation] = field(default_factory=dict)
     unsteered: dict[str, str] = field(default_factory=dict)  # promised workloads that are not, and why
     bases: dict[str, str] = field(default_factory=dict)  # where what is known of a workload comes from
-    drawn: Mapping[str, BudgetUsage] = field(default_factory=dict)  # below each budget, as last read
     advice: frozenset[str] = frozenset()  # workloads of which nothing is carried out: their pools are only observed
 
 
@@ -430,7 +427,6 @@ class ControlCycle:
         self._watched = NodeLivenessTracker(grace_s=settings.away_grace_s)
         self._budgets: tuple[PowerBudgetNode, ...] = ()
         self._prices: EnergyPrices | None = None
-        self._drawn: Mapping[str, BudgetUsage] = {}
         self._lessons = ProfileUpdates()
         self._keepsakes = JobHistories()
         self._elastic = ElasticObserver(horizon_s=settings.elastic_s)
@@ -585,8 +581,6 @@ class ControlCycle:
         """Budgets and prices where they are others than before."""
         made: list[ControlEvent] = []
         try:
-            if world.draws is not None:
-                self._drawn = budget_usage(world.policy, world.draws)
             if world.draws is not None and (budgets := policy_budgets(world.policy, world.draws)).all != self._budgets:
                 self._budgets = budgets.all
                 made.append(BudgetsSet(world.at_s, budgets))
@@ -620,7 +614,6 @@ class ControlCycle:
             self._services.observations(),
             self.unmanaged_reasons(),
             bases | self._foreseen.job_bases(),
-            self._drawn,
             advice,
         )
 

@@ -56,7 +56,7 @@ from eelgrid_controller.objectives.status import (
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.budget_power import BudgetMeter, BudgetPower
 from eelgrid_controller.state.engine_reports import EngineOverrides
-from eelgrid_controller.state.events import PolicyChanged, WorkloadCancelled, WorkloadSubmitted
+from eelgrid_controller.state.events import PolicyChanged, WorkloadCancelled, WorkloadCompleted, WorkloadSubmitted
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WorkInterval, make_job_profile_name
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_controller.state.telemetry import Telemetry
@@ -307,7 +307,7 @@ class ControlLoop:
         self._left_out = 0  # promised workloads that are too many
         self._worked = worked
         self._meter = BudgetMeter()
-        self._sums = ClusterSums(loop, telemetry, catalogue, every_s=settings.others_s, clock=clock)
+        self._sums = ClusterSums(loop, catalogue, every_s=settings.others_s, monotonic_s=clock.monotonic_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="steering")
         self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
         self._divisions = AllocationWorker(
@@ -325,18 +325,20 @@ class ControlLoop:
     def promises(self) -> ListPromisesResponse:
         """How promises are kept, for operators."""
         state = self._loop.core.state
-        return promise_statuses(self._standing, state.workloads, state.policy, self._budget_power(state.policy))
+        return promise_statuses(self._standing, state.workloads, state.policy, self.budget_power())
 
     def budgets(self) -> tuple[BudgetStatus, ...]:
         """How the power budgets stand, as in `promises`."""
-        policy = self._loop.core.state.policy
-        return budget_statuses(self._standing.steering, policy, self._budget_power(policy))
+        return budget_statuses(self._standing.steering, self._loop.core.state.policy, self.budget_power())
 
-    def _budget_power(self, policy: Policy, meter: BudgetMeter | None = None) -> dict[str, BudgetPower]:
-        """What the GPUs below each budget draw now."""
+    def budget_power(self) -> dict[str, BudgetPower]:
+        """What the GPUs below each budget of the policy draw now, by the budget's key."""
+        return self._measure_budgets(self._loop.core.state.policy, self._meter)
+
+    def _measure_budgets(self, policy: Policy, meter: BudgetMeter) -> dict[str, BudgetPower]:
         now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
         readings = self._telemetry.readings(now_s=now_s, now_ns=now_ns)
-        return (meter or self._meter).measure(policy, self._loop.core.state.nodes, readings)
+        return meter.measure(policy, self._loop.core.state.nodes, readings)
 
     async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
         """What jobs would have under other budgets; changes nothing. Raises InvalidArgument."""
@@ -350,7 +352,7 @@ class ControlLoop:
             raise InvalidArgument(
                 "the budgets do not form a tree", (Violation("budgets", error.problem, error.remedy),)
             ) from None
-        measured = self._budget_power(policy, BudgetMeter())
+        measured = self._measure_budgets(policy, BudgetMeter())
         keys = (make_budget_key(one.budget.scope, one.budget.name) for one in found.budgets)
         of = zip(found.budgets, keys, strict=True)
         return replace(found, budgets=tuple(replace(one, **measured[key]._asdict()) for one, key in of))
@@ -418,7 +420,7 @@ class ControlLoop:
     def _track_workload(self, workload_id: str, workload: Workload) -> None:
         spec = workload.spec
         is_promised = spec.service is not None or spec.training is not None
-        if is_promised and workload.phase is not WorkloadPhase.CANCELLED:
+        if is_promised and not workload.phase.is_ended:
             self._promised[workload_id] = None
 
     def _on_commit(self, committed: CommitResult) -> None:
@@ -426,7 +428,7 @@ class ControlLoop:
             if isinstance(event, WorkloadSubmitted):
                 if event.spec.service is not None or event.spec.training is not None:
                     self._promised[event.workload_id] = None
-            elif isinstance(event, WorkloadCancelled):
+            elif isinstance(event, WorkloadCancelled | WorkloadCompleted):
                 self._promised.pop(event.workload_id, None)
                 self._progress.pop(event.workload_id, None)
             elif isinstance(event, PolicyChanged):

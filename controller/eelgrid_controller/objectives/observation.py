@@ -17,7 +17,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
-from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
@@ -330,24 +329,16 @@ def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: 
     return NodePowerDraw(record.inventory, total_w)
 
 
-def node_power(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_ns: int) -> tuple[float, int]:
-    """What the GPUs of a node were read to draw, and how many of them were not read."""
-    tick = telemetry.fresh_tick(inventory.node_name, now_s=now_s, now_ns=now_ns)
-    found = () if tick is None else tick.gpus.get(Reading.POWER_W, ())
-    read = [power_w for power_w in found[: len(inventory.gpus)] if power_w is not None]
-    return sum(read), len(inventory.gpus) - len(read)
-
-
 def free_gpus(core: Core, name: str) -> dict[str, int]:
     """Free GPUs of a node by model; none of a node that is lost or may not be changed."""
     state = core.state
     record = state.nodes[name]
     found: dict[str, int] = {}
-    if not record.is_ready or not is_pool_enforced(state.policy, record.inventory.pool):
+    if not record.is_ready or record.cordon_reason() or not is_pool_enforced(state.policy, record.inventory.pool):
         return found
     taken = record.externally_used_gpus() | record.lost_gpus
     for gpu in record.inventory.gpus:
-        usable = not (gpu.lost or gpu.cordon or gpu.mig_enabled or gpu.uuid in taken)
+        usable = not (gpu.lost or record.cordon_reason(gpu) or gpu.mig_enabled or gpu.uuid in taken)
         if usable and gpu.uuid not in record.gpu_milli:
             found[gpu.model] = found.get(gpu.model, 0) + 1
     return found
@@ -482,10 +473,9 @@ class ClusterSums:
     """Remembers when each sum was made last."""
 
     def __init__(
-        self, loop: CoreReader, telemetry: Telemetry, catalogue: Catalogue, *, every_s: float, clock: Clock
+        self, loop: CoreReader, catalogue: Catalogue, *, every_s: float, monotonic_s: Callable[[], float]
     ) -> None:
-        self._loop, self._telemetry, self._catalogue = loop, telemetry, catalogue
-        self._every_s, self._clock, self._monotonic_s = every_s, clock, clock.monotonic_s
+        self._loop, self._catalogue, self._every_s, self._monotonic_s = loop, catalogue, every_s, monotonic_s
         self._policy_seen = -1
         self._drawn_s = self._freed_s = float("-inf")
 
@@ -506,10 +496,7 @@ class ClusterSums:
                     unmanaged_draw(core, name, unsteered, self._catalogue) for name in names if name in core.state.nodes
                 ]  # type: ignore[misc]
             )
-            now_s, now_ns = self._clock.monotonic_s(), self._clock.now_ns()
-            for draw in found:
-                power_w, unread = node_power(self._telemetry, draw.inventory, now_s=now_s, now_ns=now_ns)
-                made.append(draw._replace(power_w=power_w, unread=unread))
+            made += found
             await asyncio.sleep(0)
         return tuple(made)
 

@@ -238,7 +238,7 @@ def _check(found: PartitionSurvey, changed: PartitionChange) -> None:
     for asked in found.services:
         key, most = asked.workload.workload_id, asked.promise.replicas_most
         if counts[key] > most:
-            problem = f"needs {counts[key]} replicas and may have {most}"
+            problem = f"needs {counts[key]} replicas, of which it may have {most}"
             raise InvalidProblem(f"services[{key}].replicas_most", problem, "allow more replicas, or larger slices")
 
 
@@ -415,7 +415,7 @@ def _staged(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> Parti
         owners |= _fallen(state)
     for owner in sorted(owners):
         workload = state.workloads.get(owner)
-        if workload is None or workload.phase is WorkloadPhase.CANCELLED:
+        if workload is None or workload.phase.is_ended:
             raise PartitionsRefused(f"workload {owner} is gone")
     event = PartitionsPlanned(
         time_ns=now_ns,
@@ -445,6 +445,8 @@ def _turn_problem(state: ClusterState, turn: GpuChange) -> str:
         return "is lost, or no longer managed by the partition planner"
     if gpu.cordon:
         return f"is cordoned: {gpu.cordon}"
+    if reason := record.cordon_reason(gpu):
+        return f"is {reason}"
     geometry = find_mig_geometry(gpu)
     if geometry is None or strip_throughputs(running_gpu(record, gpu, geometry)) != strip_throughputs(turn.before):
         return "has been given another layout since"

@@ -127,7 +127,9 @@ def _held(record: NodeRecord, gpu: Gpu) -> str:
         return "others run on it"
     if gpu.uuid not in record.layouts and gpu.gpu_instances:
         return "somebody else cut it; remove its instances to hand it over"
-    return f"cordoned: {gpu.cordon}" if gpu.cordon else ""
+    if gpu.cordon:
+        return f"cordoned: {gpu.cordon}"
+    return record.cordon_reason(gpu)
 
 
 def wanted_layout(record: NodeRecord, gpu: Gpu) -> GpuLayout:
@@ -178,7 +180,7 @@ def _replica(item: Assignment, where: Slice, gpu: Gpu, geometry: MigGeometry) ->
 def _services(state: ClusterState) -> Iterator[SurveyedService]:
     for workload in state.workloads.values():
         promise = workload.spec.service
-        if workload.phase is WorkloadPhase.CANCELLED or promise is None or not is_sliced(workload):
+        if workload.phase.is_ended or promise is None or not is_sliced(workload):
             continue
         if workload.phase is WorkloadPhase.PENDING and state.spending.blocking_limit(workload.spec) is not None:
             continue

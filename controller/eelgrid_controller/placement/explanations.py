@@ -31,9 +31,11 @@ from eelgrid_controller.placement.remedies import (
     Remedy,
     RemedyStep,
     SwitchMigOff,
+    UncordonGpus,
     list_remedies,
     measure_gaps,
 )
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold, describe_queue_remedy
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
 from eelgrid_controller.state.node_allocations import is_sliced
@@ -56,7 +58,7 @@ _SHORTAGES_NAMED = 4
 _WAYS_LETTERS_MOST = SENTENCE_LETTERS_MOST - 500
 # By nearness to a fit: what CPU or memory removed, what the GPUs did, and what no free capacity would lift.
 _AMOUNTS = ("cpu", "memory")
-_STANDING = ("gpu_model", "unavailable", "traits")
+_STANDING = ("gpu_model", "unavailable", "traits", "processes")
 
 
 def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
@@ -146,6 +148,7 @@ def _format_budget(key: str, limit_w: float) -> str:
 
 _OPENINGS: Mapping[str, str] = {
     "lost": "bring back the agent of {names}: there is room for it",
+    "cordoned": "{uncordon}: there is room for it on {names}, which an operator cordoned",
     "closed": "let {names} accept work again: there is room for it, but the engine has closed it to new work",
     "unreported": "wait for the agent of {names}, which has not come back since the controller began",
     "ahead": "look at what {names} holds beyond the journal, then eelctl reconcile it: there is room for the work",
@@ -170,7 +173,11 @@ def _describe_step(spec: WorkloadSpec, step: RemedyStep) -> str:
             ]
             return f"switch MIG off on {'; and on '.join(gpus)}"
         case OpenNodes():
-            return _OPENINGS[step.obstacle].format(names=_format_names([f"node {name}" for name in step.node_names]))
+            names = _format_names([f"node {name}" for name in step.node_names])
+            return _OPENINGS[step.obstacle].format(names=names, uncordon=f"eelctl uncordon {' '.join(step.node_names)}")
+        case UncordonGpus():
+            targets = " ".join(f"{name}/{index}" for name, indexes in step.gpus for index in indexes)
+            return f"eelctl uncordon {targets}: there is room for it on GPUs that an operator cordoned"
         case RaiseBudgets():
             return f"eelctl policy set {' '.join(_format_budget(key, limit_w) for key, limit_w in step.limits_w)}"
         case ProvisionNodes():
@@ -255,11 +262,19 @@ def _describe_found(decision: PlacementDecision, gaps: NodeGaps, spec: WorkloadS
 SLICES_REASON = "partitions: waits for the partition planner"
 CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which is a fault of the controller: report it"
 
+# Every constraint that a pending workload may name, in order of precedence: of several that hold it back, the first is
+# named. Those of nodes come last, in the order in which `select_binding_constraint` chooses among them. Work that was
+# evicted says so until it is tried next.
+PENDING_CONSTRAINTS = (
+    "evicted", "spending", "queue", "max_quota", "quota", "partitions", "budget", "replicas", "cpu+memory", "cpu", "memory",
+    "gpu_share", "gpu_count", "gpu_mig", "gpu_model", "traits", "unavailable", "no_nodes",
+)  # fmt: skip
 # By constraint: the reason.
 _REASONS: Mapping[str, str] = {
     "no_nodes": "no node has joined yet",
-    "unavailable": "the nodes that would do are lost or ahead of the journal, or hold as many workloads as a plan carries",
+    "unavailable": "the nodes that would do are cordoned, lost or ahead of the journal, or as full as a plan allows",
     "traits": "no node that would do has every trait that it requires",
+    "processes": "no agent of a node that would do runs processes",
     "gpu_model": "no node has a GPU of an allowed model",
     "gpu_mig": "the GPUs that would do are cut by MIG, or the partition planner's",
     "gpu_count": "no node has enough whole GPUs free",
@@ -276,14 +291,34 @@ _REASONS_WITHOUT_GPU: Mapping[str, str] = {
 }
 # Said where no remedy is known that would be enough.
 _HINTS: Mapping[str, str] = {
-    "unavailable": "bring the agents of lost nodes back, eelctl reconcile nodes that are ahead, or cancel small workloads there",
+    "unavailable": "eelctl uncordon cordoned nodes, bring the agents of lost nodes back, eelctl reconcile nodes that are ahead, or cancel small workloads there",
     "traits": "label nodes or take taints away, or ask for less in its node selector, affinity and tolerations",
+    "processes": "start an agent there with --run-processes, or eelctl box start on this machine",
     "gpu_mig": "take a pool from the partition planner and switch MIG off there, or allow other models",
 }
 
 
+_HINT = "wait for work to end there, or add nodes"
+# Constraints that hold before any node is tried.
+_HINTS_WITHOUT_NODES: Mapping[str, str] = {
+    "budget": "wait for work to end below that budget, or raise it with `eelctl policy set`",
+    "spending": "wait for the next period, or raise the limit with `eelctl policy set --spend`",
+    "quota": "wait for work of that queue to end, or raise its quota with `eelctl queue apply`",
+    "max_quota": "raise its quota with `eelctl queue apply`, or cancel the work",
+    "queue": "move it to a queue with `eelctl queue move`",
+    "partitions": "see what `eelctl partition plan` finds, and apply it",
+}
+
+
+def waiting_hint(constraint: str) -> str:
+    """Returns what helps work that waits for a constraint in general, without trying it; see `explain_workload`."""
+    return _HINTS.get(constraint) or _HINTS_WITHOUT_NODES.get(constraint, _HINT)
+
+
 def describe_pending_reason(request: ResourceRequest, decision: PlacementDecision) -> str:
     """Returns why a workload is pending: the constraint's name, a colon and a sentence without numbers."""
+    if decision.queue_hold is not None:
+        return describe_queue_hold(decision.queue_hold)
     if decision.hold is not None:
         return spending_reason(decision.hold)
     if decision.lack is not None:
@@ -293,7 +328,7 @@ def describe_pending_reason(request: ResourceRequest, decision: PlacementDecisio
     return f"{constraint}: {said}"
 
 
-def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlacer) -> Explanation:
+def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlacer, queues: QueueIndex) -> Explanation:
     """Explains a workload: the candidates of its placement, or, if it is pending, what currently prevents one."""
     workload = state.workloads[workload_id]
     spec = workload.spec
@@ -304,6 +339,13 @@ def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlac
         return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")
     if is_sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
+    if queues.is_active:
+        admitted = queues.admit(spec, lambda: placer.snapshot().models)
+        if isinstance(admitted, QueueHold):
+            remedy = describe_queue_remedy(admitted, queues.tree)
+            return Explanation(workload=workload, remedy=remedy, constraint=admitted.constraint)
+        # What has no quota left is no way to help.
+        spec = admitted
     decision = placer.decide_placement(spec, workload_id=workload_id)
     if decision.placements:
         return Explanation(
@@ -321,9 +363,8 @@ def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlac
             _describe_found(decision, gaps, spec),
             select_binding_constraint(decision.removals, decision.room),
         )
-    hint = _HINTS.get(constraint, "wait for work to end there, or add nodes")
-    remedy = f"{found}. To help: {_join_ways(ways) if ways else hint}."
-    before = state.pending.count_before(workload_id)
+    remedy = f"{found}. To help: {_join_ways(ways) if ways else _HINTS.get(constraint, _HINT)}."
+    before = 0 if queues.is_active else state.pending.count_before(workload_id)
     if before:
         remedy += f" {_count(before, 'workload')} that wait{'s' if before == 1 else ''} {'is' if before == 1 else 'are'} tried before it."
     replicas = () if decision.lack is not None else decision.explanation

@@ -36,6 +36,18 @@ _FIRST_PLACES_MOST = 8
 _VIEWS_MOST = 64  # each holds a candidate index: some megabytes in a fleet of thousands of nodes
 
 
+# Of nodes whose agents run processes; a name that no engine gives to a trait.
+_RUNS_PROCESSES = "\x00processes"
+
+
+def _required_traits(spec: WorkloadSpec) -> tuple[str, ...]:
+    return spec.required_traits if spec.process is None else (*spec.required_traits, _RUNS_PROCESSES)
+
+
+def _node_traits(record: NodeRecord) -> tuple[str, ...]:
+    return (*record.others.traits, _RUNS_PROCESSES) if record.inventory.runs_processes else record.others.traits
+
+
 class _View(NamedTuple):
     """The nodes that have some traits, and a planner that caches them."""
 
@@ -74,7 +86,7 @@ class WorkloadPlacer:
         """Derives everything from the state again; needed after a removal, since the arrays can only add rows."""
         self.planner, self._within = Planner(), Planner()
         self.mirror = SnapshotMirror(self._state, self._watts)
-        self._traits = {name: record.others.traits for name, record in self._state.nodes.items()}
+        self._traits = {name: _node_traits(record) for name, record in self._state.nodes.items()}
         self._views: dict[tuple[str, ...], _View | None] = {}
 
     def snapshot(self) -> Snapshot:
@@ -89,7 +101,7 @@ class WorkloadPlacer:
             return
         self.mirror.refresh(touched)
         for name in touched:
-            traits = self._state.nodes[name].others.traits
+            traits = _node_traits(self._state.nodes[name])
             if self._traits.get(name) != traits:
                 self._traits[name] = traits
                 self._set_node_traits(self.mirror.row(name), set(traits))
@@ -121,14 +133,16 @@ class WorkloadPlacer:
         if rules is not None and self.uses_engine_rules(workload_id):
             eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads)
             return snapshot.with_open(_mask(snapshot, eligible))
-        view = self._view(spec.required_traits) if spec.required_traits else None
+        required = _required_traits(spec)
+        view = self._view(required) if required else None
         return snapshot if view is None else snapshot.with_open(view.is_open)
 
     def _decide(self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str) -> PlacementDecision:
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):
             return self._decide_by_rules(ground, spec, workload_id, rules)
-        view = self._view(spec.required_traits) if spec.required_traits else None
+        required = _required_traits(spec)
+        view = self._view(required) if required else None
         if view is not None:
             is_lasting = planner is self.planner
             planner, there = view.planner if is_lasting else planner, ground.snapshot.nodes.available
@@ -138,7 +152,8 @@ class WorkloadPlacer:
         decision = planner.decide_placement(ground.snapshot, spec, policy.weights, policy.placement)
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
-            return _without_traits(decision, int((there & ~view.is_open).sum()))
+            constraint = "traits" if spec.process is None else "processes"
+            return _without_traits(decision, int((there & ~view.is_open).sum()), constraint)
         lacks = self._exceeded_budgets(ground, spec, decision)
         return self._elsewhere(ground, spec, decision, lacks) if lacks else decision
 
@@ -163,7 +178,7 @@ class WorkloadPlacer:
 
     def has_required_traits(self, spec: WorkloadSpec, node_name: str) -> bool:
         """Returns whether a node has every trait that a workload requires."""
-        return set(spec.required_traits) <= set(self._traits.get(node_name, ()))
+        return set(_required_traits(spec)) <= set(self._traits.get(node_name, ()))
 
     def _view(self, required: tuple[str, ...]) -> _View | None:
         """Returns the nodes with these traits and a planner that caches them; None if all nodes have them."""
@@ -276,14 +291,14 @@ def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:
     return np.fromiter((name in names for name in snapshot.names), np.bool_, len(snapshot.names))
 
 
-def _without_traits(decision: PlacementDecision, count: int) -> PlacementDecision:
-    """Returns the decision with nodes that lack traits counted under `traits` instead of `unavailable`."""
+def _without_traits(decision: PlacementDecision, count: int, constraint: str = "traits") -> PlacementDecision:
+    """Returns the decision with nodes that lack traits counted under their own constraint, not `unavailable`."""
     removals = []
     for item in decision.removals:
         left = item.nodes - count if item.constraint == "unavailable" else item.nodes
         if left > 0:
             removals.append(replace(item, nodes=left))
-    found = (*removals, Removal(constraint="traits", nodes=count)) if count else tuple(removals)
+    found = (*removals, Removal(constraint=constraint, nodes=count)) if count else tuple(removals)
     explained = tuple(replace(item, removals=found) for item in decision.explanation)
     return replace(decision, removals=found, explanation=explained)
 

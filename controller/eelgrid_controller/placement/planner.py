@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
+from eelgrid_controller.queueing.admission import QueueHold
 from eelgrid_controller.state.demand import OpportunityPrices, TaskClass
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST
@@ -223,6 +224,8 @@ class PlacementDecision:
     lack: ExceededBudget | None = None
     # The exceeded spending limit for which the workload waits, whatever the capacity.
     hold: OverspentLimit | None = None
+    # Why the workload's queue lets nothing of it start, whatever the capacity.
+    queue_hold: QueueHold | None = None
     # Budgets below which no node was considered, since too few watts were left there.
     closed: frozenset[str] = frozenset()
 

@@ -25,9 +25,10 @@ from eelgrid_controller.placement.planner import PlacementDecision, Planner, mak
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import CORDONED_BY_ENGINE
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, replica_room
-from eelgrid_protos.messages import NodeState, Placement, ResourceRequest, WorkloadSpec
+from eelgrid_protos.messages import Gpu, NodeState, Placement, ResourceRequest, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 
 # How many replicas of one workload are made room for, one after another.
@@ -84,10 +85,17 @@ class SwitchMigOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenNodes:
-    """Nodes accept work again; `obstacle` says why they do not: lost, closed, unreported or ahead."""
+    """Nodes accept work again; `obstacle` says why they do not: lost, closed, cordoned, unreported or ahead."""
 
     obstacle: str
     node_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncordonGpus:
+    """GPUs that an operator cordoned accept work again, by node and index."""
+
+    gpus: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +113,9 @@ class ProvisionNodes:
     request: ResourceRequest
 
 
-RemedyStep = EndWorkloads | AskForLess | AllowModels | SwitchMigOff | OpenNodes | RaiseBudgets | ProvisionNodes
+RemedyStep = (
+    EndWorkloads | AskForLess | AllowModels | SwitchMigOff | OpenNodes | UncordonGpus | RaiseBudgets | ProvisionNodes
+)
 # Steps that place the workload if all of them are taken.
 Remedy = tuple[RemedyStep, ...]
 
@@ -230,6 +240,8 @@ def _obstacle(record: NodeRecord) -> str:
         return "ahead"
     if not record.is_reported:
         return "unreported"
+    if record.cordon is not None:
+        return "cordoned"
     return "closed" if record.others.closed else ""
 
 
@@ -243,6 +255,11 @@ def _open_node(record: NodeRecord, obstacle: str) -> NodeRecord:
             twin.ahead = None
         case "unreported":
             twin.doubted_epoch = None
+        case "cordoned":
+            twin.cordon = None
+            if twin.others.closed == CORDONED_BY_ENGINE:
+                # An engine's cordon follows the operator's.
+                twin.others = replace(twin.others, closed="")
         case _:
             twin.others = replace(twin.others, closed="")
     return twin
@@ -295,7 +312,12 @@ class _RemedySearch:
             altered, shortages = cut
             gpus = tuple((one.node_name, tuple(index for index, _ in one.gpus)) for one in _merge_shortages(shortages))
             yield from self._verify(altered, SwitchMigOff(gpus=gpus))
-        for obstacle in ("lost", "closed", "unreported", "ahead"):
+        uncordoned = self._alter(lambda gaps: gaps.is_open & (gaps.gpus > 0), self._uncordon_on_node)
+        if uncordoned is not None:
+            altered, shortages = uncordoned
+            gpus = tuple((one.node_name, tuple(index for index, _ in one.gpus)) for one in _merge_shortages(shortages))
+            yield from self._verify(altered, UncordonGpus(gpus=gpus))
+        for obstacle in ("cordoned", "lost", "closed", "unreported", "ahead"):
             opened = self._alter(self._is_closed_with_room, self._opening(obstacle))
             if opened is not None:
                 names = tuple(one.node_name for one in opened[1])
@@ -316,7 +338,8 @@ class _RemedySearch:
     def nodes_to_add(self) -> ProvisionNodes | None:
         """Returns the nodes that would do; None if they would need traits, or watts, as well."""
         needs_watts = self._request.gpu_count and self._placer.allowance.has_budgets
-        if needs_watts or self._spec.required_traits or self._placer.uses_engine_rules(self._id):
+        needs_traits = self._spec.required_traits or self._spec.process is not None
+        if needs_watts or needs_traits or self._placer.uses_engine_rules(self._id):
             return None
         return ProvisionNodes(count=self._spec.replicas - self._room, request=self._request)
 
@@ -458,7 +481,7 @@ class _RemedySearch:
             for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index)
             if (gpu.mig_enabled or gpu.mig_pending)
             and (not models or gpu.model in models)
-            and not (gpu.cordon or gpu.uuid in taken or record.is_partition_managed(gpu))
+            and not (record.cordon_reason(gpu) or gpu.uuid in taken or record.is_partition_managed(gpu))
         ]
         each = GPU_MILLI_WHOLE // self._request.gpu_milli
         cut = cut[: -(-int(gaps.gpus[row]) // each)]
@@ -469,6 +492,35 @@ class _RemedySearch:
         gpus = tuple(whole.get(gpu.uuid, gpu) for gpu in record.inventory.gpus)
         twin.inventory = replace(record.inventory, gpus=gpus)
         shortage = NodeShortage(node_name=name, gpus=tuple((gpu.index, GPU_MILLI_WHOLE) for gpu in cut))
+        return altered._replace(records={**altered.records, name: twin}), shortage
+
+    def _uncordon_on_node(
+        self, gaps: NodeGaps, row: int, altered: AlteredNodes
+    ) -> tuple[AlteredNodes, NodeShortage] | None:
+        """Lifts operators' cordons of GPUs where that alone makes room for one more replica."""
+        if gaps.cpu_milli[row] or gaps.memory_bytes[row]:
+            return None
+        name, request = gaps.snapshot.names[row], self._request
+        record = self._record(name, altered)
+        taken = record.externally_used_gpus() | record.lost_gpus
+        free = {
+            gpu: (GPU_MILLI_WHOLE - record.gpu_milli.get(gpu.uuid, 0)) // max(1, request.gpu_milli)
+            for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index)
+            if gpu.uuid in record.gpu_cordons
+            and (not request.gpu_models or gpu.model in request.gpu_models)
+            and not (gpu.cordon or gpu.uuid in taken or gpu.mig_enabled or record.is_partition_managed(gpu))
+        }
+        chosen, lack = list[Gpu](), int(gaps.gpus[row])
+        for gpu, units in free.items():
+            if units and lack > 0:
+                chosen.append(gpu)
+                lack -= units
+        if lack > 0 or not chosen:
+            return None
+        twin = record.copy()
+        for gpu in chosen:
+            del twin.gpu_cordons[gpu.uuid]
+        shortage = NodeShortage(node_name=name, gpus=tuple((gpu.index, GPU_MILLI_WHOLE) for gpu in chosen))
         return altered._replace(records={**altered.records, name: twin}), shortage
 
     @staticmethod

@@ -249,8 +249,8 @@ class SnapshotTrial:
 
 
 def _gpu_state(record: NodeRecord, gpu: Gpu) -> int:
-    """Returns what a GPU slot holds: nothing for a GPU that is lost or cordoned."""
-    if gpu.cordon or gpu.uuid in record.lost_gpus:
+    """Returns what a GPU slot holds: nothing for a GPU that is lost or cordoned; a cordoned node is not available."""
+    if record.gpu_cordon_reason(gpu) or gpu.uuid in record.lost_gpus:
         return GPU_ABSENT
     cut = gpu.mig_enabled or gpu.mig_pending or record.is_partition_managed(gpu)
     return GPU_PARTITIONED if cut else GPU_PLACEABLE
@@ -331,7 +331,8 @@ class SnapshotMirror:
         self._devices: list[GpuSlots] = []
         # The inventory from which each row was laid out.
         self._inventories: list[Inventory | None] = []
-        self._lost: list[frozenset[str]] = []
+        # Its lost GPUs, and those that an operator cordoned.
+        self._absent: list[tuple[frozenset[str], frozenset[str]]] = []
         # Whether the partition planner owns a node, and for which of its GPUs a layout is desired.
         self._kept: list[tuple[bool, frozenset[str]]] = []
         self._models: dict[str, int] = {}
@@ -435,7 +436,7 @@ class SnapshotMirror:
             self._enter_rank(row, name)
         kept = record.partitioned, frozenset(record.layouts)
         same = self._inventories[row] is record.inventory and self._kept[row] == kept
-        if not same or self._lost[row] != record.lost_gpus:
+        if not same or self._absent[row] != (frozenset(record.lost_gpus), frozenset(record.gpu_cordons)):
             self._lay_out(row, record)
         self._book(row, record)
         return row
@@ -446,7 +447,7 @@ class SnapshotMirror:
         self._names.append(name)
         self._devices.append(GpuSlots((), ()))
         self._inventories.append(None)
-        self._lost.append(frozenset())
+        self._absent.append((frozenset(), frozenset()))
         self._kept.append((False, frozenset()))
         self._renew()
         return row
@@ -480,7 +481,7 @@ class SnapshotMirror:
         inventory = record.inventory
         gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
         self._inventories[row] = inventory
-        self._lost[row] = frozenset(record.lost_gpus)
+        self._absent[row] = frozenset(record.lost_gpus), frozenset(record.gpu_cordons)
         self._kept[row] = record.partitioned, frozenset(record.layouts)
         self._devices[row] = GpuSlots(
             tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus), build_link_matrix(gpus, inventory.links)

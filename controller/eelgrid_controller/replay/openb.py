@@ -134,15 +134,18 @@ def _moments(line: CsvLine) -> tuple[float | None, float | None]:
     return float(arrival_s), float(duration_s)
 
 
-def submission_of_task(task: TraceTask, *, prefix: str = "") -> SubmitWorkloadRequest:
-    """The request that places a task; its id is the task's name, so that repeating it is harmless."""
+def submission_of_task(task: TraceTask, *, prefix: str = "", queue: str | None = None) -> SubmitWorkloadRequest:
+    """The request that places a task; its id is the task's name, so that repeating it is harmless.
+
+    Its queue is the task's quality of service unless one is given.
+    """
     return SubmitWorkloadRequest(
         workload_id=f"{prefix}{task.name}",
         spec=WorkloadSpec(
             name=task.name,
             kind=WorkloadKind.INFERENCE_SERVICE if task.qos == _LATENCY_SENSITIVE else WorkloadKind.BATCH_JOB,
             namespace="openb",
-            queue=task.qos.lower(),
+            queue=task.qos.lower() if queue is None else queue,
             request=ResourceRequest(
                 cpu_milli=task.cpu_milli,
                 memory_bytes=task.memory_bytes,

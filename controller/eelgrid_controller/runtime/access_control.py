@@ -27,18 +27,20 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     None: "WhoAmI",
     # What is tried on copies changes nothing, and so does a recommendation.
     Role.VIEWER: (
-        "GetSummary WatchSummary ListNodes ListGpus GetWorkload ListWorkloads WatchWorkloads ExplainWorkload ListPlans "
-        "GetPolicy WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
+        "GetSummary WatchSummary GetOverview ListNodes ListGpus GetWorkload ListWorkloads WatchWorkloads "
+        "ExplainWorkload ListPlans GetPolicy WhatIf PlanCapacity GetShadow RecommendMoves ListPoints ListPromises ImagineBudgets "
         "RecommendPartitions ListPartitions QueryEnergy QueryEnergyReport ListEnergyExporters "
-        "ListSpending ExportDecision"
+        "ListSpending ListQueues ExportDecision"
     ),
     # Of its own work alone: see check_owner and bind_spec.
-    Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
+    Role.SUBMITTER: (
+        "SubmitWorkload MoveToQueue CancelWorkload ScaleWorkload ReadLogs ReportProgress ConfirmEnergyExport"
+    ),
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.
     # The audit log says what others asked and from where.
     Role.ADMIN: (
         "UpdatePolicy ApplyMoves ApplyPartitions RecordPoints StartShadow StopShadow RemoveEnergyExporter ReconcileNode "
-        "RemoveNode ListAuditEntries"
+        "RemoveNode CordonNode UncordonNode DrainNode ListAuditEntries"
     ),
 }
 # The live page's door, as if it were a call.

@@ -29,11 +29,15 @@ JOURNALLED = frozenset(
         "SubmitWorkload",
         "CancelWorkload",
         "ScaleWorkload",
+        "MoveToQueue",
         "UpdatePolicy",
         "ApplyMoves",
         "ApplyPartitions",
         "RecordPoints",
         "RemoveNode",
+        "CordonNode",
+        "UncordonNode",
+        "DrainNode",
         "ReconcileNode",
     }
 )

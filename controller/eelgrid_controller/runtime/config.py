@@ -72,6 +72,8 @@ class ControllerConfig:
     metrics_hosts: tuple[str, ...] = ()
     # The live page; empty for none.
     page: str = ""
+    # JSON over HTTP for the calls that change nothing; empty for none.
+    http_api: str = ""
     # Start from a journal that has lost acknowledged entries, and record the loss in it.
     accepts_journal_loss: bool = False
     # Collector of traces; empty for the one in the environment, or none.

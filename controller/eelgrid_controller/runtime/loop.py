@@ -26,6 +26,7 @@ from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import Event, UnreadableEvent
 from eelgrid_controller.state.journal import Checkpoint, Journal, digest_of
@@ -33,6 +34,7 @@ from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
+    AttemptStatus,
     AuditEntry,
     Inventory,
     MeasuredPoint,
@@ -230,6 +232,7 @@ class ControllerLoop:
         self._is_begun = False
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
+        self._is_drain_queued = False
 
     # Life cycle
 
@@ -328,6 +331,22 @@ class ControllerLoop:
 
         return await self.command(apply, call=call)
 
+    async def move_to_queue(self, workload_id: str, queue: str, *, call: AuditedCall | None = None) -> Workload:
+        """Moves pending work to another queue; raises RoleRefused as `cancel` and as `submit` do."""
+        caller = None if call is None else call.caller
+
+        def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
+            self.check_owner(core, workload_id, call)
+            moved = replace(core.workload(workload_id).spec, queue=queue)
+            bind_spec(caller, moved, core.state.policy, self.config.roles)
+            return core.move_to_queue(workload_id, queue, now_ns=now_ns)
+
+        return await self.command(apply, is_decision=True, call=call)
+
+    async def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus]) -> int:
+        """Records what an agent reports of processes; returns how many reports are about earlier attempts."""
+        return await self.command(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))
+
     async def update_policy(self, policy: Policy, *, call: AuditedCall | None = None) -> Policy:
         """Puts a policy in force."""
         return await self.command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns), call=call)
@@ -391,6 +410,33 @@ class ControllerLoop:
             return core.remove_node(node_name, force=force, is_connected=here, now_ns=now_ns)
 
         return await self.command(apply, call=call)
+
+    async def cordon_node(
+        self,
+        node_name: str,
+        gpus: tuple[str, ...] = (),
+        *,
+        reason: str = "",
+        drain: DrainTerms | None = None,
+        call: AuditedCall | None = None,
+    ) -> NodeRecord:
+        """Closes a node, or GPUs of it by index or UUID, to new work; with `drain`, they are emptied from now on."""
+        user = owner_of(None if call is None else call.caller)
+        return await self.command(
+            lambda core, now_ns: core.cordon_node(
+                node_name, gpus, reason=reason, user=user, drain=drain, now_ns=now_ns
+            ),
+            call=call,
+        )
+
+    async def uncordon_node(
+        self, node_name: str, gpus: tuple[str, ...] = (), *, call: AuditedCall | None = None
+    ) -> NodeRecord:
+        """Opens a node, or GPUs of it, to new work."""
+        user = owner_of(None if call is None else call.caller)
+        return await self.command(
+            lambda core, now_ns: core.uncordon_node(node_name, gpus, user=user, now_ns=now_ns), call=call
+        )
 
     async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
         """Sets the external usage of a node, as its engine reports it."""
@@ -636,6 +682,7 @@ class ControllerLoop:
             for name in self.presence.pop_expired(now_s=now_s):
                 self._lose(name)
             self._forget_lost(now_s)
+            self._continue_drains()
             if self._is_checkpoint_due():
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
@@ -662,6 +709,19 @@ class ControllerLoop:
         )
         if names:
             self._queue_own(lambda core, now_ns: core.forget_lost_nodes(names, now_ns=now_ns), self._forgot)
+
+    def _continue_drains(self) -> None:
+        """Queues the next step of drains, if one is due and none is queued."""
+        if self._is_drain_queued or self._journal_fault is not None or self._core is None:
+            return
+        if self.core.is_drain_due(self.clock.now_ns()):
+            self._is_drain_queued = True
+            self._queue_own(lambda core, now_ns: core.continue_drains(now_ns=now_ns), self._drained)
+
+    def _drained(self, answer: asyncio.Future[Any]) -> None:
+        self._is_drain_queued = False
+        if not answer.cancelled():
+            answer.exception()
 
     def _forgot(self, answer: asyncio.Future[Any]) -> None:
         if not answer.cancelled() and answer.exception() is None and answer.result():

@@ -1,5 +1,6 @@
-"""Monitors of what energy costs: spending against the policy's limits, and what placement saves.
+"""Monitors of what energy costs: the day so far, spending against the policy's limits, and what placement saves.
 
+`EnergyDayMonitor` reads the day so far from the energy ledger, for metrics: what `eelctl energy --since today` shows.
 `SpendingMonitor` compares the energy ledger with the spending limits every minute, reports exhausted limits to the core
 and serves the state of each limit. `SavingsMonitor` compares the controller's placement with plain best fit, in a thread
 beside the controller.
@@ -14,8 +15,16 @@ from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import CommitResult, Core
-from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerAmount, LedgerAnswer, LedgerQuery
-from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings, SavingsFigures
+from eelgrid_controller.energy.ledger import (
+    DAY_S,
+    HOUR_S,
+    NAMESPACES_MOST,
+    OTHER_NAMESPACES,
+    LedgerAmount,
+    LedgerAnswer,
+    LedgerQuery,
+)
+from eelgrid_controller.energy.savings import BEST_FIT, EELGRID, InitialCluster, PlacementSavings, SavingsFigures
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.runtime.loop import ControllerLoop
@@ -33,6 +42,7 @@ from eelgrid_controller.state.spending import (
     PeriodBounds,
     SpendingDimension,
     SpendingKey,
+    day_bounds,
     judge_limits,
     limit_name,
     limit_statuses,
@@ -44,7 +54,7 @@ from eelgrid_controller.state.spending import (
 )
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.faults import Fault, Unavailable
-from eelgrid_protos.messages import Policy, SpendingLimit, SpendingQuantity, SpendingStatus
+from eelgrid_protos.messages import EnergyPrices, Policy, SpendingLimit, SpendingQuantity, SpendingStatus
 from eelgrid_protos.openmetrics import MetricFamily
 
 _NS = 10**9
@@ -72,6 +82,64 @@ class _SpendingReview(NamedTuple):
     standings: tuple[LimitStatus, ...] = ()
     currency: str = ""
     waiting: Mapping[SpendingKey, int] = {}
+
+
+class EnergyDayMonitor:
+    """Reads what the ledger has of the day so far, until cancelled; used from the event loop."""
+
+    def __init__(
+        self,
+        *,
+        ledger: LedgerWriter,
+        prices: Callable[[], EnergyPrices | None],
+        every_s: float,
+        clock: Clock,
+        log: logging.Logger,
+    ) -> None:
+        self._ledger, self._prices, self._every_s, self._clock, self._log = ledger, prices, every_s, clock, log
+        self._found: LedgerAnswer | None = None
+
+    async def run(self) -> None:
+        """Reads now, then every while; without a readable ledger there is no figure."""
+        while True:
+            try:
+                await self.read_day()
+                pause_s = self._every_s
+            except Unavailable:
+                self._found, pause_s = None, min(_AGAIN_S, self._every_s)
+            except Exception:  # noqa: BLE001  # whatever it was, the next reading may do better
+                self._log.exception("energy_today=failed")
+                self._found, pause_s = None, self._every_s
+            await asyncio.sleep(pause_s)
+
+    async def read_day(self) -> None:
+        """Reads the day so far. Raises Unavailable."""
+        prices = self._prices()
+        begin_s, end_s = day_bounds(self._clock.now_ns(), 0 if prices is None else prices.utc_offset_minutes)
+        asked = LedgerQuery(begin_s=begin_s, end_s=end_s, group_by=("namespace",), rows_most=NAMESPACES_MOST)
+        (self._found,) = await self._ledger.query([asked])
+
+    def families(self) -> Iterator[MetricFamily]:
+        """As of the last reading."""
+        found, prices = self._found, self._prices()
+        if found is None:
+            return
+        spent = found.total
+        by_name = {group.values[0] or "(none)": group.spent for group in found.groups}
+        # A namespace may have the name of the rest.
+        by_name[OTHER_NAMESPACES] = by_name.get(OTHER_NAMESPACES, LedgerAmount()).plus(found.left_out)
+        by_name |= {"(unallocated)": found.unallocated, "(unattributed)": found.unattributed}
+        joules = {
+            (name, part): value / 1000.0
+            for name, one in by_name.items()
+            for part, value in (("active", one.active_mj), ("idle", one.energy_mj - one.active_mj))
+            if one.energy_mj or name.startswith("(una")
+        }
+        yield build_family("eelgrid_energy_today_joules", joules)
+        if prices is not None and (spent.cost or not spent.energy_mj):
+            yield build_family("eelgrid_energy_today_cost", {prices.currency: spent.cost})
+        if prices is not None and (spent.carbon_g or not spent.energy_mj):
+            yield build_family("eelgrid_energy_today_carbon_grams", spent.carbon_g)
 
 
 class SpendingMonitor:
@@ -284,6 +352,23 @@ _BEHIND_MOST = 50_000
 _OF_NO_ACCOUNT = (PricesQuoted, WorkloadDeferred, PointsMeasured, SpendingJudged)
 
 
+class SavedDay:
+    """What was saved since midnight (`day_bounds`), or since the controller's start if that is later."""
+
+    def __init__(self) -> None:
+        self.saved_j = 0.0
+        self._begin_s: int | None = None
+        self._total_j = self._before_j = 0.0
+
+    def advance(self, total_j: float, now_ns: int, *, utc_offset_minutes: int = 0) -> None:
+        """Takes what was saved since the controller's start, as of now."""
+        begin_s = day_bounds(now_ns, utc_offset_minutes).begin_s
+        if self._begin_s is not None and begin_s > self._begin_s:
+            self._before_j = self._total_j
+        self._begin_s, self._total_j = begin_s, total_j
+        self.saved_j = total_j - self._before_j
+
+
 class SavingsMonitor:
     """At most one comparison at a time; used from the event loop."""
 
@@ -299,6 +384,7 @@ class SavingsMonitor:
         self._savings: PlacementSavings | None = None
         # Joules of the comparisons before this one.
         self._before_j: defaultdict[str, float] = defaultdict(float)
+        self._day = SavedDay()
         loop.listeners.append(self._on_commit)
 
     async def run(self) -> None:
@@ -318,13 +404,15 @@ class SavingsMonitor:
             return
         yield build_family("eelgrid_saved_power_watts", {"placement": found.saved_w, "limits": found.limits_w})
         yield build_family("eelgrid_compared_power_watts", dict(found.power_w))
-        yield build_family(
-            "eelgrid_compared_energy_joules_total",
-            {plan: self._before_j[plan] + energy_j for plan, energy_j in found.energy_j.items()},
-        )
+        yield build_family("eelgrid_saved_energy_today_joules", self._day.saved_j)
+        yield build_family("eelgrid_compared_energy_joules_total", self._compared_j(found))
         yield build_family("eelgrid_compared_replicas", dict(found.replicas))
         yield build_family("eelgrid_compared_gpus", {where: milli / 1000.0 for where, milli in found.gpu_milli.items()})
         yield build_family("eelgrid_compared_since_timestamp_seconds", found.began_ns / 1e9)
+
+    def _compared_j(self, found: SavingsFigures) -> dict[str, float]:
+        """Joules of both plans since the controller's start."""
+        return {plan: self._before_j[plan] + energy_j for plan, energy_j in found.energy_j.items()}
 
     def _on_commit(self, committed: CommitResult) -> None:
         if not self._is_following:
@@ -362,13 +450,20 @@ class SavingsMonitor:
                     return True  # ended while it was made
                 self._savings = made
             savings, events, self._waiting = self._savings, self._waiting, []
-            figures = await in_thread(self._thread, _follow_events, savings, events, self._now_ns())
+            now_ns = self._now_ns()
+            figures = await in_thread(self._thread, _follow_events, savings, events, now_ns)
         except Exception:  # noqa: BLE001  # whatever it was, nothing else of the controller stands on it
             self._log.exception("savings=failed action=begin_anew seconds=%g", _RESTART_S)
             self._end("fault")
             return False
         if savings is self._savings:  # else it was ended meanwhile
             self.figures = figures
+            compared_j = self._compared_j(figures)
+            self._day.advance(
+                compared_j[BEST_FIT] - compared_j[EELGRID],
+                now_ns,
+                utc_offset_minutes=utc_offset_minutes_of(self._loop.core.state.policy),
+            )
         return True
 
 

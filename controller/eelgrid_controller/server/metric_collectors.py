@@ -17,9 +17,7 @@ from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.objectives.control_loop import ControlLoop
-from eelgrid_controller.objectives.power.budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
-    BudgetControlStatus,
     JobControlStatus,
     ServiceControlStatus,
 )
@@ -41,17 +39,20 @@ from eelgrid_controller.state.events import (
     Event,
     PartitionsPlanned,
     WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadDeferred,
+    WorkloadEvicted,
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_controller.state.telemetry import PowerReadings, Telemetry
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.connection_limits import PeerGuard
-from eelgrid_protos.messages import NodeState, Policy, Summary, Workload, WorkloadPhase
+from eelgrid_protos.messages import BudgetScope, BudgetStatus, NodeState, Policy, Summary, Workload, WorkloadPhase
 from eelgrid_protos.openmetrics import MetricFamily
 
 
@@ -68,7 +69,12 @@ class PowerLimitedNodes:
             match event:
                 case WorkloadLimited(workload_id=key, power_limit_w=limit_w) if limit_w is not None:
                     self._ids.add(key)
-                case WorkloadLimited(workload_id=key) | WorkloadCancelled(workload_id=key):
+                case (
+                    WorkloadLimited(workload_id=key)
+                    | WorkloadCancelled(workload_id=key)
+                    | WorkloadEvicted(workload_id=key)
+                    | WorkloadCompleted(workload_id=key)
+                ):
                     self._ids.discard(key)
                 case _:
                     pass
@@ -93,6 +99,8 @@ _CHANGES: Mapping[type[Event], str] = {
     WorkloadLimited: "limited",
     WorkloadCancelled: "cancelled",
     WorkloadDeferred: "deferred",
+    WorkloadEvicted: "evicted",
+    WorkloadCompleted: "ended",
     DevicesCorrected: "corrected",
     PartitionsPlanned: "partitioned",
 }
@@ -249,6 +257,7 @@ class ShellMetrics:
         yield build_family("eelgrid_journal_lag_seconds", loop.lag_s)
         yield build_family("eelgrid_plans_sent_total", agents.plans_sent)
         yield build_family("eelgrid_batches_refused_total", agents.refused_batches)
+        yield build_family("eelgrid_attempt_reports_refused_total", agents.stale_attempts)
         yield build_family("eelgrid_batches_duplicate_total", self._telemetry.duplicates)
         yield build_family("eelgrid_agent_events_total", events)
         yield build_family("eelgrid_delayed_agent_events_total", agents.delayed_events)
@@ -314,14 +323,15 @@ class ObjectiveMetrics:
         """All of them, as of the last turn."""
         standing = self._steward.objectives_status
         steering = standing.steering
-        left_out = {"service": len(steering.services), "job": len(steering.jobs), "budget": len(steering.budgets)}
+        budgets = self._steward.budgets()
+        left_out = {"service": len(steering.services), "job": len(steering.jobs), "budget": len(budgets)}
         yield from self._turns(steering.ignored)
         yield from _phases(steering.services, steering.jobs, standing.unsteered, workloads)
         yield from self._services(steering.services, workloads, steering.at_s)
         yield from _jobs(
             _worst(steering.jobs, lambda one: (math.inf if one.earned_s is None else one.earned_s,)), workloads
         )
-        yield from _budgets(_worst(steering.budgets, _fill_key), standing.drawn)
+        yield from _budgets(_worst(budgets, _fill_key), {one.name: one.other_w for one in steering.budgets})
         yield build_family(
             "eelgrid_promise_series_left_out", {kind: max(0, count - SERIES_MOST) for kind, count in left_out.items()}
         )
@@ -392,9 +402,12 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _fill_key(one: BudgetControlStatus) -> tuple[float, ...]:
-    level = 0.0 if "/" not in one.name else 1.0 if one.name.startswith("rack/") else 2.0
-    return level, -one.claim_w / one.room_w if one.room_w > 0.0 else -math.inf
+_LEVELS = {BudgetScope.CLUSTER: 0.0, BudgetScope.RACK: 1.0, BudgetScope.NODE: 2.0}
+
+
+def _fill_key(one: BudgetStatus) -> tuple[float, ...]:
+    limit_w = one.budget.limit_w
+    return _LEVELS.get(one.budget.scope, 3.0), -one.claimed_w / limit_w if limit_w > 0.0 else -math.inf
 
 
 def _phases(
@@ -426,16 +439,19 @@ def _jobs(shown: Sequence[JobControlStatus], workloads: Mapping[str, Workload]) 
     yield build_family("eelgrid_job_power_limit_wanted_watts", _known({one.name: one.target_w for one in shown}))
 
 
-def _budgets(shown: Sequence[BudgetControlStatus], drawn: Mapping[str, BudgetUsage]) -> Iterator[MetricFamily]:
-    read = {one.name: drawn[one.name] for one in shown if one.name in drawn}
-    watts = {
-        "limit": {one.name: one.room_w + one.other_w for one in shown},
-        "claimed": {one.name: one.claim_w for one in shown},
-        "others": {one.name: one.other_w for one in shown},
-        "room": {one.name: one.room_w - one.claim_w for one in shown},
-        "shortfall": {one.name: one.shortfall_w for one in shown},
-        "drawn": {name: one.power_w for name, one in read.items()},
+def _budgets(shown: Sequence[BudgetStatus], others_w: Mapping[str, float]) -> Iterator[MetricFamily]:
+    """Budgets as `eelctl promises` shows them; `others_w` is the part of each claim that no job holds, by budget."""
+    found = {make_budget_key(one.budget.scope, one.budget.name): one for one in shown}
+    watts: dict[str, dict[str, float | None]] = {
+        "limit": {key: one.budget.limit_w for key, one in found.items()},
+        "claimed": {key: one.claimed_w for key, one in found.items()},
+        "others": {key: others_w[key] for key in found if key in others_w},
+        "room": {key: one.budget.limit_w - one.claimed_w for key, one in found.items()},
+        "shortfall": {key: one.shortfall_w for key, one in found.items()},
+        "drawn": {key: one.measured_w for key, one in found.items()},
+        "over": {key: None if one.measured_w is None else one.over_w for key, one in found.items()},
     }
     for what, values in watts.items():
         yield build_family(f"eelgrid_power_budget_{what}_watts", _known(values))
-    yield build_family("eelgrid_power_budget_unread_gpus", {name: float(one.unread) for name, one in read.items()})
+    unread = {key: float(one.gpus - one.measured_gpus) for key, one in found.items()}
+    yield build_family("eelgrid_power_budget_unread_gpus", unread)

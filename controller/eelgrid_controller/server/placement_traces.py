@@ -27,7 +27,9 @@ from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import (
     PartitionsPlanned,
     WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadDeferred,
+    WorkloadEvicted,
     WorkloadPlaced,
     WorkloadSubmitted,
 )
@@ -261,6 +263,10 @@ class PlacementTraces:
                             self._on_placed(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
                 case WorkloadCancelled() if event.workload_id in self._followed:
                     self._end(event.workload_id, "cancelled", now_ns)
+                case WorkloadCompleted() if event.workload_id in self._followed:
+                    self._end(event.workload_id, event.phase.name.lower(), now_ns)
+                case WorkloadEvicted() if event.workload_id in self._followed:
+                    self._end(event.workload_id, "evicted", now_ns)
                 case _:
                     pass
         # What is left was undone together with its batch.

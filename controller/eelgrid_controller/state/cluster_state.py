@@ -10,21 +10,29 @@ event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
+    PENDING --WorkloadQueueChanged--> PENDING
+    PLACED --WorkloadEvicted--> PENDING
+    PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
+    PLACED --AttemptStarted, AttemptEnded, WorkloadStopping--> PLACED
 """
 
 import json
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self, assert_never
 
+from eelgrid_controller.state.attempts import apply_attempt, find_outcome, must_stop
+from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
+    AttemptEnded,
+    AttemptStarted,
     ControllerStarted,
     DevicesCorrected,
     Event,
@@ -32,24 +40,31 @@ from eelgrid_controller.state.events import (
     GpuReturned,
     JournalRolledBack,
     NodeAhead,
+    NodeCordoned,
     NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
     NodeReconciled,
     NodesRemoved,
+    NodeUncordoned,
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
     SpendingJudged,
     WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadDeferred,
+    WorkloadEvicted,
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadQueueChanged,
     WorkloadScaled,
+    WorkloadStopping,
     WorkloadSubmitted,
+    policy_to_plain,
 )
 from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, digest_of, encode_explanation
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
@@ -65,11 +80,13 @@ from eelgrid_controller.state.node_allocations import (
     is_sliced,
     list_affected_workloads,
     list_involved_nodes,
+    list_rechargeable_workloads,
     make_assignment,
     reallocate_replicas,
     reallocate_slices,
 )
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
@@ -146,6 +163,10 @@ class PendingQueue:
         if ticket is not None:
             del self._tickets[bisect_left(self._tickets, ticket)]
 
+    def ticket(self, workload_id: str) -> PendingTicket | None:
+        """Returns where a workload is in the queue; None if it is not."""
+        return self._places.get(workload_id)
+
     def count_before(self, workload_id: str) -> int:
         """Returns how many workloads are tried before one that is in the queue."""
         return bisect_left(self._tickets, self._places[workload_id])
@@ -177,12 +198,19 @@ class ClusterState:
         self.market = PriceMarket()
         self.points = MeasuredPoints()
         self.spending = SpendingState()
+        self.queue_usage = QueueUsageState()
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
         # How often the loss of acknowledged entries was accepted.
         self.rollbacks = 0
+        # Nodes that are drained, or of which GPUs are.
+        self.draining: set[str] = set()
+        # The submission number of each live workload, by which it waits.
+        self._numbers: dict[str, int] = {}
         self._ended: deque[str] = deque()
+        # By phase; as many as `_ended`.
+        self._ended_counts: Counter[WorkloadPhase] = Counter()
         self._ended_most = ended_most
 
     def copy(self, records: Mapping[str, NodeRecord] = MappingProxyType({})) -> Self:
@@ -192,15 +220,22 @@ class ClusterState:
         twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
+        twin.queue_usage = self.queue_usage.copy()
+        twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
+        twin._ended_counts = self._ended_counts.copy()
         return twin
 
     def requeue_workload(self, workload_id: str, *, number: int) -> None:
-        """Puts a live workload into the pending queue; for copies only, since no journal event does this."""
+        """Puts a live workload into the pending queue under a number of the caller; for copies only.
+
+        The event for this, WorkloadEvicted, keeps the order of submissions.
+        """
         workload = self.workloads[workload_id]
         for placement in workload.placements:
             self.nodes[placement.node_name].release(workload_id, placement.replica)
         self.explanations.forget_workload(workload_id)
         self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
+        self.queue_usage.update_charges(self.policy, (workload_id,), self.workloads, self.nodes, 0)
         self.pending.discard(workload_id)
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
 
@@ -216,7 +251,7 @@ class ClusterState:
         return {
             WorkloadPhase.PENDING: waiting,
             WorkloadPhase.PLACED: len(self.workloads) - waiting - ended,
-            WorkloadPhase.CANCELLED: ended,
+            **{phase: self._ended_counts[phase] for phase in WorkloadPhase if phase.is_ended},
         }
 
     def apply(self, event: Event) -> frozenset[str]:
@@ -262,6 +297,14 @@ class ClusterState:
             case SpendingJudged():
                 self.spending.set_overspent(event.over)
                 touched = frozenset()
+            case NodeCordoned() | NodeUncordoned():
+                touched = self._apply_cordon(event)
+            case WorkloadEvicted():
+                touched = self._apply_evicted(event)
+            case WorkloadQueueChanged():
+                touched = self._apply_queue_changed(event)
+            case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
+                touched = self._apply_process_event(event)
             case NodeAhead() | NodeReconciled():
                 touched = self._apply_reconciled(event)
             case NodeHeard():
@@ -278,8 +321,15 @@ class ClusterState:
             case _:
                 assert_never(event)
         self.revision += 1
-        self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
+        self._update_usage(event)
         return touched
+
+    def _update_usage(self, event: Event) -> None:
+        """Counts what workloads hold after an event, for spending limits and queues."""
+        self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
+        if self.policy.queues:
+            ids = list_rechargeable_workloads(event, self.nodes)
+            self.queue_usage.update_charges(self.policy, ids, self.workloads, self.nodes, event.time_ns)
 
     def _node(self, name: str) -> NodeRecord:
         record = self.nodes.get(name)
@@ -305,6 +355,7 @@ class ClusterState:
             owner=event.owner,
         )
         self.submissions += 1
+        self._numbers[key] = self.submissions
         self.pending.add(key, priority=event.spec.priority, number=self.submissions)
         mix = self.demand.mix
         if not is_sliced(self.workloads[key]):  # placed by the partition planner, so no demand on unpartitioned GPUs
@@ -319,6 +370,12 @@ class ClusterState:
     def _apply_deferred(self, event: WorkloadDeferred) -> frozenset[str]:
         workload = self._waiting(event.workload_id)
         self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
+        return frozenset()
+
+    def _apply_queue_changed(self, event: WorkloadQueueChanged) -> frozenset[str]:
+        workload = self._waiting(event.workload_id)
+        spec = replace(workload.spec, queue=event.queue)
+        self.workloads[event.workload_id] = replace(workload, spec=spec, revision=self.revision + 1)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
@@ -336,6 +393,7 @@ class ClusterState:
             placements=event.placements,
             placed_ns=event.time_ns,
             revision=self.revision + 1,
+            attempt=workload.attempt + (workload.spec.process is not None),
         )
         return self._bump_plans(event.placements)
 
@@ -383,22 +441,104 @@ class ClusterState:
         return names
 
     def _apply_cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
-        key = event.workload_id
-        workload = self.workloads.get(key)
-        if workload is None or workload.phase is WorkloadPhase.CANCELLED:
-            raise ContradictoryEvent(f"workload {key} is not there or has ended")
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or workload.phase.is_ended:
+            raise ContradictoryEvent(f"workload {event.workload_id} is not there or has ended")
+        return self._end_workload(workload, WorkloadPhase.CANCELLED, "", event.time_ns)
+
+    def _end_workload(self, workload: Workload, phase: WorkloadPhase, reason: str, now_ns: int) -> frozenset[str]:
+        """Frees everything that a workload holds, for good."""
+        key = workload.workload_id
         self.pending.discard(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
-        self.workloads[key] = replace(
-            workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=event.time_ns, revision=self.revision + 1
-        )
+        self.workloads[key] = replace(workload, phase=phase, reason=reason, ended_ns=now_ns, revision=self.revision + 1)
+        self._numbers.pop(key, None)
         self._ended.append(key)
+        self._ended_counts[phase] += 1
         while len(self._ended) > self._ended_most:
-            del self.workloads[self._ended.popleft()]
+            self._ended_counts[self.workloads.pop(self._ended.popleft()).phase] -= 1
         return self._bump_plans(workload.placements)
+
+    def _apply_process_event(
+        self, event: WorkloadStopping | AttemptStarted | AttemptEnded | WorkloadCompleted
+    ) -> frozenset[str]:
+        match event:
+            case WorkloadStopping():
+                return self._apply_stopping(event)
+            case WorkloadCompleted():
+                return self._apply_ended(event)
+            case _:
+                return self._apply_attempt(event)
+
+    def _apply_stopping(self, event: WorkloadStopping) -> frozenset[str]:
+        workload = self._running(event.workload_id)
+        if workload.stopping_ns:
+            raise ContradictoryEvent(f"workload {event.workload_id} is being stopped already")
+        self.workloads[event.workload_id] = replace(
+            workload, stopping_ns=max(1, event.time_ns), reason=event.reason, revision=self.revision + 1
+        )
+        return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
+
+    def _apply_attempt(self, event: AttemptStarted | AttemptEnded) -> frozenset[str]:
+        before = self._running(event.workload_id)
+        after = apply_attempt(before, event)
+        self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
+        if must_stop(after) == must_stop(before):
+            return frozenset()
+        return self._bump_epochs(frozenset(placement.node_name for placement in after.placements))
+
+    def _apply_ended(self, event: WorkloadCompleted) -> frozenset[str]:
+        workload = self._running(event.workload_id)
+        if not event.phase.is_ended or find_outcome(workload) is None:
+            raise ContradictoryEvent(f"processes of workload {event.workload_id} may still run")
+        return self._end_workload(workload, event.phase, event.reason, event.time_ns)
+
+    def _running(self, workload_id: str) -> Workload:
+        """Returns a placed workload with a process."""
+        workload = self.workloads.get(workload_id)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED or workload.spec.process is None:
+            raise ContradictoryEvent(f"workload {workload_id} runs no process")
+        return workload
+
+    def _apply_evicted(self, event: WorkloadEvicted) -> frozenset[str]:
+        key = event.workload_id
+        workload = self.workloads.get(key)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED:
+            raise ContradictoryEvent(f"workload {key} does not run")
+        for placement in workload.placements:
+            self.nodes[placement.node_name].release(key, placement.replica)
+        self.explanations.forget_workload(key)
+        replicas = workload.replicas_begun or workload.spec.replicas
+        self.workloads[key] = replace(
+            workload,
+            spec=replace(workload.spec, replicas=replicas),
+            phase=WorkloadPhase.PENDING,
+            reason=event.reason,
+            placements=(),
+            placed_ns=0,
+            power_limit_w=None,
+            replicas_begun=0,
+            revision=self.revision + 1,
+            attempts=(),
+            stopping_ns=0,
+        )
+        self.pending.add(key, priority=workload.spec.priority, number=self._numbers[key])
+        return self._bump_plans(workload.placements)
+
+    def _apply_cordon(self, event: NodeCordoned | NodeUncordoned) -> frozenset[str]:
+        record = self._node(event.node_name)
+        cordon = None
+        if isinstance(event, NodeCordoned):
+            cordon = OperatorCordon(since_ns=event.time_ns, reason=event.reason, user=event.user, drain=event.drain)
+        record.set_cordon(event.gpu_uuids, cordon)
+        self._note_drain(record)
+        return frozenset((event.node_name,))
+
+    def _note_drain(self, record: NodeRecord) -> None:
+        (self.draining.add if record.is_draining else self.draining.discard)(record.inventory.node_name)
 
     def _apply_joined(self, event: NodeJoined) -> frozenset[str]:
         name = event.inventory.node_name
@@ -444,6 +584,7 @@ class ClusterState:
                 raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
         for name in event.node_names:
             self.nodes.pop(name, None)
+            self.draining.discard(name)
         self.market.request_refresh()
         return frozenset(event.node_names)
 
@@ -460,6 +601,7 @@ class ClusterState:
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
         before, self.policy = self.policy, event.policy
         self.spending.set_limits(event.policy, self.workloads, event.time_ns)
+        self.queue_usage.set_policy(before, event.policy, self.workloads, self.nodes, event.time_ns)
         return apply_policy(self.nodes, before, event.policy)
 
     def _apply_priced(self, event: PricesQuoted) -> frozenset[str]:
@@ -473,7 +615,7 @@ class ClusterState:
         return {
             "format": _FORMAT,
             "revision": self.revision,
-            "policy": to_plain(self.policy),
+            "policy": policy_to_plain(self.policy),
             "submissions": self.submissions,
             "next_number": self.next_number,
             "ended_most": self._ended_most,
@@ -486,6 +628,7 @@ class ClusterState:
             "points": self.points.dump(),
             "spending": self.spending.dump(),
             **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
+            **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
         }
 
     @classmethod
@@ -506,8 +649,11 @@ class ClusterState:
         for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
             record.partitioned = is_pool_partitioned(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
+            state._note_drain(record)
         state._load_workloads(plain, healer)
         state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
+        past = plain.get("queue_usage", ())
+        state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:
@@ -516,6 +662,10 @@ class ClusterState:
         for number, row in enumerate(plain["workloads"], first + 1):
             workload = healer.read(Workload, row)
             self.workloads[workload.workload_id] = workload
+            if workload.phase.is_ended:
+                self._ended_counts[workload.phase] += 1
+            else:
+                self._numbers[workload.workload_id] = number
             if workload.phase is WorkloadPhase.PENDING:
                 self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
             elif workload.phase is WorkloadPhase.PLACED:

@@ -66,6 +66,8 @@ class ExternalUsage:
 
 
 NO_EXTERNAL_USAGE = ExternalUsage()
+# Why an engine's own cordon closes a node; it may follow an operator's cordon here.
+CORDONED_BY_ENGINE = "the node is cordoned"
 # Of a node that has just joined: an engine runs work there and has not reported it yet.
 UNREPORTED_USAGE = ExternalUsage(closed="what stands on the node is not reported yet")
 

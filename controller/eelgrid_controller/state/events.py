@@ -6,7 +6,9 @@ Must not know who reacts to an event.
 
     WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
     -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
+    WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
+    WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
 """
 
 import itertools
@@ -15,21 +17,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
+    GPUS_PER_NODE_MOST,
     POINTS_A_CALL_MOST,
     SPENDING_LIMITS_MOST,
     UNKNOWN_WORKLOADS_MOST,
+    AttemptStatus,
     GpuLayout,
     Inventory,
     MeasuredPoint,
     Placement,
     Policy,
     ReplicaExplanation,
+    WorkloadPhase,
     WorkloadSpec,
 )
 from eelgrid_protos.plain_messages import from_plain, to_plain
@@ -154,6 +160,31 @@ class GpuReturned:
     time_ns: Nanoseconds
     node_name: Name
     gpu_uuid: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCordoned:
+    """An operator closed a node, or some of its GPUs, to new work; replaces what was said of them before.
+
+    With `drain`, the controller empties them; without, a drain that was under way ends.
+    """
+
+    time_ns: Nanoseconds
+    node_name: Name
+    gpu_uuids: Annotated[tuple[Identifier, ...], Many(GPUS_PER_NODE_MOST)] = ()
+    reason: Label = ""
+    user: Label = ""
+    drain: DrainTerms | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordoned:
+    """An operator opened a node, or some of its GPUs, to new work again; the other cordons of the node stay."""
+
+    time_ns: Nanoseconds
+    node_name: Name
+    gpu_uuids: Annotated[tuple[Identifier, ...], Many(GPUS_PER_NODE_MOST)] = ()
+    user: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +321,64 @@ class WorkloadCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadEvicted:
+    """A placed workload gave up all its places and waits in the queue again, in the order of its submission.
+
+    It waits with the number of replicas and the power limit with which it was submitted.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadQueueChanged:
+    """A pending workload was moved to another queue; it keeps its place in the order of submissions."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    queue: Label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadStopping:
+    """The processes of a placed workload must end; it holds its devices until the end of each was reported."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    """An agent started the process of a replica."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    status: AttemptStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """The process of a replica and everything that it started is gone."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    status: AttemptStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadCompleted:
+    """All processes of a workload have ended, and it holds nothing any more; `phase` says with what result."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    phase: WorkloadPhase
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChanged:
     """A policy was accepted; it has its new revision."""
 
@@ -347,6 +436,14 @@ Event = (
     | NodeHeard
     | ControllerStarted
     | JournalRolledBack
+    | NodeCordoned
+    | NodeUncordoned
+    | WorkloadEvicted
+    | WorkloadQueueChanged
+    | WorkloadStopping
+    | AttemptStarted
+    | AttemptEnded
+    | WorkloadCompleted
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -375,9 +472,17 @@ _KINDS: Mapping[str, type[Event]] = {
     "node_heard": NodeHeard,
     "controller_started": ControllerStarted,
     "journal_rolled_back": JournalRolledBack,
+    "node_cordoned": NodeCordoned,
+    "node_uncordoned": NodeUncordoned,
+    "workload_evicted": WorkloadEvicted,
+    "workload_queue_changed": WorkloadQueueChanged,
+    "workload_stopping": WorkloadStopping,
+    "attempt_started": AttemptStarted,
+    "attempt_ended": AttemptEnded,
+    "workload_completed": WorkloadCompleted,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
-_WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured)
+_WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured, NodeCordoned, AttemptEnded, WorkloadCompleted)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
@@ -387,7 +492,20 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     if isinstance(event, WorkloadSubmitted) and not event.owner:
         # An absent owner is left out, as in the format without owners, which older versions read.
         del body["owner"]
+    if isinstance(event, PolicyChanged):
+        body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
+
+
+def policy_to_plain(policy: Policy) -> dict[str, Any]:
+    """Returns a policy for the journal; without queues nothing of them, as in the format that older versions read."""
+    plain: dict[str, Any] = to_plain(policy)
+    if not policy.queues:
+        default = Policy()
+        for name in ("queues", "queue_half_life_s", "queue_age_limit_s"):
+            if getattr(policy, name) == getattr(default, name):
+                del plain[name]
+    return plain
 
 
 def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> dict[str, Any]:

@@ -10,18 +10,25 @@ GPUs with a MIG layout, and those that can be partitioned on a partitioned node,
 planner: nothing else is allocated there. A slice of a layout is held by one replica. A device that vanished,
 from the inventory or by a fault, keeps its allocations, takes nothing new, and is whole again when the same
 UUID returns.
+
+An operator's cordon is no contradiction: an engine may report work that it runs on a cordoned node, and undo a move
+from one. So `allocate` does not refuse it; those who choose places do, by `cordon_reason`.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon, dump_cordon, load_cordons
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, ExternalUsage
 from eelgrid_controller.state.events import (
     DevicesCorrected,
     Event,
+    NodeJoined,
     PartitionsPlanned,
     WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadEvicted,
     WorkloadMoved,
     WorkloadPlaced,
     WorkloadScaled,
@@ -109,6 +116,9 @@ class NodeRecord:
     doubted_epoch: int | None = None
     # Since when it is lost; 0 where it is not, or was lost before this was kept.
     lost_ns: int = 0
+    # The operator's cordon of the node, and those of single GPUs by UUID, also of GPUs that are gone.
+    cordon: OperatorCordon | None = None
+    gpu_cordons: dict[str, OperatorCordon] = field(default_factory=dict)
 
     def copy(self) -> Self:
         """Returns an independent copy."""
@@ -119,6 +129,7 @@ class NodeRecord:
             assignments=self.assignments.copy(),
             shares_held=self.shares_held.copy(),
             layouts=self.layouts.copy(),
+            gpu_cordons=self.gpu_cordons.copy(),
         )
 
     def copy_without(self, workload_ids: Collection[str]) -> Self:
@@ -147,7 +158,46 @@ class NodeRecord:
     @property
     def is_schedulable(self) -> bool:
         """Whether the node accepts new work, capacity permitting."""
-        return self.is_ready and not self.others.closed and self.ahead is None and self.is_reported
+        is_open = not self.others.closed and self.cordon is None
+        return self.is_ready and is_open and self.ahead is None and self.is_reported
+
+    def cordon_reason(self, gpu: Gpu | None = None) -> str:
+        """Returns why the node, or a GPU of it, is cordoned; empty if it is not. Lost ones are no cordons."""
+        if self.cordon is not None:
+            return self.cordon.describe()
+        return "" if gpu is None else self.gpu_cordon_reason(gpu)
+
+    def gpu_cordon_reason(self, gpu: Gpu) -> str:
+        """Returns why a GPU is cordoned by itself, by its agent or an operator, whatever holds for the node."""
+        own = self.gpu_cordons.get(gpu.uuid)
+        return gpu.cordon or ("" if own is None else own.describe())
+
+    def set_cordon(self, gpu_uuids: Collection[str], cordon: OperatorCordon | None) -> None:
+        """Sets or lifts the operator's cordon of some GPUs, of the node if none are named; it begins when it first did."""
+        for uuid in gpu_uuids or ("",):
+            before = self.gpu_cordons.get(uuid) if uuid else self.cordon
+            new = cordon if cordon is None or before is None else replace(cordon, since_ns=before.since_ns)
+            if not uuid:
+                self.cordon = new
+            elif new is None:
+                self.gpu_cordons.pop(uuid, None)
+            else:
+                self.gpu_cordons[uuid] = new
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the controller empties the node or GPUs of it."""
+        own = self.cordon is not None and self.cordon.drain is not None
+        return own or any(one.drain is not None for one in self.gpu_cordons.values())
+
+    def drain_terms(self, assignment: Assignment) -> tuple[DrainTerms, OperatorCordon] | None:
+        """Returns the terms by which an assignment is drained, and their cordon; None if it may stay.
+
+        Where the node and a GPU are drained, those of the node apply.
+        """
+        cordons = (self.cordon, *(self.gpu_cordons.get(uuid) for uuid in assignment.gpu_uuids))
+        found = (one for one in cordons if one is not None and one.drain is not None)
+        return next(((one.drain, one) for one in found if one.drain is not None), None)
 
     @property
     def cpu_left_milli(self) -> int:
@@ -341,6 +391,8 @@ class NodeRecord:
         """Dumps what cannot be derived, as plain JSON values."""
         layouts = [to_plain(self.layouts[uuid], brief=True) for uuid in sorted(self.layouts)]
         ahead = None if self.ahead is None else {**asdict(self.ahead), "workload_ids": list(self.ahead.workload_ids)}
+        cordons = [] if self.cordon is None else [dump_cordon(self.cordon)]
+        cordons += [dump_cordon(self.gpu_cordons[uuid], uuid) for uuid in sorted(self.gpu_cordons)]
         return {
             "inventory": to_plain(self.inventory, brief=True),
             "state": self.state.name.lower(),
@@ -351,6 +403,7 @@ class NodeRecord:
             **({"others": to_plain(self.others, brief=True)} if self.others != NO_EXTERNAL_USAGE else {}),
             **({"ahead": ahead} if ahead is not None else {}),
             **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
+            **({"cordons": cordons} if cordons else {}),
         }
 
     @classmethod
@@ -359,6 +412,7 @@ class NodeRecord:
         inventory = healer.read(Inventory, row["inventory"])
         layouts = (healer.read(GpuLayout, plain) for plain in row.get("layouts", ()))
         ahead = row.get("ahead")
+        cordon, gpu_cordons = load_cordons(row.get("cordons", ()), healer)
         return cls(
             inventory=inventory,
             state=NodeState[row["state"].upper()],
@@ -369,6 +423,8 @@ class NodeRecord:
             ahead=ahead and AheadOfJournal(**{**ahead, "workload_ids": tuple(ahead["workload_ids"])}),
             lost_ns=row.get("lost_ns", 0),
             doubted_epoch=row.get("doubted_epoch"),
+            cordon=cordon,
+            gpu_cordons=gpu_cordons,
         )
 
 
@@ -413,12 +469,25 @@ def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy)
 def list_affected_workloads(event: Event) -> tuple[str, ...]:
     """Lists the workloads whose allocations an event may change."""
     match event:
-        case WorkloadPlaced() | WorkloadScaled() | WorkloadCancelled():
+        case WorkloadPlaced() | WorkloadScaled() | WorkloadCancelled() | WorkloadEvicted() | WorkloadCompleted():
             return (event.workload_id,)
         case PartitionsPlanned():
             return event.workload_ids
         case _:
             return ()
+
+
+def list_rechargeable_workloads(event: Event, nodes: Mapping[str, NodeRecord]) -> Iterable[str]:
+    """Lists the workloads of which an event may change the allocations, or the models of their GPUs."""
+    match event:
+        case WorkloadMoved():
+            return (event.workload_id,)
+        case DevicesCorrected():
+            return event.workload_ids
+        case NodeJoined():
+            return dict.fromkeys(key for key, _ in nodes[event.inventory.node_name].assignments)
+        case _:
+            return list_affected_workloads(event)
 
 
 def apply_move(workload: Workload | None, event: WorkloadMoved) -> tuple[Workload, list[Placement]]:
@@ -496,7 +565,7 @@ def apply_partition_plan(workloads: Mapping[str, Workload], event: PartitionsPla
     for service in event.services:
         workload = workloads.get(service.workload_id)
         replicas = [item.replica for item in service.placements]
-        if workload is None or workload.phase is WorkloadPhase.CANCELLED or not is_sliced(workload):
+        if workload is None or workload.phase.is_ended or not is_sliced(workload):
             raise ContradictoryEvent(f"workload {service.workload_id} is not there, or takes no slices")
         if not replicas or replicas != sorted(set(replicas)) or service.workload_id in found:
             raise ContradictoryEvent(f"workload {service.workload_id}: the placements are not one for each replica")

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from eelgrid_controller.state.events import Event, GpuLost, GpuReturned, NodeJoined, NodeLost, NodesRemoved
+from eelgrid_controller.state.cordons import describe_cause
+from eelgrid_controller.state.events import (
+    Event,
+    GpuLost,
+    GpuReturned,
+    NodeCordoned,
+    NodeJoined,
+    NodeLost,
+    NodesRemoved,
+    NodeUncordoned,
+)
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.messages import Gpu, Inventory, NodeState, Workload
 
@@ -26,6 +36,12 @@ class NodeChangeKind(StrEnum):
     NODE_REMOVED = "node removed"
     GPU_LOST = "GPU lost"
     GPU_RETURNED = "GPU returned"
+    NODE_CORDONED = "node cordoned"
+    NODE_DRAINING = "node draining"
+    NODE_UNCORDONED = "node uncordoned"
+    GPU_CORDONED = "GPU cordoned"
+    GPU_DRAINING = "GPU draining"
+    GPU_UNCORDONED = "GPU uncordoned"
 
 
 class NodeChange(NamedTuple):
@@ -35,14 +51,23 @@ class NodeChange(NamedTuple):
     node_name: str
     gpu_uuid: str = ""
     gpu_index: int | None = None
+    # Who changed it and why, where an operator did: ` by ann: fan broken`.
+    cause: str = ""
 
     @property
     def subject(self) -> str:
-        """What changed, by name: `n2`, or `GPU 1 of n2`."""
+        """What changed, by name, and who changed it: `n2`, `GPU 1 of n2`, or `n2 by ann: fan broken`."""
         if not self.gpu_uuid:
-            return self.node_name
+            return f"{self.node_name}{self.cause}"
         device = self.gpu_uuid if self.gpu_index is None else f"GPU {self.gpu_index}"
-        return f"{device} of {self.node_name}"
+        return f"{device} of {self.node_name}{self.cause}"
+
+
+# By whether the cordon begins a drain: of nodes, and of GPUs.
+_CORDON_KINDS = {
+    False: (NodeChangeKind.NODE_CORDONED, NodeChangeKind.GPU_CORDONED),
+    True: (NodeChangeKind.NODE_DRAINING, NodeChangeKind.GPU_DRAINING),
+}
 
 
 @dataclass(slots=True)
@@ -82,7 +107,22 @@ class NodeChanges:
                 for name in names:
                     self._nodes.pop(name, None)
                 return [NodeChange(NodeChangeKind.NODE_REMOVED, name) for name in names]
+            case NodeCordoned() | NodeUncordoned():
+                return list(self._observe_cordon(event))
         return []
+
+    def _observe_cordon(self, event: NodeCordoned | NodeUncordoned) -> Iterator[NodeChange]:
+        if isinstance(event, NodeUncordoned):
+            kinds, reason = (NodeChangeKind.NODE_UNCORDONED, NodeChangeKind.GPU_UNCORDONED), ""
+        else:
+            kinds, reason = _CORDON_KINDS[event.drain is not None], event.reason
+        cause = describe_cause(event.user, reason)
+        known = self._nodes.get(event.node_name)
+        indexes = {} if known is None else {gpu.uuid: gpu.index for gpu in known.inventory.gpus}
+        if not event.gpu_uuids:
+            yield NodeChange(kinds[0], event.node_name, cause=cause)
+        for uuid in sorted(event.gpu_uuids, key=lambda uuid: (indexes.get(uuid, -1), uuid)):
+            yield NodeChange(kinds[1], event.node_name, uuid, indexes.get(uuid), cause)
 
     def _observe_joined(self, inventory: Inventory) -> Iterator[NodeChange]:
         name, lost = inventory.node_name, frozenset(gpu.uuid for gpu in inventory.gpus if gpu.lost)

@@ -18,11 +18,13 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, InvalidArgument
 from eelgrid_protos.messages import (
     OBJECTIVES,
+    QUEUE_DEPTH_MOST,
     BudgetScope,
     EnforcementMode,
     Inventory,
     Policy,
     PowerBudget,
+    Queue,
     SpendingQuantity,
     resolve_pool,
 )
@@ -162,6 +164,7 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
                 "give each namespace, user, queue and label one limit of a quantity in a period",
             )
         )
+    found += find_queue_violations(policy.queues)
     if policy.prices is None:
         found += (
             Violation(
@@ -173,3 +176,46 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
             if limit.quantity in (SpendingQuantity.MONEY, SpendingQuantity.CARBON)
         )
     return tuple(found)
+
+
+def find_queue_violations(queues: tuple[Queue, ...]) -> list[Violation]:
+    """Lists what is wrong with the tree of queues: names, parents, circles and depth."""
+    found = list[Violation]()
+    parents = dict[str, str]()
+    for index, queue in enumerate(queues):
+        if queue.name in parents:
+            found.append(
+                Violation(
+                    f"policy.queues[{index}].name", f"names {queue.name} again", "give each queue a name of its own"
+                )
+            )
+        parents[queue.name] = queue.parent
+    depths = {"": 0}
+    for index, queue in enumerate(queues):
+        path, name = dict[str, None](), queue.name
+        while name not in depths and name in parents and name not in path:
+            path[name] = None
+            name = parents[name]
+        field = f"policy.queues[{index}].parent"
+        if name in path:
+            found.append(
+                Violation(field, f"of {queue.name} is below {queue.name} itself", "name a queue that is not below it")
+            )
+            depths |= dict.fromkeys(path, 0)
+            continue
+        if name not in depths:
+            known = ", ".join(list(parents)[:8])
+            found.append(
+                Violation(field, f"is {name!r}, which no queue is called", f"declare it, or use one of {known}")
+            )
+        for depth, below in enumerate(reversed(path), depths.get(name, 0) + 1):
+            depths[below] = depth
+        if depths[queue.name] > QUEUE_DEPTH_MOST:
+            found.append(
+                Violation(
+                    field,
+                    f"puts {queue.name} at depth {depths[queue.name]}",
+                    f"nest queues at most {QUEUE_DEPTH_MOST} deep",
+                )
+            )
+    return found

@@ -169,6 +169,11 @@ def period_bounds_at(period: SpendingPeriod, at_s: float, utc_offset_minutes: in
     return PeriodBounds((first - _EPOCH).days * _DAY_S - offset_s, (after - _EPOCH).days * _DAY_S - offset_s)
 
 
+def day_bounds(at_ns: int, utc_offset_minutes: int) -> PeriodBounds:
+    """Returns the day that contains a time, in nanoseconds since 1970: what is called today."""
+    return period_bounds_at(SpendingPeriod.DAY, at_ns // _NS, utc_offset_minutes)
+
+
 def _offset_s(utc_offset_minutes: int) -> int:
     """Rounded up to whole hours, so that midnight comes no later than on the wall."""
     return -(-utc_offset_minutes // 60) * _HOUR_S

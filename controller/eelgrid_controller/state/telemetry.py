@@ -12,7 +12,7 @@ batch, since a restarted controller begins in the middle of a stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -73,6 +73,9 @@ class NewestPower:
         self._model_ids: dict[str, int] = {}
         self._received_s = np.full(_LEAST, np.nan)
         self._time_ns = np.zeros(_LEAST, np.int64)
+        # The same of the newest tick with power: other readings may come in batches of their own.
+        self._read_s = np.full(_LEAST, np.nan)
+        self._read_ns = np.zeros(_LEAST, np.int64)
         self._cells = 0
         self._row = np.zeros(_LEAST, np.int64)
         self._model = np.zeros(_LEAST, np.int64)
@@ -95,13 +98,20 @@ class NewestPower:
         if row == len(self._time_ns):
             self._received_s = np.concatenate([self._received_s, np.full(row, np.nan)])
             self._time_ns = np.concatenate([self._time_ns, np.zeros(row, np.int64)])
+            self._read_s = np.concatenate([self._read_s, np.full(row, np.nan)])
+            self._read_ns = np.concatenate([self._read_ns, np.zeros(row, np.int64)])
         return row
+
+    def set_age(self, row: int, *, received_s: float, time_ns: int) -> None:
+        """Notes a tick of a node without power; the power that was read before stays as old as it is."""
+        self._received_s[row], self._time_ns[row] = received_s, time_ns
 
     def set_readings(
         self, row: int, power: Sequence[tuple[str, float, int]], *, received_s: float, time_ns: int
     ) -> None:
         """Replaces the readings of a node: (model, watts, devices read), each model once."""
         self._received_s[row], self._time_ns[row] = received_s, time_ns
+        self._read_s[row], self._read_ns[row] = received_s, time_ns
         at = self._at[row]
         if len(at) != len(power) or any(model not in at for model, _, _ in power):
             self._release(row)
@@ -117,16 +127,17 @@ class NewestPower:
 
     def clear_readings(self, row: int) -> None:
         """Clears the readings of a node, which have become invalid, as before the first tick."""
-        self._received_s[row] = np.nan
+        self._received_s[row] = self._read_s[row] = np.nan
         self._release(row)
 
     def readings(self, *, now_s: float, now_ns: int, fresh_s: float) -> PowerReadings:
         """Returns ages as defined by `Telemetry.age_s`, and the cells of nodes no older than `fresh_s`."""
         nodes, cells = len(self._names), self._cells
-        ages_s = now_s - self._received_s[:nodes]
-        np.maximum(ages_s, (now_ns - self._time_ns[:nodes]) / 1e9, out=ages_s)
-        np.maximum(ages_s, 0.0, out=ages_s)
-        kept = np.nonzero((ages_s <= fresh_s)[self._row[:cells]] & (self._gpus[:cells] > 0))[0]
+        ages_s, read_ages_s = (
+            np.maximum(np.maximum(now_s - received_s[:nodes], (now_ns - time_ns[:nodes]) / 1e9), 0.0)
+            for received_s, time_ns in ((self._received_s, self._time_ns), (self._read_s, self._read_ns))
+        )
+        kept = np.nonzero((read_ages_s <= fresh_s)[self._row[:cells]] & (self._gpus[:cells] > 0))[0]
         return PowerReadings(
             names=self._names,
             models=self._models,
@@ -169,7 +180,12 @@ SEQUENCE_JUMP_MOST = 1_000_000
 # The last tick of a larger batch is extracted at once, so that storing it whole cannot take much memory.
 _TICKS_KEPT_MOST = 16
 _COUNT_MOST = 2**53
+# Utilization up to this counts as idle: a context that polls the device shows as 1 %.
+_IDLE_RATIO = 0.02
 _PAST_MOST = 4
+# Agents send these every five minutes (SLOW_SENT_S), in a batch of its own; two may be lost on the way.
+_SELDOM_READINGS = frozenset(reading for reading in Reading if Reading.POWER_AVERAGE_W <= reading <= Reading.PROCESSES)
+_SELDOM_FRESH_S = 1000.0
 
 
 class BatchVerdict(Enum):
@@ -238,6 +254,14 @@ class PowerSums:
     by_model: Mapping[str, float]
 
 
+class _EarlierReadings(NamedTuple):
+    """Readings of an earlier batch of kinds that no later one has, and when it was received."""
+
+    received_s: float
+    time_ns: int
+    gpus: Mapping[Reading, tuple[float | None, ...]]
+
+
 @dataclass(slots=True)
 class _Feed:
     """State of one node's stream of batches."""
@@ -255,6 +279,13 @@ class _Feed:
     batch: SampleBatch | None = None
     tick: NodeTick | None = None
     time_ns: int = 0
+    # Kinds of the newest batch, and the newest readings of the other kinds.
+    kinds: tuple[Reading, ...] = ()
+    earlier: tuple[_EarlierReadings, ...] = ()
+    # The newest tick with what is valid of the earlier readings, and of what it was made.
+    merged: tuple[tuple[object, ...], NodeTick] | None = None
+    # By position: the time since which every tick showed no utilization; None if the newest one did, or is unknown.
+    idle_since_ns: tuple[int | None, ...] = ()
     applied: PlanApplied | None = None
     received_s: float = field(default=float("-inf"))
     # Last sequences of earlier incarnations: batches of a dead agent may arrive after its successor's Hello, and must
@@ -291,6 +322,46 @@ def _cut(batch: SampleBatch) -> NodeTick:
     gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
     known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
     return NodeTick(time_ns=batch.time_ns[-1], gpus=gpus, power_w=sum(known) if known else None)
+
+
+def _keep_earlier(feed: _Feed, kinds: tuple[Reading, ...], now_s: float) -> tuple[_EarlierReadings, ...]:
+    """Returns the newest readings of the kinds that a new batch does not have."""
+    found = feed.earlier
+    if not set(feed.kinds) <= set(kinds):
+        tick = _newest_tick(feed)
+        found = (*found, _EarlierReadings(feed.received_s, feed.time_ns, {} if tick is None else tick.gpus))
+    kept = []
+    for one in found:
+        gpus = {kind: values for kind, values in one.gpus.items() if kind not in kinds}
+        if gpus and now_s - one.received_s <= _SELDOM_FRESH_S:
+            kept.append(one if len(gpus) == len(one.gpus) else one._replace(gpus=gpus))
+    return tuple(kept)
+
+
+def _newest_tick(feed: _Feed) -> NodeTick | None:
+    """Returns the last tick of the newest batch, which is extracted on first use."""
+    if feed.batch is not None:
+        feed.tick = _cut(feed.batch)
+        feed.batch = None
+    return feed.tick
+
+
+def _idle_since(batch: SampleBatch, before: tuple[int | None, ...], devices: int) -> tuple[int | None, ...]:
+    """Returns by position since when a device shows no utilization, with the batch's ticks after those before it."""
+    column = next((one for one in batch.gpu_columns if one.reading is Reading.UTILIZATION_RATIO), None)
+    if column is None:
+        # Expensive readings come in batches of their own, without utilization.
+        return before
+    absent = {cell % devices for absence in column.absences for cell in absence.cells}
+    known = before or (None,) * devices
+    return tuple(
+        None
+        if position in absent or max(column.values[position::devices]) > _IDLE_RATIO
+        else batch.time_ns[0]
+        if known[position] is None
+        else known[position]
+        for position in range(devices)
+    )
 
 
 class Telemetry:
@@ -336,7 +407,9 @@ class Telemetry:
     def _describe(self, feed: _Feed, inventory: Inventory) -> None:
         positions = {gpu.uuid: position for position, gpu in enumerate(inventory.gpus)}
         if (feed.generation, feed.positions) != (inventory.generation, positions):
-            feed.batch = feed.tick = None
+            feed.batch = feed.tick = feed.merged = None
+            feed.kinds, feed.earlier = (), ()
+            feed.idle_since_ns = ()
             self._newest.clear_readings(feed.row)
         feed.generation = inventory.generation
         feed.models = tuple(gpu.model for gpu in inventory.gpus)
@@ -368,10 +441,18 @@ class Telemetry:
         self.received += ticks
         feed.received += ticks
         if ticks:
+            kinds = tuple(column.reading for column in batch.gpu_columns)
+            if feed.earlier or kinds != feed.kinds:
+                feed.earlier, feed.kinds = _keep_earlier(feed, kinds, now_s), kinds
             feed.time_ns = batch.time_ns[-1]
             feed.received_s = now_s
-            power = _power(batch, feed.models)
-            self._newest.set_readings(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
+            if feed.models:
+                feed.idle_since_ns = _idle_since(batch, feed.idle_since_ns, len(feed.models))
+            if Reading.POWER_W in kinds:
+                power = _power(batch, feed.models)
+                self._newest.set_readings(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
+            else:
+                self._newest.set_age(feed.row, received_s=now_s, time_ns=feed.time_ns)
             feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
         return BatchReceipt(BatchVerdict.TAKEN, batch.sequence)
 
@@ -412,6 +493,14 @@ class Telemetry:
         feed = self._feeds.get(node_name)
         return (feed.received, feed.lost) if feed else (0, 0)
 
+    def idle_since_ns(self, node_name: str) -> tuple[int | None, ...]:
+        """Returns, by position in the inventory, since when a device shows no utilization; None if it works or is unknown.
+
+        The tuple is empty before the first reading of the utilization.
+        """
+        feed = self._feeds.get(node_name)
+        return feed.idle_since_ns if feed else ()
+
     def age_s(self, node_name: str, *, now_s: float, now_ns: int) -> float | None:
         """Returns the age of the newest tick; None before the first.
 
@@ -428,19 +517,36 @@ class Telemetry:
         return self._newest.readings(now_s=now_s, now_ns=now_ns, fresh_s=self.fresh_s)
 
     def latest_tick(self, node_name: str) -> NodeTick | None:
-        """Returns the newest tick, however old; see `age_s`."""
+        """Returns the newest tick, however old, with its own readings only; see `age_s`."""
         feed = self._feeds.get(node_name)
-        if feed is None:
-            return None
-        if feed.batch is not None:
-            feed.tick = _cut(feed.batch)
-            feed.batch = None
-        return feed.tick
+        return None if feed is None else _newest_tick(feed)
 
     def fresh_tick(self, node_name: str, *, now_s: float, now_ns: int) -> NodeTick | None:
-        """Returns the newest tick if it is fresh, else None."""
+        """Returns the newest tick if it is fresh, else None; with the newest readings of each kind that are still valid.
+
+        A reading is valid until its own kind is reported again or it is too old: `fresh_s`, and more for kinds that
+        agents send once in some minutes. The same object is returned as long as nothing changes.
+        """
         age_s = self.age_s(node_name, now_s=now_s, now_ns=now_ns)
-        return None if age_s is None or age_s > self.fresh_s else self.latest_tick(node_name)
+        if age_s is None or age_s > self.fresh_s:
+            return None
+        feed = self._feeds[node_name]
+        tick = _newest_tick(feed)
+        if tick is None or not feed.earlier:
+            return tick
+        valid = tuple(
+            (kind, values)
+            for one in feed.earlier
+            for kind, values in one.gpus.items()
+            if max(now_s - one.received_s, (now_ns - one.time_ns) / 1e9)
+            <= (_SELDOM_FRESH_S if kind in _SELDOM_READINGS else self.fresh_s)
+        )
+        made_of = (id(tick), feed.received_s, *(kind for kind, _ in valid))
+        if feed.merged is None or feed.merged[0] != made_of:
+            gpus = dict(valid) | dict(tick.gpus)
+            known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
+            feed.merged = made_of, replace(tick, gpus=gpus, power_w=sum(known) if known else None)
+        return feed.merged[1]
 
     def gpu(self, node_name: str, uuid: str, *, now_s: float, now_ns: int) -> GpuReadings:
         """Returns the fresh readings of one device."""

@@ -22,6 +22,7 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.placement.power import GpuPowerPrior, PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced, event_from_plain
 from eelgrid_controller.state.journal import JournalEntry, JournalHistory, decode_explanation, encode_explanation
@@ -106,6 +107,14 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     watts = PriorPowerModel(catalogue).gpu
     chooser = WorkloadPlacer(state, catalogue)
     within = chooser.decide_start(spec)
+    queues = QueueIndex(state)
+    if queues.is_active and within.hold is None:
+        # A quota holds work as a spending limit does, or leaves it fewer models.
+        admitted = queues.admit(spec, lambda: chooser.snapshot().models)
+        if isinstance(admitted, QueueHold):
+            within = replace(within, queue_hold=admitted)
+        else:
+            spec = admitted
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,
@@ -126,7 +135,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
             or not chooser.has_required_traits(spec, name)
         ),
         "budget": describe_pending_reason(spec.request, within) if within.lack else "",
-        "held": describe_pending_reason(spec.request, within) if within.hold else "",
+        "held": describe_pending_reason(spec.request, within) if within.hold or within.queue_hold else "",
         "outcome": (
             _outcome(event.placements, event.explanation, "")
             if isinstance(event, WorkloadPlaced)
@@ -142,6 +151,7 @@ def _bare(state: ClusterState) -> dict[str, Any]:
         _anonymize_workload(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED
     ]
     dump["demand"]["counts"] = []
+    dump.pop("queue_usage", None)
     return dump | {
         "policy": to_plain(Policy(), brief=True),
         "ended": [],

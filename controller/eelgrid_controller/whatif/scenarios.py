@@ -36,14 +36,17 @@ from eelgrid_controller.state.events import (
     Event,
     GpuLost,
     GpuReturned,
+    NodeCordoned,
     NodeHeard,
     NodeJoined,
     NodeLost,
     NodeReconciled,
     NodesRemoved,
+    NodeUncordoned,
     PolicyChanged,
     SpendingJudged,
     WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import is_sliced
@@ -140,8 +143,8 @@ def _nodes(workload: Workload) -> tuple[str, ...]:
 
 def _outcome(was: Workload | None, now: Workload) -> ImaginedOutcome | None:
     """What became of a workload; None for nothing."""
-    if now.phase is WorkloadPhase.CANCELLED:
-        return ImaginedOutcome.CANCELLED if was and was.phase is not WorkloadPhase.CANCELLED else None
+    if now.phase.is_ended:
+        return ImaginedOutcome.CANCELLED if was and not was.phase.is_ended else None
     if now.phase is WorkloadPhase.PENDING:
         if was is None:
             return ImaginedOutcome.WAITS
@@ -209,7 +212,7 @@ def compare_placements(
     found: list[WorkloadDifference] = []
     for key in keys:
         here, there = live.get(key), shadow.workloads.get(key)
-        if here is None or here.phase is WorkloadPhase.CANCELLED:
+        if here is None or here.phase.is_ended:
             continue
         was, now = here.placements, there.placements if there else ()
         name = "live_alone" if was and not now else "shadow_alone" if now and not was else ""
@@ -304,13 +307,13 @@ class _Trial:
                 # Work that runs may run on whatever is spent: here it is not to wait for that.
                 self.state.spending.set_overspent(())
                 for number, (key, workload) in enumerate(list(self.state.workloads.items())):
-                    if workload.phase is not WorkloadPhase.CANCELLED and not is_sliced(workload):
+                    if not workload.phase.is_ended and not is_sliced(workload):
                         self.state.requeue_workload(key, number=number - 2**61)
             case SubmitCopies():
                 self._submit(change.change)
             case CancelWorkloads(workload_ids=keys):
                 for key in keys:
-                    self.core.cancel(key, now_ns=self.bench.now_ns)
+                    self.core.cancel(key, now_ns=self.bench.now_ns, is_immediate=True)
             case None:
                 raise InvalidArgument(
                     "this controller does not know one of the changes",
@@ -541,8 +544,8 @@ class ShadowPolicy:
             case WorkloadSubmitted(workload_id=key, spec=spec):
                 self._since.append(key)
                 core.submit(SubmitWorkloadRequest(spec=spec, workload_id=key), now_ns=now_ns)
-            case WorkloadCancelled(workload_id=key):
-                core.cancel(key, now_ns=now_ns)
+            case WorkloadCancelled(workload_id=key) | WorkloadCompleted(workload_id=key):
+                core.cancel(key, now_ns=now_ns, is_immediate=True)
             case NodeJoined(inventory=inventory, plan_epoch=epoch):
                 core.register_node(inventory, now_ns=now_ns, plan_epoch=epoch)
             case NodeHeard(node_name=name) | NodeReconciled(node_name=name):
@@ -557,6 +560,8 @@ class ShadowPolicy:
                 core.mark_gpu_lost(name, uuid, now_ns=now_ns)
             case GpuReturned(node_name=name, gpu_uuid=uuid):
                 core.mark_gpu_returned(name, uuid, now_ns=now_ns)
+            case NodeCordoned() | NodeUncordoned():
+                core.apply_cordon(event)
             case SpendingJudged(over=over):
                 # What is spent is the cluster's, not what the shadow would spend.
                 core.set_exhausted_spending(over, now_ns=now_ns)

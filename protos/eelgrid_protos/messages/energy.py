@@ -268,7 +268,11 @@ _Sum = Annotated[float, Range(0.0, 1e15, "s")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergySpent:
-    """Millijoules of devices by part, their price and their carbon dioxide emissions."""
+    """Millijoules of devices by part, their price and their carbon dioxide emissions.
+
+    `cost` is 0 where no price was known when the energy was used, and `carbon_g` where no carbon intensity was: 0 beside
+    energy is not known, not free.
+    """
 
     bare_idle_mj: Uint64 = 0
     context_idle_mj: Uint64 = 0

@@ -18,7 +18,7 @@ from eelgrid_protos.messages.energy import (
     EnergyWindow,
     OwnedEnergy,
 )
-from eelgrid_protos.messages.plan import Assignment, NodePlan, PlanApplied
+from eelgrid_protos.messages.plan import Assignment, AttemptStatus, NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST, SampleBatch
 from eelgrid_protos.quantities import (
@@ -38,6 +38,7 @@ from eelgrid_protos.quantities import (
     Range,
     Seconds,
     Sentence,
+    Text,
     Uint32,
     Uint64,
 )
@@ -145,6 +146,8 @@ class Inventory:
     links: Annotated[tuple[GpuLink, ...], Many(GPU_LINKS_MOST)] = ()
     # Outermost first, such as zone, spine, rack.
     topology: Annotated[tuple[Name, ...], Many(TOPOLOGY_PARTS_MOST)] = ()
+    # The agent starts the processes of workloads.
+    runs_processes: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Checks that UUIDs and indexes of devices are distinct."""
@@ -273,18 +276,68 @@ class HeldDevices:
     pods: Annotated[tuple[PodDevices, ...], Many(PODS_WITH_DEVICES_MOST)] = ()
 
 
+# A node holds no more assignments.
+ATTEMPTS_MOST = 4096
+LOG_CHUNK_CHARACTERS_MOST = 65_536
+LOG_WAIT_S_MOST = 30.0
+LogText = Annotated[str, Text(LOG_CHUNK_CHARACTERS_MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """Processes that the agent started or found ended; an ended one is listed until a plan no longer names it."""
+
+    attempts: Annotated[tuple[AttemptStatus, ...], Many(ATTEMPTS_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """Asks for output of a process from a byte on, or from some lines before the end; waits if there is none."""
+
+    request_id: Uint64
+    workload_id: Identifier
+    replica: Count = 0
+    attempt: Uint32 = 0
+    offset: Uint64 = 0
+    tail_lines: Count | None = None
+    wait_s: Annotated[float, Range(0.0, LOG_WAIT_S_MOST, "s")] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChunk:
+    """Answers one LogRequest; `is_end` once the process has ended and all was read, `problem` if nothing can be read."""
+
+    request_id: Uint64
+    text: LogText = ""
+    next_offset: Uint64 = 0
+    is_end: bool = False
+    problem: Sentence = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectRequest:
     """One message from the agent."""
 
-    message: Hello | Inventory | SampleBatch | NodeEvent | PlanApplied | EnergyWindow | HeldDevices | Resume | None
+    message: (
+        Hello
+        | Inventory
+        | SampleBatch
+        | NodeEvent
+        | PlanApplied
+        | EnergyWindow
+        | HeldDevices
+        | Resume
+        | AttemptReport
+        | LogChunk
+        | None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectResponse:
     """One message to the agent."""
 
-    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | HelloReceived | None
+    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | HelloReceived | LogRequest | None
 
 
 # Present and removed devices; the other bounds are those of the agent. All rows at their longest fit into a message.

@@ -1,11 +1,15 @@
 """Requests and responses of the operators' API (operator_service.proto), the caller's identity and audit entries."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from eelgrid_protos.messages.node import Gpu, Inventory
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.node import Gpu, Inventory, LogText
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import Policy
+from eelgrid_protos.messages.queue import QueueStatus
+from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.quantities import (
     Bytes,
@@ -37,6 +41,10 @@ PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
 # Of a node that holds more than the journal knows: enough to see whose work it is, within a page of a thousand nodes.
 UNKNOWN_WORKLOADS_MOST = 16
+# Of one node: its own, and those of its GPUs.
+CORDONS_MOST = 1 + GPUS_PER_NODE_MOST
+# What takes longer than a month to end is not waited for.
+DRAIN_GRACE_S_MOST = 2_678_400.0
 
 
 class NodeState(OpenEnum):
@@ -45,6 +53,21 @@ class NodeState(OpenEnum):
     UNSPECIFIED = 0
     READY = 1
     LOST = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CordonStatus:
+    """An operator's cordon of a node, or of one GPU of it, and how far its drain is."""
+
+    gpu_uuid: OptionalIdentifier = ""
+    reason: Label = ""
+    user: Label = ""
+    since_ns: Nanoseconds = 0
+    workloads: Count = 0
+    draining: bool = False
+    # When what is still there returns to the queue; 0 if the drain waits for it to end.
+    deadline_ns: Nanoseconds = 0
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +88,8 @@ class Node:
     samples_lost: Uint64 = 0
     ahead_epoch: Uint64 | None = None
     unknown_workload_ids: Annotated[tuple[Identifier, ...], Many(UNKNOWN_WORKLOADS_MOST)] = ()
+    # That of the node, then those of its GPUs.
+    cordons: Annotated[tuple[CordonStatus, ...], Many(CORDONS_MOST)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +118,8 @@ class GpuStatus:
     sample_age_s: Seconds | None = None
     # What holds it, in the order of workload_ids.
     holders: Annotated[tuple[GpuHolder, ...], Many(4096)] = ()
+    # Those that apply to it: of its node, and its own.
+    cordons: Annotated[tuple[CordonStatus, ...], Many(2)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +344,25 @@ class CancelWorkloadResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLogsRequest:
+    """Asks for the output of one replica's process; with `follow` until the process ends."""
+
+    workload_id: Identifier
+    replica: Count = 0
+    tail_lines: Count | None = None
+    offset: Uint64 = 0
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLogsResponse:
+    """A part of the output, and where a later call continues."""
+
+    text: LogText
+    next_offset: Uint64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainWorkloadRequest:
     """Names a workload to explain."""
 
@@ -376,6 +422,39 @@ class UpdatePolicyResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListQueuesRequest:
+    """Asks for a page of queues, each after its parent."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListQueuesResponse:
+    """A page of queues; none if the policy declares none."""
+
+    queues: Annotated[tuple[QueueStatus, ...], Many(PAGE_SIZE_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveToQueueRequest:
+    """Names a pending workload and the queue that it moves to."""
+
+    workload_id: Identifier
+    queue: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveToQueueResponse:
+    """The workload in its new queue, placed if it fits there."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveNodeRequest:
     """Names a node to remove permanently."""
 
@@ -391,6 +470,91 @@ class RemoveNodeResponse:
     ended: Annotated[tuple[Identifier, ...], Many(4096)] = ()
     shrunk: Annotated[tuple[Identifier, ...], Many(4096)] = ()
     connected: bool = False
+
+
+# Replicas of services, and gangs; more are not predicted.
+DRAINED_WORKLOADS_MOST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CordonNodeRequest:
+    """Closes a node, or GPUs of it by index or UUID, to new work."""
+
+    node_name: Name
+    gpus: Annotated[tuple[Identifier, ...], Many(GPUS_PER_NODE_MOST)] = ()
+    reason: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CordonNodeResponse:
+    """The node, and whether an operator had cordoned it before."""
+
+    node: Node
+    was_cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncordonNodeRequest:
+    """Opens a node, or GPUs of it by index or UUID, to new work."""
+
+    node_name: Name
+    gpus: Annotated[tuple[Identifier, ...], Many(GPUS_PER_NODE_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncordonNodeResponse:
+    """The node, and whether an operator had cordoned it; if none had, nothing changed."""
+
+    node: Node
+    was_cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNodeRequest:
+    """Closes a node, or GPUs of it by index or UUID, to new work and empties it."""
+
+    node_name: Name
+    gpus: Annotated[tuple[Identifier, ...], Many(GPUS_PER_NODE_MOST)] = ()
+    reason: Label = ""
+    grace_s: Annotated[float, Range(0.0, DRAIN_GRACE_S_MOST, "s")] | None = None
+    force: bool = False
+    dry_run: bool = False
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that there is a grace after which work may be forced."""
+        if self.force and self.grace_s is None:
+            yield Violation("force", "has no effect without a grace", "give grace_s, after which work is evicted")
+
+
+class DrainOutcome(OpenEnum):
+    """What a drain does with work."""
+
+    UNSPECIFIED = 0
+    MOVES = 1
+    FINISHES = 2
+    REQUEUED = 3
+    STAYS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainedWorkload:
+    """What becomes of one workload, or of some of its replicas."""
+
+    workload_id: Identifier
+    name: Label = ""
+    user: Label = ""
+    replicas: Annotated[tuple[Count, ...], Many(10_000)] = ()
+    outcome: DrainOutcome = DrainOutcome.UNSPECIFIED
+    node_names: Annotated[tuple[Name, ...], Many(10_000)] = ()
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNodeResponse:
+    """The node, and what becomes of the work there; of a dry run, the predicted one."""
+
+    node: Node
+    workloads: Annotated[tuple[DrainedWorkload, ...], Many(DRAINED_WORKLOADS_MOST)] = ()
 
 
 # Characters of the stored arguments of one call: a page of a thousand entries stays under 4 MB.

@@ -1,13 +1,15 @@
 """Node plans: the desired state of a node, and the result of applying it; mirrored by plan.proto."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.reading import INSTANCES_PER_GPU_MOST
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
+    MIB,
     Bytes,
     Count,
     CpuMilli,
@@ -18,11 +20,13 @@ from eelgrid_protos.quantities import (
     Megahertz,
     MigProfile,
     Name,
+    Nanoseconds,
     OpenEnum,
     Range,
     RequiredMigProfile,
     Seconds,
     Sentence,
+    Text,
     Uint32,
     Uint64,
     Watts,
@@ -41,6 +45,82 @@ class Slice:
     gpu_milli: GpuMilli = GPU_MILLI_WHOLE
 
 
+# Linux accepts 128 kB of one argument; the journal keeps every command, and a plan all those of its node.
+_ARGUMENTS_MOST = 1000
+_VARIABLES_MOST = 500
+_COMMAND_CHARACTERS_MOST = 65_536
+Argument = Annotated[str, Text(32_768, False, re.compile(r"[^\x00\ud800-\udfff]*"), "no NUL characters")]
+VariableName = Annotated[str, Text(253, True, re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "letters, digits and '_'")]
+WorkingDirectory = Annotated[str, Text(4096, True, re.compile(r"/[^\x00-\x1f\x7f\ud800-\udfff]*"), "an absolute path")]
+STOP_SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+# A stopped process may take a day to write its checkpoint; a job may run for a year.
+_GRACE_S_MOST = 86_400.0
+_TIME_LIMIT_S_MOST = 366 * 86_400.0
+LOG_BYTES_MOST = 2**40
+OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """The command that each replica of a workload runs, as the agent's own user."""
+
+    argv: Annotated[tuple[Argument, ...], Many(_ARGUMENTS_MOST)]
+    environment: Annotated[Mapping[VariableName, Argument], Many(_VARIABLES_MOST)] = field(default_factory=dict)
+    working_directory: WorkingDirectory
+    stop_signal: Annotated[str, Text(8, True)] = "TERM"
+    grace_s: Annotated[float, Range(0.0, _GRACE_S_MOST, "s")] = 10.0
+    time_limit_s: Annotated[float, Range(0.0, _TIME_LIMIT_S_MOST, "s")] = 0.0
+    log_bytes_most: Annotated[int, Range(0, LOG_BYTES_MOST, "bytes")] = 64 * MIB
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks the size of the command, its signal, and that it sets no variable of the agent."""
+        if not self.argv or not self.argv[0]:
+            yield Violation("argv", "is empty", "give the program and its arguments")
+        if self.stop_signal not in STOP_SIGNALS:
+            yield Violation("stop_signal", f"is {self.stop_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
+        characters = sum(map(len, self.argv)) + sum(len(key) + len(text) for key, text in self.environment.items())
+        if characters > _COMMAND_CHARACTERS_MOST:
+            remedy = f"leave variables out, or pass a file: {_COMMAND_CHARACTERS_MOST} at the most"
+            yield Violation("environment", f"has {characters} characters together with argv", remedy)
+        own = next((name for name in self.environment if name in OWN_VARIABLES or name.startswith("EELGRID_")), None)
+        if own is not None:
+            yield Violation("environment", f"sets {own}, which the agent sets", "leave it out")
+
+
+class AttemptState(OpenEnum):
+    """State of one run of a replica's process; a lost one left no record of its end."""
+
+    UNSPECIFIED = 0
+    RUNNING = 1
+    ENDED = 2
+    LOST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStatus:
+    """One run of a replica's process; without an exit code and a signal it was never started, or is lost."""
+
+    workload_id: Identifier
+    replica: Count
+    attempt: Uint32
+    state: AttemptState
+    exit_code: Annotated[int, Range(0, 255)] | None = None
+    signal: Annotated[int, Range(0, 64)] = 0
+    reason: Label = ""
+    started_ns: Nanoseconds = 0
+    ended_ns: Nanoseconds = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether nothing of it runs any more."""
+        return self.state in (AttemptState.ENDED, AttemptState.LOST)
+
+    @property
+    def is_success(self) -> bool:
+        """Returns whether it exited with 0 by itself."""
+        return self.state is AttemptState.ENDED and self.exit_code == 0 and not self.reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """One replica of a workload on devices of this node."""
@@ -52,6 +132,10 @@ class Assignment:
     cpu_milli: CpuMilli = 0
     memory_bytes: Bytes = 0
     gpu_instance: Slice | None = None
+    process: ProcessSpec | None = None
+    attempt: Uint32 = 0
+    replicas: Count = 0
+    stop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

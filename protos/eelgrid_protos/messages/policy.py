@@ -1,4 +1,4 @@
-"""Policy: objectives, modes of pools, power budgets, prices and spending limits; mirrored by policy.proto."""
+"""Policy: objectives, modes of pools, power budgets, prices, spending limits, queues; mirrored by policy.proto."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.queue import QUEUES_MOST, Queue
 from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
 
 SPENDING_LIMITS_MOST = 256
@@ -203,3 +204,8 @@ class Policy:
     budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
     prices: EnergyPrices | None = None
     spending: Annotated[tuple[SpendingLimit, ...], Many(SPENDING_LIMITS_MOST)] = ()
+    # Without any, all work waits in one order and has no quota.
+    queues: Annotated[tuple[Queue, ...], Many(QUEUES_MOST)] = ()
+    # A week, as Slurm's PriorityDecayHalfLife.
+    queue_half_life_s: Annotated[float, Range(1.0, 3e8, "s")] = 604_800.0
+    queue_age_limit_s: Annotated[float, Range(0.0, 3e8, "s")] = 86_400.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages.plan import Slice
+from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
@@ -47,6 +47,8 @@ WorkUnit = Annotated[str, Text(24, False, _UNIT, "one lower-case word in the sin
 # Units of services: sums over a group must not mix them with those of jobs.
 _SERVED_UNITS = ("request", "token", "work")
 _FIELDS = ("node", "replica")
+# Each report changes the workload, which lists them all.
+PROCESSES_MOST = 512
 
 
 class LatencyMetric(OpenEnum):
@@ -224,6 +226,13 @@ class WorkloadPhase(OpenEnum):
     PENDING = 1
     PLACED = 2
     CANCELLED = 3
+    SUCCEEDED = 4
+    FAILED = 5
+
+    @property
+    def is_ended(self) -> bool:
+        """Returns whether the workload holds nothing any more and never will."""
+        return self in (WorkloadPhase.CANCELLED, WorkloadPhase.SUCCEEDED, WorkloadPhase.FAILED)
 
 
 class Mobility(OpenEnum):
@@ -277,6 +286,7 @@ class WorkloadSpec:
     service: ServicePromise | None = None
     training: TrainingPromise | None = None
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
+    process: ProcessSpec | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
@@ -295,6 +305,21 @@ class WorkloadSpec:
                 yield from self._check_replicas(self.training)
             if self.request.gpu_milli != GPU_MILLI_WHOLE:
                 yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
+        if self.process is not None:
+            yield from self._check_process()
+
+    def _check_process(self) -> Iterator[Violation]:
+        """Checks that nothing is asked of a process that agents cannot do yet."""
+        if self.kind is WorkloadKind.INFERENCE_SERVICE:
+            yield Violation("kind", "is inference_service with a process", "choose batch_job or training_job")
+        if self.training is not None and self.training.is_elastic:
+            yield Violation("training.replicas_most", "is set with a process", "leave it out: a process keeps its size")
+        if self.mobility is not Mobility.FIXED:
+            yield Violation("mobility", "is not fixed with a process", "set it to fixed: a process cannot move")
+        if self.replicas > PROCESSES_MOST:
+            yield Violation("replicas", f"is {self.replicas} with a process", f"ask for {PROCESSES_MOST} at the most")
+        if self.required_traits:
+            yield Violation("required_traits", "are set with a process", "leave them out: they are of another engine")
 
     def _check_replicas(self, promise: ServicePromise | TrainingPromise) -> Iterator[Violation]:
         least, most = promise.replicas_least, promise.replicas_most
@@ -336,6 +361,20 @@ class Workload:
     # The measured watts of its GPUs, of a shared GPU in proportion to what it holds of all that is held; absent without a
     # fresh reading of each; only in answers, never kept.
     power_w: ClusterWatts | None = None
+    # How often it was placed, if it runs processes; and those of that attempt that were reported, by replica.
+    attempt: Uint32 = 0
+    attempts: Annotated[tuple[AttemptStatus, ...], Many(PROCESSES_MOST)] = ()
+    # When its processes were told to end.
+    stopping_ns: Nanoseconds = 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """Returns the exit code of its processes as a shell has it, of the first that failed; None while it runs."""
+        if not self.phase.is_ended or not self.attempts:
+            return None
+        failed = (one for one in sorted(self.attempts, key=lambda one: one.ended_ns) if not one.is_success)
+        one = next(failed, self.attempts[0])
+        return 128 + one.signal if one.signal else 1 if one.exit_code is None else one.exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

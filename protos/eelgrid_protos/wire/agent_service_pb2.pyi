@@ -57,8 +57,46 @@ class HeldDevices(_message.Message):
     pods: _containers.RepeatedCompositeFieldContainer[PodDevices]
     def __init__(self, steers: bool = ..., pods: _Optional[_Iterable[_Union[PodDevices, _Mapping]]] = ...) -> None: ...
 
+class AttemptReport(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[_plan_pb2.AttemptStatus]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ...) -> None: ...
+
+class LogRequest(_message.Message):
+    __slots__ = ("request_id", "workload_id", "replica", "attempt", "offset", "tail_lines", "wait_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TAIL_LINES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    workload_id: str
+    replica: int
+    attempt: int
+    offset: int
+    tail_lines: int
+    wait_s: float
+    def __init__(self, request_id: _Optional[int] = ..., workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tail_lines: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class LogChunk(_message.Message):
+    __slots__ = ("request_id", "text", "next_offset", "is_end", "problem")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    text: str
+    next_offset: int
+    is_end: bool
+    problem: str
+    def __init__(self, request_id: _Optional[int] = ..., text: _Optional[str] = ..., next_offset: _Optional[int] = ..., is_end: bool = ..., problem: _Optional[str] = ...) -> None: ...
+
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume")
+    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume", "attempts", "log")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +105,8 @@ class ConnectRequest(_message.Message):
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: _node_pb2.Inventory
     samples: _node_pb2.SampleBatch
@@ -75,7 +115,9 @@ class ConnectRequest(_message.Message):
     energy: _energy_pb2.EnergyWindow
     held: HeldDevices
     resume: Resume
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    attempts: AttemptReport
+    log: LogChunk
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., attempts: _Optional[_Union[AttemptReport, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ...) -> None: ...
 
 class Cadence(_message.Message):
     __slots__ = ("sample_interval_s", "send_interval_s", "window")
@@ -114,17 +156,19 @@ class Acknowledgement(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received")
+    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received", "log")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     CADENCE_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     HELLO_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledgement: Acknowledgement
     plan: _plan_pb2.NodePlan
     cadence: Cadence
     energy: _energy_pb2.EnergyAcknowledgement
     hello_received: HelloReceived
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ...) -> None: ...
+    log: LogRequest
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ..., log: _Optional[_Union[LogRequest, _Mapping]] = ...) -> None: ...

@@ -290,7 +290,7 @@ class Gpu(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ..., numa_node: _Optional[int] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology")
+    __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology", "runs_processes")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +312,7 @@ class Inventory(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    RUNS_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     generation: int
     agent_version: str
@@ -326,7 +327,8 @@ class Inventory(_message.Message):
     access: AccessLevel
     links: _containers.RepeatedCompositeFieldContainer[GpuLink]
     topology: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ..., topology: _Optional[_Iterable[str]] = ...) -> None: ...
+    runs_processes: bool
+    def __init__(self, node_name: _Optional[str] = ..., generation: _Optional[int] = ..., agent_version: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., simulated: bool = ..., access: _Optional[_Union[AccessLevel, str]] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ..., topology: _Optional[_Iterable[str]] = ..., runs_processes: bool = ...) -> None: ...
 
 class GpuLink(_message.Message):
     __slots__ = ("one", "other", "ancestor", "nvlinks")

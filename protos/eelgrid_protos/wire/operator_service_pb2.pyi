@@ -2,13 +2,16 @@ from eelgrid_protos.wire import audit_pb2 as _audit_pb2
 from eelgrid_protos.wire import ledger_pb2 as _ledger_pb2
 from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
+from eelgrid_protos.wire import overview_pb2 as _overview_pb2
 from eelgrid_protos.wire import partition_pb2 as _partition_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import policy_pb2 as _policy_pb2
 from eelgrid_protos.wire import profile_pb2 as _profile_pb2
+from eelgrid_protos.wire import queue_pb2 as _queue_pb2
 from eelgrid_protos.wire import spending_pb2 as _spending_pb2
 from eelgrid_protos.wire import whatif_pb2 as _whatif_pb2
 from eelgrid_protos.wire import workload_pb2 as _workload_pb2
+from google.api import annotations_pb2 as _annotations_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -23,9 +26,22 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STATE_UNSPECIFIED: _ClassVar[NodeState]
     NODE_STATE_READY: _ClassVar[NodeState]
     NODE_STATE_LOST: _ClassVar[NodeState]
+
+class DrainOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAIN_OUTCOME_UNSPECIFIED: _ClassVar[DrainOutcome]
+    DRAIN_OUTCOME_MOVES: _ClassVar[DrainOutcome]
+    DRAIN_OUTCOME_FINISHES: _ClassVar[DrainOutcome]
+    DRAIN_OUTCOME_REQUEUED: _ClassVar[DrainOutcome]
+    DRAIN_OUTCOME_STAYS: _ClassVar[DrainOutcome]
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_READY: NodeState
 NODE_STATE_LOST: NodeState
+DRAIN_OUTCOME_UNSPECIFIED: DrainOutcome
+DRAIN_OUTCOME_MOVES: DrainOutcome
+DRAIN_OUTCOME_FINISHES: DrainOutcome
+DRAIN_OUTCOME_REQUEUED: DrainOutcome
+DRAIN_OUTCOME_STAYS: DrainOutcome
 
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
@@ -52,7 +68,7 @@ class WhoAmIResponse(_message.Message):
     def __init__(self, subject: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., node_names: _Optional[_Iterable[str]] = ..., roles_demanded: bool = ..., not_after_ns: _Optional[int] = ..., user: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., controller_version: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost", "ahead_epoch", "unknown_workload_ids")
+    __slots__ = ("inventory", "state", "allocated_cpu_milli", "allocated_memory_bytes", "allocated_gpu_milli", "workloads", "power_w", "sample_age_s", "plan_epoch", "applied_epoch", "samples_received", "samples_lost", "ahead_epoch", "unknown_workload_ids", "cordons")
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ALLOCATED_CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +83,7 @@ class Node(_message.Message):
     SAMPLES_LOST_FIELD_NUMBER: _ClassVar[int]
     AHEAD_EPOCH_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_WORKLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    CORDONS_FIELD_NUMBER: _ClassVar[int]
     inventory: _node_pb2.Inventory
     state: NodeState
     allocated_cpu_milli: int
@@ -81,7 +98,28 @@ class Node(_message.Message):
     samples_lost: int
     ahead_epoch: int
     unknown_workload_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., allocated_cpu_milli: _Optional[int] = ..., allocated_memory_bytes: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., workloads: _Optional[int] = ..., power_w: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., plan_epoch: _Optional[int] = ..., applied_epoch: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., ahead_epoch: _Optional[int] = ..., unknown_workload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    cordons: _containers.RepeatedCompositeFieldContainer[CordonStatus]
+    def __init__(self, inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., allocated_cpu_milli: _Optional[int] = ..., allocated_memory_bytes: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., workloads: _Optional[int] = ..., power_w: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., plan_epoch: _Optional[int] = ..., applied_epoch: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., ahead_epoch: _Optional[int] = ..., unknown_workload_ids: _Optional[_Iterable[str]] = ..., cordons: _Optional[_Iterable[_Union[CordonStatus, _Mapping]]] = ...) -> None: ...
+
+class CordonStatus(_message.Message):
+    __slots__ = ("gpu_uuid", "reason", "user", "since_ns", "workloads", "draining", "deadline_ns", "force")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    reason: str
+    user: str
+    since_ns: int
+    workloads: int
+    draining: bool
+    deadline_ns: int
+    force: bool
+    def __init__(self, gpu_uuid: _Optional[str] = ..., reason: _Optional[str] = ..., user: _Optional[str] = ..., since_ns: _Optional[int] = ..., workloads: _Optional[int] = ..., draining: bool = ..., deadline_ns: _Optional[int] = ..., force: bool = ...) -> None: ...
 
 class GpuHolder(_message.Message):
     __slots__ = ("workload_id", "name", "user")
@@ -94,7 +132,7 @@ class GpuHolder(_message.Message):
     def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., user: _Optional[str] = ...) -> None: ...
 
 class GpuStatus(_message.Message):
-    __slots__ = ("node_name", "gpu", "node_state", "allocated_milli", "workload_ids", "power_w", "energy_j", "utilization_ratio", "memory_used_bytes", "temperature_c", "sample_age_s", "holders")
+    __slots__ = ("node_name", "gpu", "node_state", "allocated_milli", "workload_ids", "power_w", "energy_j", "utilization_ratio", "memory_used_bytes", "temperature_c", "sample_age_s", "holders", "cordons")
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     NODE_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +145,7 @@ class GpuStatus(_message.Message):
     TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_AGE_S_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    CORDONS_FIELD_NUMBER: _ClassVar[int]
     node_name: str
     gpu: _node_pb2.Gpu
     node_state: NodeState
@@ -119,7 +158,8 @@ class GpuStatus(_message.Message):
     temperature_c: float
     sample_age_s: float
     holders: _containers.RepeatedCompositeFieldContainer[GpuHolder]
-    def __init__(self, node_name: _Optional[str] = ..., gpu: _Optional[_Union[_node_pb2.Gpu, _Mapping]] = ..., node_state: _Optional[_Union[NodeState, str]] = ..., allocated_milli: _Optional[int] = ..., workload_ids: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., energy_j: _Optional[float] = ..., utilization_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[GpuHolder, _Mapping]]] = ...) -> None: ...
+    cordons: _containers.RepeatedCompositeFieldContainer[CordonStatus]
+    def __init__(self, node_name: _Optional[str] = ..., gpu: _Optional[_Union[_node_pb2.Gpu, _Mapping]] = ..., node_state: _Optional[_Union[NodeState, str]] = ..., allocated_milli: _Optional[int] = ..., workload_ids: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., energy_j: _Optional[float] = ..., utilization_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., sample_age_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[GpuHolder, _Mapping]]] = ..., cordons: _Optional[_Iterable[_Union[CordonStatus, _Mapping]]] = ...) -> None: ...
 
 class ReasonCount(_message.Message):
     __slots__ = ("reason", "workloads")
@@ -363,6 +403,28 @@ class CancelWorkloadResponse(_message.Message):
     workload: _workload_pb2.Workload
     def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
+class ReadLogsRequest(_message.Message):
+    __slots__ = ("workload_id", "replica", "tail_lines", "offset", "follow")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TAIL_LINES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    replica: int
+    tail_lines: int
+    offset: int
+    follow: bool
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., tail_lines: _Optional[int] = ..., offset: _Optional[int] = ..., follow: bool = ...) -> None: ...
+
+class ReadLogsResponse(_message.Message):
+    __slots__ = ("text", "next_offset")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    next_offset: int
+    def __init__(self, text: _Optional[str] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
 class ExplainWorkloadRequest(_message.Message):
     __slots__ = ("workload_id",)
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +488,40 @@ class UpdatePolicyResponse(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     policy: _policy_pb2.Policy
     def __init__(self, policy: _Optional[_Union[_policy_pb2.Policy, _Mapping]] = ...) -> None: ...
+
+class ListQueuesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListQueuesResponse(_message.Message):
+    __slots__ = ("queues", "next_page_token", "total", "omitted")
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[_queue_pb2.QueueStatus]
+    next_page_token: str
+    total: int
+    omitted: int
+    def __init__(self, queues: _Optional[_Iterable[_Union[_queue_pb2.QueueStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
+
+class MoveToQueueRequest(_message.Message):
+    __slots__ = ("workload_id", "queue")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    queue: str
+    def __init__(self, workload_id: _Optional[str] = ..., queue: _Optional[str] = ...) -> None: ...
+
+class MoveToQueueResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
 class ScaleWorkloadRequest(_message.Message):
     __slots__ = ("workload_id", "replicas")
@@ -545,22 +641,6 @@ class JobStatus(_message.Message):
     is_advice: bool
     def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., power_limit_w: _Optional[float] = ..., slowdown: _Optional[float] = ..., saving: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ...) -> None: ...
 
-class BudgetStatus(_message.Message):
-    __slots__ = ("budget", "claimed_w", "shortfall_w", "measured_w", "measured_gpus", "gpus")
-    BUDGET_FIELD_NUMBER: _ClassVar[int]
-    CLAIMED_W_FIELD_NUMBER: _ClassVar[int]
-    SHORTFALL_W_FIELD_NUMBER: _ClassVar[int]
-    MEASURED_W_FIELD_NUMBER: _ClassVar[int]
-    MEASURED_GPUS_FIELD_NUMBER: _ClassVar[int]
-    GPUS_FIELD_NUMBER: _ClassVar[int]
-    budget: _policy_pb2.PowerBudget
-    claimed_w: float
-    shortfall_w: float
-    measured_w: float
-    measured_gpus: int
-    gpus: int
-    def __init__(self, budget: _Optional[_Union[_policy_pb2.PowerBudget, _Mapping]] = ..., claimed_w: _Optional[float] = ..., shortfall_w: _Optional[float] = ..., measured_w: _Optional[float] = ..., measured_gpus: _Optional[int] = ..., gpus: _Optional[int] = ...) -> None: ...
-
 class ListPromisesResponse(_message.Message):
     __slots__ = ("services", "jobs", "budgets", "price_ratio", "next_page_token", "total", "omitted")
     SERVICES_FIELD_NUMBER: _ClassVar[int]
@@ -572,12 +652,12 @@ class ListPromisesResponse(_message.Message):
     OMITTED_FIELD_NUMBER: _ClassVar[int]
     services: _containers.RepeatedCompositeFieldContainer[ServiceStatus]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
-    budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
+    budgets: _containers.RepeatedCompositeFieldContainer[_policy_pb2.BudgetStatus]
     price_ratio: float
     next_page_token: str
     total: int
     omitted: int
-    def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ..., price_ratio: _Optional[float] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
+    def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[_policy_pb2.BudgetStatus, _Mapping]]] = ..., price_ratio: _Optional[float] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ImagineBudgetsRequest(_message.Message):
     __slots__ = ("budgets",)
@@ -590,8 +670,8 @@ class ImagineBudgetsResponse(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
-    budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ...) -> None: ...
+    budgets: _containers.RepeatedCompositeFieldContainer[_policy_pb2.BudgetStatus]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., budgets: _Optional[_Iterable[_Union[_policy_pb2.BudgetStatus, _Mapping]]] = ...) -> None: ...
 
 class RemoveNodeRequest(_message.Message):
     __slots__ = ("node_name", "force", "dry_run")
@@ -612,3 +692,79 @@ class RemoveNodeResponse(_message.Message):
     shrunk: _containers.RepeatedScalarFieldContainer[str]
     connected: bool
     def __init__(self, ended: _Optional[_Iterable[str]] = ..., shrunk: _Optional[_Iterable[str]] = ..., connected: bool = ...) -> None: ...
+
+class CordonNodeRequest(_message.Message):
+    __slots__ = ("node_name", "gpus", "reason")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, node_name: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CordonNodeResponse(_message.Message):
+    __slots__ = ("node", "was_cordoned")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WAS_CORDONED_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    was_cordoned: bool
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., was_cordoned: bool = ...) -> None: ...
+
+class UncordonNodeRequest(_message.Message):
+    __slots__ = ("node_name", "gpus")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_name: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UncordonNodeResponse(_message.Message):
+    __slots__ = ("node", "was_cordoned")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WAS_CORDONED_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    was_cordoned: bool
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., was_cordoned: bool = ...) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("node_name", "gpus", "reason", "grace_s", "force", "dry_run")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    grace_s: float
+    force: bool
+    dry_run: bool
+    def __init__(self, node_name: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., grace_s: _Optional[float] = ..., force: bool = ..., dry_run: bool = ...) -> None: ...
+
+class DrainNodeResponse(_message.Message):
+    __slots__ = ("node", "workloads")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    workloads: _containers.RepeatedCompositeFieldContainer[DrainedWorkload]
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., workloads: _Optional[_Iterable[_Union[DrainedWorkload, _Mapping]]] = ...) -> None: ...
+
+class DrainedWorkload(_message.Message):
+    __slots__ = ("workload_id", "name", "user", "replicas", "outcome", "node_names", "reason")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    name: str
+    user: str
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    outcome: DrainOutcome
+    node_names: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., replicas: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Union[DrainOutcome, str]] = ..., node_names: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_RUNNING: _ClassVar[AttemptState]
+    ATTEMPT_STATE_ENDED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_LOST: _ClassVar[AttemptState]
+
 class ApplyStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     APPLY_STATUS_UNSPECIFIED: _ClassVar[ApplyStatus]
@@ -14,6 +21,10 @@ class ApplyStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APPLY_STATUS_OBSERVED: _ClassVar[ApplyStatus]
     APPLY_STATUS_REFUSED: _ClassVar[ApplyStatus]
     APPLY_STATUS_FAILED: _ClassVar[ApplyStatus]
+ATTEMPT_STATE_UNSPECIFIED: AttemptState
+ATTEMPT_STATE_RUNNING: AttemptState
+ATTEMPT_STATE_ENDED: AttemptState
+ATTEMPT_STATE_LOST: AttemptState
 APPLY_STATUS_UNSPECIFIED: ApplyStatus
 APPLY_STATUS_APPLIED: ApplyStatus
 APPLY_STATUS_OBSERVED: ApplyStatus
@@ -36,8 +47,55 @@ class Slice(_message.Message):
     gpu_milli: int
     def __init__(self, profile: _Optional[str] = ..., start: _Optional[int] = ..., batch: _Optional[int] = ..., processes: _Optional[int] = ..., label: _Optional[str] = ..., gpu_milli: _Optional[int] = ...) -> None: ...
 
+class ProcessSpec(_message.Message):
+    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    WORKING_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    STOP_SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_MOST_FIELD_NUMBER: _ClassVar[int]
+    argv: _containers.RepeatedScalarFieldContainer[str]
+    environment: _containers.ScalarMap[str, str]
+    working_directory: str
+    stop_signal: str
+    grace_s: float
+    time_limit_s: float
+    log_bytes_most: int
+    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ...) -> None: ...
+
+class AttemptStatus(_message.Message):
+    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    replica: int
+    attempt: int
+    state: AttemptState
+    exit_code: int
+    signal: int
+    reason: str
+    started_ns: int
+    ended_ns: int
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance")
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +103,10 @@ class Assignment(_message.Message):
     CPU_MILLI_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
@@ -52,7 +114,11 @@ class Assignment(_message.Message):
     cpu_milli: int
     memory_bytes: int
     gpu_instance: Slice
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ...) -> None: ...
+    process: ProcessSpec
+    attempt: int
+    replicas: int
+    stop: bool
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ...) -> None: ...
 
 class GpuSetting(_message.Message):
     __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")

@@ -22,37 +22,40 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from eelgrid_protos.wire import queue_pb2 as eelgrid_dot_v1_dot_queue__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/policy.proto\x12\neelgrid.v1\"\xaf\x01\n\x07Weights\x12\r\n\x05power\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmentation_w\x18\x02 \x01(\x01\x12\x13\n\x0bstranding_w\x18\x03 \x01(\x01\x12\x11\n\tlookahead\x18\x04 \x01(\x01\x12\x12\n\nscarcity_w\x18\x05 \x01(\x01\x12\x18\n\x10stranding_full_w\x18\x06 \x01(\x01\x12\x17\n\nlocality_w\x18\x08 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_locality_w\"X\n\x08PoolMode\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.eelgrid.v1.EnforcementMode\x12\x13\n\x0bpartitioned\x18\x03 \x01(\x08\"T\n\x0bPowerBudget\x12&\n\x05scope\x18\x01 \x01(\x0e\x32\x17.eelgrid.v1.BudgetScope\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07limit_w\x18\x03 \x01(\x01\"V\n\x0bPricePeriod\x12\x15\n\rbegins_minute\x18\x01 \x01(\r\x12\x15\n\rprice_per_kwh\x18\x02 \x01(\x01\x12\x19\n\x11\x63\x61rbon_kg_per_kwh\x18\x03 \x01(\x01\"\x90\x01\n\x0c\x45nergyPrices\x12\x10\n\x08\x63urrency\x18\x01 \x01(\t\x12(\n\x07periods\x18\x02 \x03(\x0b\x32\x17.eelgrid.v1.PricePeriod\x12\x0b\n\x03pue\x18\x03 \x01(\x01\x12\x1b\n\x13\x63\x61rbon_price_per_kg\x18\x04 \x01(\x01\x12\x1a\n\x12utc_offset_minutes\x18\x05 \x01(\x05\"\x93\x02\n\rSpendingLimit\x12(\n\x05scope\x18\x01 \x01(\x0e\x32\x19.eelgrid.v1.SpendingScope\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12.\n\x08quantity\x18\x04 \x01(\x0e\x32\x1c.eelgrid.v1.SpendingQuantity\x12\x0c\n\x04most\x18\x05 \x01(\x01\x12*\n\x06period\x18\x06 \x01(\x0e\x32\x1a.eelgrid.v1.SpendingPeriod\x12\x17\n\nwarn_ratio\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12)\n\x04mode\x18\x08 \x01(\x0e\x32\x1b.eelgrid.v1.EnforcementModeB\r\n\x0b_warn_ratio\"\xd1\x02\n\x06Policy\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x11\n\tobjective\x18\x02 \x01(\t\x12$\n\x07weights\x18\x03 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12#\n\x05pools\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.PoolMode\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x17\n\x0fsend_interval_s\x18\x06 \x01(\x01\x12\x19\n\x11sample_interval_s\x18\x07 \x01(\x01\x12\x11\n\tplacement\x18\x08 \x01(\t\x12(\n\x07\x62udgets\x18\t \x03(\x0b\x32\x17.eelgrid.v1.PowerBudget\x12(\n\x06prices\x18\n \x01(\x0b\x32\x18.eelgrid.v1.EnergyPrices\x12+\n\x08spending\x18\x0b \x03(\x0b\x32\x19.eelgrid.v1.SpendingLimit*o\n\x0f\x45nforcementMode\x12 \n\x1c\x45NFORCEMENT_MODE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45NFORCEMENT_MODE_OBSERVE\x10\x01\x12\x1c\n\x18\x45NFORCEMENT_MODE_ENFORCE\x10\x02*s\n\x0b\x42udgetScope\x12\x1c\n\x18\x42UDGET_SCOPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UDGET_SCOPE_CLUSTER\x10\x01\x12\x15\n\x11\x42UDGET_SCOPE_RACK\x10\x02\x12\x15\n\x11\x42UDGET_SCOPE_NODE\x10\x03*\x9a\x01\n\rSpendingScope\x12\x1e\n\x1aSPENDING_SCOPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SPENDING_SCOPE_NAMESPACE\x10\x01\x12\x17\n\x13SPENDING_SCOPE_USER\x10\x02\x12\x18\n\x14SPENDING_SCOPE_QUEUE\x10\x03\x12\x18\n\x14SPENDING_SCOPE_LABEL\x10\x04*\xae\x01\n\x10SpendingQuantity\x12!\n\x1dSPENDING_QUANTITY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSPENDING_QUANTITY_GPU_TIME\x10\x01\x12\x1c\n\x18SPENDING_QUANTITY_ENERGY\x10\x02\x12\x1b\n\x17SPENDING_QUANTITY_MONEY\x10\x03\x12\x1c\n\x18SPENDING_QUANTITY_CARBON\x10\x04*\x7f\n\x0eSpendingPeriod\x12\x1f\n\x1bSPENDING_PERIOD_UNSPECIFIED\x10\x00\x12\x17\n\x13SPENDING_PERIOD_DAY\x10\x01\x12\x18\n\x14SPENDING_PERIOD_WEEK\x10\x02\x12\x19\n\x15SPENDING_PERIOD_MONTH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/policy.proto\x12\neelgrid.v1\x1a\x16\x65\x65lgrid/v1/queue.proto\"\xaf\x01\n\x07Weights\x12\r\n\x05power\x18\x01 \x01(\x01\x12\x17\n\x0f\x66ragmentation_w\x18\x02 \x01(\x01\x12\x13\n\x0bstranding_w\x18\x03 \x01(\x01\x12\x11\n\tlookahead\x18\x04 \x01(\x01\x12\x12\n\nscarcity_w\x18\x05 \x01(\x01\x12\x18\n\x10stranding_full_w\x18\x06 \x01(\x01\x12\x17\n\nlocality_w\x18\x08 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_locality_w\"X\n\x08PoolMode\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12)\n\x04mode\x18\x02 \x01(\x0e\x32\x1b.eelgrid.v1.EnforcementMode\x12\x13\n\x0bpartitioned\x18\x03 \x01(\x08\"T\n\x0bPowerBudget\x12&\n\x05scope\x18\x01 \x01(\x0e\x32\x17.eelgrid.v1.BudgetScope\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07limit_w\x18\x03 \x01(\x01\"\xac\x01\n\x0c\x42udgetStatus\x12\'\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x17.eelgrid.v1.PowerBudget\x12\x11\n\tclaimed_w\x18\x02 \x01(\x01\x12\x13\n\x0bshortfall_w\x18\x03 \x01(\x01\x12\x17\n\nmeasured_w\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rmeasured_gpus\x18\x05 \x01(\r\x12\x0c\n\x04gpus\x18\x06 \x01(\rB\r\n\x0b_measured_w\"V\n\x0bPricePeriod\x12\x15\n\rbegins_minute\x18\x01 \x01(\r\x12\x15\n\rprice_per_kwh\x18\x02 \x01(\x01\x12\x19\n\x11\x63\x61rbon_kg_per_kwh\x18\x03 \x01(\x01\"\x90\x01\n\x0c\x45nergyPrices\x12\x10\n\x08\x63urrency\x18\x01 \x01(\t\x12(\n\x07periods\x18\x02 \x03(\x0b\x32\x17.eelgrid.v1.PricePeriod\x12\x0b\n\x03pue\x18\x03 \x01(\x01\x12\x1b\n\x13\x63\x61rbon_price_per_kg\x18\x04 \x01(\x01\x12\x1a\n\x12utc_offset_minutes\x18\x05 \x01(\x05\"\x93\x02\n\rSpendingLimit\x12(\n\x05scope\x18\x01 \x01(\x0e\x32\x19.eelgrid.v1.SpendingScope\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12.\n\x08quantity\x18\x04 \x01(\x0e\x32\x1c.eelgrid.v1.SpendingQuantity\x12\x0c\n\x04most\x18\x05 \x01(\x01\x12*\n\x06period\x18\x06 \x01(\x0e\x32\x1a.eelgrid.v1.SpendingPeriod\x12\x17\n\nwarn_ratio\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12)\n\x04mode\x18\x08 \x01(\x0e\x32\x1b.eelgrid.v1.EnforcementModeB\r\n\x0b_warn_ratio\"\xe0\x03\n\x06Policy\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x11\n\tobjective\x18\x02 \x01(\t\x12$\n\x07weights\x18\x03 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12#\n\x05pools\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.PoolMode\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12\x17\n\x0fsend_interval_s\x18\x06 \x01(\x01\x12\x19\n\x11sample_interval_s\x18\x07 \x01(\x01\x12\x11\n\tplacement\x18\x08 \x01(\t\x12(\n\x07\x62udgets\x18\t \x03(\x0b\x32\x17.eelgrid.v1.PowerBudget\x12(\n\x06prices\x18\n \x01(\x0b\x32\x18.eelgrid.v1.EnergyPrices\x12+\n\x08spending\x18\x0b \x03(\x0b\x32\x19.eelgrid.v1.SpendingLimit\x12!\n\x06queues\x18\x0c \x03(\x0b\x32\x11.eelgrid.v1.Queue\x12\x1e\n\x11queue_half_life_s\x18\r \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11queue_age_limit_s\x18\x0e \x01(\x01H\x01\x88\x01\x01\x42\x14\n\x12_queue_half_life_sB\x14\n\x12_queue_age_limit_s*o\n\x0f\x45nforcementMode\x12 \n\x1c\x45NFORCEMENT_MODE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45NFORCEMENT_MODE_OBSERVE\x10\x01\x12\x1c\n\x18\x45NFORCEMENT_MODE_ENFORCE\x10\x02*s\n\x0b\x42udgetScope\x12\x1c\n\x18\x42UDGET_SCOPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UDGET_SCOPE_CLUSTER\x10\x01\x12\x15\n\x11\x42UDGET_SCOPE_RACK\x10\x02\x12\x15\n\x11\x42UDGET_SCOPE_NODE\x10\x03*\x9a\x01\n\rSpendingScope\x12\x1e\n\x1aSPENDING_SCOPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SPENDING_SCOPE_NAMESPACE\x10\x01\x12\x17\n\x13SPENDING_SCOPE_USER\x10\x02\x12\x18\n\x14SPENDING_SCOPE_QUEUE\x10\x03\x12\x18\n\x14SPENDING_SCOPE_LABEL\x10\x04*\xae\x01\n\x10SpendingQuantity\x12!\n\x1dSPENDING_QUANTITY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSPENDING_QUANTITY_GPU_TIME\x10\x01\x12\x1c\n\x18SPENDING_QUANTITY_ENERGY\x10\x02\x12\x1b\n\x17SPENDING_QUANTITY_MONEY\x10\x03\x12\x1c\n\x18SPENDING_QUANTITY_CARBON\x10\x04*\x7f\n\x0eSpendingPeriod\x12\x1f\n\x1bSPENDING_PERIOD_UNSPECIFIED\x10\x00\x12\x17\n\x13SPENDING_PERIOD_DAY\x10\x01\x12\x18\n\x14SPENDING_PERIOD_WEEK\x10\x02\x12\x19\n\x15SPENDING_PERIOD_MONTH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENFORCEMENTMODE']._serialized_start=1246
-  _globals['_ENFORCEMENTMODE']._serialized_end=1357
-  _globals['_BUDGETSCOPE']._serialized_start=1359
-  _globals['_BUDGETSCOPE']._serialized_end=1474
-  _globals['_SPENDINGSCOPE']._serialized_start=1477
-  _globals['_SPENDINGSCOPE']._serialized_end=1631
-  _globals['_SPENDINGQUANTITY']._serialized_start=1634
-  _globals['_SPENDINGQUANTITY']._serialized_end=1808
-  _globals['_SPENDINGPERIOD']._serialized_start=1810
-  _globals['_SPENDINGPERIOD']._serialized_end=1937
-  _globals['_WEIGHTS']._serialized_start=40
-  _globals['_WEIGHTS']._serialized_end=215
-  _globals['_POOLMODE']._serialized_start=217
-  _globals['_POOLMODE']._serialized_end=305
-  _globals['_POWERBUDGET']._serialized_start=307
-  _globals['_POWERBUDGET']._serialized_end=391
-  _globals['_PRICEPERIOD']._serialized_start=393
-  _globals['_PRICEPERIOD']._serialized_end=479
-  _globals['_ENERGYPRICES']._serialized_start=482
-  _globals['_ENERGYPRICES']._serialized_end=626
-  _globals['_SPENDINGLIMIT']._serialized_start=629
-  _globals['_SPENDINGLIMIT']._serialized_end=904
-  _globals['_POLICY']._serialized_start=907
-  _globals['_POLICY']._serialized_end=1244
+  _globals['_ENFORCEMENTMODE']._serialized_start=1588
+  _globals['_ENFORCEMENTMODE']._serialized_end=1699
+  _globals['_BUDGETSCOPE']._serialized_start=1701
+  _globals['_BUDGETSCOPE']._serialized_end=1816
+  _globals['_SPENDINGSCOPE']._serialized_start=1819
+  _globals['_SPENDINGSCOPE']._serialized_end=1973
+  _globals['_SPENDINGQUANTITY']._serialized_start=1976
+  _globals['_SPENDINGQUANTITY']._serialized_end=2150
+  _globals['_SPENDINGPERIOD']._serialized_start=2152
+  _globals['_SPENDINGPERIOD']._serialized_end=2279
+  _globals['_WEIGHTS']._serialized_start=64
+  _globals['_WEIGHTS']._serialized_end=239
+  _globals['_POOLMODE']._serialized_start=241
+  _globals['_POOLMODE']._serialized_end=329
+  _globals['_POWERBUDGET']._serialized_start=331
+  _globals['_POWERBUDGET']._serialized_end=415
+  _globals['_BUDGETSTATUS']._serialized_start=418
+  _globals['_BUDGETSTATUS']._serialized_end=590
+  _globals['_PRICEPERIOD']._serialized_start=592
+  _globals['_PRICEPERIOD']._serialized_end=678
+  _globals['_ENERGYPRICES']._serialized_start=681
+  _globals['_ENERGYPRICES']._serialized_end=825
+  _globals['_SPENDINGLIMIT']._serialized_start=828
+  _globals['_SPENDINGLIMIT']._serialized_end=1103
+  _globals['_POLICY']._serialized_start=1106
+  _globals['_POLICY']._serialized_end=1586
 # @@protoc_insertion_point(module_scope)

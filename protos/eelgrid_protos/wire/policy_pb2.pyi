@@ -1,3 +1,4 @@
+from eelgrid_protos.wire import queue_pb2 as _queue_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -102,6 +103,22 @@ class PowerBudget(_message.Message):
     limit_w: float
     def __init__(self, scope: _Optional[_Union[BudgetScope, str]] = ..., name: _Optional[str] = ..., limit_w: _Optional[float] = ...) -> None: ...
 
+class BudgetStatus(_message.Message):
+    __slots__ = ("budget", "claimed_w", "shortfall_w", "measured_w", "measured_gpus", "gpus")
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_W_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_W_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_W_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    budget: PowerBudget
+    claimed_w: float
+    shortfall_w: float
+    measured_w: float
+    measured_gpus: int
+    gpus: int
+    def __init__(self, budget: _Optional[_Union[PowerBudget, _Mapping]] = ..., claimed_w: _Optional[float] = ..., shortfall_w: _Optional[float] = ..., measured_w: _Optional[float] = ..., measured_gpus: _Optional[int] = ..., gpus: _Optional[int] = ...) -> None: ...
+
 class PricePeriod(_message.Message):
     __slots__ = ("begins_minute", "price_per_kwh", "carbon_kg_per_kwh")
     BEGINS_MINUTE_FIELD_NUMBER: _ClassVar[int]
@@ -147,7 +164,7 @@ class SpendingLimit(_message.Message):
     def __init__(self, scope: _Optional[_Union[SpendingScope, str]] = ..., name: _Optional[str] = ..., label: _Optional[str] = ..., quantity: _Optional[_Union[SpendingQuantity, str]] = ..., most: _Optional[float] = ..., period: _Optional[_Union[SpendingPeriod, str]] = ..., warn_ratio: _Optional[float] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +176,9 @@ class Policy(_message.Message):
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
     PRICES_FIELD_NUMBER: _ClassVar[int]
     SPENDING_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_HALF_LIFE_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_AGE_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -170,4 +190,7 @@ class Policy(_message.Message):
     budgets: _containers.RepeatedCompositeFieldContainer[PowerBudget]
     prices: EnergyPrices
     spending: _containers.RepeatedCompositeFieldContainer[SpendingLimit]
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[_queue_pb2.Queue]
+    queue_half_life_s: float
+    queue_age_limit_s: float
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ...) -> None: ...

@@ -35,6 +35,8 @@ class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKLOAD_PHASE_PENDING: _ClassVar[WorkloadPhase]
     WORKLOAD_PHASE_PLACED: _ClassVar[WorkloadPhase]
     WORKLOAD_PHASE_CANCELLED: _ClassVar[WorkloadPhase]
+    WORKLOAD_PHASE_SUCCEEDED: _ClassVar[WorkloadPhase]
+    WORKLOAD_PHASE_FAILED: _ClassVar[WorkloadPhase]
 WORKLOAD_KIND_UNSPECIFIED: WorkloadKind
 WORKLOAD_KIND_INFERENCE_SERVICE: WorkloadKind
 WORKLOAD_KIND_TRAINING_JOB: WorkloadKind
@@ -50,6 +52,8 @@ WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
 WORKLOAD_PHASE_CANCELLED: WorkloadPhase
+WORKLOAD_PHASE_SUCCEEDED: WorkloadPhase
+WORKLOAD_PHASE_FAILED: WorkloadPhase
 
 class ResourceRequest(_message.Message):
     __slots__ = ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli", "gpu_models")
@@ -66,7 +70,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +92,7 @@ class WorkloadSpec(_message.Message):
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_TRAITS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -102,7 +107,8 @@ class WorkloadSpec(_message.Message):
     service: _promise_pb2.ServicePromise
     training: _promise_pb2.TrainingPromise
     required_traits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ...) -> None: ...
+    process: _plan_pb2.ProcessSpec
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes", "gpu_instance")
@@ -119,7 +125,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +140,9 @@ class Workload(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LOST_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     POWER_W_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_NS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -148,7 +157,10 @@ class Workload(_message.Message):
     owner: str
     lost_replicas: _containers.RepeatedScalarFieldContainer[int]
     power_w: float
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ...) -> None: ...
+    attempt: int
+    attempts: _containers.RepeatedCompositeFieldContainer[_plan_pb2.AttemptStatus]
+    stopping_ns: int
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")

@@ -127,12 +127,10 @@ class BudgetTree:
 
 
 class NodePowerDraw(NamedTuple):
-    """A node, the most that its unmanaged GPUs may draw, and what all its GPUs were read to draw."""
+    """A node, and the most that its unmanaged GPUs may draw."""
 
     inventory: Inventory
     other_w: float
-    power_w: float = 0.0
-    unread: int = 0  # GPUs without a fresh reading
 
 
 def nearest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
@@ -161,23 +159,3 @@ def policy_budgets(policy: Policy, nodes: Iterable[NodePowerDraw]) -> BudgetTree
 def _depth(key: str) -> tuple[int, str]:
     """The cluster first, then racks, then nodes."""
     return (0 if key == CLUSTER_BUDGET else 1 if key.startswith("rack/") else 2), key
-
-
-class BudgetUsage(NamedTuple):
-    """Watts of the GPUs that were read, and how many were not."""
-
-    power_w: float = 0.0
-    unread: int = 0
-
-
-def budget_usage(policy: Policy, nodes: Iterable[NodePowerDraw]) -> Mapping[str, BudgetUsage]:
-    """By budget, on every level; raises InvalidBudget where the policy's budgets make no tree."""
-    known = list(nodes)
-    budgets = policy_budgets(policy, known)
-    found = dict.fromkeys((one.name for one in budgets.all), BudgetUsage())
-    for node in known:
-        for place in budgets.chain_indices(nearest_budgets(policy, node.inventory)):
-            name = budgets.all[place].name
-            before = found[name]
-            found[name] = BudgetUsage(before.power_w + node.power_w, before.unread + node.unread)
-    return found

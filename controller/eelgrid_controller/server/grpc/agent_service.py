@@ -1,8 +1,9 @@
 """AgentService: one bidirectional stream for each agent, from Hello to its end."""
 
 import asyncio
+import itertools
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, Res
 from eelgrid_protos.messages import (
     RECONNECT_SPREAD_S_MOST,
     Acknowledgement,
+    AttemptReport,
     Cadence,
     ConnectRequest,
     ConnectResponse,
@@ -32,6 +34,8 @@ from eelgrid_protos.messages import (
     Hello,
     HelloReceived,
     Inventory,
+    LogChunk,
+    LogRequest,
     NodeEvent,
     NodeEventKind,
     NodePlan,
@@ -58,6 +62,9 @@ _SESSIONS_MOST = 100_000
 _EVENTS_PER_S = 5.0
 _EVENTS_AHEAD_S = 10.0
 _DETAIL_SHOWN_MOST = 300
+# Of one node at a time, and how long an agent may take beyond what it was told to wait.
+_LOG_READERS_MOST = 256
+_LOG_WITHIN_S = 10.0
 
 
 def cadence_of(policy: Policy) -> Cadence:
@@ -93,13 +100,45 @@ class _Session:
         self.wake = asyncio.Event()
         self.is_over = False
         self.end: Exception | None = None
+        # Requests for output to send, and the answers that somebody waits for.
+        self.log_requests: deque[LogRequest] = deque()
+        self._log_answers: dict[int, asyncio.Future[LogChunk]] = {}
+        self._log_numbers = itertools.count(1)
 
     def close(self, reason: Exception | None) -> None:
         """End the stream; the first reason stands."""
         if not self.is_over:
             self.is_over = True
             self.end = reason
+            for answer in self._log_answers.values():
+                if not answer.done():
+                    answer.set_exception(Unavailable(f"the agent of {self.node_name} is away; read the output again"))
         self.wake.set()
+
+    async def read_log(self, request: LogRequest) -> LogChunk:
+        """Asks the agent for output; raises Unavailable where it does not answer."""
+        if self.is_over:
+            raise Unavailable(f"the agent of {self.node_name} is away; read the output again")
+        if len(self._log_answers) >= _LOG_READERS_MOST:
+            raise ResourceExhausted(f"{_LOG_READERS_MOST} readers of output of {self.node_name} wait; read it later")
+        number = next(self._log_numbers)
+        answer: asyncio.Future[LogChunk] = asyncio.get_running_loop().create_future()
+        self._log_answers[number] = answer
+        self.log_requests.append(replace(request, request_id=number))
+        self.wake.set()
+        try:
+            async with asyncio.timeout(request.wait_s + _LOG_WITHIN_S):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"the agent of {self.node_name} sends no output; read it again") from None
+        finally:
+            del self._log_answers[number]
+
+    def on_log_chunk(self, chunk: LogChunk) -> None:
+        """Output came; an answer that nobody waits for any more is dropped."""
+        answer = self._log_answers.get(chunk.request_id)
+        if answer is not None and not answer.done():
+            answer.set_result(chunk)
 
     def request_plan(self, *, not_before_s: float) -> None:
         """The node's plan changed; what changes until then goes with it."""
@@ -132,6 +171,9 @@ class _Session:
 
 # Logged once per loss and return, by whichever way the news comes first: the event, or the inventory.
 _LOGGED = {NodeChangeKind.GPU_LOST: "gpu_lost", NodeChangeKind.GPU_RETURNED: "gpu_returned"}
+# What a device reports that works with errors; the overview shows it for a while.
+_DEVICE_FAULTS = frozenset((NodeEventKind.XID, NodeEventKind.HEALTH, NodeEventKind.GPU_HUNG))
+_DEVICE_FAULTS_MOST = 4096
 _LOGGED_BY_COMMIT = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
 
 
@@ -153,8 +195,12 @@ class AgentService:
         # Asked when a node says Hello that was never seen.
         self._register = register
         self.events: Counter[NodeEventKind] = Counter()
+        # The newest fault that was reported of a device, by node and UUID, with the monotonic time of its receipt.
+        self.device_faults: OrderedDict[tuple[str, str], tuple[float, NodeEvent]] = OrderedDict()
         self.plans_sent = 0
         self.refused_batches = 0
+        # Reports of processes that their workloads no longer have.
+        self.stale_attempts = 0
         self.delayed_events = 0
         # Called with a node's name and a plan as it goes out, or what the agent says of one.
         self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
@@ -186,6 +232,13 @@ class AgentService:
         """Whether the node's agent is here."""
         return node_name in self._sessions
 
+    async def read_log(self, node_name: str, request: LogRequest) -> LogChunk:
+        """Asks the agent of a node for output of a process; raises Unavailable while it is away."""
+        session = self._sessions.get(node_name)
+        if session is None:
+            raise Unavailable(f"the agent of {node_name}, which has the output, is away; read it when it is back")
+        return await session.read_log(request)
+
     def is_node_reported(self, node_name: str) -> bool:
         """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
         record = self._loop.core.state.nodes.get(node_name)
@@ -201,11 +254,14 @@ class AgentService:
             session.close(Unavailable("the controller is stopping; connect again"))
 
     def _on_commit(self, committed: CommitResult) -> None:
-        not_before_s = self._monotonic_s() + self._loop.config.plan_interval_s
+        now_s, nodes = self._monotonic_s(), self._loop.core.state.nodes
+        not_before_s = now_s + self._loop.config.plan_interval_s
         for name in committed.nodes:
             session = self._sessions.get(name)
             if session is not None:
-                session.request_plan(not_before_s=not_before_s)
+                # A process starts in milliseconds: its GPU does not wait for other changes.
+                runs_processes = name in nodes and nodes[name].inventory.runs_processes
+                session.request_plan(not_before_s=now_s if runs_processes else not_before_s)
         for event in committed.events:
             for change in self._changes.observe(event):
                 if change.kind in _LOGGED:
@@ -345,7 +401,7 @@ class AgentService:
 
     async def _outgoing(
         self, session: _Session
-    ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement]:
+    ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement | LogRequest]:
         """What is to be told, in its newest form, until the session is over."""
         while not session.is_over:
             session.wake.clear()
@@ -359,6 +415,8 @@ class AgentService:
             if session.energy is not None:
                 energy, session.energy = session.energy, None
                 yield energy
+            while session.log_requests:
+                yield session.log_requests.popleft()
             if session.is_plan_wanted:
                 wait_s = session.plan_not_before_s - self._monotonic_s()
                 if wait_s > 0.0:
@@ -410,6 +468,10 @@ class AgentService:
                     raise _invalid("applied.epoch", f"is {applied.epoch}, a plan never sent", "name a plan that came")
                 self._telemetry.record_plan_applied(session.node_name, applied)
                 self._trace_plan_message(session.node_name, applied)
+            case AttemptReport() as report:
+                self.stale_attempts += await self._loop.record_attempts(session.node_name, report.attempts)
+            case LogChunk() as chunk:
+                session.on_log_chunk(chunk)
             case HeldDevices() as held:
                 self.devices.record_report(session.node_name, held)
             case Hello() | Resume():
@@ -433,6 +495,12 @@ class AgentService:
 
     async def _event(self, session: _Session, event: NodeEvent) -> None:
         self.events[event.kind] += 1
+        if event.kind in _DEVICE_FAULTS and event.gpu_uuid:
+            key = session.node_name, event.gpu_uuid
+            self.device_faults[key] = self._monotonic_s(), event
+            self.device_faults.move_to_end(key)
+            while len(self.device_faults) > _DEVICE_FAULTS_MOST:
+                self.device_faults.popitem(last=False)
         wait_s = session.event_due_s - self._monotonic_s()
         if wait_s > _EVENTS_AHEAD_S:
             # The stream is not read on meanwhile, so who sends more waits at home.

@@ -14,23 +14,38 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
+from eelgrid_controller.core.drains import find_node, resolve_gpus
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.node_changes import mark_lost_replicas
 from eelgrid_protos.errors import ContractError, Violation
-from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import (
+    Aborted,
+    FailedPrecondition,
+    Fault,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from eelgrid_protos.messages import (
     ApplyMovesRequest,
     ApplyMovesResponse,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
+    CordonNodeRequest,
+    CordonNodeResponse,
+    DrainNodeRequest,
+    DrainNodeResponse,
     ExplainWorkloadRequest,
     ExplainWorkloadResponse,
     Explanation,
@@ -46,8 +61,15 @@ from eelgrid_protos.messages import (
     ListNodesResponse,
     ListPlansRequest,
     ListPlansResponse,
+    ListQueuesRequest,
+    ListQueuesResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
+    LogRequest,
+    MoveToQueueRequest,
+    MoveToQueueResponse,
+    ReadLogsRequest,
+    ReadLogsResponse,
     Recommendation,
     RecommendMovesRequest,
     RecommendMovesResponse,
@@ -57,6 +79,8 @@ from eelgrid_protos.messages import (
     RemoveNodeResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
+    UncordonNodeRequest,
+    UncordonNodeResponse,
     UpdatePolicyRequest,
     UpdatePolicyResponse,
     WatchSummaryRequest,
@@ -129,6 +153,9 @@ _NAMED_MOST = 4096
 
 _WATCHERS_MOST = 1000
 _INTERVAL_LEAST_S = 0.1
+# How long an agent waits for output that a reader follows, and how soon one that is away is asked again.
+_LOG_WAIT_S = 10.0
+_LOG_AGAIN_S = 0.5
 
 
 class OperatorService:
@@ -253,6 +280,46 @@ class OperatorService:
             ended=removal.ended[:_NAMED_MOST], shrunk=removal.shrunk[:_NAMED_MOST], connected=connected
         )
 
+    async def cordon_node(self, request: CordonNodeRequest, context: Context) -> CordonNodeResponse:
+        """Close a node, or GPUs of it, to new work; raises NotFound."""
+        was_cordoned = await self._loop.read(lambda core: _is_cordoned(core, request.node_name, request.gpus))
+        record = await self._loop.cordon_node(
+            request.node_name,
+            request.gpus,
+            reason=request.reason,
+            call=self._call_of("CordonNode", request, context),
+        )
+        return CordonNodeResponse(node=self._views.node(record), was_cordoned=was_cordoned)
+
+    async def uncordon_node(self, request: UncordonNodeRequest, context: Context) -> UncordonNodeResponse:
+        """Open a node, or GPUs of it, to new work; harmless where no operator cordoned them. Raises NotFound."""
+        was_cordoned = await self._loop.read(lambda core: _is_cordoned(core, request.node_name, request.gpus))
+        record = await self._loop.uncordon_node(
+            request.node_name, request.gpus, call=self._call_of("UncordonNode", request, context)
+        )
+        return UncordonNodeResponse(node=self._views.node(record), was_cordoned=was_cordoned)
+
+    async def drain_node(self, request: DrainNodeRequest, context: Context) -> DrainNodeResponse:
+        """Close a node, or GPUs of it, to new work and empty it; raises NotFound."""
+        name, grace_s = request.node_name, request.grace_s
+        now_ns = max(0, self._loop.clock.now_ns())
+        # A grace of nothing ends at once: 0 means that there is none.
+        deadline_ns = 0 if grace_s is None else max(1, now_ns + round(grace_s * 1e9))
+        drain = DrainTerms(deadline_ns=deadline_ns, force=request.force)
+        found = await self._loop.read(lambda core: core.preview_drain(name, request.gpus, drain, now_ns=now_ns))
+        if request.dry_run:
+            return await self._loop.read(
+                lambda core: DrainNodeResponse(node=self._views.node(_node(core, name)), workloads=found)
+            )
+        record = await self._loop.cordon_node(
+            name,
+            request.gpus,
+            reason=request.reason,
+            drain=drain,
+            call=self._call_of("DrainNode", request, context),
+        )
+        return DrainNodeResponse(node=self._views.node(record), workloads=found)
+
     async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
         """A page of devices by node and index."""
 
@@ -365,6 +432,63 @@ class OperatorService:
         call = self._call_of("CancelWorkload", request, context)
         return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id, call=call))
 
+    async def read_logs(self, request: ReadLogsRequest, context: Context) -> AsyncIterator[ReadLogsResponse]:
+        """The output of a process of the caller's own; raises NotFound, and FailedPrecondition without one."""
+        call = self._call_of("ReadLogs", request, context)
+        offset, tail_lines = request.offset, request.tail_lines
+        self._enter()
+        try:
+            while not self._closing.is_set():
+                workload, node_name = await self._loop.read(lambda core: self._find_process(core, request, call))
+                if not node_name:
+                    await self._changes.wait_change()
+                    continue
+                asked = LogRequest(
+                    request_id=0,
+                    workload_id=request.workload_id,
+                    replica=request.replica,
+                    attempt=workload.attempt,
+                    offset=offset,
+                    tail_lines=tail_lines,
+                    wait_s=_LOG_WAIT_S if request.follow else 0.0,
+                )
+                try:
+                    chunk = await self._agents.read_log(node_name, asked)
+                except Unavailable:
+                    if not request.follow or workload.phase.is_ended:
+                        raise
+                    await asyncio.sleep(_LOG_AGAIN_S)
+                    continue
+                if chunk.problem:
+                    if not request.follow or workload.phase.is_ended:
+                        raise NotFound(f"there is no output of {request.workload_id}: {chunk.problem}")
+                    continue
+                if chunk.text:
+                    yield ReadLogsResponse(text=chunk.text, next_offset=chunk.next_offset)
+                offset, tail_lines = chunk.next_offset, None
+                if chunk.is_end or not (chunk.text or request.follow):
+                    return
+            raise Unavailable("the controller is stopping; read the output again when it is back")
+        finally:
+            self._watchers -= 1
+
+    def _find_process(self, core: Core, request: ReadLogsRequest, call: AuditedCall) -> tuple[Workload, str]:
+        """The workload, and the node that has the output; empty while a follower has to wait for a place."""
+        workload = core.workload(request.workload_id)
+        self._loop.check_owner(core, request.workload_id, call)
+        if workload.spec.process is None:
+            raise FailedPrecondition(
+                f"workload {workload.workload_id} has no process: another engine runs it, and has its output"
+            )
+        if request.replica >= workload.spec.replicas:
+            problem = f"is {request.replica}, and the workload has {workload.spec.replicas}"
+            raise InvalidArgument("there is no such replica", (Violation("replica", problem, "count them from 0"),))
+        place = next((at.node_name for at in workload.placements if at.replica == request.replica), "")
+        if not place and (workload.phase.is_ended or not request.follow):
+            state = "never started" if workload.phase.is_ended else "has not started"
+            raise NotFound(f"there is no output of {workload.workload_id}: it {state}")
+        return workload, place
+
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""
 
@@ -386,6 +510,28 @@ class OperatorService:
         policy = await self._loop.update_policy(request.policy, call=call)
         self._log.info("policy=updated revision=%d objective=%s", policy.revision, policy.objective)
         return UpdatePolicyResponse(policy=policy)
+
+    # Queues
+
+    async def list_queues(self, request: ListQueuesRequest, _context: Context) -> Encoded:
+        """A page of queues with what uses them, each after its parent."""
+
+        def view(core: Core) -> Encoded:
+            return build_page(
+                request,
+                ListQueuesResponse,
+                self._views.queues(core),
+                place_of=lambda item: (item[0],),
+                element_of=lambda item: ("queues", item[1]()),
+            )
+
+        return await self._loop.read(view)
+
+    async def move_to_queue(self, request: MoveToQueueRequest, context: Context) -> MoveToQueueResponse:
+        """Move a pending workload of the caller's own to another queue."""
+        call = self._call_of("MoveToQueue", request, context)
+        workload = await self._loop.move_to_queue(request.workload_id, request.queue, call=call)
+        return MoveToQueueResponse(workload=workload)
 
     # Moves
 
@@ -463,6 +609,13 @@ def _node(core: Core, name: str) -> NodeRecord:
         return core.state.nodes[name]
     except KeyError:
         raise NotFound(f"there is no node {name}; list them with ListNodes") from None
+
+
+def _is_cordoned(core: Core, node_name: str, gpus: tuple[str, ...]) -> bool:
+    """Whether an operator cordoned the node, or one of these GPUs of it; raises NotFound."""
+    record = find_node(core.state, node_name)
+    uuids = resolve_gpus(record, gpus)
+    return record.cordon is not None if not uuids else any(uuid in record.gpu_cordons for uuid in uuids)
 
 
 def _changed_after(core: Core, revision: int) -> tuple[int, list[Workload]]:

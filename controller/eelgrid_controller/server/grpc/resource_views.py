@@ -4,16 +4,21 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.drains import count_left, list_cordons
+from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.node_changes import count_lost_gpus, mark_lost_gpu, mark_lost_gpus, mark_lost_replicas
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
+    CORDONS_MOST,
+    CordonStatus,
     Gpu,
     GpuHolder,
     GpuStatus,
@@ -22,6 +27,7 @@ from eelgrid_protos.messages import (
     Node,
     NodeState,
     PlanStatus,
+    QueueStatus,
     ReasonCount,
     Summary,
     Workload,
@@ -126,6 +132,10 @@ class ResourceViews:
         self._kept: _Kept | None = None
         self._tally: ClusterTotals | None = None
 
+    def queues(self, core: Core) -> Iterable[tuple[int, Callable[[], QueueStatus]]]:
+        """The queues by position, each made when it is shown."""
+        return core.queues.list_statuses(self._now_ns())
+
     def node(self, record: NodeRecord) -> Node:
         """One node."""
         name = record.inventory.node_name
@@ -149,6 +159,7 @@ class ResourceViews:
             samples_lost=lost,
             ahead_epoch=record.ahead.plan_epoch if record.ahead else None,
             unknown_workload_ids=record.ahead.workload_ids if record.ahead else (),
+            cordons=tuple(_cordon(record, *one) for one in islice(list_cordons(record), CORDONS_MOST)),
         )
 
     def gpu(self, record: NodeRecord, gpu: Gpu, workloads: Mapping[str, Workload]) -> GpuStatus:
@@ -170,6 +181,7 @@ class ResourceViews:
             temperature_c=readings.temperature_c,
             sample_age_s=_bound_age(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
             holders=tuple(_holder(key, workloads.get(key)) for key in holders),
+            cordons=tuple(_cordon(record, *one) for one in list_cordons(record) if one[0] in {"", gpu.uuid}),
         )
 
     def workload(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> Workload:
@@ -257,6 +269,20 @@ class ResourceViews:
         return summary
 
 
+def _cordon(record: NodeRecord, gpu_uuid: str, cordon: OperatorCordon) -> CordonStatus:
+    drain = cordon.drain
+    return CordonStatus(
+        gpu_uuid=gpu_uuid,
+        reason=cordon.reason,
+        user=cordon.user,
+        since_ns=cordon.since_ns,
+        workloads=count_left(record, gpu_uuid),
+        draining=drain is not None,
+        deadline_ns=0 if drain is None else drain.deadline_ns,
+        force=drain is not None and drain.force,
+    )
+
+
 def _holder(workload_id: str, workload: Workload | None) -> GpuHolder:
     if workload is None:
         return GpuHolder(workload_id=workload_id)
@@ -265,8 +291,8 @@ def _holder(workload_id: str, workload: Workload | None) -> GpuHolder:
 
 def free_milli(record: NodeRecord, gpu: Gpu) -> int:
     """What new work could still get of the device: nothing of one that is lost, cordoned, cut or to be cut."""
-    gone = gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled or record.is_partition_managed(gpu)
-    if record.state is not NodeState.READY or gone:
+    gone = gpu.uuid in record.lost_gpus or gpu.mig_enabled or record.is_partition_managed(gpu)
+    if record.state is not NodeState.READY or record.cordon_reason(gpu) or gone:
         return 0
     return GPU_MILLI_WHOLE - record.gpu_milli.get(gpu.uuid, 0)
 

@@ -35,7 +35,8 @@ class EndpointSettings:
     flag: str
     name: str
     example: str
-    methods: frozenset[str]
+    # None where each route has its own.
+    methods: frozenset[str] | None
     body_bytes_most: int
     # Of the request line and of each header, in bytes.
     line_bytes_most: int = 8190
@@ -62,17 +63,20 @@ class HttpEndpoint:
         *,
         allows_host: Callable[[str], bool] | None = None,
         host_refusal: str = "",
+        refuse: Callable[[int, str], web.Response] | None = None,
         middleware: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """`allows_host` judges each Host header, "" where there is none, and `host_refusal` answers one that is refused.
 
+        `refuse` makes the answer of a status and a text where that is not to be plain text.
         `middleware` is aiohttp's and comes after these checks; `headers` are added to answers that have none such.
         """
         self.port = 0
         self._settings = settings
         self._allows_host = allows_host
         self._host_refusal = host_refusal
+        self._refuse = refuse or _refuse_in_words
         self._headers = headers or {}
         self._pending = PendingConnections(settings.silent_connections_most)
         self._sweep: asyncio.TimerHandle | None = None
@@ -175,13 +179,14 @@ class HttpEndpoint:
     def _refuse_request(self, request: web.Request) -> web.Response | None:
         settings = self._settings
         if self._at_once > settings.requests_at_once_most:
-            return web.Response(status=503, text="too many connections\n")
+            return self._refuse(503, "too many connections")
         if self._allows_host is not None and not all(map(self._allows_host, request.headers.getall("Host", [""]))):
-            return web.Response(status=421, text=self._host_refusal)
-        if request.method not in settings.methods:
+            return self._refuse(421, self._host_refusal)
+        if settings.methods is not None and request.method not in settings.methods:
             wanted = " and ".join(sorted(settings.methods - {"HEAD"}))
-            allow = {"Allow": ", ".join(sorted(settings.methods))}
-            return web.Response(status=405, text=f"only {wanted} is answered\n", headers=allow)
+            response = self._refuse(405, f"only {wanted} is answered")
+            response.headers["Allow"] = ", ".join(sorted(settings.methods))
+            return response
         return None
 
     async def _send_response(self, response: web.StreamResponse, request: web.Request) -> None:
@@ -199,6 +204,10 @@ class HttpEndpoint:
         response.headers["Server"] = "eelgrid-controller"
         for name, value in self._headers.items():
             response.headers.setdefault(name, value)
+
+
+def _refuse_in_words(status: int, words: str) -> web.Response:
+    return web.Response(status=status, text=f"{words}\n")
 
 
 def check_exposure(settings: EndpointSettings, address: str, *, insecure: bool, log: logging.Logger) -> bool:

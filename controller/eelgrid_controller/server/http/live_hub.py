@@ -17,13 +17,16 @@ import msgspec
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.http.live_columns import GpuColumn, list_held_cells
 from eelgrid_controller.server.http.live_model import FleetChange, LiveView, read_earlier_changes
+from eelgrid_controller.server.http.live_overview import overview_details
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalHistory
+from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.node_changes import mark_lost_replicas
-from eelgrid_controller.state.telemetry import Telemetry
+from eelgrid_controller.state.telemetry import NodeTick, Telemetry
 from eelgrid_protos.faults import NotFound
-from eelgrid_protos.messages import BudgetStatus, Explanation, ListPromisesResponse
+from eelgrid_protos.messages import BudgetStatus, Explanation, ListPromisesResponse, Overview
 
 _Result = TypeVar("_Result")
 FRAME_INTERVAL_S = 1.0
@@ -59,8 +62,11 @@ class LoopSource:
         self,
         loop: ControllerLoop,
         telemetry: Telemetry,
+        *,
         promises: Callable[[], ListPromisesResponse],
         budgets: Callable[[], Sequence[BudgetStatus]],
+        overview: Callable[[], Awaitable[Overview]],
+        idle_gpus: Callable[[], Awaitable[frozenset[tuple[str, int]]]],
         clock: Clock,
     ) -> None:
         self.telemetry = telemetry
@@ -68,6 +74,10 @@ class LoopSource:
         self.promises = promises
         # The budgets alone, since every frame has them.
         self.budgets = budgets
+        # What GetOverview answers.
+        self.overview = overview
+        # Node and index of each held GPU that the overview counts as idle.
+        self.idle_gpus = idle_gpus
         self._loop = loop
         self._clock = clock
 
@@ -121,6 +131,9 @@ class LiveHub:
         self._closed = False
         self._reading = asyncio.Lock()
         self._earlier: tuple[int, list[FleetChange], bool] = (-1, [], False)
+        self._columns: dict[str, tuple[float, msgspec.Raw]] = {}
+        self._column_lock = asyncio.Lock()
+        self._overview: tuple[Overview | None, msgspec.Raw] = (None, msgspec.Raw())
 
     def on_commit(self, committed: CommitResult) -> None:
         """A commit is on disk."""
@@ -158,11 +171,7 @@ class LiveHub:
                 return
             era = board.fleet.era
             await source.read(board.sync_nodes)
-            names = await source.read(lambda state: list(state.nodes))
-            for start in range(0, len(names), _NODES_A_SLICE):
-                part = names[start : start + _NODES_A_SLICE]
-                await source.read(lambda state, part=part: self._update_nodes(state, part))  # type: ignore[misc]
-                await asyncio.sleep(0)
+            await self._visit_nodes(lambda _state, record: board.fleet.update_node(record, self._fresh_tick(record)))
             # Nothing may come between: viewers number their frames by this.
             frame = await source.read(lambda state: board.delta_frame(state, source.budgets(), now_ns=source.now_ns()))
             is_whole = board.fleet.era != era
@@ -171,15 +180,9 @@ class LiveHub:
             self._turned_s = source.now_s()
             self._notify_viewers()
 
-    def _update_nodes(self, state: ClusterState, names: Sequence[str]) -> None:
+    def _fresh_tick(self, record: NodeRecord) -> NodeTick | None:
         source = self._source
-        now_s, now_ns = source.now_s(), source.now_ns()
-        fresh = source.telemetry.fresh_tick
-        self.board.update_nodes(
-            (record, fresh(name, now_s=now_s, now_ns=now_ns))
-            for name in names
-            if (record := state.nodes.get(name)) is not None
-        )
+        return source.telemetry.fresh_tick(record.inventory.node_name, now_s=source.now_s(), now_ns=source.now_ns())
 
     def _notify_viewers(self) -> None:
         self._news.set()
@@ -212,6 +215,53 @@ class LiveHub:
                 self._earlier = before, found, has_more
             _, changes, has_more = self._earlier
         return {"era": self.board.fleet.era, "changes": self.board.change_rows(changes), "has_more": has_more}
+
+    async def read_overview(self) -> msgspec.Raw:
+        """Returns the overview as JSON, encoded once for all viewers."""
+        found = await self._source.overview()
+        if self._overview[0] is not found:
+            self._overview = found, msgspec.Raw(msgspec.json.encode(overview_details(found)))
+        return self._overview[1]
+
+    async def read_column(self, name: str) -> msgspec.Raw:
+        """Returns a column of the map as JSON, as of a frame's interval ago at most."""
+        source, fleet = self._source, self.board.fleet
+        async with self._column_lock:
+            read_s, body = self._columns.get(name, (float("-inf"), msgspec.Raw()))
+            if source.now_s() - read_s < self._every_s:
+                return body
+            await source.read(self.board.sync_nodes)
+            idle = await source.idle_gpus() if name == "idle" else frozenset[tuple[str, int]]()
+            column = GpuColumn(name, fleet, idle)
+
+            await self._visit_nodes(lambda state, record: column.add_node(state, record, self._fresh_tick(record)))
+            body = msgspec.Raw(msgspec.json.encode(column.finish()))
+            self._columns[name] = source.now_s(), body
+            return body
+
+    async def list_held_cells(self, namespace: str, user: str) -> dict[str, Any]:
+        """Lists the GPUs that work of a user in a namespace holds."""
+        fleet = self.board.fleet
+        await self._source.read(self.board.sync_nodes)
+        era, cells = fleet.era, list[int]()
+        await self._visit_nodes(
+            lambda state, record: cells.extend(list_held_cells(state, record, fleet, namespace=namespace, user=user))
+        )
+        return {"era": era, "cells": cells}
+
+    async def _visit_nodes(self, visit: Callable[[ClusterState, NodeRecord], None]) -> None:
+        """Visits all nodes, some at a time, so that everything else goes on in between."""
+        names = await self._source.read(lambda state: list(state.nodes))
+
+        def visit_part(state: ClusterState, part: Sequence[str]) -> None:
+            for name in part:
+                if (record := state.nodes.get(name)) is not None:
+                    visit(state, record)
+
+        for start in range(0, len(names), _NODES_A_SLICE):
+            part = names[start : start + _NODES_A_SLICE]
+            await self._source.read(lambda state, part=part: visit_part(state, part))  # type: ignore[misc]
+            await asyncio.sleep(0)
 
     async def frames_after(self, frame: int) -> tuple[int, Sequence[EventBytes]]:
         """The frames after this one, once there are some; raises Behind."""

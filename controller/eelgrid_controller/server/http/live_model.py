@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eelgrid_controller.formatting import format_phase
 from eelgrid_controller.state import events
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, event_from_plain
@@ -45,6 +46,8 @@ _WORDS: Mapping[type[Any], str] = {
     events.WorkloadScaled: "scaled",
     events.WorkloadLimited: "limited",
     events.WorkloadCancelled: "ended",
+    events.WorkloadEvicted: "evicted",
+    events.WorkloadCompleted: "ended",
     events.WorkloadDeferred: "waits",
     events.PartitionsPlanned: "sliced",
     events.DevicesCorrected: "corrected",
@@ -185,6 +188,10 @@ def _rows(event: Event) -> Iterator[tuple[int, str, str, str]]:
             limit_w = event.power_limit_w
             words = "to the default" if limit_w is None else f"to {limit_w:.0f} W a GPU"
             yield event.time_ns, kind, event.workload_id, words
+        case events.WorkloadEvicted():
+            yield event.time_ns, kind, event.workload_id, event.reason.partition(":")[0]
+        case events.WorkloadCompleted():
+            yield event.time_ns, kind, event.workload_id, event.phase.name.lower()
         case events.WorkloadPlaced() | events.WorkloadMoved() | events.WorkloadScaled() | events.WorkloadCancelled():
             yield event.time_ns, kind, event.workload_id, ""
         case events.PolicyChanged():
@@ -288,7 +295,8 @@ class FleetCells:
         slot = self._slots.get(record.inventory.node_name)
         if slot is None:
             return
-        seen = (record.plan_epoch, record.state, tuple(record.lost_gpus), tuple(record.layouts))
+        cordons = record.cordon is None, tuple(record.gpu_cordons)
+        seen = (record.plan_epoch, record.state, tuple(record.lost_gpus), tuple(record.layouts), cordons)
         is_same = slot.seen == seen and slot.inventory is record.inventory
         if is_same and slot.tick is tick:
             return
@@ -363,7 +371,7 @@ def _state(record: NodeRecord, gpu: Gpu) -> CellState:
         return CellState.NODE_LOST
     if gpu.uuid in record.lost_gpus:
         return CellState.GPU_LOST
-    if gpu.cordon:
+    if record.cordon_reason(gpu):
         return CellState.CORDONED
     return CellState.CUT if gpu.mig_enabled else CellState.OPEN
 
@@ -473,11 +481,6 @@ class LiveView:
         if self._state is state:
             self.history.on_commit(events, state.workloads, revision)
 
-    def update_nodes(self, seen: Iterable[tuple[NodeRecord, NodeTick | None]]) -> None:
-        """Takes some nodes in, each with its fresh tick."""
-        for record, tick in seen:
-            self.fleet.update_node(record, tick)
-
     def add_power_point(self, power: PowerSums, *, now_ns: int) -> None:
         """One more point of the line of power: (ms since 1970, W); nothing where nothing was read."""
         if power.gpus:
@@ -573,7 +576,7 @@ def gpu_details(state: ClusterState, record: NodeRecord, gpu: Gpu, readings: Gpu
         "limit_default_w": gpu.power_limit_default_w,
         "limit_min_w": gpu.power_limit_min_w,
         "limit_max_w": gpu.power_limit_max_w,
-        "cordon": gpu.cordon,
+        "cordon": record.cordon_reason(gpu),
         "lost": gpu.uuid in record.lost_gpus,
         "mig": gpu.mig_enabled,
         "planner_keeps": record.is_partition_managed(gpu),
@@ -662,7 +665,7 @@ def _row(workload: Workload) -> dict[str, Any]:
         "name": spec.name,
         "namespace": spec.namespace,
         "kind": spec.kind.name.lower(),
-        "phase": workload.phase.name.lower(),
+        "phase": format_phase(workload),
         "replicas": spec.replicas,
         "gpus": spec.request.gpu_count,
         "milli": spec.request.gpu_milli,
@@ -680,7 +683,7 @@ def search_workloads(state: ClusterState, text: str) -> Any:
             left_out = True
             break
         spec = workload.spec
-        if workload.phase is not WorkloadPhase.CANCELLED and (
+        if not workload.phase.is_ended and (
             not text or text in f"{workload.workload_id} {spec.name} {spec.namespace}".lower()
         ):
             found.append(_row(workload))

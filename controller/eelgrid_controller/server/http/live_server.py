@@ -26,6 +26,7 @@ from aiohttp import web
 
 from eelgrid_controller.errors import ControllerConfigError, JournalError
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
+from eelgrid_controller.server.http.live_columns import COLUMNS
 from eelgrid_controller.server.http.live_hub import PACKED_HEAD, EventBytes, LiveHub, LoopSource, ViewerBehind
 from eelgrid_controller.server.http.live_model import (
     gpu_details,
@@ -149,9 +150,9 @@ class ViewerSlots:
 class TlsContexts:
     """TLS contexts of the newest files, and under which of them each connection came in."""
 
-    def __init__(self, files: TlsFiles, log: logging.Logger) -> None:
-        """Raises CertificateUnusable, and OSError (ssl.SSLError too)."""
-        self._reloader = MutualTlsReloader(files, _build_context, name="page_tls", log=log)
+    def __init__(self, files: TlsFiles, log: logging.Logger, *, name: str = "page") -> None:
+        """Raises CertificateUnusable, and OSError (ssl.SSLError too); `name` is of the endpoint, for the log."""
+        self._reloader = MutualTlsReloader(files, _build_context, name=f"{name}_tls", log=log)
         # How often a certificate had left the authority's file when the connection came.
         self._opened: weakref.WeakKeyDictionary[ssl.SSLObject, int] = weakref.WeakKeyDictionary()
         self._dates: OrderedDict[bytes, float] = OrderedDict()
@@ -199,8 +200,24 @@ def _build_context(files: TlsFiles, _contents: TlsContents | None = None) -> ssl
     return context
 
 
+def build_tls_contexts(files: TlsFiles, log: logging.Logger, *, name: str) -> TlsContexts:
+    """The TLS contexts of an endpoint by its name; raises ControllerConfigError."""
+    try:
+        return TlsContexts(files, log, name=name)
+    except (OSError, CertificateUnusable) as error:
+        raise ControllerConfigError(
+            f"the {name}'s certificate cannot be used ({error})",
+            "name PEM files by --tls-certificate, --tls-key and --tls-authority",
+        ) from error
+
+
 async def supervise_connections(
-    server: web.Server, contexts: TlsContexts | None, *, now_s: Callable[[], float], log: logging.Logger
+    server: web.Server,
+    contexts: TlsContexts | None,
+    *,
+    now_s: Callable[[], float],
+    log: logging.Logger,
+    name: str = "page",
 ) -> None:
     """Ends connections of a server that may not go on, until cancelled; `now_s` gives seconds since 1970."""
     since_s: dict[Any, float] = {}
@@ -216,12 +233,12 @@ async def supervise_connections(
                 held = one.transport.get_extra_info("ssl_object")
                 reason = "" if contexts is None or held is None else contexts.closing_reason(held, now_s())
                 if reason:
-                    log.info("page_connection=ended reason=%s", reason)
+                    log.info("%s_connection=ended reason=%s", name, reason)
                     one.transport.abort()
             for one in _crowding(since_s):
                 one.transport.abort()
         except Exception:  # connections are looked at again in a second
-            log.exception("page_connections=failed")
+            log.exception("%s_connections=failed", name)
 
 
 def _crowding(since_s: dict[Any, float]) -> list[Any]:
@@ -321,7 +338,7 @@ class LiveServer:
             routes,
             # With TLS the certificate says that the name is ours.
             allows_host=names_loopback if self._only_local else None,
-            host_refusal="ask by the address of this machine, such as 127.0.0.1\n",
+            host_refusal="ask by the address of this machine, such as 127.0.0.1",
             middleware=self._check_viewer,
             headers=_HEADERS,
         )
@@ -352,13 +369,7 @@ class LiveServer:
         if self._tls is None:
             self._only_local = check_exposure(settings, address, insecure=self._insecure, log=self._log)
             return None
-        try:
-            self._contexts = TlsContexts(self._tls, self._log)
-        except (OSError, CertificateUnusable) as error:
-            raise ControllerConfigError(
-                f"the page's certificate cannot be used ({error})",
-                "name PEM files by --tls-certificate, --tls-key and --tls-authority",
-            ) from error
+        self._contexts = build_tls_contexts(self._tls, self._log, name="page")
         return self._contexts.listening
 
     @web.middleware
@@ -454,6 +465,13 @@ class LiveServer:
                 return await source.read(lambda state: list_points(state.points, profile, model))
             case "promises":
                 return list_objectives(source.promises())
+            case "overview":
+                return await self._hub.read_overview()
+            case "column":
+                name = given.get("name", "")
+                return await self._hub.read_column(name) if name in COLUMNS else None
+            case "held":
+                return await self._hub.list_held_cells(given.get("namespace", ""), given.get("user", ""))
             case "past":
                 before = given.get("before", "")
                 return (

@@ -190,7 +190,7 @@ class ControllerMetricsServer:
             _SETTINGS,
             routes,
             allows_host=HttpHosts(address, self._host_names).allows,
-            host_refusal="this Host is none of ours; name it with --metrics-host if it is\n",
+            host_refusal="this Host is none of ours; name it with --metrics-host if it is",
         )
         check_exposure(_SETTINGS, address, insecure=self._insecure, log=self._log)
         return await self._endpoint.start(address)

@@ -22,16 +22,31 @@ PENDING_REASONS = (
     "gpu_mig",
     "gpu_model",
     "gpu_share",
+    "max_quota",
     "memory",
     "no_nodes",
     OTHER_NAMESPACES,
     "partitions",
+    "processes",
+    "queue",
+    "quota",
     "replicas",
     "spending",
     "traits",
     "unavailable",
 )
-PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "partitioned", "placed", "scaled")
+PLAN_CHANGES = (
+    "cancelled",
+    "corrected",
+    "deferred",
+    "ended",
+    "evicted",
+    "limited",
+    "moved",
+    "partitioned",
+    "placed",
+    "scaled",
+)
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
     ("eelgrid_decision_duration_seconds", "eelgrid_journal_commit_duration_seconds", "eelgrid_event_loop_lag_seconds"),
     (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
@@ -53,6 +68,9 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_plans_sent_total", _C, "Node plans sent to agents"),
         MetricDescription("eelgrid_samples_received_total", _C, "Samples of nodes received"),
         MetricDescription("eelgrid_samples_lost_total", _C, "Samples of nodes that were lost before they arrived"),
+        MetricDescription(
+            "eelgrid_attempt_reports_refused_total", _C, "Reports of processes that their workloads no longer have"
+        ),
         MetricDescription(
             "eelgrid_batches_refused_total", _C, "Batches refused because their content is contradictory"
         ),
@@ -173,6 +191,11 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             ("plan",),
         ),
         MetricDescription(
+            "eelgrid_saved_energy_today_joules",
+            _G,
+            "Energy saved by placement since midnight (by the prices' offset from UTC), or since the controller's start if that is later: `eelgrid_saved_power_watts` of placement over time",
+        ),
+        MetricDescription(
             "eelgrid_compared_energy_joules_total",
             _C,
             "The same integrated over time; joules saved by placement are the increase under best_fit minus the increase under eelgrid",
@@ -283,6 +306,23 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "eelgrid_ledger_export_changes", _G, "Hours that changed after an exporter confirmed them", ("exporter",)
         ),
         MetricDescription(
+            "eelgrid_energy_today_joules",
+            _G,
+            "Energy of all GPUs since midnight (by the prices' offset from UTC), from the energy ledger, as `eelctl energy --since today --by namespace` shows it, active and idle; the largest hundred namespaces, the rest as `other`; no series while the ledger cannot be read",
+            ("namespace", "part"),
+        ),
+        MetricDescription(
+            "eelgrid_energy_today_cost",
+            _G,
+            "Cost of the same energy at the prices of its hours, PUE and carbon price included; no series without prices",
+            ("currency",),
+        ),
+        MetricDescription(
+            "eelgrid_energy_today_carbon_grams",
+            _G,
+            "Carbon dioxide of the same energy, PUE included; no series without a carbon intensity",
+        ),
+        MetricDescription(
             "eelgrid_ledger_energy_joules_total",
             _C,
             "Energy since the ledger began, by the namespace that is charged; it continues across restarts. `(unallocated)` and `(unattributed)` have no owner, `(none)` are owners without a namespace",
@@ -382,39 +422,45 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "eelgrid_power_budget_limit_watts", _G, "Power that all GPUs under a budget may draw together", ("budget",)
         ),
         MetricDescription(
+            "eelgrid_power_budget_drawn_watts",
+            _G,
+            "Measured power of the GPUs under a budget, as in `eelctl promises`; no series while none of them has a fresh reading",
+            ("budget",),
+        ),
+        MetricDescription(
+            "eelgrid_power_budget_over_watts",
+            _G,
+            "Measured power beyond the budget, as in `eelctl promises`; 0 within it",
+            ("budget",),
+        ),
+        MetricDescription(
             "eelgrid_power_budget_claimed_watts",
             _G,
-            "Power of a budget claimed by jobs: the limits that their GPUs have or are about to get",
+            "Claimed power of a budget, as in `eelctl promises`: the limits that the GPUs of managed jobs have or are about to get, and what other GPUs may draw",
             ("budget",),
         ),
         MetricDescription(
             "eelgrid_power_budget_others_watts",
             _G,
-            "Power of a budget that GPUs without power control may draw",
-            ("budget",),
-        ),
-        MetricDescription(
-            "eelgrid_power_budget_drawn_watts",
-            _G,
-            "Measured power of the GPUs under a budget, at most half a minute old",
-            ("budget",),
-        ),
-        MetricDescription(
-            "eelgrid_power_budget_unread_gpus",
-            _G,
-            "GPUs under a budget without a fresh power reading; the measured power does not include them",
+            "The part of the claimed power that GPUs without power control may draw",
             ("budget",),
         ),
         MetricDescription(
             "eelgrid_power_budget_room_watts",
             _G,
-            "Power of a budget that neither jobs nor others claim; below 0 while limits are being lowered",
+            "Power of a budget that is not claimed; below 0 while limits are being lowered",
             ("budget",),
         ),
         MetricDescription(
             "eelgrid_power_budget_shortfall_watts",
             _G,
             "Power that objectives and lost nodes need beyond the budget",
+            ("budget",),
+        ),
+        MetricDescription(
+            "eelgrid_power_budget_unread_gpus",
+            _G,
+            "GPUs under a budget without a fresh power reading; the measured power does not include them",
             ("budget",),
         ),
         MetricDescription(

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
-from eelgrid_controller.state.engine_reports import ExternalUsage
+from eelgrid_controller.state.engine_reports import CORDONED_BY_ENGINE, ExternalUsage
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.products import Product, model_name
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST, Gpu, Inventory
@@ -98,7 +98,7 @@ def closed_reason(node: KubeNode) -> str:
     if node.is_going:
         return "the node is being deleted"
     if node.is_unschedulable:
-        return "the node is cordoned"
+        return CORDONED_BY_ENGINE
     if not node.is_ready:
         return f"the node is not ready: {node.unready}"
     state = node.labels.get(well_known.NODE_MIG_STATE, "")

@@ -31,6 +31,8 @@ TAINT_REPARTITION = "eelgrid.io/repartition"
 # On a node, by its people: take managed pods off, "true". By us: how far that is.
 ANNOTATION_DRAIN = "eelgrid.io/drain"
 ANNOTATION_DRAINED = "eelgrid.io/drain-status"
+# On a node, by us: which of a cordon and a drain are an operator's of Eelgrid's, so that uncordon takes no more away.
+ANNOTATION_CORDONED = "eelgrid.io/cordoned"
 
 # By us, on what is moved: the note of the move, on a pod and on its Deployment; the label finds the Deployment.
 ANNOTATION_MOVE = "eelgrid.io/move"

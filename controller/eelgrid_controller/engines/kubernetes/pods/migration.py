@@ -6,7 +6,8 @@ objects says which, so a restart continues. A surge adds a replica, waits until 
 cheapest to delete and removes one replica. An eviction notifies first, then asks within the disruption budgets; a
 gang goes as a whole, so whether the budgets allow all of it is checked here, while the eviction API checks pod by pod.
 
-A node is drained where its administrators cordoned and annotated it. The taint of a node that is being repartitioned
+A node is drained where its administrators cordoned and annotated it, or an operator did so by `eelctl drain`; a note
+says what of it is the latter's. The taint of a node that is being repartitioned
 is changed by a JSON patch that tests the list it was read from.
 
 Sources: kubernetes pkg/controller/controller_utils.go (ActivePodsWithRanks); KEP-2255; policy/v1 PodDisruptionBudget;
@@ -26,6 +27,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_label_selector
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
+    ANNOTATION_CORDONED,
     ANNOTATION_DRAIN,
     ANNOTATION_MOVED_AT,
     DELETION_COST,
@@ -90,6 +92,45 @@ def is_drain_requested(node: Mapping[str, Any]) -> bool:
     """Whether a node's people want it empty: it is cordoned and annotated."""
     annotations = node["metadata"].get("annotations") or {}
     return annotations.get(ANNOTATION_DRAIN) == "true" and bool((node.get("spec") or {}).get("unschedulable"))
+
+
+class CordonMarks(NamedTuple):
+    """What of a node's cordon and drain is an operator's of Eelgrid, by its annotation."""
+
+    cordon: bool = False
+    drain: bool = False
+
+
+def cordon_marks(node: Mapping[str, Any]) -> CordonMarks:
+    """Reads what Eelgrid wrote to a node."""
+    text = (node["metadata"].get("annotations") or {}).get(ANNOTATION_CORDONED, "")
+    words = text.split(",")
+    return CordonMarks("cordon" in words, "drain" in words)
+
+
+def cordon_patch(node: Mapping[str, Any], wanted: CordonMarks) -> dict[str, Any]:
+    """A merge patch that gives a node this cordon and drain, or takes away what Eelgrid wrote; empty if it is so already.
+
+    A node that its people cordoned stays cordoned, and one that they drain stays drained.
+    """
+    annotations = node["metadata"].get("annotations") or {}
+    had, is_closed = cordon_marks(node), bool((node.get("spec") or {}).get("unschedulable"))
+    is_drained = annotations.get(ANNOTATION_DRAIN) == "true"
+    own = CordonMarks(wanted.cordon and (had.cordon or not is_closed), wanted.drain and (had.drain or not is_drained))
+    changes: dict[str, str | None] = {}
+    spec: dict[str, Any] = {}
+    if wanted.cordon and not is_closed:
+        spec["unschedulable"] = True
+    elif had.cordon and not wanted.cordon and is_closed:
+        spec["unschedulable"] = None
+    if wanted.drain and not is_drained:
+        changes[ANNOTATION_DRAIN] = "true"
+    elif had.drain and not wanted.drain and is_drained:
+        changes[ANNOTATION_DRAIN] = None
+    text = ",".join(name for name, is_ours in own._asdict().items() if is_ours)
+    if text != annotations.get(ANNOTATION_CORDONED, ""):
+        changes[ANNOTATION_CORDONED] = text or None
+    return ({"metadata": {"annotations": changes}} if changes else {}) | ({"spec": spec} if spec else {})
 
 
 def drain_status(found: DrainProgress) -> str:

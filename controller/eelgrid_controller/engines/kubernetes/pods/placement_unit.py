@@ -533,9 +533,17 @@ NO_NODE = "NoEligibleNode"
 NO_ROOM = "NoRoom"
 NO_POWER = "NoPowerBudget"
 SPENDING_LIMIT = "SpendingLimitReached"
+NO_QUOTA = "NoQuota"
 NOT_ACCEPTED = "NotAccepted"
 # By how the core's reason begins; all others are for want of room.
-_BY_CONSTRAINT: Mapping[str, str] = {"traits": NO_NODE, "budget": NO_POWER, "spending": SPENDING_LIMIT}
+_BY_CONSTRAINT: Mapping[str, str] = {
+    "traits": NO_NODE,
+    "budget": NO_POWER,
+    "spending": SPENDING_LIMIT,
+    "queue": NO_QUOTA,
+    "quota": NO_QUOTA,
+    "max_quota": NO_QUOTA,
+}
 # Kubernetes takes 32,768; nobody reads more than this in a terminal.
 _MESSAGE_MOST = 1024
 

@@ -26,6 +26,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UnitRefused,
 )
 from eelgrid_controller.state.agent_liveness import AgentLiveness
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import (
     DevicesCorrected,
@@ -38,6 +39,7 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
     WorkloadScaled,
 )
+from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 from eelgrid_protos.messages import (
@@ -88,6 +90,11 @@ class CoreCommandPort(Protocol):
 
     async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
         """Report external usage of a node."""
+
+    async def cordon_node(
+        self, node_name: str, gpus: tuple[str, ...] = (), *, reason: str = "", drain: DrainTerms | None = None
+    ) -> NodeRecord:
+        """Close a node to new work, and empty it with `drain`."""
 
     async def reconsider(self) -> None:
         """Retry pending workloads."""

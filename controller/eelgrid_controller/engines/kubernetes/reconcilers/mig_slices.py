@@ -501,7 +501,7 @@ def _known(
             one = OfferedMigSlice(instance.compute_instances[0].uuid, gpu.index, instance.start, instance.size)
             if one.uuid in held:
                 used[gpu.index] = used.get(gpu.index, 0) + one.size
-            elif not (gpu.lost or gpu.cordon or gpu.mig_pending):
+            elif not (gpu.lost or record.cordon_reason(gpu) or gpu.mig_pending):
                 resource = f"{RESOURCE_MIG_PREFIX}{instance.profile.replace('+', '.')}"
                 free.setdefault(resource, []).append(one)
     return ({name: tuple(some) for name, some in free.items()}, used) if is_known else (None, {})

@@ -33,6 +33,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, ReplacementStarted
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    CordonMarks,
     DrainProgress,
     EvictPods,
     MarkPod,
@@ -46,6 +47,8 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     ScaleDeployment,
     SurgeState,
     WaitStep,
+    cordon_marks,
+    cordon_patch,
     drain_status,
     is_drain_requested,
     mobility_of,
@@ -63,6 +66,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import Core
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import MoveWriter
+from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import WorkloadMoved
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_protos.errors import ContractError
@@ -393,6 +397,7 @@ class MoveReconciler(Reconciler[str]):
         self._runs: dict[str, _MoveRun] = {}
         self._look_s = 0.0
         self._said: dict[str, str] = {}  # of drained nodes
+        self._looked_at = set[str]()  # nodes whose cordons are known in this term
         around.engine.add_pod_listener(self._on_pods)
         around.loop.listeners.append(self._on_commit)
 
@@ -434,7 +439,7 @@ class MoveReconciler(Reconciler[str]):
     async def begin_term(self, _: int) -> None:
         """A new term: moves that were begun are found, and places that nobody will come to are let go."""
         self.mover = MoveQueue(self.mover.bounds)
-        self._runs, self._said = {}, {}
+        self._runs, self._said, self._looked_at = {}, {}, set()
         found = {note.uid: note for _, note in self._pods_with_notes()}
         for one in await self.writes.list_moving_deployments():
             deployment = parse_deployment(one)
@@ -515,6 +520,7 @@ class MoveReconciler(Reconciler[str]):
 
     async def _observe_orders(self) -> None:
         core = self._around.loop.core
+        await self._sync_cordons(core)
         orders, drained = self.orders.orders_from_drained_nodes(core)
         moved = list(self.orders.orders_from_services(core))
         wanted = {order.name for order in (*orders, *moved)}
@@ -526,6 +532,39 @@ class MoveReconciler(Reconciler[str]):
             if not self.mover.has_order(order) and await has_room(self._around.loop, order):
                 self.mover.request_move(order, self._now_s())
         await self._annotate_drains(drained)
+
+    async def _sync_cordons(self, core: Core) -> None:
+        """Cordons and drains nodes as operators asked by eelctl; takes away no more than was written for them.
+
+        A leader without a journal learns of cordons by what is written on the nodes: the first look at a node in a term
+        takes them over.
+        """
+        for key, node in list(self._around.engine.nodes.objects.items()):
+            record = core.state.nodes.get(key.name)
+            if record is None:
+                continue
+            marks = cordon_marks(node)
+            try:
+                if key.name not in self._looked_at and record.cordon is None and any(marks):
+                    self.log.warning("node=%s cordoned=taken_over drain=%s", key.name, marks.drain)
+                    await self._around.loop.cordon_node(
+                        key.name,
+                        reason="taken over from the node's annotation",
+                        drain=DrainTerms() if marks.drain else None,
+                    )
+                self._looked_at.add(key.name)
+                cordon = record.cordon
+                is_drained = cordon is not None and cordon.drain is not None
+                body = cordon_patch(node, CordonMarks(cordon is not None, is_drained))
+                # What was just written is in the informer a moment later: the same patch again changes nothing.
+                if body:
+                    await self.writes.patch_node(key.name, body)
+                    word = "drained" if is_drained else "uncordoned" if cordon is None else cordon.describe()
+                    self.writes.record_event(
+                        "Node", PodKey("", key.name), key.name, f"by an operator of Eelgrid: {word}"
+                    )
+            except (ClusterError, Fault) as error:
+                self.log.warning("node=%s cordon=failed error=%s", key.name, error)
 
     async def _annotate_drains(self, drained: dict[str, DrainProgress]) -> None:
         """On each drained node, how far it is; on one that is drained no more, nothing."""

@@ -529,6 +529,10 @@ class MoveWriter:
         body = {"metadata": {"annotations": annotations}}
         await self._write(lambda: self._cluster.patch(NODES, name, body))
 
+    async def patch_node(self, name: str, body: Object) -> None:
+        """Write a merge patch to a node."""
+        await self._write(lambda: self._cluster.patch(NODES, name, body))
+
     def record_event(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
         """Queue an Event about a pod or a node."""
         self._log.info("%s=%s event=%s", kind.lower(), key.name, text)

@@ -37,8 +37,8 @@ export function refresh(panel, ...children) {
 }
 
 function patch(old, now) {
-  const olds = [...old.childNodes];
-  [...now.childNodes].forEach((next, at) => {
+  const [olds, news] = [[...old.childNodes], [...now.childNodes]]; // those of `now` move to the page
+  news.forEach((next, at) => {
     const last = olds[at];
     if (!last) old.append(next);
     else if (last.nodeName !== next.nodeName) last.replaceWith(next);
@@ -49,7 +49,7 @@ function patch(old, now) {
       patch(last, next);
     }
   });
-  olds.slice(now.childNodes.length).forEach((one) => one.remove());
+  olds.slice(news.length).forEach((one) => one.remove());
 }
 
 function attributes(old, now) {
@@ -73,26 +73,16 @@ export function scrollable(panel) {
   }
 }
 
-/** Whether somebody is at a link or a field of it: what that leads to must not change under their hands. */
-export const isUsed = (panel) => panel.contains(document.activeElement) && document.activeElement.matches("a, button, input, select");
+/**
+ * Whether keys are at a link or a field of it: what that leads to must not change under somebody's hands. What sorts or
+ * filters a table stays the same whatever the table says, and a button that was clicked is left behind.
+ */
+export const isUsed = (panel) => panel.contains(document.activeElement)
+  && document.activeElement.matches(":is(a, button, input, select):focus-visible:not([data-sort], [data-filter])");
 
 /** Rows of [term, description]; a missing description is a dash, never a number. */
 export function terms(rows) {
   return el("dl", {}, rows.filter(Boolean).map(([term, told]) => [el("dt", {}, term), el("dd", {}, told ?? "-")]));
-}
-
-/** Whether a cell may be broken anywhere: names have no bound, and must not push others out of sight. */
-const isLong = (cell) => told(cell).length > 24;
-const told = (cell) => [cell].flat(3).map((part) => part?.textContent ?? String(part)).join("");
-/** Of what is longer than three lines the beginning; what it leads to has all of it. */
-const cut = (cell) => (told(cell).length > 100 ? el("span", { class: "cut", title: told(cell) }, cell) : cell);
-
-/** columns: [title, isNumber]; each row has its cells, and may have a class as `row.kind`. */
-export function table(columns, rows) {
-  const head = el("tr", {}, columns.map(([title, isNumber]) => el("th", { class: isNumber && "n", scope: "col" }, title)));
-  const body = rows.map((row) => el("tr", { class: row.kind },
-    row.map((cell, at) => el("td", { class: columns[at][1] ? "n" : isLong(cell) && "long" }, cut(cell ?? "-")))));
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, body)));
 }
 
 export function watts(powerW) {

@@ -1,7 +1,10 @@
 // The whole fleet in numbers, beside the map.
 
-import { count, el, gpus, refresh, show, table, watts } from "./dom.js";
+import { count, el, refresh, show } from "./dom.js";
+import { command } from "./command.js";
 import { budgetBars } from "./power_view.js";
+import { table } from "./table.js";
+import { gpuUnit, powerUnit } from "./units.js";
 import { changeRow } from "./history_view.js";
 
 export const fleetView = {
@@ -26,14 +29,14 @@ function draw(panel, { model }, put) {
   }
   put(panel,
     el("h2", {}, "Fleet"),
-    model.size ? null : el("p", {}, "No node has joined. Start ", el("code", {}, "eelgrid-agent"), " on one."),
-    model.size > 0 && table([["model"], ["GPUs", true], ["held", true], ["power", true], ["read", true]],
+    model.size ? null : el("p", {}, "No node has joined. Start the agent on one: ", command("eelgrid-agent --controller HOST:PORT")),
+    model.size > 0 && table("models", [["model"], ["GPUs", true], ["held", gpuUnit], ["power", powerUnit], ["read", true]],
       sums.sort((one, other) => other.power - one.power).map((sum) => [
-        sum.name, count(sum.gpus), gpus(sum.held), sum.read ? watts(sum.power) : "-", count(sum.read)])),
+        sum.name, count(sum.gpus), sum.held, sum.read ? sum.power : null, count(sum.read)])),
     el("h3", {}, "Power against budget"),
     budgetBars(model.budgets.slice(0, 5)),
     el("h3", {}, "Latest changes"),
-    model.changes.length ? table([["time"], ["what"], ["of"]], model.changes.slice(-8).reverse().map((change) => changeRow(change)))
+    model.changes.length ? table("latest", [["time"], ["what"], ["of"]], model.changes.slice(-8).reverse().map((change) => changeRow(change)), { search: false })
       : el("p", { class: "quiet" }, "None since the controller's start; ", el("a", { href: "#/history" }, "History"), " has those before."),
   );
 }

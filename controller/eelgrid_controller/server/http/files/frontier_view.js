@@ -1,6 +1,9 @@
 // Measured points of a profile: rate against power, and those that no other beats in both.
 
-import { ask, count, el, show, svg, table, watts } from "./dom.js";
+import { ask, count, el, show, svg, watts } from "./dom.js";
+import { command } from "./command.js";
+import { by, table } from "./table.js";
+import { powerUnit } from "./units.js";
 import { chartWidth, steps } from "./power_view.js";
 
 const [HEIGHT, LEFT, BOTTOM] = [360, 70, 44];
@@ -25,10 +28,10 @@ export const frontierView = {
 const how = () => [
   el("p", {}, "The controller knows no measured point yet. Points come"),
   el("ul", {},
-    el("li", {}, "from a file that you measured: ", el("code", {}, "eelctl profile import points.csv")),
+    el("li", {}, "from a file that you measured: ", command("eelctl profile import points.csv")),
     el("li", {}, "from jobs with a promise that it steers: they appear by themselves while these run."),
   ),
-  el("p", {}, "The frontier of energy against latency for the fleet as it runs: ", el("code", {}, "eelctl frontier --running --plot frontier.png")),
+  el("p", {}, "The frontier of energy against latency for the fleet as it runs: ", command("eelctl frontier --running --plot frontier.png")),
 ];
 
 /** A field that leads to another picture. */
@@ -48,10 +51,10 @@ function told({ profiles, profile, models, model, points, points_in_all: inAll }
       el("label", { for: "gpu-model" }, "GPU"), choice("gpu-model", models, model, (name) => [profile, name])),
     drawn.length ? el("div", { class: "scroll" }, chart(drawn, best, width)) : el("p", { class: "quiet" }, "None of its points has a power."),
     el("h3", {}, inAll > points.length ? `The first ${count(points.length)} of ${count(inAll)} points` : "Points"),
-    table([["MIG"], ["GPUs", true], ["batch", true], ["limit", true], ["rate, 1/s", true], ["power", true], ["J each", true], ["source"]],
+    table("points", [["MIG"], ["GPUs", true], ["batch", true], ["limit", powerUnit], ["rate, 1/s", true], ["power", powerUnit], ["J each", true], ["source"]],
       points.map((point) => {
-        const row = [point.mig || "-", point.gpus, point.batch, point.limit_w ? watts(point.limit_w) : "default",
-          point.rate_hz.toPrecision(4), watts(point.power_w), point.power_w ? (point.power_w / point.rate_hz).toPrecision(3) : null, point.source || "-"];
+        const row = [point.mig || "-", point.gpus, point.batch, point.limit_w || "default",
+          by(point.rate_hz, point.rate_hz.toPrecision(4)), point.power_w, point.power_w ? (point.power_w / point.rate_hz).toPrecision(3) : null, point.source || "-"];
         row.kind = best.includes(point) ? "chosen" : "";
         return row;
       })),

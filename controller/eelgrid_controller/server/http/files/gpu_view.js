@@ -1,6 +1,8 @@
 // One GPU: what it is, what it reads, who holds it.
 
-import { ask, bytes, el, gpus, isUsed, nodeLink, percent, refresh, show, table, terms, watts, workloadLink } from "./dom.js";
+import { ask, bytes, el, gpus, isUsed, nodeLink, percent, refresh, show, terms, watts, workloadLink } from "./dom.js";
+import { table } from "./table.js";
+import { gpuUnit } from "./units.js";
 
 const EVERY_MS = 2_000;
 let [timer, turn] = [0, 0];
@@ -58,8 +60,8 @@ function told(gpu, model, cell) {
     gpu.mig || gpu.planner_keeps ? slices(gpu, model.slices.get(cell) ?? []) : null,
     el("h3", {}, "Work on it"),
     gpu.holders.length
-      ? table([["workload"], ["replica", true], ["share", true], ["slice"]], gpu.holders.map((one) => [
-        workloadLink(one.workload_id, one.name), one.replica, gpus(one.milli), one.slice || "-"]))
+      ? table("holders", [["workload"], ["replica", true], ["share", gpuUnit], ["slice"]], gpu.holders.map((one) => [
+        workloadLink(one.workload_id, one.name), one.replica, one.milli, one.slice || "-"]))
       : el("p", { class: "quiet" }, "None that was placed here."),
   ];
 }
@@ -69,7 +71,7 @@ function slices(gpu, cut) {
   return [
     el("h3", {}, "MIG slices"),
     gpu.slices.length
-      ? table([["profile"], ["memory slices"], ["held"]], gpu.slices.map((one) => [
+      ? table("slices", [["profile"], ["memory slices"], ["held"]], gpu.slices.map((one) => [
         one.profile, one.size > 1 ? `${one.start} to ${one.start + one.size - 1}` : one.start, isHeld(one) ? "yes" : "no"]))
       : el("p", { class: "quiet" }, "None is there."),
     gpu.wanted.length ? el("p", {}, `Wanted: ${gpu.wanted.map((one) => `${one.profile} at ${one.start}`).join(", ")}`) : null,

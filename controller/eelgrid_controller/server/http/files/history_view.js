@@ -1,7 +1,8 @@
 // What decisions changed: a list, and a slider that takes the map back to how it was after each.
 // A decision has the number of its entry in the journal, so that #decision/NUMBER is the same in every run.
 
-import { ask, clock, count, decisionLink, el, gpus, moment, show, table, workloadLink, zone } from "./dom.js";
+import { ask, clock, count, decisionLink, el, gpus, moment, show, workloadLink, zone } from "./dom.js";
+import { table } from "./table.js";
 
 const [SHOWN, NEWER] = [40, 4]; // rows of the list, and of these newer than the chosen one
 let chosen = null; // {number, id} of a change, or null for now
@@ -124,11 +125,11 @@ function rows(changes, at) {
   if (!changes.length) return null;
   const newest = at < 0 ? changes.length - 1 : at + NEWER;
   const from = Math.max(0, Math.min(newest, changes.length - 1) + 1 - SHOWN);
-  return table([["time"], ["what"], ["of"], ["GPUs", true]], changes.slice(from, from + SHOWN).reverse().map((one) => {
+  return table("changes", [["time"], ["what"], ["of"], ["GPUs", true]], changes.slice(from, from + SHOWN).reverse().map((one) => {
     const row = [...changeRow(one), one[5].length ? difference(one) : ""];
     row.kind = one === changes[at] ? "now" : "";
     return row;
-  }));
+  }), { search: false });
 }
 
 function difference([, , , , , pairs]) {

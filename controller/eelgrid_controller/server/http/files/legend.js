@@ -1,17 +1,28 @@
 // The legend of the map: its scale, and the signs that lie over cells.
 
-import { byId, el, watts } from "./dom.js";
+import { byId, el, short } from "./dom.js";
 import { theme } from "./colour.js";
 
-/** by: what the colours say; mostW: at the scale's end; isPast: whether the map shows what was held at another time. */
-export function legend({ by, mostW, isPast }) {
+const LETTERS_MOST = 24;
+
+/** As `Colouring.legend` gives it. */
+export function drawLegend({ low, high, kinds, signs = "" }) {
+  if (kinds) {
+    byId("legend").replaceChildren(...kinds.map(([kind, words]) => swatch(theme().kinds[kind], words)), ...drawSigns(signs));
+    return;
+  }
   const scale = el("span", { class: "scale" });
   scale.style.background = `linear-gradient(90deg, ${theme().scale.join(", ")})`;
-  const most = isPast || by === "held" ? "1 GPU" : by === "power" ? watts(mostW) : "100 %";
-  byId("legend").replaceChildren("0", scale, most, ...signs(isPast));
+  byId("legend").replaceChildren(low, scale, high, ...drawSigns(signs));
 }
 
-function signs(isPast) {
+function swatch(colour, words) {
+  const box = el("span", { class: "swatch", "aria-hidden": "true" });
+  box.style.background = colour;
+  return el("span", { class: "sign", title: words }, box, short(words, LETTERS_MOST));
+}
+
+function drawSigns(signs) {
   const sign = (draw, words) => {
     const canvas = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
     draw(canvas.getContext("2d"), theme());
@@ -28,14 +39,14 @@ function signs(isPast) {
     }
   };
   const ground = (pen, colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 28, 28); };
-  if (isPast) {
+  if (signs === "past") {
     const box = (name) => (pen, one) => { pen.strokeStyle = one[name]; pen.lineWidth = 6; pen.strokeRect(3, 3, 22, 22); };
     return [sign(box("good"), "more held"), sign(box("bad"), "less held")];
   }
   return [
-    sign((pen, one) => ground(pen, one.none), "no reading"),
+    signs === "unknown" && sign((pen, one) => ground(pen, one.none), "no reading"),
     sign((pen, one) => { ground(pen, one.scale[1]); pen.fillStyle = one.ink; pen.fillRect(12, 2, 4, 24); }, "MIG"),
-    sign((pen, one) => { ground(pen, one.none); stroke(pen, one.quiet, [[5, 5, 23, 23]]); }, "cordoned"),
-    sign((pen, one) => { ground(pen, one.none); stroke(pen, one.bad, [[5, 5, 23, 23], [23, 5, 5, 23]]); }, "lost"),
-  ];
+    sign((pen, one) => { ground(pen, signs === "faults" ? one.kinds[4] : one.none); stroke(pen, one.quiet, [[5, 5, 23, 23]]); }, "cordoned"),
+    sign((pen, one) => { ground(pen, signs === "faults" ? one.kinds[5] : one.none); stroke(pen, one.bad, [[5, 5, 23, 23], [23, 5, 5, 23]]); }, "lost"),
+  ].filter(Boolean);
 }

@@ -9,6 +9,7 @@ import { fleetView } from "./fleet_view.js";
 import { frontierView } from "./frontier_view.js";
 import { gpuView } from "./gpu_view.js";
 import { historyView } from "./history_view.js";
+import { nowView } from "./now_view.js";
 import { nodeView } from "./node_view.js";
 import { powerView } from "./power_view.js";
 import { promisesView } from "./promises_view.js";
@@ -16,9 +17,9 @@ import { queueView } from "./queue_view.js";
 import { searchView } from "./search_view.js";
 import { workloadView } from "./workload_view.js";
 
-// By the first part of the address after #: a view is {wide, open(panel, page, parts), frame?(), close?()}.
+// By the first part of the address after #: a view is {wide, open(panel, page, parts), frame?(), whole?(), leave?(), close?()}.
 const VIEWS = {
-  fleet: fleetView, node: nodeView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
+  now: nowView, fleet: fleetView, node: nodeView, gpu: gpuView, workload: workloadView, workloads: searchView, queue: queueView,
   promises: promisesView, power: powerView, history: historyView, decision: historyView, frontier: frontierView,
 };
 const UNDER = { node: "fleet", gpu: "fleet", workload: "workloads", decision: "history" };
@@ -39,10 +40,12 @@ function decoded(part) {
 function route() {
   const [name, ...parts] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   view?.close?.(page);
-  view = VIEWS[name] ?? VIEWS.fleet;
+  view = VIEWS[name] ?? nowView;
   document.body.toggleAttribute("data-wide", view.wide);
+  document.body.toggleAttribute("data-now", view === nowView);
+  glance();
   for (const link of document.querySelectorAll("nav a")) {
-    const isHere = link.getAttribute("href") === `#/${UNDER[name] ?? (VIEWS[name] ? name : "fleet")}`;
+    const isHere = link.getAttribute("href") === `#/${UNDER[name] ?? (VIEWS[name] ? name : "now")}`;
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -55,13 +58,16 @@ function route() {
 
 function glance() {
   const { counts } = model;
+  if (!counts) return;
   const power = model.powerNow();
   byId("counts").textContent = [
     `${many(model.size, "GPU")} in ${many(counts.nodes, "node")}`, counts.nodes_lost ? `${many(counts.nodes_lost, "node")} lost` : "",
     counts.gpus_lost ? `${many(counts.gpus_lost, "GPU")} lost` : "",
-    power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, `${count(counts.pending)} wait`,
+    ...(view === nowView ? [] : [power === null ? "no power reading" : watts(power), `${count(counts.placed)} placed`, waiting(counts.pending)]),
   ].filter(Boolean).join(" · ");
 }
+
+const waiting = (pending) => `${count(pending)} wait${pending === 1 ? "s" : ""}`;
 
 function connection(state, words) {
   const sign = byId("connection");
@@ -77,6 +83,7 @@ listen(page.map, model, (cell) => {
   if (panel.offsetTop > main.offsetTop) main.scrollTop = panel.offsetTop - main.offsetTop;
 }, () => {
   if (view === gpuView || view === nodeView) location.hash = "#/fleet";
+  view.leave?.(byId("panel"), page);
 });
 window.addEventListener("hashchange", route);
 window.addEventListener("resize", () => scrollable(byId("panel")));
@@ -88,10 +95,12 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 route();
 follow({
   whole(frame) {
+    const isFirst = !model.ready;
     model.whole(frame);
     page.map.rebuild();
     glance();
-    route();
+    if (isFirst || !view.whole) route();
+    else view.whole(byId("panel"), page);
   },
   delta(frame) {
     page.map.touch(model.delta(frame));

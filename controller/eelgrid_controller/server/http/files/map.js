@@ -2,13 +2,13 @@
 // take longer than a frame: while hands move the map its picture is shifted, and drawn anew when they rest; outlines have a
 // canvas of their own, so that choosing a cell draws no other.
 
-import { CellState } from "./model.js";
-import { inks, onTheme, ramp, theme } from "./colour.js";
+import { FADED, drawSigns } from "./cell_signs.js";
+import { inks, onTheme, ramp, rgb, theme } from "./colour.js";
+import { Colouring } from "./colouring.js";
 import { CELL, cellAt, layOut } from "./layout.js";
-import { byId, short, watts } from "./dom.js";
-import { legend } from "./legend.js";
+import { byId, short } from "./dom.js";
+import { drawLegend } from "./legend.js";
 
-const DETAIL_PX = 35; // of a cell, from which slices and watts can be read
 const NAMES_PX = 31; // from which node names can be read: they are a quarter as high
 const REST_MS = 80;
 const PIECE = 2_500; // cells that a new fleet's first picture takes in each animation frame: some 4 ms
@@ -22,7 +22,11 @@ export class FleetMap {
     this.canvas = byId("map");
     this.pen = this.canvas.getContext("2d", { alpha: false });
     this.marksCanvas = byId("marks");
-    this.by = "power";
+    this.colouring = new Colouring(model, (cells) => {
+      if (cells === null) this.legend();
+      this.touch(cells);
+    });
+    this.only = null; // of cells that somebody looks for: 1
     this.held = null; // the past, while it is shown
     this.marks = new Map(); // cells that a decision changed: more or less held
     this.chosen = -1;
@@ -45,8 +49,11 @@ export class FleetMap {
     this.layout = layOut(this.model, Math.max(0.3, clientWidth / Math.max(1, clientHeight)));
     this.rowOf = new Int32Array(this.model.size);
     this.layout.rows.forEach((row, at) => this.rowOf.fill(at, row.first, row.end));
-    this.mostW = Math.max(50, this.model.limitW.reduce((most, limit) => Math.max(most, limit), 0),
-      this.model.power_w.reduce((most, power) => Math.max(most, power), 0));
+    if (this.era !== this.model.era) {
+      this.era = this.model.era;
+      this.colouring.rebuild();
+      this.only = null; // cells are numbered anew: who looks for some says so again
+    }
     if (this.fitted) this.fit();
     this.legend();
     this.waiting = "pieces";
@@ -70,9 +77,22 @@ export class FleetMap {
   }
 
   colourBy(what) {
-    this.by = what;
-    this.legend();
+    this.colouring.choose(what);
+  }
+
+  /** Fades all cells but these; null fades none. */
+  highlight(cells) {
+    if (!cells && !this.only) return;
+    const before = this.only;
+    this.only = cells ? new Uint8Array(this.model.size) : null;
+    for (const cell of cells ?? []) this.only[cell] = 1;
+    if (before && this.only && before.every((is, cell) => is === this.only[cell])) return;
     this.redraw();
+  }
+
+  /** One GPU in a sentence. */
+  words(cell) {
+    return this.model.words(cell) + this.colouring.words(cell);
   }
 
   /** Shows what was held at another time, with what one decision changed; null for now. */
@@ -208,7 +228,7 @@ export class FleetMap {
     const isOther = this.colour !== theme();
     if (isOther) {
       this.colour = theme();
-      this.colours = ramp(this.colour.scale);
+      this.colours = [...ramp(this.colour.scale), ...this.colour.kinds.map(rgb)];
       this.inks = inks(this.colours);
     }
     return isOther;
@@ -240,9 +260,9 @@ export class FleetMap {
       for (const cell of waiting) {
         if (!this.isSeen(this.layout.x[cell], this.layout.y[cell], CELL, CELL)) continue;
         const shade = this.shade(cell);
-        pen.fillStyle = shade < 0 ? this.colour.none : this.colours[shade];
+        pen.fillStyle = this.paint(shade);
         pen.fillRect(this.layout.x[cell], this.layout.y[cell], CELL, CELL);
-        this.over(cell);
+        drawSigns(this, cell, shade);
       }
       this.drawn.cells += waiting.size;
     }
@@ -267,11 +287,11 @@ export class FleetMap {
       }
     }
     for (const [shade, cells] of byShade) {
-      pen.fillStyle = shade < 0 ? this.colour.none : this.colours[shade];
+      pen.fillStyle = this.paint(shade);
       for (const cell of cells) pen.fillRect(layout.x[cell], layout.y[cell], CELL, CELL);
     }
     for (const row of seen) {
-      for (let cell = row.first; cell < row.end; cell += 1) this.over(cell);
+      for (let cell = row.first; cell < row.end; cell += 1) drawSigns(this, cell, this.shade(cell));
       this.name(row);
     }
   }
@@ -299,77 +319,13 @@ export class FleetMap {
     }
   }
 
-  /** Of the scale, 0 to 1; -1 where nothing is known. */
-  ratioOf(cell) {
-    const model = this.model;
-    if (this.held) return Math.min(1, this.held[cell] / 1000);
-    if (this.by === "held") return Math.min(1, model.held_milli[cell] / 1000);
-    if (model.power_w[cell] < 0) return -1;
-    if (this.by === "share") return model.limitW[cell] ? Math.min(1, model.power_w[cell] / model.limitW[cell]) : -1;
-    return Math.min(1, model.power_w[cell] / this.mostW);
-  }
-
-  /** Of the ramp's colours; -1 where nothing is known. */
+  /** Of the colours; -1 where nothing is known, -2 where others are looked for. */
   shade(cell) {
-    const ratio = this.ratioOf(cell);
-    return ratio < 0 ? -1 : Math.round(63 * ratio);
+    return this.only && !this.only[cell] ? FADED : this.colouring.shade(cell, this.held);
   }
 
-  /** What lies over a cell's colour. */
-  over(cell) {
-    const { pen, model, colour } = this;
-    const state = this.held ? CellState.OPEN : model.state[cell];
-    const isNear = this.pixels >= DETAIL_PX;
-    if (state === CellState.OPEN && !isNear) return;
-    const [x, y] = [this.layout.x[cell], this.layout.y[cell]];
-    const shade = this.shade(cell);
-    const ink = shade < 0 ? colour.ink : this.inks[shade];
-    if (isNear) this.detail(cell, x, y, ink, this.held ? null : model.slices.get(cell));
-    if (state >= CellState.CORDONED) {
-      pen.beginPath();
-      pen.moveTo(x + 2.5, y + 3.5);
-      pen.lineTo(x + 7.5, y + 8.5);
-      if (state !== CellState.CORDONED) {
-        pen.moveTo(x + 7.5, y + 3.5);
-        pen.lineTo(x + 2.5, y + 8.5);
-      }
-      // On a rim that parts it from any colour below.
-      for (const [stroke, width] of [[colour.ground, 2.4], [state === CellState.CORDONED ? colour.quiet : colour.bad, 1.2]]) {
-        pen.strokeStyle = stroke;
-        pen.lineWidth = width;
-        pen.stroke();
-      }
-    } else if (state === CellState.CUT && !isNear && this.pixels >= 5) {
-      pen.fillStyle = ink;
-      pen.fillRect(x + 4.6, y + 1, 0.8, 8);
-    }
-  }
-
-  detail(cell, x, y, ink, cut) {
-    const pen = this.pen;
-    pen.textBaseline = "middle";
-    pen.fillStyle = ink;
-    const power = this.model.power_w[cell];
-    const told = this.held ? String(this.held[cell] / 1000) : power < 0 ? "-" : watts(power);
-    pen.font = "2.3px system-ui, sans-serif";
-    pen.fillText(told, x + 0.6, y + 1.9, CELL - 1);
-    if (!cut?.length) return;
-    const whole = Math.max(8, ...cut.map(([start, size]) => start + size));
-    for (const [start, size, profile, isHeld] of cut) {
-      const [left, width] = [x + 0.4 + (9.2 * start) / whole, (9.2 * size) / whole - 0.25];
-      pen.fillStyle = isHeld ? this.colour.mark : this.colour.none;
-      pen.fillRect(left, y + 3.6, width, 5.8);
-      pen.strokeStyle = this.colour.line;
-      pen.lineWidth = 0.12;
-      pen.strokeRect(left, y + 3.6, width, 5.8);
-      pen.save();
-      pen.translate(left + width / 2, y + 9);
-      pen.rotate(-Math.PI / 2);
-      pen.fillStyle = isHeld ? this.colour.ground : this.colour.ink;
-      pen.font = `${Math.min(1.5, width)}px system-ui, sans-serif`;
-      pen.fillText(profile, 0, 0, 5.2);
-      pen.restore();
-    }
+  paint(shade) {
+    return shade >= 0 ? this.colours[shade] : shade === FADED ? this.colour.faded : this.colour.none;
   }
 
   /** Around cells that a decision changed, and the chosen one. */
@@ -394,6 +350,6 @@ export class FleetMap {
   }
 
   legend() {
-    legend({ by: this.by, mostW: this.mostW ?? 0, isPast: this.held !== null });
+    drawLegend(this.colouring.legend(this.held !== null));
   }
 }

@@ -56,7 +56,7 @@ export function listen(map, model, open, leave) {
     const cell = map.under(x, y);
     tip.hidden = cell < 0 || Boolean(drag?.far);
     if (cell < 0) return;
-    tip.textContent = model.words(cell);
+    tip.textContent = map.words(cell);
     tip.style.left = `${Math.max(0, Math.min(x + 14, canvas.clientWidth - tip.offsetWidth - 4))}px`;
     const tall = tip.offsetHeight;
     tip.style.top = `${y + 20 + tall > canvas.clientHeight ? y - tall - 8 : y + 14}px`;
@@ -79,7 +79,7 @@ export function listen(map, model, open, leave) {
     if (/^(Arrow|Page|Home$|End$)/.test(event.key)) {
       const from = map.chosen;
       map.choose(from < 0 ? map.layout.rows[0].first : neighbour(map.layout, map.rowOf, from, event.key));
-      byId("said").textContent = model.words(map.chosen);
+      byId("said").textContent = map.words(map.chosen);
     } else if (event.key === "Enter" && map.chosen >= 0) open(map.chosen);
     else if (event.key === "+" || event.key === "=") map.scale(1.4);
     else if (event.key === "-") map.scale(1 / 1.4);

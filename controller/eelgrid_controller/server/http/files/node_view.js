@@ -1,6 +1,8 @@
 // One node: where it is, and its GPUs with what they read and hold.
 
-import { el, gpuLink, gpus, many, refresh, show, table, terms, watts } from "./dom.js";
+import { el, gpuLink, gpus, many, refresh, show, terms, watts } from "./dom.js";
+import { by, table } from "./table.js";
+import { gpuUnit, powerUnit } from "./units.js";
 import { CellState } from "./model.js";
 
 let name = "";
@@ -36,9 +38,9 @@ function draw(panel, { model }, put) {
     ]),
     cells.length > 0 && [
       el("h3", {}, "GPUs"),
-      table([["GPU"], ["power", true], ["held", true], ["limit", true], ["state, MIG slices"]], cells.map((cell) => [
-        gpuLink(name, model.index[cell], `GPU ${model.index[cell]}`), watts(model.power_w[cell]), gpus(model.held_milli[cell]),
-        model.limitW[cell] ? watts(model.limitW[cell]) : null, state(model, cell)])),
+      table("node-gpus", [["GPU"], ["power", powerUnit], ["held", gpuUnit], ["limit", powerUnit], ["state, MIG slices"]], cells.map((cell) => [
+        by(model.index[cell], gpuLink(name, model.index[cell], `GPU ${model.index[cell]}`)), model.power_w[cell] < 0 ? null : model.power_w[cell],
+        model.held_milli[cell], model.limitW[cell] || null, state(model, cell)])),
     ]);
 }
 

@@ -1,6 +1,9 @@
 // What services and jobs were promised, and how that is kept: latency by service, time and watts by job.
 
-import { ask, count, el, isUsed, refresh, show, table, watts, workloadLink } from "./dom.js";
+import { ask, count, el, isUsed, refresh, show, workloadLink } from "./dom.js";
+import { command } from "./command.js";
+import { by, table } from "./table.js";
+import { latencyUnit, powerUnit } from "./units.js";
 
 const EVERY_MS = 5_000; // promises are looked at as often
 let [timer, turn] = [0, 0];
@@ -29,15 +32,14 @@ export const promisesView = {
   },
 };
 
-const seconds = (value) => (value == null ? null : value < 1 ? `${Number((1000 * value).toPrecision(3))} ms` : `${Number(value.toPrecision(3))} s`);
 const signed = (ratio) => (ratio == null ? null : `${ratio > 0 ? "+" : ""}${(100 * ratio).toFixed(1)} %`);
 const why = (one) => (one.is_advice ? "would: " : "") + one.reason;
 
 function told({ services, jobs, left_out: leftOut }) {
   if (!services.length && !jobs.length) {
     return [el("h2", {}, "Nothing is promised"),
-      el("p", { class: "quiet" }, "A service has objectives of latency and a job a largest slowdown where its YAML says so; ",
-        el("code", {}, "eelctl submit --help"), " tells how to submit one.")];
+      el("p", { class: "quiet" }, "A service has objectives of latency and a job a largest slowdown where its YAML says so. How to submit one: ",
+        command("eelctl submit --help"))];
   }
   const late = services.filter((one) => one.live_s != null && one.live_s > one.objective_s).length;
   const heard = services.filter((one) => one.live_s != null).length;
@@ -45,19 +47,19 @@ function told({ services, jobs, left_out: leftOut }) {
     el("h2", {}, "Promises"),
     services.length > 0 && [
       el("h3", {}, `Services: ${heard - late} of ${services.length} kept${late ? `, ${late} late` : ""}${heard < services.length ? `, ${services.length - heard} not measured` : ""}`),
-      table([["service"], ["kept"], ["latency", true], ["promised", true], ["requests, 1/s", true], ["replicas", true], ["phase"], ["why"]],
+      table("services", [["service"], ["kept"], ["latency", latencyUnit], ["promised", latencyUnit], ["requests, 1/s", true], ["replicas", true], ["phase"], ["why"]],
         services.map((one) => [
-          workloadLink(one.id, one.name || one.id), kept(one), seconds(one.live_s), seconds(one.objective_s),
+          workloadLink(one.id, one.name || one.id), kept(one), one.live_s, one.objective_s,
           one.arrived_hz == null ? null : count(Number(one.arrived_hz.toPrecision(4))), `${one.serving} of ${one.wanted}`, one.phase, why(one)])),
     ],
     jobs.length > 0 && [
       el("h3", {}, "Jobs"),
-      table([["job"], ["power limit", true], ["time", true], ["saves", true], ["phase"], ["why"]], jobs.map((one) => [
-        workloadLink(one.id, one.name || one.id), one.limit_w == null ? "default" : watts(one.limit_w), signed(one.slowdown),
-        signed(one.saving), one.phase, why(one)])),
+      table("jobs", [["job"], ["power limit", powerUnit], ["time", true], ["saves", true], ["phase"], ["why"]], jobs.map((one) => [
+        workloadLink(one.id, one.name || one.id), one.limit_w ?? "default", by(one.slowdown ?? null, signed(one.slowdown) ?? "-"),
+        by(one.saving ?? null, signed(one.saving) ?? "-"), one.phase, why(one)])),
       el("p", { class: "quiet" }, "Time and energy saved are against the largest limit, for the same work."),
     ],
-    leftOut ? el("p", { class: "quiet" }, `and ${leftOut} more; eelctl promises has all`) : null,
+    leftOut ? el("p", { class: "quiet" }, `and ${leftOut} more; all of them: `, command("eelctl promises")) : null,
   ];
 }
 

@@ -1,6 +1,7 @@
 // Workloads that wait or run, by a text in their id, name or namespace; and nodes by their name.
 
-import { ask, count, el, gpus, many, nodeLink, show, table, workloadLink } from "./dom.js";
+import { ask, count, el, gpus, many, nodeLink, show, workloadLink } from "./dom.js";
+import { by, table } from "./table.js";
 
 const NODES_MOST = 20;
 let [text, timer, turn] = ["", 0, 0];
@@ -31,7 +32,7 @@ async function find(list, status, model) {
     if (mine !== turn) return;
     show(list,
       nodes(model),
-      table([["workload"], ["name"], ["namespace"], ["kind"], ["state"], ["replicas", true], ["GPUs", true], ["reason"]],
+      table("workloads", [["workload"], ["name"], ["namespace"], ["kind"], ["state"], ["replicas", true], ["GPUs", true], ["reason"]],
         found.rows.map((one) => [workloadLink(one.id), one.name, one.namespace, one.kind.replaceAll("_", " "), one.phase,
           count(one.replicas), one.gpus ? `${one.gpus} × ${gpus(one.milli)}` : "0", one.reason])));
     status.textContent = found.left_out ? `The newest ${count(found.rows.length)} workloads; write more to find others.`

@@ -1,6 +1,8 @@
 // One workload: what was asked, where it stands, and why there: each cost in watts, beside what it beat.
 
-import { ask, bytes, cost, count, decisionLink, el, gpuLink, gpus, moment, nodeLink, show, table, terms, watts, zone } from "./dom.js";
+import { ask, bytes, cost, count, decisionLink, el, gpuLink, gpus, moment, nodeLink, show, terms, watts, zone } from "./dom.js";
+import { withCommands } from "./command.js";
+import { table } from "./table.js";
 
 const SEEN_W = 0.05; // half of the last digit that is shown
 let [turn, shownId] = [0, ""];
@@ -45,7 +47,7 @@ function told(workload) {
       workload.power_limit_w ? ["power limit", `${watts(workload.power_limit_w)} a GPU`] : null,
     ]),
     el("p", { class: "quiet" }, zone()),
-    workload.remedy ? [el("h3", {}, "What would help"), el("p", {}, workload.remedy)] : null,
+    workload.remedy ? [el("h3", {}, "What would help"), el("p", {}, withCommands(workload.remedy))] : null,
     workload.placements.length ? placements(workload) : null,
     el("h3", {}, workload.phase === "pending" ? "What stands in its way" : "Why it stands there"),
     workload.explained.length
@@ -58,7 +60,7 @@ function placements(workload) {
   const left = workload.placements_in_all - workload.placements.length;
   return [
     el("h3", {}, "Where it runs"),
-    table([["replica", true], ["GPUs"], ["slice"], ["state"]], workload.placements.map((one) => [
+    table("placements", [["replica", true], ["GPUs"], ["slice"], ["state"]], workload.placements.map((one) => [
       one.replica,
       one.gpus.length ? one.gpus.map((index, at) => [at ? ", " : "", gpuLink(one.node, index)]) : nodeLink(one.node),
       one.slice || "-", one.lost ? el("span", { class: "bad" }, "on a lost GPU") : "ready"])),
@@ -84,6 +86,6 @@ function explained(replica, workload) {
   return [
     el("p", {}, `Replica ${replica.replica}: ${count(replica.feasible_nodes)} node${replica.feasible_nodes === 1 ? "" : "s"} could take it`
       + `${removed ? `; ruled out: ${removed}` : ""}. Costs in watts, the lowest first:`),
-    rows.length ? table([["place"], ...names.map((name) => [name.replaceAll("_", " "), true]), ["in all", true], ["worse by", true]], rows) : null,
+    rows.length ? table(`candidates-${replica.replica}`, [["place"], ...names.map((name) => [name.replaceAll("_", " "), true]), ["in all", true], ["worse by", true]], rows, { search: false }) : null,
   ];
 }

@@ -1,0 +1,328 @@
+"""The launcher: runs one process of a workload, and stays until everything that it started is gone.
+
+Started by `local` as a program of its own, by path, without site-packages: it imports the standard library only, has
+one thread, and outlives the agent. Its folder has the command (`spec.json`); it writes there `running.json` before the
+start, the output (`output.log`), and the exit record (`exit.json`) by rename when nothing is left.
+
+As a subreaper it is the parent of every orphan below it, so that a process that left its session is found as well; in a
+cgroup of its own they are killed at once, without a race against fork. It reads the output through a pipe, so that
+neither a full disk nor the limit of the log stops the process. SIGTERM asks it to stop the process: the stop signal to
+its group, then KILL to all that is left when the grace is over. Time limits count suspended time.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+_SUBREAPER = 36
+_CHUNK_BYTES = 65_536
+# While what was killed is still there; a process in an uninterruptible call ends when that returns.
+_KILL_AGAIN_S = 0.02
+# Its output is read for so long after it ended and nothing of it is left.
+_DRAIN_CHUNKS_MOST = 64
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_UMASK = 0o022
+
+
+def write_durably(folder: str, name: str, content: object) -> None:
+    """Writes a JSON file that is there whole or not at all."""
+    path = os.path.join(folder, name)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(path + ".new", path)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_start_ticks(pid: int) -> int:
+    """Returns when a process was started, in ticks since boot: with it a reused id is told apart; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def list_descendants(root: int) -> list[int]:
+    """Lists the ids of all processes below one, by their parents as they are now."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(name))
+    found, waiting = [], [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+class BoundedLog:
+    """A file that grows to a limit; what does not fit, and what a full disk refuses, is discarded and noted."""
+
+    def __init__(self, path: str, bytes_most: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._left = max(0, bytes_most - os.fstat(self._file).st_size)
+        self._bytes_most = bytes_most
+        self._is_noted = False
+
+    def write(self, data: bytes) -> None:
+        """Appends as much as fits."""
+        kept = data[: self._left]
+        self._append(kept)
+        self._left -= len(kept)
+        if len(kept) < len(data) and not self._is_noted:
+            self._is_noted = True
+            self._append(f"\n[eelgrid: output beyond {self._bytes_most} bytes is discarded]\n".encode())
+
+    def _append(self, data: bytes) -> None:
+        # A full disk costs output, not the process.
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(self._file, data) :]
+
+
+class ProcessGroupKiller:
+    """Ends everything below this process: by its cgroup where there is one, else by going through the tree."""
+
+    def __init__(self, cgroup: str) -> None:
+        self._cgroup = cgroup
+
+    def kill(self) -> None:
+        """Sends KILL to every process; a new one that a fork made meanwhile is for the next call."""
+        if self._cgroup:
+            try:
+                with open(os.path.join(self._cgroup, "cgroup.kill"), "w", encoding="ascii") as file:
+                    file.write("1")
+            except OSError:
+                # Before Linux 5.14.
+                pass
+            else:
+                return
+        found = list_descendants(os.getpid())
+        # Stopped first, so that none of them forks while the others are killed.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
+
+class Launcher:
+    """One process, from its start to its exit record."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        with open(os.path.join(folder, "spec.json"), encoding="utf-8") as file:
+            self._spec = json.load(file)
+        self._killer = ProcessGroupKiller(self._spec["cgroup"])
+        self._pid = 0
+        self._status: int | None = None
+        self._reason = ""
+        self._stop_due = False
+        self._kill_at_s: float | None = None
+        self._limit_at_s: float | None = None
+        self._started_ns = 0
+
+    def run(self) -> None:
+        """Runs the process to its end."""
+        ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGCHLD, _on_child)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"])
+        output, output_write = os.pipe2(os.O_CLOEXEC)
+        self._started_ns = time.time_ns()
+        write_durably(
+            self._folder,
+            "running.json",
+            {"pid": os.getpid(), "start_ticks": read_start_ticks(os.getpid()), "started_ns": self._started_ns},
+        )
+        self._start(output_write)
+        os.close(output_write)
+        os.set_blocking(output, False)
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while not self._reap():
+            self._act()
+            for descriptor, _ in poll.poll(self._timeout_ms()):
+                if descriptor == wake_read:
+                    os.read(wake_read, 4096)
+                elif not _copy_chunk(output, log):
+                    # Every writer is gone, or has closed its output.
+                    poll.unregister(output)
+        for _ in range(_DRAIN_CHUNKS_MOST):
+            if not _copy_chunk(output, log):
+                break
+        write_durably(self._folder, "exit.json", self._exit_record())
+
+    def _start(self, output: int) -> None:
+        """Starts the process; why it cannot be started becomes its reason."""
+        failure, failure_write = os.pipe2(os.O_CLOEXEC)
+        self._pid = os.fork()
+        if self._pid == 0:
+            _run_command(self._spec, output, failure_write)
+        os.close(failure_write)
+        problem = b""
+        while part := os.read(failure, 4096):
+            problem += part
+        os.close(failure)
+        self._reason = problem.decode("utf-8", "replace")
+        if self._spec["time_limit_s"]:
+            self._limit_at_s = _now_s() + self._spec["time_limit_s"]
+
+    def _on_stop(self, _number: int, _frame: object) -> None:
+        self._stop_due = True
+
+    def _act(self) -> None:
+        """Does what is due: a stop, the time limit, the end of the grace, and what the process left behind."""
+        now_s = _now_s()
+        if self._status is not None:
+            self._killer.kill()
+            return
+        if self._kill_at_s is None:
+            if self._limit_at_s is not None and now_s >= self._limit_at_s:
+                self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
+            elif self._stop_due:
+                self._begin_stop("stopped", now_s)
+        if self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self._killer.kill()
+            self._kill_at_s = now_s + _KILL_AGAIN_S
+
+    def _begin_stop(self, reason: str, now_s: float) -> None:
+        self._reason = self._reason or reason
+        self._kill_at_s = now_s + self._spec["grace_s"]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, getattr(signal, f"SIG{self._spec['stop_signal']}"))
+
+    def _timeout_ms(self) -> int:
+        if self._status is not None:
+            return int(_KILL_AGAIN_S * 1000)
+        due = [at for at in (self._kill_at_s, None if self._kill_at_s else self._limit_at_s) if at is not None]
+        return -1 if not due else max(0, min(60_000, int((min(due) - _now_s()) * 1000) + 1))
+
+    def _reap(self) -> bool:
+        """Collects what has ended; returns whether nothing is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self._pid:
+                self._status = status
+
+    def _exit_record(self) -> dict[str, object]:
+        status = self._status or 0
+        is_signalled = os.WIFSIGNALED(status)
+        if is_signalled and not self._reason and _was_out_of_memory(self._spec["cgroup"]):
+            self._reason = "out of memory"
+        return {
+            "exit_code": None if is_signalled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if is_signalled else 0,
+            "reason": self._reason,
+            "started_ns": self._started_ns,
+            "ended_ns": max(self._started_ns, time.time_ns()),
+        }
+
+
+def _on_child(_number: int, _frame: object) -> None:
+    """Wakes the poll, by the wake-up descriptor."""
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _copy_chunk(output: int, log: BoundedLog) -> bool:
+    """Copies some output; returns whether there may be more."""
+    try:
+        data = os.read(output, _CHUNK_BYTES)
+    except BlockingIOError:
+        return False
+    log.write(data)
+    return bool(data)
+
+
+def _was_out_of_memory(cgroup: str) -> bool:
+    try:
+        with open(os.path.join(cgroup, "memory.events"), encoding="ascii") as file:
+            return any(int(line.split()[1]) > 0 for line in file if line.startswith("oom_kill "))
+    except OSError:
+        return False
+
+
+def _run_command(spec: dict[str, object], output: int, failure: int) -> None:
+    """In the child: becomes the command; never returns."""
+    code, problem, program = _NOT_EXECUTABLE, "", str(spec["argv"][0])  # type: ignore[index]
+    try:
+        problem = _become(spec, output)
+    except FileNotFoundError:
+        code, problem = _NOT_FOUND, f"cannot run {program!r}: not found"
+    except OSError as error:
+        problem = f"cannot run {program!r}: {os.strerror(error.errno or errno.EIO)}"
+    except BaseException as error:  # noqa: BLE001  # whatever it is, two launchers must not run on
+        problem = f"cannot start: {error}"
+    with contextlib.suppress(OSError):
+        os.write(failure, problem.encode("utf-8", "replace")[:1000])
+    os._exit(code)
+
+
+def _become(spec: dict[str, object], output: int) -> str:
+    """Sets up the process and executes the command; returns why that is impossible, or raises OSError."""
+    os.setsid()
+    if spec["cgroup"]:
+        with open(os.path.join(str(spec["cgroup"]), "cgroup.procs"), "w", encoding="ascii") as file:
+            file.write("0")
+    directory = str(spec["working_directory"])
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        return f"cannot enter {directory}: {os.strerror(error.errno or errno.EIO)}"
+    os.umask(_UMASK)
+    null = os.open("/dev/null", os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    # A daemon started in the background passes ignored signals on, and Python ignores SIGPIPE.
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    argv: list[str] = list(spec["argv"])  # type: ignore[call-overload]
+    # All other descriptors, the lock among them, close on exec.
+    os.execvpe(argv[0], argv, dict(spec["environment"]))  # type: ignore[call-overload]  # noqa: S606
+    return "cannot start"
+
+
+def main() -> None:
+    """Runs the process of the folder that is named; the lock that the agent holds on it stays ours until the end."""
+    folder, lock = sys.argv[1], int(sys.argv[2])
+    fcntl.fcntl(lock, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    Launcher(folder).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""The local engine: starts launchers, watches their ends, and adopts those that a previous run of the agent started.
+
+Each attempt has a folder, made once. Its lock is held by the launcher from before the launcher begins until it ends,
+since it inherits the descriptor: so whether one lives is known without a process id. After a restart of the agent:
+
+    lock held                       the launcher lives: it is watched through a pidfd, and never started again
+    lock free, exit.json            it has ended: the record is reported
+    lock free, running.json alone   its process may have run: LOST, after what is left of it was killed
+    lock free, neither              its process never began: a plan that still names it starts it
+
+Used on one event loop; files and starts are small enough for it (about 2 ms for a start).
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+from eelgrid_agent.engine import launcher
+from eelgrid_agent.engine.cgroups import AttemptCgroups
+from eelgrid_agent.engine.output import read_output
+from eelgrid_agent.engine.port import AttemptKey, attempt_key
+from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, LogChunk, LogRequest
+
+_LOG = logging.getLogger("eelgrid.agent")
+_LAUNCHER = str(Path(launcher.__file__).resolve())
+_SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
+# A launcher says within milliseconds that it runs.
+_LOOK_AGAIN_S = 0.01
+_KILL_AGAIN_S = 0.05
+# Folders of ended attempts that are kept for their output.
+_KEPT_MOST = 1000
+_FOLDER_NAME_MOST = 180
+# Of an attempt's reason in the contract.
+_REASON_MOST = 253
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_DEFAULT_LOG_BYTES_MOST = 64 * 1024 * 1024
+
+
+class _Attempt:
+    """One attempt: its folder, its newest status, and the launcher while it lives."""
+
+    def __init__(self, folder: Path, status: AttemptStatus) -> None:
+        self.folder = folder
+        self.status = status
+        self.pidfd = -1
+        # Only of a launcher that this process started: its child.
+        self.child: subprocess.Popen[bytes] | None = None
+        self.is_stop_due = False
+
+
+class LocalEngine:
+    """Runs processes as this process's own user; implements `port.ProcessEngine`."""
+
+    def __init__(self, folder: Path, *, cgroups: AttemptCgroups | None = None) -> None:
+        """Raises OSError for a folder that cannot be used."""
+        self.on_change: Callable[[], None] = _ignore_change
+        self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._folder = folder / "attempts"
+        self._checkpoints = folder / "checkpoints"
+        self._cgroups = cgroups or AttemptCgroups(None)
+        for made in (self._folder, self._checkpoints):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def list_attempts(self) -> Mapping[AttemptKey, AttemptStatus]:
+        """Returns every attempt that is not forgotten."""
+        return MappingProxyType({key: attempt.status for key, attempt in self._attempts.items()})
+
+    def adopt(self) -> None:
+        """Finds the attempts of the agent's previous run."""
+        for folder in sorted(self._folder.iterdir()):
+            if (folder / _COLLECTED).exists():
+                continue
+            spec = _read_json(folder / _SPEC)
+            if spec is None:
+                # Its start was cut short before there was anything to start.
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            key = AttemptKey(*spec["key"])
+            self._attempts[key] = _Attempt(folder, _status(key, AttemptState.RUNNING))
+            self._look(key)
+        self.on_change()
+
+    def start(self, assignment: Assignment) -> None:
+        """Starts the process of an assignment, unless its attempt is known."""
+        key = attempt_key(assignment)
+        if key in self._attempts:
+            return
+        folder = self._folder / _folder_name(key)
+        attempt = _Attempt(folder, _status(key, AttemptState.RUNNING, started_ns=time.time_ns()))
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            cgroup = self._cgroups.create(
+                folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes
+            )
+            self._write_spec(folder, assignment, cgroup)
+            attempt.child = _spawn_launcher(folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            reason = f"cannot start: {error.strerror or error}"
+            attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
+            _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
+        else:
+            self._watch(attempt, key, os.pidfd_open(attempt.child.pid))
+        self._attempts[key] = attempt
+        self.on_change()
+
+    def refuse(self, assignment: Assignment, reason: str) -> None:
+        """Records that an attempt ended before it was started."""
+        key = attempt_key(assignment)
+        if key in self._attempts:
+            return
+        folder = self._folder / _folder_name(key)
+        now_ns = time.time_ns()
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._write_spec(folder, assignment, "")
+            launcher.write_durably(str(folder), _EXIT, {"reason": reason, "started_ns": 0, "ended_ns": now_ns})
+        self._attempts[key] = _Attempt(folder, _status(key, AttemptState.ENDED, reason=reason, ended_ns=now_ns))
+        self.on_change()
+
+    def stop(self, key: AttemptKey) -> None:
+        """Asks a running attempt to end."""
+        attempt = self._attempts.get(key)
+        if attempt is not None and not attempt.status.is_over and not attempt.is_stop_due:
+            attempt.is_stop_due = True
+            self._signal_stop(attempt)
+
+    def forget(self, key: AttemptKey) -> None:
+        """Drops an attempt that has ended; its output stays for a while."""
+        attempt = self._attempts.get(key)
+        if attempt is None or not attempt.status.is_over:
+            return
+        del self._attempts[key]
+        with contextlib.suppress(OSError):
+            (attempt.folder / _COLLECTED).touch()
+        with contextlib.suppress(OSError):
+            # One without a checkpoint.
+            self._checkpoint_folder(key).rmdir()
+        self._remove_oldest()
+
+    def read_output(self, request: LogRequest) -> LogChunk:
+        """Returns output as it is now."""
+        key = AttemptKey(request.workload_id, request.replica, request.attempt)
+        folder, attempt = self._folder / _folder_name(key), self._attempts.get(key)
+        # Before the file is read: what ends meanwhile may have written more.
+        is_over = attempt.status.is_over if attempt is not None else (folder / _COLLECTED).exists()
+        chunk = LogChunk(request_id=request.request_id, next_offset=request.offset, is_end=is_over)
+        try:
+            part = read_output(folder / _OUTPUT, request.offset, request.tail_lines)
+        except FileNotFoundError:
+            known = attempt is not None or folder.exists()
+            return chunk if known else replace(chunk, is_end=False, problem="the node keeps none of it")
+        except OSError as error:
+            return replace(chunk, problem=f"it cannot be read: {error.strerror}")
+        return replace(chunk, text=part.text, next_offset=part.next_offset, is_end=is_over and part.is_whole)
+
+    def _look(self, key: AttemptKey) -> None:
+        """Finds out what became of an attempt that this process did not start."""
+        attempt = self._attempts[key]
+        running = _read_json(attempt.folder / _RUNNING)
+        if _is_lock_held(attempt.folder):
+            if running is not None:
+                attempt.status = replace(attempt.status, started_ns=running["started_ns"])
+                with contextlib.suppress(ProcessLookupError):
+                    pidfd = os.pidfd_open(running["pid"])
+                    if launcher.read_start_ticks(running["pid"]) == running["start_ticks"]:
+                        self._watch(attempt, key, pidfd)
+                        return
+                    os.close(pidfd)
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look, key)
+        elif running is None and not (attempt.folder / _EXIT).exists():
+            del self._attempts[key]
+            shutil.rmtree(attempt.folder, ignore_errors=True)
+        else:
+            self._finish(key)
+
+    def _watch(self, attempt: _Attempt, key: AttemptKey, pidfd: int) -> None:
+        attempt.pidfd = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._on_launcher_end, key)
+        if attempt.is_stop_due:
+            self._signal_stop(attempt)
+
+    def _on_launcher_end(self, key: AttemptKey) -> None:
+        attempt = self._attempts[key]
+        asyncio.get_running_loop().remove_reader(attempt.pidfd)
+        os.close(attempt.pidfd)
+        attempt.pidfd = -1
+        if attempt.child is not None:
+            attempt.child.wait()
+            attempt.child = None
+        self._finish(key)
+
+    def _finish(self, key: AttemptKey) -> None:
+        """Collects the exit record of a launcher that has ended; without one, kills what it left behind."""
+        attempt = self._attempts[key]
+        record = _read_json(attempt.folder / _EXIT)
+        spec = _read_json(attempt.folder / _SPEC) or {}
+        if record is None:
+            left = _find_left(spec.get("environment", {}))
+            if left:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                asyncio.get_running_loop().call_later(_KILL_AGAIN_S, self._finish, key)
+                return
+            record = {
+                "is_lost": True,
+                "reason": "its launcher was killed, or the machine restarted",
+                "started_ns": attempt.status.started_ns,
+                "ended_ns": time.time_ns(),
+            }
+            with contextlib.suppress(OSError):
+                launcher.write_durably(str(attempt.folder), _EXIT, record)
+        self._cgroups.remove(spec.get("cgroup", ""))
+        attempt.status = _status(
+            key,
+            AttemptState.LOST if record.get("is_lost") else AttemptState.ENDED,
+            exit_code=record.get("exit_code"),
+            signal=record.get("signal", 0),
+            reason=record["reason"],
+            started_ns=record["started_ns"],
+            ended_ns=record["ended_ns"],
+        )
+        self.on_change()
+
+    def _signal_stop(self, attempt: _Attempt) -> None:
+        """Sends SIGTERM to the launcher once it can take it: before it says that it runs, that would end it."""
+        if attempt.status.is_over or attempt.pidfd < 0:
+            return
+        if not (attempt.folder / _RUNNING).exists():
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._signal_stop, attempt)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
+
+    def _write_spec(self, folder: Path, assignment: Assignment, cgroup: str) -> None:
+        process, key = assignment.process, attempt_key(assignment)
+        assert process is not None
+        checkpoints = self._checkpoint_folder(key)
+        checkpoints.mkdir(mode=0o700, exist_ok=True)
+        environment = {
+            "PATH": os.environ.get("PATH", _DEFAULT_PATH),
+            "HOME": os.environ.get("HOME", "/"),
+            "PYTHONUNBUFFERED": "1",
+            **process.environment,
+            # By UUID: an index depends on the order. Empty for work without GPUs, which would see all.
+            "CUDA_VISIBLE_DEVICES": ",".join(assignment.gpu_uuids),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "EELGRID_WORKLOAD_ID": key.workload_id,
+            "EELGRID_ATTEMPT": str(key.attempt),
+            "EELGRID_REPLICA": str(key.replica),
+            "EELGRID_REPLICAS": str(assignment.replicas),
+            "EELGRID_CHECKPOINT_DIR": str(checkpoints),
+        }
+        spec = {
+            "key": key,
+            "argv": process.argv,
+            "environment": environment,
+            "working_directory": process.working_directory,
+            "stop_signal": process.stop_signal,
+            "grace_s": process.grace_s,
+            "time_limit_s": process.time_limit_s,
+            "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
+            "cgroup": cgroup,
+        }
+        # It may hold secrets of the environment.
+        descriptor = os.open(folder / _SPEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(spec, file)
+
+    def _checkpoint_folder(self, key: AttemptKey) -> Path:
+        return self._checkpoints / _folder_name(AttemptKey(key.workload_id, key.replica, 0)).removesuffix(".0")
+
+    def _remove_oldest(self) -> None:
+        kept = [folder for folder in self._folder.iterdir() if (folder / _COLLECTED).exists()]
+        for folder in sorted(kept, key=_modified_ns)[: max(0, len(kept) - _KEPT_MOST)]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ignore_change() -> None:
+    """Nobody listens yet."""
+
+
+def _status(key: AttemptKey, state: AttemptState, reason: str = "", **known: Any) -> AttemptStatus:
+    """Builds a status; a reason may name a path of any characters, and becomes one line."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in reason)[:_REASON_MOST]
+    return AttemptStatus(
+        workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=state, reason=line, **known
+    )
+
+
+def _folder_name(key: AttemptKey) -> str:
+    name = quote(key.workload_id, safe="")
+    if len(name) > _FOLDER_NAME_MOST:
+        name = hashlib.sha256(name.encode()).hexdigest()
+    return f"{name}.{key.replica}.{key.attempt}"
+
+
+def _modified_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Returns what a file holds; None if it is not there, or is not whole."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _open_lock(folder: Path) -> int:
+    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_lock_held(folder: Path) -> bool:
+    try:
+        lock = _open_lock(folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _spawn_launcher(folder: Path) -> subprocess.Popen[bytes]:
+    """Starts the launcher of a folder, with its lock; raises OSError, also where the lock is held."""
+    lock = _open_lock(folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / "launcher.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603
+                [sys.executable, "-I", "-S", _LAUNCHER, str(folder), str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd="/",
+                env={},
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+    finally:
+        os.close(lock)
+
+
+def _find_left(environment: Mapping[str, str]) -> list[int]:
+    """Returns processes that carry the variables of an attempt, whoever their parent is."""
+    marks = [f"{name}={environment.get(name)}".encode() for name in ("EELGRID_CHECKPOINT_DIR", "EELGRID_ATTEMPT")]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if all(mark in variables for mark in marks):
+                found.append(int(entry.name))
+    return found

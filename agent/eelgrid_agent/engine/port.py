@@ -1,0 +1,79 @@
+"""The port of engines that run processes, and what a plan asks of one.
+
+An attempt is one run of one replica's process. An engine starts each attempt once, however often it is asked, keeps it
+across restarts of the agent, and reports its end until the controller has seen it: then a plan no longer names it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from eelgrid_protos.messages import Assignment, AttemptStatus, LogChunk, LogRequest
+
+
+class AttemptKey(NamedTuple):
+    """Names one attempt."""
+
+    workload_id: str
+    replica: int
+    attempt: int
+
+
+class ProcessEngine(Protocol):
+    """Runs processes of this node. `on_change` is called after the status of an attempt has changed."""
+
+    on_change: Callable[[], None]
+
+    def adopt(self) -> None:
+        """Finds the attempts of the agent's previous run: those that run, and those whose end was not collected."""
+
+    def list_attempts(self) -> Mapping[AttemptKey, AttemptStatus]:
+        """Returns every attempt that is not forgotten."""
+
+    def start(self, assignment: Assignment) -> None:
+        """Starts the process of an assignment, unless its attempt is known; a failure becomes its end."""
+
+    def refuse(self, assignment: Assignment, reason: str) -> None:
+        """Records that an attempt ended before it was started, and never starts it."""
+
+    def stop(self, key: AttemptKey) -> None:
+        """Asks a running attempt to end, by its stop signal and then by KILL; harmless if repeated."""
+
+    def forget(self, key: AttemptKey) -> None:
+        """Drops an attempt that has ended, and later its output."""
+
+    def read_output(self, request: LogRequest) -> LogChunk:
+        """Returns output as it is now."""
+
+
+class PlannedActions(NamedTuple):
+    """What an engine must do for a plan."""
+
+    start: tuple[Assignment, ...] = ()
+    refuse: tuple[Assignment, ...] = ()
+    stop: tuple[AttemptKey, ...] = ()
+    forget: tuple[AttemptKey, ...] = ()
+
+
+def attempt_key(assignment: Assignment) -> AttemptKey:
+    """Returns the attempt that an assignment asks for."""
+    return AttemptKey(assignment.workload_id, assignment.replica, assignment.attempt)
+
+
+def plan_actions(
+    assignments: Iterable[Assignment], possible: Collection[Assignment], known: Mapping[AttemptKey, AttemptStatus]
+) -> PlannedActions:
+    """Compares a plan with the attempts of an engine.
+
+    `possible` are the assignments whose devices are there: only these are started. What the plan does not name must
+    end, and is forgotten once it has.
+    """
+    wanted = {attempt_key(item): item for item in assignments if item.process is not None}
+    startable = {attempt_key(item) for item in possible}
+    new = [item for key, item in wanted.items() if key not in known]
+    running = {key for key, status in known.items() if not status.is_over}
+    return PlannedActions(
+        start=tuple(item for item in new if not item.stop and attempt_key(item) in startable),
+        refuse=tuple(item for item in new if item.stop),
+        stop=tuple(key for key in running if key not in wanted or wanted[key].stop),
+        forget=tuple(key for key in known if key not in wanted and key not in running),
+    )

@@ -1,0 +1,426 @@
+"""eelctl run, logs, wait and jobs: processes on the machines of a cluster, or on this one.
+
+`run` stays attached: it prints what the process prints and exits with its code, 128 + n for a signal n, or 125 where
+the controller refused the job or cannot be reached, as container tools do. Only the output of the job is on standard
+output.
+"""
+
+import getpass
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eelgrid_controller.cli.connection import (
+    CPU,
+    MEMORY,
+    AmountType,
+    CliError,
+    CliSettings,
+    cli_error_for,
+    connect_operators,
+    iterate_pages,
+    output_option,
+)
+from eelgrid_controller.cli.nodes import limit_option
+from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
+from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
+from eelgrid_controller.cli.workloads import read_clock
+from eelgrid_controller.formatting import (
+    format_age,
+    format_energy,
+    format_gpu,
+    format_phase,
+    parse_duration_s,
+    parse_gpu_milli,
+    parse_memory_bytes,
+)
+from eelgrid_protos.messages import (
+    STOP_SIGNALS,
+    CancelWorkloadRequest,
+    GetWorkloadRequest,
+    ListWorkloadsRequest,
+    Mobility,
+    ProcessSpec,
+    QueryEnergyRequest,
+    ReadLogsRequest,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+# What a shell of the user has and most programs need; everything is passed on with --env ALL.
+_PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SHELL", "TMPDIR", "TZ", "USER")
+_PASSED_ON_BEGINNINGS = ("CONDA_", "LC_", "VIRTUAL_ENV")
+_ALL = "ALL"
+_CANCELLED = 143
+# More groups than the ledger answers are left out.
+_ENERGY_ROWS_MOST = 10_000
+_POLL_FIRST_S, _POLL_LONGEST_S = 0.02, 0.5
+# A controller that restarts is waited for.
+_AWAY_MOST_S = 120.0
+_DURATION = AmountType("DURATION", parse_duration_s)
+
+
+class JobNotRun(CliError):
+    """The controller refused the job or cannot be reached."""
+
+    exit_code, reason = 125, "not_run"
+
+
+def _parse_gpus(text: str) -> int:
+    """Parses a number of GPUs, or a share of one, in thousandths."""
+    if text.isascii() and text.isdigit():
+        return int(text) * GPU_MILLI_WHOLE
+    return parse_gpu_milli(text)
+
+
+_GPUS = AmountType("GPUS", _parse_gpus)
+
+
+def collect_environment(wanted: Iterable[str], own: dict[str, str]) -> dict[str, str]:
+    """Returns the variables of a job: the usual ones of this shell, and those that are named; raises BadParameter."""
+    passed = {name: text for name, text in own.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_BEGINNINGS)}
+    for word in wanted:
+        name, equals, text = word.partition("=")
+        if word == _ALL:
+            passed |= own
+        elif equals:
+            passed[name] = text
+        elif name in own:
+            passed[name] = own[name]
+        else:
+            raise click.BadParameter(f"{name} is not set here; write --env {name}=VALUE", param_hint="--env")
+    # The agent sets these, and a name that no shell can set is not passed on.
+    return {
+        name: text
+        for name, text in passed.items()
+        if name.isidentifier() and name.isascii() and not name.startswith(("EELGRID_", "CUDA_VISIBLE", "CUDA_DEVICE_"))
+    }
+
+
+def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkloadRequest:
+    """Builds the submission of a command; raises BadParameter."""
+    gpus = flags["gpus"] or 0
+    request = ResourceRequest(
+        # One CPU where nothing is asked for: a job that counts for nothing would be one of thousands at once.
+        cpu_milli=flags["cpus"] if flags["cpus"] is not None else 1000 if not gpus else 0,
+        memory_bytes=flags["memory"] or 0,
+        gpu_count=-(-gpus // GPU_MILLI_WHOLE),
+        gpu_milli=min(gpus, GPU_MILLI_WHOLE),
+        gpu_models=tuple(model.strip() for model in flags["gpu_model"].split(",") if model.strip()),
+    )
+    process = ProcessSpec(
+        argv=command,
+        environment=collect_environment(flags["env"], dict(os.environ)),
+        working_directory=str(Path(flags["workdir"] or Path.cwd()).absolute()),
+        stop_signal=flags["stop_signal"],
+        grace_s=float(flags["grace_s"]),
+        time_limit_s=float(flags["time_limit_s"] or 0),
+        log_bytes_most=flags["log_size"],
+    )
+    return SubmitWorkloadRequest(
+        spec=WorkloadSpec(
+            name=flags["name"] or _name_of(command[0]),
+            request=request,
+            replicas=flags["replicas"],
+            namespace=flags["namespace"],
+            user=flags["user"] or getpass.getuser(),
+            queue=flags["queue"],
+            priority=flags["priority"],
+            mobility=Mobility.FIXED,
+            process=process,
+        )
+    )
+
+
+def _name_of(program: str) -> str:
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in Path(program).name)
+    return kept.strip("-")[:64] or "job"
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--gpus", type=_GPUS, help="GPUs: 2, or a share of one: 0.5.")
+@click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default.")
+@click.option("--cpus", type=CPU, help="CPUs: 4 or 500m. Default: 1 without GPUs.")
+@click.option("--memory", type=MEMORY, help="Memory: 16GiB.")
+@click.option("--time", "time_limit_s", type=_DURATION, help="Time limit: 90s, 30m, 2h. Default: none.")
+@click.option("--name", default="", help="Name of the job. Default: the program's.")
+@click.option(
+    "--replicas", type=click.IntRange(1, 512), default=1, show_default=True, help="Processes, placed together."
+)
+@click.option(
+    "--env", multiple=True, metavar="NAME[=VALUE]", help="Variable to set or pass on; ALL passes all; repeatable."
+)
+@click.option("--workdir", default="", metavar="DIR", help="Working directory. Default: this one.")
+@click.option(
+    "--stop-signal", type=click.Choice(STOP_SIGNALS), default="TERM", show_default=True, help="Asks it to end."
+)
+@click.option(
+    "--grace", "grace_s", type=_DURATION, default="10s", show_default=True, help="From the stop signal to KILL."
+)
+@click.option(
+    "--log-size",
+    type=AmountType("SIZE", parse_memory_bytes),
+    default="64MiB",
+    show_default=True,
+    help="Output beyond this is discarded.",
+)
+@click.option("--namespace", default="default", show_default=True, help="Namespace of the job.")
+@click.option("--user", default="", help="User who submits it. Default: you.")
+@click.option("--queue", default="", help="Queue in which it waits.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
+@click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **flags: Any) -> None:
+    """Run COMMAND as a job: print what it prints, and exit with its code.
+
+    It waits for its GPUs in the queue, runs as the agent's user in this directory, and goes on if you leave. Ctrl-C asks
+    whether to leave it or to cancel it. Only the usual variables of this shell are passed on; the controller keeps them.
+
+    \b
+    eelctl run --gpus 1 -- python train.py
+    eelctl run -d --gpus 0.5 --time 2h --env WANDB_API_KEY -- ./sweep.sh
+    """  # noqa: D301
+    with connect_operators(settings) as client:
+        try:
+            request = build_job(command, flags)
+            workload = client.submit_workload(request, timeout=settings.timeout_s).workload
+        except click.ClickException:
+            raise
+        except Exception as error:
+            stop = cli_error_for(error, settings)
+            if stop is None:
+                raise
+            raise JobNotRun(stop.message, stop.remedy, stop.violations) from None
+        if detach:
+            click.echo(workload.workload_id)
+            return
+        sys.exit(_attach(client, settings, workload.workload_id))
+
+
+def _attach(client: Any, settings: CliSettings, workload_id: str) -> int:
+    """Follows a job to its end; returns its exit code."""
+    asked = False
+    while True:
+        try:
+            if not asked:
+                copy_output(client, settings, ReadLogsRequest(workload_id=workload_id, follow=True))
+            return _finish(wait_end(client, settings, workload_id))
+        except KeyboardInterrupt:
+            if not asked and _asks_to_detach(workload_id):
+                return 0
+            asked = True
+            echo(f"cancelling {workload_id}", err=True)
+            client.cancel_workload(CancelWorkloadRequest(workload_id=workload_id), timeout=settings.timeout_s)
+
+
+def _asks_to_detach(workload_id: str) -> bool:
+    """Asks what to do with a job; without a terminal nobody can answer, and it is cancelled."""
+    if not sys.stdin.isatty():
+        return False
+    try:
+        answer = click.prompt(
+            f"\n{workload_id} is running: detach or cancel",
+            type=click.Choice(["detach", "cancel"]),
+            default="detach",
+            err=True,
+        )
+    except (click.Abort, KeyboardInterrupt):
+        return False
+    if answer == "detach":
+        echo(f"it goes on: eelctl logs -f {workload_id}, eelctl cancel {workload_id}", err=True)
+    return bool(answer == "detach")
+
+
+def _finish(workload: Workload) -> int:
+    """Says how a job ended if it did not succeed; returns its exit code."""
+    if workload.phase is not WorkloadPhase.SUCCEEDED:
+        why = f": {workload.reason}" if workload.reason else ""
+        echo(f"{workload.workload_id} {workload.phase.name.lower()}{why}", err=True)
+    code = workload.exit_code
+    return _CANCELLED if code is None else code
+
+
+def copy_output(client: Any, settings: CliSettings, request: ReadLogsRequest) -> None:
+    """Copies output of a job to standard output; goes on where it was after a lost connection.
+
+    A job that never wrote any, since it was not started, has none.
+    """
+    from eelgrid_protos import faults
+
+    away_since_s: float | None = None
+    while True:
+        try:
+            for part in client.read_logs(request):
+                away_since_s = None
+                request = replace(request, offset=part.next_offset, tail_lines=None)
+                sys.stdout.write(part.text)
+                sys.stdout.flush()
+        except faults.Unavailable:
+            now_s = time.monotonic()
+            away_since_s = away_since_s or now_s
+            if not request.follow or now_s - away_since_s > _AWAY_MOST_S:
+                raise
+            time.sleep(_POLL_LONGEST_S)
+        except faults.NotFound:
+            found = client.get_workload(
+                GetWorkloadRequest(workload_id=request.workload_id), timeout=settings.timeout_s
+            ).workload
+            if found.phase.is_ended and not any(one.started_ns for one in found.attempts):
+                return
+            raise
+        else:
+            return
+
+
+def wait_end(client: Any, settings: CliSettings, workload_id: str) -> Workload:
+    """Waits until a workload has ended, also while the controller restarts."""
+    from eelgrid_protos import faults
+
+    request, pause_s, away_since_s = GetWorkloadRequest(workload_id=workload_id), _POLL_FIRST_S, None
+    while True:
+        try:
+            found: Workload = client.get_workload(request, timeout=settings.timeout_s).workload
+        except (faults.Unavailable, faults.DeadlineExceeded):
+            now_s = time.monotonic()
+            away_since_s = away_since_s or now_s
+            if now_s - away_since_s > _AWAY_MOST_S:
+                raise
+        else:
+            away_since_s = None
+            if found.phase.is_ended:
+                return found
+        time.sleep(pause_s)
+        pause_s = min(2.0 * pause_s, _POLL_LONGEST_S)
+
+
+@click.command()
+@click.argument("workload")
+@click.option("-f", "--follow", is_flag=True, help="Wait for its start and for more output, until it ends.")
+@click.option("--tail", "tail_lines", type=click.IntRange(0, 1_000_000), help="Only so many lines before the end.")
+@click.option(
+    "--replica", type=click.IntRange(0, 511), default=0, show_default=True, help="The process of this replica."
+)
+@click.pass_obj
+def logs(settings: CliSettings, workload: str, *, follow: bool, tail_lines: int | None, replica: int) -> None:
+    """Print the output of the job WORKLOAD, by its id, its name, or `last`."""
+    with connect_operators(settings) as client:
+        workload_id = find_workload(client, settings, workload).workload_id
+        try:
+            copy_output(
+                client,
+                settings,
+                ReadLogsRequest(workload_id=workload_id, replica=replica, tail_lines=tail_lines, follow=follow),
+            )
+        except KeyboardInterrupt:
+            return
+
+
+@click.command()
+@click.argument("workload", nargs=-1, required=True)
+@click.pass_obj
+def wait(settings: CliSettings, workload: tuple[str, ...]) -> None:
+    """Wait until jobs have ended; exit with the code of the first that did not succeed."""
+    with connect_operators(settings) as client:
+        ids = [find_workload(client, settings, name).workload_id for name in workload]
+        codes = [_finish(wait_end(client, settings, workload_id)) for workload_id in ids]
+    sys.exit(next((code for code in codes if code), 0))
+
+
+def _read_energy(client: Any, settings: CliSettings, jobs: Sequence[Workload], now_ns: int) -> dict[str, float]:
+    """Reads the joules of jobs from the ledger, which has them a minute later; empty if it cannot answer."""
+    from eelgrid_protos import faults
+
+    begun = [job.submitted_ns for job in jobs if job.attempts]
+    if not begun:
+        return {}
+    request = QueryEnergyRequest(
+        begin_ns=min(begun), end_ns=now_ns, group_by=("workload",), rows_most=_ENERGY_ROWS_MOST
+    )
+    try:
+        groups = client.query_energy(request, timeout=settings.timeout_s).groups
+    except faults.Fault:
+        return {}
+    return {
+        group.values[0]: (group.spent.bare_idle_mj + group.spent.context_idle_mj + group.spent.active_mj) / 1e3
+        for group in groups
+    }
+
+
+def _build_job_columns(now_ns: Callable[[], int], energy_j: Mapping[str, float]) -> tuple[TableColumn[Workload], ...]:
+    def energy(workload: Workload) -> str:
+        found = energy_j.get(workload.workload_id)
+        return "-" if found is None else format_energy(found)
+
+    def age(workload: Workload) -> str:
+        return format_age((now_ns() - workload.submitted_ns) / 1e9)
+
+    def took(workload: Workload) -> str:
+        begun = [one.started_ns for one in workload.attempts if one.started_ns]
+        end_ns = workload.ended_ns or now_ns()
+        return format_age(max(0, end_ns - min(begun)) / 1e9) if begun else "-"
+
+    def gpus(workload: Workload) -> str:
+        request = workload.spec.request
+        milli = workload.spec.replicas * request.gpu_count * request.gpu_milli
+        return format_gpu(milli) if milli else "-"
+
+    return (
+        TableColumn("ID", lambda w: w.workload_id, width=8),
+        TableColumn("NAME", lambda w: w.spec.name, width=16),
+        TableColumn("USER", lambda w: w.spec.user or w.owner, width=8),
+        TableColumn("STATE", format_phase, width=9),
+        TableColumn("GPUS", gpus, right=True, width=4),
+        TableColumn("AGE", age, right=True, width=6),
+        TableColumn("RAN", took, right=True, width=6),
+        TableColumn("ENERGY", energy, right=True, width=8),
+        TableColumn("EXIT", lambda w: "-" if w.exit_code is None else str(w.exit_code), right=True, width=4),
+        TableColumn("REASON", lambda w: w.reason),
+    )
+
+
+@click.command()
+@click.option("-a", "--all", "every", is_flag=True, help="Also jobs that ended.")
+@click.option("--user", default="", help="Only jobs of this user.")
+@limit_option
+@list_options(*_build_job_columns(lambda: 0, {}))
+@output_option
+@click.pass_obj
+def jobs(settings: CliSettings, *, every: bool, user: str, limit: int | None) -> None:
+    """List jobs that wait or run, in order of submission.
+
+    ENERGY is what the ledger has of a job, a minute later.
+    """
+    with connect_operators(settings) as client:
+        request = ListWorkloadsRequest(phases=() if every else LIVE_PHASES, user=user)
+        found = iterate_pages(
+            client.list_workloads,
+            request,
+            "workloads",
+            timeout_s=settings.timeout_s,
+            limit=None,
+        )
+        fetched = settings.fetch_limit(limit)
+        processes = (one for one in found if one.spec.process is not None)
+        mine = list(islice(processes, None if fetched is None else min(fetched, sys.maxsize)))
+        clock = read_clock(client, settings)
+        columns = _build_job_columns(clock, _read_energy(client, settings, mine, clock()))
+        hint = "" if every else "; --all includes those that ended"
+        print_list(
+            settings,
+            columns,
+            mine,
+            empty=f"no job waits or runs; start one with `eelctl run -- COMMAND`{hint}",
+            limit=limit,
+        )

@@ -1,0 +1,342 @@
+"""Drains: which work leaves cordoned nodes and GPUs next, where to, and what stays there and why.
+
+`plan_departure` decides for one unit of work; `DrainRounds` carries out what is due, a bounded number of decisions per
+step, and `preview_drain` tells what a drain would do. Must not know how events become durable, nor who asked.
+
+Theory. What leaves together is one unit: a replica of a service or of a batch job, or all replicas of a gang that are
+drained, since it stops as a whole. A unit that may move goes as soon as it fits elsewhere, by the placer's own
+decision and the same checks as any move (`plan_migration`). Work that cannot move ends by itself; after the grace it
+returns to the queue, except what is declared fixed or in MIG slices, unless the drain is forced. Of a service that has
+replicas elsewhere only those that are drained are released. Nothing leaves a node that cannot be told to stop it:
+there it may still run. Work that an engine runs is left to the engine's own drain.
+
+A drain is a fact of the state (`OperatorCordon.drain`), so it continues after a restart; a round is due whenever the
+state has changed since the last complete one, or a grace has ended.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import islice
+from typing import NamedTuple
+
+from eelgrid_controller.core.workloads import MoveRefused, plan_migration
+from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon, describe_cause
+from eelgrid_controller.state.events import (
+    Event,
+    PartitionsPlanned,
+    SlicedService,
+    WorkloadEvicted,
+    WorkloadScaled,
+)
+from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, make_assignment
+from eelgrid_protos.faults import NotFound
+from eelgrid_protos.messages import (
+    DRAINED_WORKLOADS_MOST,
+    Candidate,
+    DrainedWorkload,
+    DrainOutcome,
+    Mobility,
+    Move,
+    NodeState,
+    Placement,
+    ReplicaMove,
+    Workload,
+    WorkloadKind,
+)
+
+# A decision takes 0.1 to 1 ms, so that a step stays well under a tenth of a second.
+_DECISIONS_MOST = 32
+# Names that are compared with one that is unknown: some milliseconds.
+_COMPARED_MOST = 2000
+
+
+class DrainUnit(NamedTuple):
+    """Replicas of one workload that leave together, and the cordon and terms by which they do."""
+
+    workload: Workload
+    placements: tuple[Placement, ...]
+    cordon: OperatorCordon
+    terms: DrainTerms
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Where it is in the order of a round."""
+        return self.workload.workload_id, self.placements[0].replica
+
+
+class Departure(NamedTuple):
+    """What becomes of a unit: the events to apply now, or what it waits for."""
+
+    outcome: DrainOutcome
+    reason: str = ""
+    move: Move | None = None
+    events: tuple[Event, ...] = ()
+
+
+def find_node(state: ClusterState, node_name: str) -> NodeRecord:
+    """Returns a node; raises NotFound, which names similar ones."""
+    record = state.nodes.get(node_name)
+    if record is not None:
+        return record
+    names = (name for name in state.nodes if len(state.nodes) <= _COMPARED_MOST or name[:2] == node_name[:2])
+    near = get_close_matches(node_name, list(islice(names, _COMPARED_MOST)), n=3)
+    remedy = f", did you mean {' or '.join(near)}?" if near else "; list nodes to see the names"
+    raise NotFound(f"no node is called {node_name!r}{remedy}")
+
+
+def resolve_gpus(record: NodeRecord, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the UUIDs of GPUs named by index or UUID, also of cordoned ones that are gone; raises NotFound."""
+    by_name = {uuid: uuid for uuid in record.gpu_cordons}
+    for gpu in record.inventory.gpus:
+        by_name |= {gpu.uuid: gpu.uuid, str(gpu.index): gpu.uuid}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        node, indexes = record.inventory.node_name, sorted(gpu.index for gpu in record.inventory.gpus)
+        near = get_close_matches(unknown[0], list(by_name), n=2)
+        have = f"its GPUs are {', '.join(map(str, indexes))}" if indexes else "it has none"
+        similar = f", did you mean {' or '.join(near)}?" if near else ""
+        raise NotFound(f"node {node} has no GPU {unknown[0]!r}, {have}{similar}; name a GPU by its index or UUID")
+    return tuple(dict.fromkeys(by_name[name] for name in names))
+
+
+def list_drain_units(state: ClusterState, records: Mapping[str, NodeRecord]) -> list[DrainUnit]:
+    """Lists the units that leave these nodes, by workload and replica."""
+    found: dict[tuple[str, int], list[tuple[Placement, OperatorCordon, DrainTerms]]] = {}
+    places: dict[str, dict[int, Placement]] = {}
+    for record in records.values():
+        for (key, replica), assignment in record.assignments.items():
+            drained = record.drain_terms(assignment)
+            if drained is None:
+                continue
+            workload = state.workloads[key]
+            if key not in places:
+                places[key] = {place.replica: place for place in workload.placements}
+            at = places[key][replica]
+            is_gang = workload.spec.kind is WorkloadKind.TRAINING_JOB and len(workload.placements) > 1
+            found.setdefault((key, -1 if is_gang else replica), []).append((at, drained[1], drained[0]))
+    units = []
+    for (key, _), leaving in found.items():
+        leaving.sort(key=lambda item: item[0].replica)
+        # Of a gang on several drained nodes, the terms of its first replica there.
+        _, cordon, terms = leaving[0]
+        units.append(DrainUnit(state.workloads[key], tuple(item[0] for item in leaving), cordon, terms))
+    return sorted(units, key=lambda unit: unit.key)
+
+
+def plan_departure(
+    state: ClusterState,
+    placer: WorkloadPlacer,
+    unit: DrainUnit,
+    *,
+    now_ns: int,
+    altered: Mapping[str, NodeRecord] | None = None,
+) -> Departure:
+    """Decides what becomes of a unit now; `altered` are nodes as they would be, for a preview."""
+    records = altered or {}
+    unreachable = _find_unreachable(state, unit)
+    if unreachable:
+        return Departure(DrainOutcome.STAYS, unreachable)
+    if unit.workload.spec.required_traits:
+        return _leave_to_engine(state, unit, records)
+    if unit.workload.spec.process is not None:
+        return Departure(DrainOutcome.FINISHES, "it runs a process, which cannot move: eelctl cancel stops it")
+    bound = _find_bond(unit)
+    reason = bound or "no other place has room for it"
+    move = None if bound else _find_move(state, placer, unit, records)
+    if move is not None:
+        try:
+            moved = () if altered is not None else plan_migration(state, (move,), now_ns=now_ns)
+            return Departure(DrainOutcome.MOVES, move=move, events=moved)
+        except MoveRefused as refused:
+            reason = str(refused)
+    if bound and not unit.terms.force:
+        return Departure(DrainOutcome.STAYS if unit.terms.deadline_ns else DrainOutcome.FINISHES, reason)
+    if not unit.terms.deadline_ns:
+        return Departure(DrainOutcome.FINISHES, reason)
+    events = (_make_eviction(unit, now_ns),) if altered is None and unit.terms.is_over(now_ns) else ()
+    return Departure(DrainOutcome.REQUEUED, reason, events=events)
+
+
+def _find_unreachable(state: ClusterState, unit: DrainUnit) -> str:
+    """Returns why a node of the unit cannot be told to stop it; empty if all can."""
+    for name in dict.fromkeys(place.node_name for place in unit.placements):
+        record = state.nodes[name]
+        if record.state is not NodeState.READY:
+            return f"node {name} is lost, and it may still run there: bring the agent back, or eelctl node remove it"
+        if record.ahead is not None or not record.is_reported:
+            return f"what node {name} holds is not known yet: wait for its agent, or eelctl reconcile it"
+    return ""
+
+
+def _leave_to_engine(state: ClusterState, unit: DrainUnit, altered: Mapping[str, NodeRecord]) -> Departure:
+    """Returns what an engine makes of a unit that it runs: it drains whole nodes."""
+    names = [place.node_name for place in unit.placements]
+    cordons = [(altered.get(name) or state.nodes[name]).cordon for name in names]
+    if all(cordon is not None and cordon.drain is not None for cordon in cordons):
+        return Departure(DrainOutcome.FINISHES, "Kubernetes runs it, and moves it by its own drain")
+    return Departure(DrainOutcome.STAYS, "Kubernetes runs it, and drains no single GPU: drain the whole node")
+
+
+def _find_bond(unit: DrainUnit) -> str:
+    """Returns why a unit may not move, whatever room there is; empty if it may."""
+    if is_sliced(unit.workload):
+        return "it runs in MIG slices, which the partition planner places: eelctl partition plan"
+    if unit.workload.spec.mobility is Mobility.FIXED:
+        return "it is declared fixed"
+    return ""
+
+
+def _find_move(
+    state: ClusterState, placer: WorkloadPlacer, unit: DrainUnit, altered: Mapping[str, NodeRecord]
+) -> Move | None:
+    """Returns the move of a unit to where the placer would put it; None if it fits nowhere else."""
+    workload, records = unit.workload, dict(altered)
+    spec = replace(workload.spec, replicas=len(unit.placements))
+    releases_first = workload.spec.mobility is Mobility.RESTARTABLE
+    for place in unit.placements if releases_first else ():
+        # What it frees on a cordoned node is of no use to it.
+        if (records.get(place.node_name) or state.nodes[place.node_name]).cordon is None:
+            records[place.node_name] = (records.get(place.node_name) or state.nodes[place.node_name]).copy()
+            records[place.node_name].release(workload.workload_id, place.replica)
+    if records:
+        decision = placer.decide_on_altered(AlteredNodes(records), spec, workload.workload_id)
+    else:
+        decision = placer.decide_placement(spec, workload_id=workload.workload_id)
+    if not decision.placements:
+        return None
+    candidates: dict[int, tuple[Candidate, ...]] = {item.replica: item.candidates[:1] for item in decision.explanation}
+    return Move(
+        workload_id=workload.workload_id,
+        name=workload.spec.name,
+        replicas=tuple(
+            ReplicaMove(
+                source=source,
+                target=replace(target, replica=source.replica),
+                candidates=candidates.get(target.replica, ()),
+            )
+            for source, target in zip(unit.placements, decision.placements, strict=True)
+        ),
+        release_first=releases_first,
+    )
+
+
+def _make_eviction(unit: DrainUnit, now_ns: int) -> Event:
+    """Returns the event after which a unit holds nothing on what is drained."""
+    workload, key = unit.workload, unit.workload.workload_id
+    gone = {place.replica for place in unit.placements}
+    left = tuple(place for place in workload.placements if place.replica not in gone)
+    if left and workload.spec.kind is WorkloadKind.INFERENCE_SERVICE:
+        if is_sliced(workload):
+            return PartitionsPlanned(time_ns=now_ns, services=(SlicedService(workload_id=key, placements=left),))
+        return WorkloadScaled(time_ns=now_ns, workload_id=key, released=tuple(sorted(gone)))
+    cause = describe_cause(unit.cordon.user, unit.cordon.reason)
+    reason = f"evicted: node {unit.placements[0].node_name} was drained{cause}"
+    return WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOrder:
+    """A cordon that an operator asks for: the node, the GPUs by UUID if not all of it, and what it says."""
+
+    node_name: str
+    gpu_uuids: tuple[str, ...]
+    cordon: OperatorCordon
+
+
+def preview_drain(
+    state: ClusterState, placer: WorkloadPlacer, order: DrainOrder, *, now_ns: int
+) -> tuple[DrainedWorkload, ...]:
+    """Returns what a drain would do with the work there, as far as is known now; changes nothing."""
+    record = state.nodes[order.node_name].copy()
+    record.set_cordon(order.gpu_uuids, order.cordon)
+    altered = {order.node_name: record}
+    found = []
+    for unit in list_drain_units(state, {order.node_name: record})[:DRAINED_WORKLOADS_MOST]:
+        departure = plan_departure(state, placer, unit, now_ns=now_ns, altered=altered)
+        for item in departure.move.replicas if departure.move is not None else ():
+            for name in (item.source.node_name, item.target.node_name):
+                altered.setdefault(name, state.nodes[name].copy())
+            altered[item.source.node_name].release(unit.workload.workload_id, item.source.replica)
+            altered[item.target.node_name].allocate_unchecked(make_assignment(unit.workload, item.target))
+        found.append(_describe_departure(unit, departure))
+    return tuple(found)
+
+
+def _describe_departure(unit: DrainUnit, departure: Departure) -> DrainedWorkload:
+    targets = departure.move.replicas if departure.move is not None else ()
+    return DrainedWorkload(
+        workload_id=unit.workload.workload_id,
+        name=unit.workload.spec.name,
+        user=unit.workload.spec.user,
+        replicas=tuple(place.replica for place in unit.placements),
+        outcome=departure.outcome,
+        node_names=tuple(dict.fromkeys(item.target.node_name for item in targets)),
+        reason=departure.reason,
+    )
+
+
+class DrainRounds:
+    """Carries out the drains of one state in rounds, a bounded number of decisions per step."""
+
+    def __init__(self, state: ClusterState, placer: WorkloadPlacer) -> None:
+        self._state, self._placer = state, placer
+        # Where the round continues; None between rounds.
+        self._resume: tuple[str, int] | None = None
+        # The revision after the last complete round, and the first grace that ended after it; a new core knows none.
+        self._revision: int | None = None
+        self._deadline_ns: int | None = None
+
+    def is_due(self, now_ns: int) -> bool:
+        """Returns whether work may leave now that could not before."""
+        if not self._state.draining:
+            return False
+        is_over = self._deadline_ns is not None and now_ns >= self._deadline_ns
+        return self._resume is not None or self._revision != self._state.revision or is_over
+
+    def step(self, apply: Callable[[Event], frozenset[str]], now_ns: int) -> tuple[list[Event], frozenset[str]]:
+        """Continues the round, up to the bound; returns the events, already applied, and their nodes."""
+        events, nodes = list[Event](), frozenset[str]()
+        records = {name: self._state.nodes[name] for name in sorted(self._state.draining)}
+        units = list_drain_units(self._state, records)
+        begin = self._resume
+        left = units if begin is None else [unit for unit in units if unit.key > begin]
+        for unit in left[:_DECISIONS_MOST]:
+            # An earlier unit of the same workload may have changed it.
+            now = self._refresh_unit(unit)
+            if now is None:
+                continue
+            departure = plan_departure(self._state, self._placer, now, now_ns=now_ns)
+            for event in departure.events:
+                nodes |= apply(event)
+                events.append(event)
+        self._resume = left[_DECISIONS_MOST - 1].key if len(left) > _DECISIONS_MOST else None
+        if self._resume is None:
+            self._revision = self._state.revision
+            deadlines = (unit.terms.deadline_ns for unit in units if unit.terms.deadline_ns > now_ns)
+            self._deadline_ns = min(deadlines, default=None)
+        return events, nodes
+
+    def _refresh_unit(self, unit: DrainUnit) -> DrainUnit | None:
+        """Returns the unit with its workload as it is now; None if it has left."""
+        workload = self._state.workloads.get(unit.workload.workload_id)
+        if workload is None or not set(unit.placements) <= set(workload.placements):
+            return None
+        return unit._replace(workload=workload)
+
+
+def count_left(record: NodeRecord, gpu_uuid: str = "") -> int:
+    """Returns how many workloads are still on a node, or on one GPU of it."""
+    return len(
+        {key for (key, _), assignment in record.assignments.items() if not gpu_uuid or gpu_uuid in assignment.gpu_uuids}
+    )
+
+
+def list_cordons(record: NodeRecord) -> Iterator[tuple[str, OperatorCordon]]:
+    """Yields the cordons of a node: its own with an empty UUID, then those of its GPUs by UUID."""
+    if record.cordon is not None:
+        yield "", record.cordon
+    for uuid in sorted(record.gpu_cordons):
+        yield uuid, record.gpu_cordons[uuid]

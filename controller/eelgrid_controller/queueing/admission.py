@@ -1,0 +1,394 @@
+"""Admission by queue: who may submit where, whether a workload may start by its queue's quota, and why not.
+
+`QueueIndex` follows the state after each event: the quota tree with the usage of running work, the waiting work by queue,
+and the capacity of the nodes. It decides on the state as it is at that moment, so two workloads of one pass never pass a
+limit together. Owns the sentences about queues. Must not know where work is placed.
+
+Of the models that a request allows, those whose quota all its replicas fit into are left: a narrowed request is never
+placed beyond a quota, and one that would fit only on several models together waits.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
+from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree, compute_age_check
+from eelgrid_controller.queueing.quota import QuotaShortage, QuotaTree
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    Event,
+    PolicyChanged,
+    WorkloadDeferred,
+    WorkloadQueueChanged,
+    WorkloadSubmitted,
+)
+from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
+from eelgrid_controller.state.queue_usage import (
+    QueueCharge,
+    count_request,
+    list_leaf_queues,
+    resolve_queue,
+    resolve_user,
+)
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import InvalidArgument, PermissionDenied
+from eelgrid_protos.messages import (
+    DEFAULT_QUEUE,
+    MODEL_PREFIX,
+    Queue,
+    QueueStatus,
+    Workload,
+    WorkloadSpec,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+_NAMED = 8
+_FIELDS = {"gpu": "gpu_count", "cpu": "cpu_milli", "memory": "memory_bytes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueHold:
+    """Why work may not start by its queue, whatever room there is.
+
+    Without a shortage the queue that it names holds no work. `is_lasting` if it would not fit if nothing else ran.
+    """
+
+    queue: str
+    shortage: QuotaShortage | None = None
+    is_lasting: bool = False
+
+    @property
+    def constraint(self) -> str:
+        """The constraint's name in reasons."""
+        return "queue" if self.shortage is None else "max_quota" if self.is_lasting else "quota"
+
+
+def format_resource_amount(resource: str, amount: int) -> str:
+    """Formats an amount of a resource with its unit: 2 GPUs, 0.5 H100, 16 CPUs, 64 GiB of memory."""
+    if resource == "memory":
+        return f"{format_memory(amount)} of memory"
+    if resource == "cpu":
+        return f"{format_cpu(amount)} CPU{'' if amount == GPU_MILLI_WHOLE else 's'}"
+    if resource == "gpu":
+        return f"{format_gpu(amount)} GPU{'' if amount == GPU_MILLI_WHOLE else 's'}"
+    return f"{format_gpu(amount)} {resource.removeprefix(MODEL_PREFIX)}"
+
+
+def describe_queue_hold(hold: QueueHold) -> str:
+    """Returns why work waits for its queue: the constraint, a colon and a sentence without numbers."""
+    shortage = hold.shortage
+    if shortage is None:
+        return f"queue: no queue {hold.queue} holds work" if hold.queue else "queue: it names none"
+    if hold.is_lasting:
+        return f"max_quota: queue {shortage.queue} can never have so much {shortage.resource}"
+    words = {
+        "quota": f"queue {shortage.queue} has too little {shortage.resource} quota left",
+        "borrowing": f"queue {shortage.queue} may not borrow so much {shortage.resource}",
+        "usage": f"queue {shortage.queue} may not use so much more {shortage.resource}",
+    }
+    return f"quota: {words[shortage.bound]}"
+
+
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "quota": ("of its quota", "nominal"),
+    "borrowing": ("of its quota and what it may borrow", "borrow"),
+    "usage": ("of what it may use", "max"),
+}
+
+
+def describe_queue_remedy(hold: QueueHold, tree: QuotaTree) -> str:
+    """Describes what is used of the bound, by how much the request exceeds it, and what would help."""
+    shortage = hold.shortage
+    if shortage is None:
+        names = [queue.name for queue in tree.queues if not tree.children[tree.numbers[queue.name]]]
+        queues = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        return f"The queue that it names holds no work. To help: eelctl queue move it to one of {queues}."
+    bound, field = _BOUNDS[shortage.bound]
+    resource = shortage.resource
+    used, most, more, lack = (
+        format_resource_amount(resource, amount)
+        for amount in (shortage.used, shortage.most, shortage.more, shortage.lack)
+    )
+    declared = next((q for q in tree.queues[tree.numbers[shortage.queue]].quotas if q.resource == resource), None)
+    now = 0
+    if declared is not None:
+        now = {
+            "quota": declared.nominal,
+            "borrowing": declared.borrowing_limit or 0,
+            "usage": declared.usage_limit or 0,
+        }[shortage.bound]
+    raised = format_resource_amount(resource, now + shortage.lack)
+    raise_it = f"raise {field} of {resource} in queue {shortage.queue} to {raised} (eelctl queue apply)"
+    if hold.is_lasting:
+        return (
+            f"Queue {shortage.queue} can have {most} {bound} at the most, and this needs {more}. To help: ask for {lack} "
+            f"less, or {raise_it}."
+        )
+    return (
+        f"Queue {shortage.queue} uses {used} of {most} {bound}, and this needs {more} more. To help: wait for or cancel "
+        f"work in it that holds {lack}, or {raise_it}."
+    )
+
+
+class QueueIndex:
+    """The queues of one state: their usage, what waits in them, and what may start."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._capacity: dict[str, tuple[int, int, int]] = {}
+        self._capacity_sum: list[int] = [0, 0, 0]
+        # Rises with every change of the queues, so that a round over others ends.
+        self.generation = 0
+        self._rebuild()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the policy declares queues."""
+        return bool(self._queues)
+
+    def _rebuild(self) -> None:
+        state = self._state
+        self._queues = state.policy.queues
+        self.generation += 1
+        self.tree = QuotaTree(self._queues)
+        self._pending = PendingTree(len(self._queues) + 1)
+        self._charges: dict[str, QueueCharge] = {}
+        self._running: dict[str, int] = {}
+        self._capacity, self._capacity_sum = {}, [0, 0, 0]
+        if not self._queues:
+            return
+        for workload_id in state.queue_usage.charges:
+            self._sync_charge(workload_id)
+        for workload_id in state.pending:
+            self._sync_pending(workload_id)
+        self._refresh_capacity(state.nodes)
+
+    def refresh(self, event: Event, touched: Iterable[str]) -> None:
+        """Follows an event that was applied, and has changed these nodes."""
+        if isinstance(event, PolicyChanged):
+            if self._state.policy.queues != self._queues:
+                self._rebuild()
+            return
+        if not self._queues:
+            return
+        if isinstance(event, WorkloadDeferred):
+            self._pending.forget_reason(event.workload_id)
+            return
+        for workload_id in (*_list_named(event), *list_rechargeable_workloads(event, self._state.nodes)):
+            self._sync_charge(workload_id)
+            self._sync_pending(workload_id)
+        self._refresh_capacity(touched)
+
+    def _sync_charge(self, workload_id: str) -> None:
+        charge = self._state.queue_usage.charges.get(workload_id)
+        before = self._charges.pop(workload_id, None)
+        for one, sign in ((before, -1), (charge, 1)):
+            if one is not None:
+                self.tree.add(one.queue, one.amounts, sign)
+                self._running[one.queue] = self._running.get(one.queue, 0) + sign
+        if charge is not None:
+            self._charges[workload_id] = charge
+
+    def _sync_pending(self, workload_id: str) -> None:
+        self._pending.discard(workload_id)
+        ticket = self._state.pending.ticket(workload_id)
+        if ticket is not None:
+            workload = self._state.workloads[workload_id]
+            queue = self._find_leaf(workload.spec)
+            number = len(self._queues) if queue is None else self.tree.numbers[queue]
+            spec = workload.spec
+            shape = spec.request, spec.required_traits, spec.replicas, is_sliced(workload)
+            self._pending.add(number, resolve_user(workload), shape, ticket)
+
+    def _refresh_capacity(self, names: Iterable[str]) -> None:
+        for name in names:
+            new = _capacity_of(self._state.nodes.get(name))
+            old = self._capacity.pop(name, (0, 0, 0))
+            self._capacity[name] = new
+            self._capacity_sum = [total + a - b for total, a, b in zip(self._capacity_sum, new, old, strict=True)]
+
+    def _find_leaf(self, spec: WorkloadSpec) -> str | None:
+        """Returns the queue in which work waits; None if it names one that holds no work."""
+        queue = resolve_queue(self._queues, spec.queue)
+        return queue if queue in list_leaf_queues(self._queues) else None
+
+    def begin_round(self, now_ns: int) -> FairRound:
+        """Begins a round over all waiting work."""
+        state, policy = self._state, self._state.policy
+        past = PastUse(
+            self.tree,
+            lambda: state.queue_usage.history,
+            tuple(self._capacity_sum),
+            now_ns=now_ns,
+            half_life_s=policy.queue_half_life_s,
+        )
+        is_aged = compute_age_check(
+            lambda workload_id: state.workloads[workload_id].submitted_ns, now_ns, policy.queue_age_limit_s
+        )
+        return FairRound(self.tree, self._pending, past, is_aged=is_aged)
+
+    def note_start(self, fair_round: FairRound, workload: Workload) -> None:
+        """Brings a round's past use up to date after work of it was placed."""
+        queue = resolve_queue(self._queues, workload.spec.queue)
+        if queue is not None:
+            fair_round.past.refresh(queue, resolve_user(workload))
+
+    def admit(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> WorkloadSpec | QueueHold:
+        """Returns the specification with the models whose quota it fits into, or why it may not start now."""
+        queue = self._find_leaf(spec)
+        if queue is None:
+            return QueueHold(queue=spec.queue)
+        amounts = count_request(spec)
+        shortage = self.tree.find_shortage(queue, amounts)
+        if shortage is not None:
+            lasting = self.tree.find_shortage(queue, amounts, when_empty=True)
+            return QueueHold(queue=queue, shortage=lasting or shortage, is_lasting=lasting is not None)
+        governed = self.tree.governed_models(queue) if amounts.get("gpu") else frozenset()
+        allowed = spec.request.gpu_models
+        if not governed or (allowed and governed.isdisjoint(allowed)):
+            return spec
+        models = allowed or tuple(known_models())
+        short = self._find_short_models(queue, models, amounts["gpu"])
+        if not short:
+            return spec
+        left = tuple(model for model in models if model not in short)
+        if left:
+            return replace(spec, request=replace(spec.request, gpu_models=left))
+        first = short[models[0]]
+        never = [
+            found
+            for model in models
+            if (found := self.tree.find_shortage(queue, {MODEL_PREFIX + model: amounts["gpu"]}, when_empty=True))
+        ]
+        is_lasting = len(never) == len(models)
+        return QueueHold(queue=queue, shortage=never[0] if is_lasting else first, is_lasting=is_lasting)
+
+    def _find_short_models(self, queue: str, models: Iterable[str], amount: int) -> dict[str, QuotaShortage]:
+        found = {}
+        for model in models:
+            shortage = self.tree.find_shortage(queue, {MODEL_PREFIX + model: amount})
+            if shortage is not None:
+                found[model] = shortage
+        return found
+
+    def count_admitted(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> int:
+        """Returns how many of the replicas the quota allows to start now."""
+        low, high = 0, spec.replicas
+        while low < high:
+            middle = (low + high + 1) // 2
+            if isinstance(self.admit(replace(spec, replicas=middle), known_models), QueueHold):
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def check_submission(
+        self, spec: WorkloadSpec, owner: str, known_models: Callable[[], Iterable[str]]
+    ) -> WorkloadSpec:
+        """Returns the specification with its queue; raises InvalidArgument and PermissionDenied.
+
+        An unknown queue is refused, a user or namespace without access to it, and work that it could never hold.
+        """
+        spec = replace(spec, queue=self.find_queue(spec.queue))
+        self._check_access(spec, owner)
+        found = self.admit(spec, known_models)
+        if isinstance(found, QueueHold) and found.is_lasting and found.shortage is not None:
+            shortage = found.shortage
+            field = f"spec.request.{_FIELDS.get(shortage.resource, 'gpu_models')}"
+            needs = format_resource_amount(shortage.resource, shortage.more)
+            most = format_resource_amount(shortage.resource, shortage.most)
+            bound, name = _BOUNDS[shortage.bound]
+            violation = Violation(
+                field,
+                f"needs {needs}; queue {shortage.queue} can have {most} {bound} at the most",
+                f"ask for less, choose another queue, or have {name} of {shortage.resource} raised there",
+            )
+            raise InvalidArgument(
+                f"queue {found.queue} could never hold this, even with nothing else in it", (violation,)
+            )
+        return spec
+
+    def find_queue(self, name: str) -> str:
+        """Returns the queue of a submission, which must hold work; raises InvalidArgument with near names."""
+        leaves = list_leaf_queues(self._queues)
+        if name in leaves:
+            return name
+        if not name and DEFAULT_QUEUE in leaves:
+            return DEFAULT_QUEUE
+        names = list(leaves)
+        shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        below = [queue.name for queue in self._queues if name and queue.parent == name and queue.name in leaves]
+        near = get_close_matches(name, names, n=3) if len(names) <= 2000 else []
+        if not name:
+            problem, remedy = "is empty, and there is no queue default", f"name one of {shown}"
+        elif name in self.tree.numbers:
+            problem = f"is {name}, which has queues below it and holds no work itself"
+            remedy = f"name one below it: {', '.join(below[:_NAMED]) or shown}"
+        else:
+            problem = f"is {name!r}, and there is no such queue"
+            remedy = f"did you mean {' or '.join(near)}?" if near else f"name one of {shown}"
+        raise InvalidArgument("the queue is not known", (Violation("spec.queue", problem, remedy),))
+
+    def _check_access(self, spec: WorkloadSpec, owner: str) -> None:
+        user = owner or spec.user or spec.labels.get("user", "")
+        for queue in self.tree.list_path(spec.queue):
+            for kind, name, allowed in (
+                ("user", user, queue.users),
+                ("namespace", spec.namespace, queue.namespaces),
+            ):
+                if allowed and name not in allowed:
+                    raise PermissionDenied(
+                        f"{kind} {name or '(none)'} may not submit to queue {queue.name}; choose another queue, or have "
+                        f"the {kind} added to its {kind}s with eelctl queue apply"
+                    )
+
+    def list_statuses(self, now_ns: int) -> Iterable[tuple[int, Callable[[], QueueStatus]]]:
+        """Yields the position of each queue and what makes its status, each after its parent."""
+        policy = self._state.policy
+        past = PastUse(
+            self.tree,
+            lambda: self._state.queue_usage.history,
+            tuple(self._capacity_sum),
+            now_ns=now_ns,
+            half_life_s=policy.queue_half_life_s,
+        )
+        running, waiting = self._sum_below(self._running), self._sum_below(self._waiting())
+
+        def make(number: int, queue: Queue) -> QueueStatus:
+            return QueueStatus(
+                queue=queue,
+                usage=self.tree.usage(queue.name),
+                weighted_share=min(1e18, self.tree.borrowed_ratio(number) / queue.weight),
+                weighted_usage=min(1e18, past.of_queue(number) / queue.weight),
+                running=running[number],
+                waiting=waiting[number],
+            )
+
+        for number, queue in enumerate(self.tree.queues):
+            yield number, lambda number=number, queue=queue: make(number, queue)  # type: ignore[misc]
+
+    def _waiting(self) -> dict[str, int]:
+        return {
+            queue.name: count for queue, count in zip(self.tree.queues, self._pending.counts, strict=False) if count
+        }
+
+    def _sum_below(self, counts: Mapping[str, int]) -> list[int]:
+        sums = [counts.get(queue.name, 0) for queue in self.tree.queues]
+        for number in range(len(sums) - 1, -1, -1):
+            if self.tree.parents[number] >= 0:
+                sums[self.tree.parents[number]] += sums[number]
+        return sums
+
+
+def _list_named(event: Event) -> tuple[str, ...]:
+    """Lists workloads that begin or end to wait, or wait elsewhere, by an event."""
+    changes = WorkloadSubmitted | WorkloadQueueChanged
+    return (event.workload_id,) if isinstance(event, changes) else ()
+
+
+def _capacity_of(record: NodeRecord | None) -> tuple[int, int, int]:
+    if record is None:
+        return (0, 0, 0)
+    inventory = record.inventory
+    return (len(inventory.gpus) * GPU_MILLI_WHOLE, inventory.cpu_milli, inventory.memory_bytes)

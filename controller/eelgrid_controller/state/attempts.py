@@ -1,0 +1,86 @@
+"""Attempts: the processes of a placed workload, from their start to their end.
+
+A workload counts how often it was placed; each of its replicas runs one process in each attempt. A report names its
+attempt, so that one about an earlier attempt changes nothing. The workload holds its devices until the end of every
+process was reported, and the first that fails stops the others.
+
+    (not reported) --AttemptStarted--> RUNNING --AttemptEnded--> ENDED, LOST
+    (not reported) --AttemptEnded--> ENDED, LOST
+    all of them ENDED, LOST --WorkloadCompleted
+"""
+
+from dataclasses import replace
+from signal import Signals
+
+from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
+
+
+def find_attempt(workload: Workload, replica: int) -> AttemptStatus | None:
+    """Returns what was reported of a replica's process in the current attempt; None before its start."""
+    return next((one for one in workload.attempts if one.replica == replica), None)
+
+
+def is_stale(workload: Workload | None, node_name: str, status: AttemptStatus) -> bool:
+    """Returns whether a report of a node is not about a process that the workload has there now."""
+    if workload is None or workload.spec.process is None or workload.phase is not WorkloadPhase.PLACED:
+        return True
+    places = {placement.replica: placement.node_name for placement in workload.placements}
+    return status.attempt != workload.attempt or places.get(status.replica) != node_name
+
+
+def make_attempt_event(workload: Workload, status: AttemptStatus, now_ns: int) -> AttemptStarted | AttemptEnded | None:
+    """Returns the event that a report, which is not stale, makes; None if it says nothing new."""
+    before = find_attempt(workload, status.replica)
+    if status.is_over and (before is None or not before.is_over):
+        return AttemptEnded(time_ns=now_ns, workload_id=workload.workload_id, status=status)
+    if status.state is AttemptState.RUNNING and before is None:
+        return AttemptStarted(time_ns=now_ns, workload_id=workload.workload_id, status=status)
+    return None
+
+
+def apply_attempt(workload: Workload, event: AttemptStarted | AttemptEnded) -> Workload:
+    """Returns the workload after a report; raises ContradictoryEvent."""
+    status, before = event.status, find_attempt(workload, event.status.replica)
+    is_known = before is not None and (before.is_over or isinstance(event, AttemptStarted))
+    is_placed = any(placement.replica == status.replica for placement in workload.placements)
+    if status.attempt != workload.attempt or not is_placed or is_known:
+        raise ContradictoryEvent(
+            f"attempt {status.attempt} of replica {status.replica} of {workload.workload_id} is another, or is over"
+        )
+    others = (one for one in workload.attempts if one.replica != status.replica)
+    return replace(workload, attempts=tuple(sorted((*others, status), key=lambda one: one.replica)))
+
+
+def must_stop(workload: Workload) -> bool:
+    """Returns whether the processes that still run must end: the workload was cancelled, or one of them failed."""
+    return bool(workload.stopping_ns) or any(one.is_over and not one.is_success for one in workload.attempts)
+
+
+def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
+    """Returns how a workload has ended, and why; None while a process of it may run."""
+    if len(workload.attempts) < len(workload.placements) or not all(one.is_over for one in workload.attempts):
+        return None
+    if all(one.is_success for one in workload.attempts):
+        return WorkloadPhase.SUCCEEDED, ""
+    if workload.stopping_ns:
+        return WorkloadPhase.CANCELLED, workload.reason
+    failed = [one for one in workload.attempts if not one.is_success]
+    first = min(failed, key=lambda one: one.ended_ns)
+    whose = f"replica {first.replica}: " if len(workload.placements) > 1 else ""
+    return WorkloadPhase.FAILED, whose + describe_attempt(first)
+
+
+def describe_attempt(status: AttemptStatus) -> str:
+    """Says how a process ended, in a few words; or that it runs."""
+    if status.state is AttemptState.RUNNING:
+        return "running"
+    if status.signal:
+        name = Signals(status.signal).name if status.signal in set(Signals) else str(status.signal)
+        end = f"ended by {name}"
+    elif status.exit_code is not None:
+        end = f"exited with {status.exit_code}"
+    else:
+        end = "lost" if status.state is AttemptState.LOST else "not started"
+    return f"{end}: {status.reason}" if status.reason else end

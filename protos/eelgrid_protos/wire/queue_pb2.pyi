@@ -1,0 +1,69 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class QueueQuota(_message.Message):
+    __slots__ = ("resource", "nominal", "borrowing_limit", "lending_limit", "usage_limit")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    NOMINAL_FIELD_NUMBER: _ClassVar[int]
+    BORROWING_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    LENDING_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    USAGE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    nominal: int
+    borrowing_limit: int
+    lending_limit: int
+    usage_limit: int
+    def __init__(self, resource: _Optional[str] = ..., nominal: _Optional[int] = ..., borrowing_limit: _Optional[int] = ..., lending_limit: _Optional[int] = ..., usage_limit: _Optional[int] = ...) -> None: ...
+
+class Queue(_message.Message):
+    __slots__ = ("name", "parent", "weight", "quotas", "users", "namespaces")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parent: str
+    weight: float
+    quotas: _containers.RepeatedCompositeFieldContainer[QueueQuota]
+    users: _containers.RepeatedScalarFieldContainer[str]
+    namespaces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., weight: _Optional[float] = ..., quotas: _Optional[_Iterable[_Union[QueueQuota, _Mapping]]] = ..., users: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class QueueUsage(_message.Message):
+    __slots__ = ("resource", "quota", "used", "borrowed", "lent", "usage_most")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    BORROWED_FIELD_NUMBER: _ClassVar[int]
+    LENT_FIELD_NUMBER: _ClassVar[int]
+    USAGE_MOST_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    quota: int
+    used: int
+    borrowed: int
+    lent: int
+    usage_most: int
+    def __init__(self, resource: _Optional[str] = ..., quota: _Optional[int] = ..., used: _Optional[int] = ..., borrowed: _Optional[int] = ..., lent: _Optional[int] = ..., usage_most: _Optional[int] = ...) -> None: ...
+
+class QueueStatus(_message.Message):
+    __slots__ = ("queue", "usage", "weighted_share", "weighted_usage", "running", "waiting")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_USAGE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    queue: Queue
+    usage: _containers.RepeatedCompositeFieldContainer[QueueUsage]
+    weighted_share: float
+    weighted_usage: float
+    running: int
+    waiting: int
+    def __init__(self, queue: _Optional[_Union[Queue, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[QueueUsage, _Mapping]]] = ..., weighted_share: _Optional[float] = ..., weighted_usage: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...

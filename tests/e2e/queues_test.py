@@ -1,0 +1,96 @@
+"""Queues by real processes: declared, enforced, shown, kept over a restart, and taken away again."""
+
+import json
+
+import pytest
+from tests.e2e.processes import Cluster, fleet_of
+
+NODES = [
+    {"name": "n1", "cpu_milli": 64_000, "memory_bytes": 2**37, "gpus": [{"product": "a10", "count": 8}]},
+]
+QUEUES = """
+queues:
+  - {name: research, quota: {gpu: 4}}
+  - {name: vision, parent: research, quota: {gpu: {nominal: 2, borrow: 2}}}
+  - {name: speech, parent: research}
+  - {name: default, quota: {gpu: 1}}
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(tmp_path) as found:
+        found.forks_eelctl = True
+        yield found
+
+
+def read(cluster, *arguments):
+    return json.loads(cluster.eelctl(*arguments, "-o", "json").stdout)
+
+
+def submit(cluster, key, gpus, *arguments, code=0):
+    return cluster.eelctl("submit", "--id", key, "--name", key, "--cpu", 1, "--gpus", gpus, *arguments, code=code)
+
+
+def used(cluster):
+    found = read(cluster, "queue", "show")["queues"]
+    return {
+        row["queue"]["name"]: next((int(one["used"]) for one in row["usage"] if one["resource"] == "gpu"), 0)
+        for row in found
+    }
+
+
+def phase(cluster, key):
+    return read(cluster, "get", key)["phase"]
+
+
+def test_queues_from_their_declaration_to_their_end(cluster, tmp_path):
+    controller = cluster.controller()
+    cluster.agent(fleet_of(cluster.folder / "fleet.json", NODES))
+    cluster.until_ready(1)
+    path = tmp_path / "queues.yaml"
+    path.write_text(QUEUES)
+    assert "no queues are declared" in cluster.eelctl("queue", "show").stdout
+    cluster.eelctl("queue", "apply", "-f", path)
+
+    submit(cluster, "v1", 3, "--queue", "vision")
+    submit(cluster, "v2", 2, "--queue", "vision")
+    assert phase(cluster, "v2") == "pending"
+    assert "quota: queue vision may not borrow so much gpu" in cluster.eelctl("queue").stdout
+    explained = cluster.eelctl("explain", "v2").stdout
+    assert "Queue vision uses 3 GPUs of 4 GPUs of its quota and what it may borrow" in explained
+    assert "raise borrow of gpu in queue vision to 3 GPUs" in explained
+    submit(cluster, "s1", 3, "--queue", "speech")
+    assert used(cluster) == {"research": 6000, "vision": 3000, "speech": 3000, "default": 0}
+
+    assert "did you mean vision" in submit(cluster, "x", 1, "--queue", "vison", code=5).stderr
+    assert "can have 4 GPUs" in submit(cluster, "x", 5, "--queue", "vision", code=5).stderr
+    submit(cluster, "d1", 1)
+    assert read(cluster, "get", "d1")["spec"]["queue"] == "default"
+
+    controller.kill()
+    cluster.controller()
+    cluster.reconnect()
+    cluster.until_ready(1)
+    assert used(cluster) == {"research": 6000, "vision": 3000, "speech": 3000, "default": 1000}
+    assert phase(cluster, "v2") == "pending"
+
+    cluster.eelctl("cancel", "s1")
+    assert phase(cluster, "v2") == "pending", "it is its own queue that holds it"
+    assert "moved to queue speech; placed there" in cluster.eelctl("queue", "move", "v2", "speech").stdout
+
+    path.write_text("queues: [{name: vision, quota: {gpu: 1}}, {name: speech}]")
+    refused = cluster.eelctl("queue", "apply", "-f", path, code=5)
+    assert "a quota of 1 gpu is below the 3 that run there" in refused.stderr
+    cluster.eelctl("queue", "apply", "-f", path, "--yes")
+    assert phase(cluster, "v1") == "placed"
+    submit(cluster, "v3", 1, "--queue", "vision")
+    assert phase(cluster, "v3") == "pending"
+    cluster.eelctl("cancel", "v1")
+    cluster.until(lambda: phase(cluster, "v3") == "placed", what="it starts once the queue is below its quota")
+    path.write_text("queues: []")
+    cluster.eelctl("queue", "apply", "-f", path)
+    submit(cluster, "free", 2, "--queue", "anything")
+    assert phase(cluster, "free") == "placed"
+    assert "UpdatePolicy" in cluster.eelctl("audit").stdout
+    assert "MoveToQueue" in cluster.eelctl("audit").stdout
