@@ -135,6 +135,30 @@ def test_a_workload_of_the_plan_is_a_second_name_and_the_first_where_there_is_no
     assert {account.owner for account in found.accounts} == {plan.owner}
 
 
+def test_jobs_that_share_a_gpu_are_each_charged_by_the_workload_that_their_process_states():
+    plan = tuple(
+        DeviceAllocation(
+            place=DeviceReference("GPU-0"),
+            owner=UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name),
+            source=AllocationSource.PLAN,
+            shares=500,
+        )
+        for name in ("w-1", "w-2")
+    )
+    stated = {1: "w-1", 2: "w-2", 3: "w-9"}
+    owners = {
+        pid: ProcessOwner(UsageOwner(kind=UsageOwnerKind.PROCESS, pid=pid), workload=name)
+        for pid, name in stated.items()
+    }
+    attributor = Attributor(load_catalogue())
+    for at_s in range(0, 100, 10):
+        seen = look(at_s, 300.0 * at_s, [1, 2, 3], utilization=1.0)
+        found = attributor.observe(replace(seen, owners=owners, allocations=plan))
+    active = {account.owner for account in found.accounts if account.part.value == "active"}
+    # The third states a workload that holds nothing here, so it is charged as itself.
+    assert active == {plan[0].owner, plan[1].owner, UsageOwner(kind=UsageOwnerKind.PROCESS)}
+
+
 def test_an_owner_that_comes_back_has_a_new_account_only_after_a_showing_without_it():
     attributor = Attributor(load_catalogue())
     before = {}

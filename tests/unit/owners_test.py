@@ -62,6 +62,16 @@ def test_names_are_looked_for_again_for_new_containers_only(tmp_path):
     assert ContainerNameIndex(tmp_path).find_container(ID, 0) is None
 
 
+def test_a_job_of_the_agent_states_its_workload_and_a_pod_does_not(tmp_path):
+    environ = {"EELGRID_WORKLOAD_ID": "team/w-7_0", "SECRET": "x"}
+    process(tmp_path, 1, "0::/system.slice/eelgrid-agent.service/jobs/w-7_0.0.1\n", environ=environ)
+    process(tmp_path, 2, "0::/\n", environ=environ)
+    process(tmp_path, 3, POD_CGROUP, environ=environ)
+    process(tmp_path, 4, "0::/\n", environ={"EELGRID_WORKLOAD_ID": "w" * 1000})
+    found = ProcessOwnerResolver(tmp_path).resolve([1, 2, 3, 4], now_ns=0)
+    assert [found[pid].workload for pid in (1, 2, 3, 4)] == ["team/w-7_0", "team/w-7_0", "", ""]
+
+
 def test_a_log_name_with_dots_and_dashes():
     assert parse_log_name(f"llm.v2-7d9f-abc_kube-system_side-car-{ID}.log") == (
         ID,

@@ -351,7 +351,8 @@ class Attributor:
         self, device: DeviceInput, look: AttributionInput, allocations: Iterable[DeviceAllocation]
     ) -> DeviceObservation:
         gpu = device.gpu
-        workloads = _workloads(gpu.uuid, look.allocations or ())
+        planned = _list_planned(gpu.uuid, look.allocations or ())
+        workloads = {place: min(names) for place, names in planned.items() if len(names) == 1}
         claims = tuple(
             DeviceClaim(
                 owner=_of_workload(one.owner, one.place.gpu_instance_id, workloads),
@@ -364,7 +365,8 @@ class Attributor:
         holders = None
         if device.processes is not None:
             holders = tuple(
-                _holder(process, look.owners, claims, workloads) for process in device.processes[:PROCESSES_MOST]
+                _holder(process, look.owners, claims, workloads, planned)
+                for process in device.processes[:PROCESSES_MOST]
             )
         return DeviceObservation(
             monotonic_ns=look.monotonic_ns,
@@ -425,13 +427,13 @@ class Attributor:
             del self._meters[uuid]
 
 
-def _workloads(gpu_uuid: str, allocations: Iterable[DeviceAllocation]) -> Mapping[int | None, str]:
-    """By place, the only workload that the plan puts there, whoever else speaks of the device."""
+def _list_planned(gpu_uuid: str, allocations: Iterable[DeviceAllocation]) -> Mapping[int | None, set[str]]:
+    """By place, the workloads that the plan puts there, whoever else speaks of the device."""
     found: dict[int | None, set[str]] = {}
     for one in allocations:
         if one.source is AllocationSource.PLAN and one.place.gpu_uuid == gpu_uuid:
             found.setdefault(one.place.gpu_instance_id, set()).add(one.owner.workload)
-    return {place: min(names) for place, names in found.items() if len(names) == 1}
+    return found
 
 
 def _of_workload(owner: UsageOwner, place: int | None, workloads: Mapping[int | None, str]) -> UsageOwner:
@@ -444,6 +446,7 @@ def _holder(
     owners: Mapping[int, ProcessOwner],
     claims: Iterable[DeviceClaim],
     workloads: Mapping[int | None, str],
+    planned: Mapping[int | None, set[str]],
 ) -> ContextHolder:
     place = process.gpu_instance_id
     nobody = UsageOwner(kind=UsageOwnerKind.PROCESS, pid=process.pid)
@@ -453,6 +456,8 @@ def _holder(
         claimants = {claim.owner for claim in claims if claim.gpu_instance_id in (None, place)}
         if len(claimants) == 1:
             owner, inferred = replace(claimants.pop(), pid=process.pid), True
+    elif found.workload in planned.get(place, planned.get(None, ())):
+        owner = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=found.workload, pid=process.pid)
     return ContextHolder(
         owner=_of_workload(owner, place, workloads),
         pid=process.pid,

@@ -1,9 +1,11 @@
 """Process owners: maps process ids to containers, jobs and units by cgroup, environment and log links.
 
 An owner is kept for (pid, start time), since process ids are used again. A process that ended is remembered for a
-while, because what it used since the last sample is charged after its death. Environments hold secrets: only the two
-programs that name themselves nowhere else (Slurm's SLUID layout and Ray) are looked up there, and only under the
-variable names in this file. The process title is read for Ray's prefix and for the MPS server and is not kept.
+while, because what it used since the last sample is charged after its death. Environments hold secrets: only the three
+programs that name themselves nowhere else (Slurm's SLUID layout, Ray, and the agent's own launcher) are looked up
+there, and only under the variable names in this file. A process may write anything there: the attributor believes a
+workload's id only where the plan gives that workload the device. The process title is read for Ray's prefix and for
+the MPS server and is not kept.
 
 /proc/PID/cgroup holds a line for each hierarchy, and a path may hold several owners, one inside the other (a Slurm job
 in a pod of Slinky, a pod in the container of a kind node). Along a path the innermost owner wins, and among lines the
@@ -191,6 +193,9 @@ _TITLE_MOST = 256
 _STAT_MOST = 4096
 _MPS_SERVER = "nvidia-cuda-mps"
 _RAY_TITLE = "ray::"
+_WORKLOAD = "EELGRID_WORKLOAD_ID"
+# What a cgroup cannot tell from the jobs that the agent runs.
+_UNNAMED = (UsageOwnerKind.PROCESS, UsageOwnerKind.UNIT, UsageOwnerKind.USER)
 # The field after the command in /proc/PID/stat is the third, and the start time the 22nd.
 _START_FIELD = 19
 
@@ -199,12 +204,14 @@ _START_FIELD = 19
 class ProcessOwner:
     """The owner of a process.
 
-    `mps_server` marks a server that shares the device for others, `hidden` one that could not be read.
+    `mps_server` marks a server that shares the device for others, `hidden` one that could not be read. `workload` is
+    the id that the launcher of the agent's jobs gave it, as the process states it.
     """
 
     owner: UsageOwner
     mps_server: bool = False
     hidden: bool = False
+    workload: str = ""
 
 
 @dataclass(slots=True)
@@ -243,7 +250,11 @@ class ProcessOwnerResolver:
         owner = owner_from_cgroup(self._read(pid, "cgroup", CGROUP_TEXT_MOST))
         title = self._read(pid, "cmdline", _TITLE_MOST).replace("\0", " ").strip() or self._read(pid, "comm", 64)
         owner = self._name_owner(self._refine_owner(pid, owner, title), now_ns)
-        again = ProcessOwner(owner, mps_server=_MPS_SERVER in title.split(" ", 1)[0])
+        again = ProcessOwner(
+            owner,
+            mps_server=_MPS_SERVER in title.split(" ", 1)[0],
+            workload=self._environment(pid, _WORKLOAD).get(_WORKLOAD, "") if owner.kind in _UNNAMED else "",
+        )
         if known is not None and known.start == start and owner.kind is UsageOwnerKind.PROCESS:
             # It is ending and its files are empty; what they said before still holds.
             again = known.found
@@ -285,7 +296,8 @@ class ProcessOwnerResolver:
         found = {}
         for entry in self._read(pid, "environ", _ENVIRON_MOST).split("\0"):
             name, _, value = entry.partition("=")
-            if name in names and value.isalnum() and len(value) <= _TITLE_MOST:
+            is_plain = value.isalnum() or name == _WORKLOAD
+            if name in names and is_plain and 0 < len(value) <= _TITLE_MOST:
                 found[name] = value
         return found
 
