@@ -76,6 +76,12 @@ def test_what_no_node_could_ever_hold_is_refused_by_field(wanted, field, words):
     assert core.state.workloads == {}
 
 
+def test_a_request_for_gpus_where_no_node_has_one_is_told_to_ask_for_none():
+    with pytest.raises(InvalidArgument) as refused:
+        build_core(build_node("a", gpus=0)).submit(build_request(gpus=1), now_ns=1)
+    assert "no registered node has a GPU; ask for 0" in str(refused.value.violations[0])
+
+
 def test_a_cluster_without_nodes_refuses_nothing():
     step = build_core().submit(build_request(gpus=64, models=("B300",)), now_ns=1)
     assert [type(event) for event in step.events] == [WorkloadSubmitted, WorkloadDeferred]

@@ -435,6 +435,11 @@ def _beyond(constraint: str, request: ResourceRequest, nodes: list[Inventory]) -
             f"is {request.memory_bytes}; the largest node with the GPUs and CPUs asked for has {memory_bytes}",
             f"ask for at most {memory_bytes // MIB} MiB on one node, and use replicas for more",
         )
+    if not most:
+        return (
+            f"is {request.gpu_count}; no registered node has a GPU",
+            "ask for 0, or start an agent on a node with GPUs",
+        )
     return (
         f"is {request.gpu_count}; no registered node has more than {most} such GPUs",
         f"ask for at most {most} on one node, and use replicas for more",
