@@ -5,6 +5,7 @@ import contextlib
 import json
 from dataclasses import replace
 
+import pytest
 from tests.builders.kubernetes import build_deployment, build_job, build_node
 from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
@@ -383,13 +384,22 @@ def test_running_pods_are_recommended_to_move_and_are_moved(tmp_path):
     asyncio.run(play())
 
 
-def test_what_runs_on_a_lost_gpu_goes_to_another(tmp_path):
+async def lose_gpu(loop, held):
+    await loop.mark_gpu_lost(held.node_name, held.gpu_uuids[0])
+
+
+async def drain_gpu(loop, held):
+    await loop.cordon_node(held.node_name, held.gpu_uuids, reason="row remapping", drain=DrainTerms())
+
+
+@pytest.mark.parametrize("leave", [lose_gpu, drain_gpu])
+def test_what_runs_on_a_gpu_that_is_lost_or_drained_goes_to_another(tmp_path, leave):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
             await cluster.create(DEPLOYMENTS, build_deployment("d", labels=_OURS))
             (old,) = await until(cluster, lambda pods: len(ready(pods)) == 1 and pods)
             (held,) = loop.core.state.workloads[plan_of(old)["workload"]].placements
-            await loop.mark_gpu_lost(held.node_name, held.gpu_uuids[0])
+            await leave(loop, held)
 
             def is_elsewhere(pods):
                 here = ready(pods)

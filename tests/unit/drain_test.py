@@ -232,17 +232,16 @@ def test_nothing_leaves_a_lost_node_where_it_may_still_run():
     assert "may still run there" in found.reason
 
 
-def test_what_an_engine_runs_is_left_to_its_own_drain_of_whole_nodes():
+def test_what_an_engine_runs_is_left_to_its_own_drain_of_nodes_and_gpus():
     core = build_core(build_node("a"), build_node("b"))
     for name in ("a", "b"):
         core.update_external_usage(name, ExternalUsage(traits=("pods",)), now_ns=1)
     place_on(core, "a", build_request(gpus=1, key="pod-x", required_traits=("pods",)))
     soon = DrainTerms(deadline_ns=5, force=True)
-    (whole,) = core.preview_drain("a", (), soon, now_ns=2)
-    assert (whole.outcome, "its own drain" in whole.reason) == (DrainOutcome.FINISHES, True)
     index = str(core.workload("pod-x").placements[0].gpu_indexes[0])
-    (single,) = core.preview_drain("a", (index,), soon, now_ns=2)
-    assert (single.outcome, "drain the whole node" in single.reason) == (DrainOutcome.STAYS, True)
+    for gpus in ((), (index,)):
+        (found,) = core.preview_drain("a", gpus, soon, now_ns=2)
+        assert (found.outcome, "its own drain" in found.reason) == (DrainOutcome.FINISHES, True)
     core.cordon_node("a", drain=soon, now_ns=4)
     assert drain(core, now_ns=9) == []
 

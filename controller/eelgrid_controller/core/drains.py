@@ -8,7 +8,7 @@ drained, since it stops as a whole. A unit that may move goes as soon as it fits
 decision and the same checks as any move (`plan_migration`). Work that cannot move ends by itself; after the grace it
 returns to the queue, except what is declared fixed or in MIG slices, unless the drain is forced. Of a service that has
 replicas elsewhere only those that are drained are released. Nothing leaves a node that cannot be told to stop it:
-there it may still run. Work that an engine runs is left to the engine's own drain.
+there it may still run. Work that an engine runs is left to the engine's own drain, which follows the cordons.
 
 A drain is a fact of the state (`OperatorCordon.drain`), so it continues after a restart; a round is due whenever the
 state has changed since the last complete one, or a grace has ended.
@@ -140,7 +140,7 @@ def plan_departure(
     if unreachable:
         return Departure(DrainOutcome.STAYS, unreachable)
     if unit.workload.spec.required_traits:
-        return _leave_to_engine(state, unit, records)
+        return Departure(DrainOutcome.FINISHES, "Kubernetes runs it, and moves it by its own drain")
     if unit.workload.spec.process is not None:
         return Departure(DrainOutcome.FINISHES, "it runs a process, which cannot move: eelctl cancel stops it")
     bound = _find_bond(unit)
@@ -169,15 +169,6 @@ def _find_unreachable(state: ClusterState, unit: DrainUnit) -> str:
         if record.ahead is not None or not record.is_reported:
             return f"what node {name} holds is not known yet: wait for its agent, or eelctl reconcile it"
     return ""
-
-
-def _leave_to_engine(state: ClusterState, unit: DrainUnit, altered: Mapping[str, NodeRecord]) -> Departure:
-    """Returns what an engine makes of a unit that it runs: it drains whole nodes."""
-    names = [place.node_name for place in unit.placements]
-    cordons = [(altered.get(name) or state.nodes[name]).cordon for name in names]
-    if all(cordon is not None and cordon.drain is not None for cordon in cordons):
-        return Departure(DrainOutcome.FINISHES, "Kubernetes runs it, and moves it by its own drain")
-    return Departure(DrainOutcome.STAYS, "Kubernetes runs it, and drains no single GPU: drain the whole node")
 
 
 def _find_bond(unit: DrainUnit) -> str:

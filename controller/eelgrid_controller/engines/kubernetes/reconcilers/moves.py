@@ -219,18 +219,21 @@ class MoveOrders:
         )
         return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
 
-    def orders_from_lost_gpus(self, core: Core) -> Iterator[MoveOrder]:
-        """Orders for pods that run on lost GPUs."""
+    def orders_from_gpus(self, core: Core) -> Iterator[MoveOrder]:
+        """Orders for pods that run on GPUs that are lost, or that operators drain by themselves."""
         for record in core.state.nodes.values():
-            if not record.lost_gpus:
+            drained = {uuid for uuid, cordon in record.gpu_cordons.items() if cordon.drain is not None}
+            left = record.lost_gpus | drained
+            if not left:
                 continue
             for (workload_id, replica), held in record.assignments.items():
                 unit = self._engine.gate.units.get(unit_of(workload_id))
-                if unit is None or unit.workload_id != workload_id or not record.lost_gpus & set(held.gpu_uuids):
+                if unit is None or unit.workload_id != workload_id or left.isdisjoint(held.gpu_uuids):
                     continue
                 member = unit.members.get(unit.slots.get(replica, ""))
                 if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
-                    order = self._make_order(core, unit, member, "", "its GPU is lost")
+                    cause = "its GPU is drained" if record.lost_gpus.isdisjoint(held.gpu_uuids) else "its GPU is lost"
+                    order = self._make_order(core, unit, member, "", cause)
                     if order is not None:
                         yield order
 
@@ -528,7 +531,7 @@ class MoveReconciler(Reconciler[str]):
             self.mover.withdraw_order(order.name)
         for order in moved:
             self.mover.request_move(order, self._now_s())
-        for order in (*orders, *self.orders.orders_from_lost_gpus(core)):
+        for order in (*orders, *self.orders.orders_from_gpus(core)):
             if not self.mover.has_order(order) and await has_room(self._around.loop, order):
                 self.mover.request_move(order, self._now_s())
         await self._annotate_drains(drained)
