@@ -58,7 +58,7 @@ _SHORTAGES_NAMED = 4
 _WAYS_LETTERS_MOST = SENTENCE_LETTERS_MOST - 500
 # By nearness to a fit: what CPU or memory removed, what the GPUs did, and what no free capacity would lift.
 _AMOUNTS = ("cpu", "memory")
-_STANDING = ("gpu_model", "unavailable", "traits", "processes")
+_STANDING = ("gpu_model", "unavailable", "traits", "processes", "reservation")
 
 
 def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
@@ -266,7 +266,7 @@ CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which i
 # named. Those of nodes come last, in the order in which `select_binding_constraint` chooses among them. Work that was
 # evicted says so until it is tried next.
 PENDING_CONSTRAINTS = (
-    "evicted", "spending", "queue", "max_quota", "quota", "partitions", "budget", "replicas", "cpu+memory", "cpu", "memory",
+    "evicted", "spending", "queue", "max_quota", "quota", "partitions", "backfill", "reservation", "budget", "replicas", "cpu+memory", "cpu", "memory",
     "gpu_share", "gpu_count", "gpu_mig", "gpu_model", "traits", "unavailable", "no_nodes",
 )  # fmt: skip
 # By constraint: the reason.
@@ -275,6 +275,7 @@ _REASONS: Mapping[str, str] = {
     "unavailable": "the nodes that would do are cordoned, lost or ahead of the journal, or as full as a plan allows",
     "traits": "no node that would do has every trait that it requires",
     "processes": "no agent of a node that would do runs processes",
+    "reservation": "the nodes that would do are reserved, and full",
     "gpu_model": "no node has a GPU of an allowed model",
     "gpu_mig": "the GPUs that would do are cut by MIG, or the partition planner's",
     "gpu_count": "no node has enough whole GPUs free",
@@ -321,6 +322,8 @@ def describe_pending_reason(request: ResourceRequest, decision: PlacementDecisio
         return describe_queue_hold(decision.queue_hold)
     if decision.hold is not None:
         return spending_reason(decision.hold)
+    if decision.withheld:
+        return decision.withheld
     if decision.lack is not None:
         return f"budget: waits for watts of {describe_budget(decision.lack.budget)}"
     constraint = select_binding_constraint(decision.removals, decision.room)
