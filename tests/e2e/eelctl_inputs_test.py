@@ -87,6 +87,23 @@ COMMANDS = {
         ((("ghost", "default"), NO_SUCH, "ghost"),),
         first=(("queue", "apply", "-f", "queues.yaml", "--yes"),),
     ),
+    "reservation create": Use(
+        ("demo", "--nodes", "gpu-2", "--start", "+1d", "--duration", "2h"),
+        2,
+        (
+            (("x", "--nodes", "ghost", "--duration", "2h"), NO_SUCH, "ghost"),
+            (("x", "--duration", "2h"), WRONG_USE, "--nodes"),
+            (("x", "--nodes", "gpu-1", "--start", "soon", "--duration", "2h"), WRONG_USE, "--start"),
+        ),
+        first=(("reservation", "delete", "demo"),),
+    ),
+    "reservation list": Use(),
+    "reservation delete": Use(
+        ("brief",),
+        2,
+        ((("ghost",), NO_SUCH, "ghost"),),
+        first=(("reservation", "create", "brief", "--nodes", "gpu-2", "--start", "+2d", "--duration", "1h"),),
+    ),
     "run": Use(
         ("-d", "--", "true"),
         2,

@@ -48,7 +48,9 @@ class Simulation:
 
     def submit(self, key, gpus, run_s, **spec):
         self.specs[key] = run_s
-        request = build_request(key, name=key, gpus=gpus, cpu=0, memory_gib=0, **{"expected_runtime_s": float(run_s), **spec})
+        request = build_request(
+            key, name=key, gpus=gpus, cpu=0, memory_gib=0, **{"expected_runtime_s": float(run_s), **spec}
+        )
         return self.apply(self.core.submit(request, now_ns=self.now_s * S)).result
 
     def end_next(self):
@@ -120,8 +122,8 @@ def test_easy_backfill_decides_as_a_slow_twin_on_counts_of_equal_gpus(jobs, gpus
             del twin.running[key]
             note(now_s)
 
-    for number, (gap_s, wanted, run_s, _) in enumerate(jobs):
-        wanted = min(wanted, gpus)
+    for number, (gap_s, most, run_s, _) in enumerate(jobs):
+        wanted = min(most, gpus)
         until_s = found.now_s + gap_s
         found.advance(until_s)
         advance(until_s)
@@ -198,7 +200,9 @@ def test_reservations_are_never_violated_and_all_work_starts_after_them(jobs, sp
         found.advance(until_s)
     found.finish()
     assert set(found.starts) == set(found.specs)
-    nodes = {event.workload_id: event.placements[0].node_name for event in found.events if isinstance(event, WorkloadPlaced)}
+    nodes = {
+        event.workload_id: event.placements[0].node_name for event in found.events if isinstance(event, WorkloadPlaced)
+    }
     for key, start_s in found.starts.items():
         workload = state.workloads[key]
         for one in reservations:
