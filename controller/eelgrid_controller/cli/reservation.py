@@ -137,8 +137,8 @@ def reservation() -> None:
 def create(settings: CliSettings, /, name: str, start: str, duration: int, maintenance: bool, **flags: str) -> None:
     """Reserve nodes from a time on, for a span. Requires the role admin.
 
-    What would not have ended by the start is not placed there any more, so work of which no run time is known is not. What
-    runs there stays. Without --users, --queue and --maintenance everybody's work may start within the span.
+    What would not have ended by the start is not placed there any more; work of which no run time is known is not from a
+    day before on. What runs there stays. Without --users, --queue and --maintenance everybody's work may start within the span.
 
     \b
     eelctl reservation create demo --nodes n1,n2 --start +2h --duration 4h --users ada

@@ -5,19 +5,21 @@ that the queue makes for work that waits (backfill.py).
 
 A node is closed to a workload if a reservation of it overlaps the time for which the workload is expected to run, unless
 the reservation is for its user or its queue and has begun: those whom it is for start within it. Work of which nothing is
-known is expected to run for ever, so it starts on no node that is reserved for later, however much later. What
-runs there already stays.
+known starts on no node that is reserved within the lead, a day: it may run on into the reservation if it started
+before. What runs there already stays.
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
+from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.queue_usage import resolve_queue, resolve_user
 from eelgrid_protos.messages import Reservation, Workload, resolve_pool
 
+# From so long before a reservation on, work of which nothing is known is not placed on its nodes.
+RESERVATION_LEAD_NS = 24 * 3600 * 1_000_000_000
 OPEN: frozenset[str] = frozenset()
 
 
@@ -44,7 +46,8 @@ def list_closing_reservations(state: ClusterState, workload: Workload, start_ns:
     reservations = state.policy.reservations
     if not reservations:
         return
-    end_ns = compute_end_ns(start_ns, estimate_runtime(workload, state.policy, state.runtimes))
+    estimate = estimate_runtime(workload, state.policy, state.runtimes)
+    end_ns = start_ns + (RESERVATION_LEAD_NS if estimate is None else int(estimate.expected_s * 1e9))
     for one in reservations:
         if one.end_ns <= start_ns or one.start_ns >= end_ns:
             continue
