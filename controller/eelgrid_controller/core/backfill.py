@@ -46,6 +46,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadSpec,
 )
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 BACKFILL_REASON = "backfill: there is room, but it would delay work that goes before it"
 # Whole searches for the places of one reserved start; each takes milliseconds.
@@ -59,6 +60,13 @@ _REPLANS_MOST = 64
 def describe_reserved(name: str) -> str:
     """Returns the reason of work that a reservation of nodes keeps waiting."""
     return f"reservation: there is room, but on nodes that reservation {name} holds"
+
+
+def _has_free_gpus(record: NodeRecord, spec: WorkloadSpec) -> bool:
+    """Returns whether a node has the sum of what one replica asks of GPUs."""
+    request = spec.request
+    free_milli = GPU_MILLI_WHOLE * len(record.inventory.gpus) - sum(record.gpu_milli.values())
+    return free_milli >= request.gpu_count * request.gpu_milli
 
 
 class BackfillPlanner:
@@ -266,7 +274,9 @@ class BackfillPlanner:
                 if key:
                     ended.append(key)
                     for name in self._release(records, key):
-                        room.update_node(name, records[name])
+                        # Room only grows here, so that a node without enough free GPUs has none, as before.
+                        if _has_free_gpus(records[name], workload.spec):
+                            room.update_node(name, records[name])
             times += 1
             if searches >= _SEARCHES_MOST or (others and times > _TIMES_BESIDE_MOST):
                 return None

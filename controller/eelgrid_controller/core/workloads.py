@@ -590,6 +590,8 @@ class RetryRounds:
         # With queues the round itself, and the queues that it is over.
         self._fair_round: FairRound | None = None
         self._generation = queues.generation
+        # What the last step has learned, at which revision of the state: the next one of the round begins with it.
+        self._learned: tuple[int, dict[Hashable, tuple[int, str]]] = (-1, {})
         # Capacity was freed in the middle of a round: another round follows. A new core cannot know whether the last
         # round was cut short.
         self._again = len(state.pending) > 0
@@ -624,7 +626,10 @@ class RetryRounds:
         )
         if self._resume is None and self._fair_round is None:
             self._backfill.begin_round(now_ns)
+        elif self._learned[0] == self._state.revision:
+            step.failed = self._learned[1]
         self._continue_round(step, now_ns)
+        self._learned = self._state.revision, step.failed
         if self._resume is None and self._fair_round is None:
             step.apply_all(self._backfill.end_round(now_ns))
         return step.events, step.nodes
@@ -678,14 +683,14 @@ class _RetryStep:
         self._backfill = backfill
         # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
         # would delay other work, also by what is expected of it.
-        self._failed: dict[Hashable, tuple[int, str]] = {}
+        self.failed: dict[Hashable, tuple[int, str]] = {}
         self._tries = 0
         # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
         self._has_news = all(record.is_reported or not record.is_ready for record in state.nodes.values())
 
     def try_all(self, tickets: Iterable[PendingTicket]) -> PendingTicket | None:
         """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""
-        workloads, failed, find_hold = self._workloads, self._failed, self._state.spending.blocking_limit
+        workloads, failed, find_hold = self._workloads, self.failed, self._state.spending.blocking_limit
         has_rules, has_queues, has_news = self._chooser.uses_engine_rules, self._queues.is_active, self._has_news
         # An engine's rules and spending limits are of single workloads.
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
