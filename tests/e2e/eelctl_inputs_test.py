@@ -87,6 +87,29 @@ COMMANDS = {
         ((("ghost", "default"), NO_SUCH, "ghost"),),
         first=(("queue", "apply", "-f", "queues.yaml", "--yes"),),
     ),
+    "reservation create": Use(
+        ("demo", "--nodes", "gpu-2", "--start", "+30d", "--duration", "2h"),
+        2,
+        (
+            (("x", "--nodes", "ghost", "--duration", "2h"), NO_SUCH, "ghost"),
+            (("x", "--duration", "2h"), WRONG_USE, "--nodes"),
+            (("x", "--nodes", "gpu-1", "--start", "soon", "--duration", "2h"), WRONG_USE, "--start"),
+        ),
+        first=(("reservation", "delete", "demo"),),
+        untried=(
+            ("again", "the name is taken"),
+            ("users", "any text is a user, and the name is taken"),
+            ("queue", "any text is a queue, and the name is taken"),
+        ),
+    ),
+    "reservation list": Use(),
+    "reservation delete": Use(
+        ("brief",),
+        2,
+        ((("ghost",), NO_SUCH, "ghost"),),
+        first=(("reservation", "create", "brief", "--nodes", "gpu-2", "--start", "+20d", "--duration", "1h"),),
+        untried=(("again", "it is gone"),),
+    ),
     "run": Use(
         ("-d", "--", "true"),
         2,
@@ -254,6 +277,7 @@ def busy(tmp_path_factory):
             "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos\nr-1,1000,1024,0,0,,LS\n"
         )
         points = (cluster.folder / "points.csv").read_text().splitlines(keepends=True)
+        cluster.done("reservation", "create", "demo", "--nodes", "gpu-2", "--start", "+30d", "--duration", "2h")
         (cluster.folder / "few.csv").write_text("".join([points[0], *[p for p in points if p.startswith("ocr,")][:6]]))
         patch.chdir(cluster.folder)
         yield cluster

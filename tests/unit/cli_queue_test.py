@@ -41,11 +41,11 @@ def crowd(fake):
 
 def test_what_waits_in_its_order_and_what_would_help_the_first_of_each_reason(eelctl, crowd, fake):
     assert eelctl("queue").stdout == strip_table("""
-PLACE  ID      PRIORITY  NAMESPACE  QUEUE  REPLICAS  EACH                  WAITS  REASON
-    1  urgent         9  prod       -             1  2 CPU, 1 GiB, 1 GPU  60 min  gpu_count: no node has enough whole GPUs free
-    2  old            0  ml         night         1  2 CPU, 1 GiB, 4 GPU     2 d  gpu_count: no node has enough whole GPUs free
-    3  mid            0  ml         -             2  2 CPU, 1 GiB, 1 GPU     3 h  budget: waits for watts of rack r1
-    4  new            0  ml         -             1  2 CPU, 1 GiB, 1 GPU    90 s  gpu_count: no node has enough whole GPUs free
+PLACE  ID      PRIORITY  NAMESPACE  QUEUE  REPLICAS  EACH                  WAITS  STARTS  REASON
+    1  urgent         9  prod       -             1  2 CPU, 1 GiB, 1 GPU  60 min  -       gpu_count: no node has enough whole GPUs free
+    2  old            0  ml         night         1  2 CPU, 1 GiB, 4 GPU     2 d  -       gpu_count: no node has enough whole GPUs free
+    3  mid            0  ml         -             2  2 CPU, 1 GiB, 1 GPU     3 h  -       budget: waits for watts of rack r1
+    4  new            0  ml         -             1  2 CPU, 1 GiB, 1 GPU    90 s  -       gpu_count: no node has enough whole GPUs free
 
 gpu_count: 3 wait, with 6 GPUs and 6 CPUs, the longest for 2 d; no node has enough whole GPUs free.
   urgent, the first of them: free 1 T4, or let gpu_models name A10 too

@@ -18,7 +18,7 @@ FLAGS = {
     "gpu_model": "",
     "cpus": None,
     "memory": None,
-    "time_limit_s": None,
+    "time_limit_s": None, "expect": None,
     "name": "",
     "replicas": 1,
     "env": (),

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from eelgrid_controller.cli.standard_streams import INTERRUPTED_CODE
-from eelgrid_controller.formatting import parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
+from eelgrid_controller.formatting import parse_cpu_milli, parse_duration_s, parse_gpu_milli, parse_memory_bytes
 from eelgrid_protos.errors import CONTRACT_BROKEN, ContractError, Violation
 from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages
 from eelgrid_protos.safe_text import escape_text
@@ -134,6 +134,7 @@ class FiniteRange(click.FloatRange):
 CPU = AmountType("CPUs", parse_cpu_milli)
 MEMORY = AmountType("SIZE", parse_memory_bytes)
 SHARE = AmountType("SHARE", parse_gpu_milli)
+DURATION = AmountType("DURATION", parse_duration_s)
 
 
 def tls_files(settings: CliSettings) -> Any:

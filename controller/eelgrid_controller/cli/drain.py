@@ -16,7 +16,7 @@ import click
 from eelgrid_controller.cli.completion import complete_nodes_and_gpus
 from eelgrid_controller.cli.confirmation import confirm_change, list_names, yes_option
 from eelgrid_controller.cli.connection import (
-    AmountType,
+    DURATION,
     CliError,
     CliSettings,
     NameNotFound,
@@ -26,7 +26,7 @@ from eelgrid_controller.cli.connection import (
     output_option,
 )
 from eelgrid_controller.cli.output import echo, print_plain
-from eelgrid_controller.formatting import count_noun, format_age, parse_duration_s
+from eelgrid_controller.formatting import count_noun, format_age
 from eelgrid_protos.messages import (
     CordonNodeRequest,
     CordonStatus,
@@ -42,7 +42,6 @@ from eelgrid_protos.plain_messages import to_plain
 
 _POLL_S = 1.0
 _NAMED_MOST = 5
-DURATION = AmountType("DURATION", parse_duration_s)
 
 
 @dataclass(frozen=True, slots=True)

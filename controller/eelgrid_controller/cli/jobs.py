@@ -19,6 +19,7 @@ import click
 
 from eelgrid_controller.cli.connection import (
     CPU,
+    DURATION,
     MEMORY,
     AmountType,
     CliError,
@@ -37,7 +38,6 @@ from eelgrid_controller.formatting import (
     format_energy,
     format_gpu,
     format_phase,
-    parse_duration_s,
     parse_gpu_milli,
     parse_memory_bytes,
 )
@@ -68,7 +68,6 @@ _ENERGY_ROWS_MOST = 10_000
 _POLL_FIRST_S, _POLL_LONGEST_S = 0.02, 0.5
 # A controller that restarts is waited for.
 _AWAY_MOST_S = 120.0
-_DURATION = AmountType("DURATION", parse_duration_s)
 
 
 class JobNotRun(CliError):
@@ -139,6 +138,7 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
             priority=flags["priority"],
             mobility=Mobility.FIXED,
             process=process,
+            expected_runtime_s=None if flags["expect"] is None else float(flags["expect"]),
         )
     )
 
@@ -153,7 +153,8 @@ def _name_of(program: str) -> str:
 @click.option("--gpu-model", default="", help="Acceptable GPU models, by any of their names: A,B; any by default.")
 @click.option("--cpus", type=CPU, help="CPUs: 4 or 500m. Default: 1 without GPUs.")
 @click.option("--memory", type=MEMORY, help="Memory: 16GiB.")
-@click.option("--time", "time_limit_s", type=_DURATION, help="Time limit: 90s, 30m, 2h. Default: none.")
+@click.option("--time", "time_limit_s", type=DURATION, help="Time limit: 90s, 30m, 2h. Default: none.")
+@click.option("--expect", type=DURATION, help="How long it is expected to run: 30m, 2h. Default: its time limit.")
 @click.option("--name", default="", help="Name of the job. Default: the program's.")
 @click.option(
     "--replicas", type=click.IntRange(1, 512), default=1, show_default=True, help="Processes, placed together."
@@ -166,7 +167,7 @@ def _name_of(program: str) -> str:
     "--stop-signal", type=click.Choice(STOP_SIGNALS), default="TERM", show_default=True, help="Asks it to end."
 )
 @click.option(
-    "--grace", "grace_s", type=_DURATION, default="10s", show_default=True, help="From the stop signal to KILL."
+    "--grace", "grace_s", type=DURATION, default="10s", show_default=True, help="From the stop signal to KILL."
 )
 @click.option(
     "--log-size",

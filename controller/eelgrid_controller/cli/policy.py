@@ -27,12 +27,14 @@ from eelgrid_controller.cli.output import (
 from eelgrid_controller.cli.policy_changes import (
     confirm_enforcement,
     confirm_low_budgets,
+    describe_backfill,
     describe_budget_place,
     describe_pool_mode,
     describe_prices,
     policy_changes,
     refuse_unknown_names,
 )
+from eelgrid_controller.formatting import parse_duration_s
 from eelgrid_controller.state.spending import (
     QUANTITY_UNITS,
     PeriodBounds,
@@ -49,6 +51,7 @@ from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     OBJECTIVES,
     SPENDING_LIMITS_MOST,
+    BackfillMode,
     BudgetScope,
     EnergyPrices,
     EnforcementMode,
@@ -395,6 +398,19 @@ def _change_policy(
     )
 
 
+def _change_backfill(policy: Policy, backfill: str | None, default_runtime: str | None) -> Policy:
+    """Returns the policy with another mode of backfill and default run time, as far as named; raises BadParameter."""
+    if backfill is not None:
+        policy = replace(policy, backfill=BackfillMode[backfill.upper()])
+    if default_runtime is None:
+        return policy
+    try:
+        expected_s = None if default_runtime == "none" else float(parse_duration_s(default_runtime))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; or none", param_hint="--default-runtime") from None
+    return replace(policy, default_runtime_s=expected_s)
+
+
 def _lines(policy: Policy) -> Iterator[str]:
     yield f"objective          {policy.objective} (revision {policy.revision})"
     for name in _WEIGHTS:
@@ -410,6 +426,9 @@ def _lines(policy: Policy) -> Iterator[str]:
         yield f"spending           {format_limit(limit)}"
     if policy.queues:
         yield f"queues             {len(policy.queues)} declared: eelctl queue show"
+    yield f"backfill           {describe_backfill(policy)}"
+    if policy.reservations:
+        yield f"reservations       {len(policy.reservations)}: eelctl reservation list"
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
 
@@ -481,6 +500,16 @@ def get_policy(settings: CliSettings) -> None:
 )
 @click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples of an agent.")
 @click.option(
+    "--backfill",
+    type=click.Choice([mode.name.lower() for mode in BackfillMode if mode]),
+    help="Which work that waits for capacity is promised a start: none, the first (easy), or all (conservative).",
+)
+@click.option(
+    "--default-runtime",
+    metavar="DURATION",
+    help="How long jobs are expected to run of which nothing is known, for example 4h; none: for ever.",
+)
+@click.option(
     "--ahead",
     is_flag=True,
     help="Accept pools, racks and nodes that no node of the controller has yet, or not any more.",
@@ -500,6 +529,8 @@ def set_policy(
     budget: tuple[str, ...],
     prices: Path | None,
     spend: tuple[str, ...],
+    backfill: str | None,
+    default_runtime: str | None,
     ahead: bool,
     yes: bool,
     dry_run: bool,
@@ -517,7 +548,7 @@ def set_policy(
     eelctl policy set --budget rack:r1=20kW --pool-mode default=enforce
     eelctl policy set --budget cluster=200kW --dry-run
     """  # noqa: D301
-    named = (objective, weight, pool_mode, partition, budget, prices, spend)
+    named = (objective, weight, pool_mode, partition, budget, prices, spend, backfill, default_runtime)
     if not any(named) and all(value is None for value in intervals.values()):
         raise click.UsageError("name a setting to change; see eelctl policy set --help")
     weights, modes, partitioned = parse_weights(weight), _modes(pool_mode), _parse_partition_pools(partition)
@@ -530,6 +561,7 @@ def set_policy(
         )
         if prices is not None:
             wanted = replace(wanted, prices=read_prices(prices))
+        wanted = _change_backfill(wanted, backfill, default_runtime)
         if not ahead:
             refuse_unknown_names(client, settings, found, wanted)
         changes = tuple(policy_changes(found, wanted))

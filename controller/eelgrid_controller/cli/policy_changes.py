@@ -12,10 +12,11 @@ from typing import Any
 from eelgrid_controller.cli.confirmation import confirm_change, list_names
 from eelgrid_controller.cli.connection import CliSettings, NameNotFound, iterate_pages
 from eelgrid_controller.cli.output import echo
-from eelgrid_controller.formatting import count_noun, format_power
+from eelgrid_controller.formatting import count_noun, format_age, format_power
 from eelgrid_controller.state.spending import format_limit, format_subject, spending_key
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import (
+    BackfillMode,
     BudgetScope,
     BudgetStatus,
     EnergyPrices,
@@ -53,6 +54,15 @@ def describe_prices(prices: EnergyPrices) -> str:
     )
 
 
+def describe_backfill(policy: Policy) -> str:
+    """Formats the mode of backfill, and how long work is expected to run of which nothing is known."""
+    if policy.backfill is BackfillMode.UNSPECIFIED:
+        return "easy, by stated run times and time limits"
+    default_s = policy.default_runtime_s
+    presumed = "" if default_s is None else f", {format_age(default_s)} where nothing is known"
+    return policy.backfill.name.lower() + ("" if policy.backfill is BackfillMode.NONE else presumed)
+
+
 def _settings(policy: Policy) -> Iterator[tuple[object, str, str]]:
     """Yields a key, a name and a value for each setting."""
     yield "objective", "objective", policy.objective
@@ -62,6 +72,9 @@ def _settings(policy: Policy) -> Iterator[tuple[object, str, str]]:
     yield "lease", "lease", f"{policy.lease_s:g} s"
     yield "send", "send interval", f"{policy.send_interval_s:g} s"
     yield "sample", "sample interval", f"{policy.sample_interval_s:g} s"
+    yield "backfill", "backfill", describe_backfill(policy)
+    if policy.default_runtime_s is not None:
+        yield "default runtime", "default run time", format_age(policy.default_runtime_s)
     for pool in policy.pools:
         yield ("pool", pool.pool), f"pool {pool.pool}", describe_pool_mode(pool)
     for budget in policy.budgets:

@@ -92,6 +92,15 @@ def _each(amount: Callable[[Any], int]) -> Callable[[QueuedWorkload], int]:
     return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
 
 
+def _format_start(row: QueuedWorkload) -> str:
+    """Formats by when a workload is promised to start, by the controller's clock; empty without a promise."""
+    promise = row.workload.promise
+    if promise is None:
+        return ""
+    left_s = (promise.start_ns - row.workload.submitted_ns) / 1e9 - row.waits_s
+    return f"in {format_age(left_s)}" if left_s > 0.0 else "due"
+
+
 QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("PLACE", lambda r: str(r.place), right=True),
     TableColumn("ID", lambda r: r.workload.workload_id),
@@ -105,6 +114,7 @@ QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("EACH", lambda r: request_text(r.workload.spec.request)),
     TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
     TableColumn("WAITS", lambda r: format_age(r.waits_s), right=True),
+    TableColumn("STARTS", _format_start),
     TableColumn("REASON", lambda r: r.workload.reason),
 )
 
@@ -243,6 +253,8 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
 def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted: str) -> None:
     """Show pending workloads in scheduling order, and what would help them.
 
+    STARTS is by when a workload starts at the latest, if run times are as expected; only what waits for capacity first
+    is promised that, unless the policy says otherwise (`eelctl policy set --backfill`).
     PLACE is the position in the whole queue, by priority and submission; where queues are declared (`show`), fair share
     decides between those of one priority. The lines below the table sum up what waits for each constraint;
     --no-headers omits them.

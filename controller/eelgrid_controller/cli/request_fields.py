@@ -16,6 +16,8 @@ from eelgrid_protos.errors import Violation
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "begin_ns": ("since", "month"),
     "cpu_milli": ("cpu",),
+    "end_ns": ("duration",),
+    "expected_runtime_s": ("expect",),
     "filters": ("where",),
     "gpu_count": ("gpus",),
     "gpu_milli": ("gpu_share",),
@@ -27,7 +29,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "name_contains": ("name", "name_contains"),
     "gpus": ("gpus", "targets"),
     "node_name": ("node", "name", "targets"),
-    "node_names": ("drain", "remove"),
+    "node_names": ("drain", "remove", "nodes"),
     "placement": ("policy",),
     "pool": ("pool", "pool_mode"),
     "profile": ("name",),

@@ -30,6 +30,7 @@ from eelgrid_controller.cli.completion import (
 from eelgrid_controller.cli.confirmation import confirm_change, list_names, yes_option
 from eelgrid_controller.cli.connection import (
     CPU,
+    DURATION,
     MEMORY,
     SHARE,
     CliSettings,
@@ -307,6 +308,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  in         {spec.process.working_directory}"
         if spec.process.time_limit_s:
             yield f"  time limit {format_age(spec.process.time_limit_s)}"
+    if spec.expected_runtime_s is not None:
+        yield f"  expected   to run {format_age(spec.expected_runtime_s)}"
     for placement in workload.placements:
         gpus = f", GPU {','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else ""
         lost = ", on a lost GPU" if placement.replica in workload.lost_replicas else ""
@@ -543,6 +546,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             locality=Locality[flags["locality"].upper()] if flags["locality"] else Locality.UNSPECIFIED,
             labels=_labels(flags["label"]),
             mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
+            expected_runtime_s=None if flags["expect"] is None else float(flags["expect"]),
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
                 memory_bytes=flags["memory"],
@@ -593,6 +597,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option(
     "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves workloads. [movable]"
 )
+@click.option("--expect", type=DURATION, help="How long it is expected to run: 30m, 2h; nothing ends for it.")
 @click.option("--id", default="", help="Id of the workload; with it, repeating the command submits nothing twice.")
 @click.option("--dry-run", is_flag=True, help="Show where it would be placed, and change nothing.")
 @output_option

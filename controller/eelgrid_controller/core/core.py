@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.node_plans import build_node_plan
 from eelgrid_controller.core.nodes import (
@@ -165,7 +166,8 @@ class Core:
         self._chooser = WorkloadPlacer(state, catalogue)
         self._live_most = live_most
         self.queues = QueueIndex(state)
-        self._retrying = RetryRounds(state, self._chooser, self.queues)
+        self._backfill = BackfillPlanner(state, self._chooser)
+        self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill)
         self._drains = DrainRounds(state, self._chooser)
 
     @property
@@ -224,30 +226,37 @@ class Core:
         if is_sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quote_if_due(now_ns)
-        decision = self._decide_start(spec, quoted, request.workload_id)
+        decision = self._decide_start(waiting, quoted, now_ns)
         if not decision.placements:
             check_feasibility(self.state, self._chooser, spec)
         if request.dry_run:
             return CoreStep((), replace(preview_workload(key, spec, decision, now_ns), owner=owner), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
-        return self._finish_step(
+        step = self._finish_step(
             (*quoted, submitted), key, now_ns, last=make_outcome_event(key, spec.request, decision, now_ns)
         )
+        if not decision.is_blocked:
+            return step
+        promised = self._backfill.reserve_first(step.result, now_ns)
+        self._apply_all(promised)
+        return replace(step, events=(*step.events, *promised), result=self.state.workloads[key])
 
     def _known_models(self) -> Iterable[str]:
         return self.snapshot().models
 
-    def _decide_start(
-        self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], workload_id: str
-    ) -> PlacementDecision:
+    def _decide_start(self, workload: Workload, quoted: tuple[PricesQuoted, ...], now_ns: int) -> PlacementDecision:
         """Decides whether and where new work starts, by spending limits, its queue, and capacity, in this order."""
+        hold = self.state.spending.blocking_limit(workload.spec)
+        if hold is not None:
+            return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
+        admitted: WorkloadSpec | QueueHold = workload.spec
+        if self.queues.is_active:
+            admitted = self.queues.admit(workload.spec, self._known_models)
+        if isinstance(admitted, QueueHold):
+            return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
         quotes = quoted[0].quotes if quoted else None
-        if self.queues.is_active and self.state.spending.blocking_limit(spec) is None:
-            admitted = self.queues.admit(spec, self._known_models)
-            if isinstance(admitted, QueueHold):
-                return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
-            return self._chooser.decide_placement(admitted, quotes, workload_id=workload_id)
-        return self._chooser.decide_start(spec, quotes, workload_id=workload_id)
+        closed = self._backfill.list_closed_nodes(workload, now_ns)
+        return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
@@ -346,7 +355,8 @@ class Core:
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
             quoted = quoted or self._quote_if_due(now_ns)
-            return self._decide_growth(spec, quoted, workload_id)
+            closed = self._backfill.list_closed_nodes(workload, now_ns)
+            return self._decide_growth(spec, quoted, workload_id, closed)
 
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
@@ -355,7 +365,7 @@ class Core:
         return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
 
     def _decide_growth(
-        self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], workload_id: str
+        self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
         quotes = quoted[0].quotes if quoted else None
@@ -367,7 +377,7 @@ class Core:
                 return PlacementDecision(placements=(), explanation=(), room=0)
             admitted = self.queues.admit(replace(spec, replicas=count), self._known_models)
         assert isinstance(admitted, WorkloadSpec)
-        decision = self._chooser.decide_placement(admitted, quotes, workload_id=workload_id)
+        decision = self._chooser.decide_placement(admitted, quotes, workload_id=workload_id, closed=closed)
         if count == spec.replicas:
             return decision
         room = count if decision.placements else decision.room
@@ -648,6 +658,11 @@ class Core:
         nodes = self._apply(event)
         is_other = event.policy.budgets != current.budgets or self.state.spending.over != over
         is_other |= event.policy.queues != current.queues
+        is_other |= (event.policy.backfill, event.policy.default_runtime_s, event.policy.reservations) != (
+            current.backfill,
+            current.default_runtime_s,
+            current.reservations,
+        )
         frees = is_other and len(self.state.pending) > 0
         return self._with_retry((event,), self.state.policy, nodes, now_ns, frees=frees)
 
@@ -702,6 +717,10 @@ class Core:
         """Uses the eligibility rules of an engine from now on, for the work that they cover."""
         self._chooser.eligibility = eligibility
 
+    def is_round_due(self, now_ns: int) -> bool:
+        """Returns whether pending work must be tried again because time has passed; `retry_waiting` does so."""
+        return self._backfill.is_round_due(now_ns)
+
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """Tries pending work again, since the rules of an engine may have changed."""
         if len(self.state.pending):
@@ -723,6 +742,7 @@ class Core:
     def _apply_event(self, event: Event) -> frozenset[str]:
         touched = self.state.apply(event)
         self._chooser.refresh(touched)
+        self._backfill.refresh(event)
         if self.queues.is_active or isinstance(event, PolicyChanged):
             self.queues.refresh(event, touched)
         return touched

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.core.workloads import MoveRefused, plan_migration
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
+from eelgrid_controller.queueing.reservations import list_closed_nodes
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon, describe_cause
 from eelgrid_controller.state.events import (
@@ -145,7 +146,8 @@ def plan_departure(
         return Departure(DrainOutcome.FINISHES, "it runs a process, which cannot move: eelctl cancel stops it")
     bound = _find_bond(unit)
     reason = bound or "no other place has room for it"
-    move = None if bound else _find_move(state, placer, unit, records)
+    closed = list_closed_nodes(state, unit.workload, now_ns)
+    move = None if bound else _find_move(state, placer, unit, records, closed)
     if move is not None:
         try:
             moved = () if altered is not None else plan_migration(state, (move,), now_ns=now_ns)
@@ -181,7 +183,11 @@ def _find_bond(unit: DrainUnit) -> str:
 
 
 def _find_move(
-    state: ClusterState, placer: WorkloadPlacer, unit: DrainUnit, altered: Mapping[str, NodeRecord]
+    state: ClusterState,
+    placer: WorkloadPlacer,
+    unit: DrainUnit,
+    altered: Mapping[str, NodeRecord],
+    closed: frozenset[str],
 ) -> Move | None:
     """Returns the move of a unit to where the placer would put it; None if it fits nowhere else."""
     workload, records = unit.workload, dict(altered)
@@ -193,9 +199,9 @@ def _find_move(
             records[place.node_name] = (records.get(place.node_name) or state.nodes[place.node_name]).copy()
             records[place.node_name].release(workload.workload_id, place.replica)
     if records:
-        decision = placer.decide_on_altered(AlteredNodes(records), spec, workload.workload_id)
+        decision = placer.decide_on_altered(AlteredNodes(records), spec, workload.workload_id, closed)
     else:
-        decision = placer.decide_placement(spec, workload_id=workload.workload_id)
+        decision = placer.decide_placement(spec, workload_id=workload.workload_id, closed=closed)
     if not decision.placements:
         return None
     candidates: dict[int, tuple[Candidate, ...]] = {item.replica: item.candidates[:1] for item in decision.explanation}

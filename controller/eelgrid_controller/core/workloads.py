@@ -29,9 +29,10 @@ move. If the engine could not make a move, it is undone (`is_back`): that count 
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
+from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.placement.explanations import (
     describe_infeasibility,
     describe_pending_reason,
@@ -68,7 +69,6 @@ from eelgrid_protos.messages import (
     Move,
     Placement,
     ReplicaExplanation,
-    ResourceRequest,
     SubmitWorkloadRequest,
     Workload,
     WorkloadKind,
@@ -581,13 +581,17 @@ QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
 class RetryRounds:
     """Tries pending work in rounds, a bounded number of attempts per step; with queues, in the order of fair share."""
 
-    def __init__(self, state: ClusterState, chooser: WorkloadPlacer, queues: QueueIndex) -> None:
-        self._state, self._chooser, self._queues = state, chooser, queues
+    def __init__(
+        self, state: ClusterState, chooser: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
+    ) -> None:
+        self._state, self._chooser, self._queues, self._backfill = state, chooser, queues, backfill
         # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
         # With queues the round itself, and the queues that it is over.
         self._fair_round: FairRound | None = None
         self._generation = queues.generation
+        # What the last step has learned, at which revision of the state: the next one of the round begins with it.
+        self._learned: tuple[int, dict[Hashable, tuple[int, str]]] = (-1, {})
         # Capacity was freed in the middle of a round: another round follows. A new core cannot know whether the last
         # round was cut short.
         self._again = len(state.pending) > 0
@@ -611,11 +615,29 @@ class RetryRounds:
             self._again |= self._resume is not None or self._fair_round is not None
             self._resume = self._fair_round = None
         step = _RetryStep(
-            self._state, self._chooser, self._queues, apply=apply, settle=settle, quoted=quoted, now_ns=now_ns
+            self._state,
+            self._chooser,
+            self._queues,
+            self._backfill,
+            apply=apply,
+            settle=settle,
+            quoted=quoted,
+            now_ns=now_ns,
         )
+        if self._resume is None and self._fair_round is None:
+            self._backfill.begin_round(now_ns)
+        elif self._learned[0] == self._state.revision:
+            step.failed = self._learned[1]
+        self._continue_round(step, now_ns)
+        self._learned = self._state.revision, step.failed
+        if self._resume is None and self._fair_round is None:
+            step.apply_all(self._backfill.end_round(now_ns))
+        return step.events, step.nodes
+
+    def _continue_round(self, step: "_RetryStep", now_ns: int) -> None:
         if self._queues.is_active:
             self._continue_fair_round(step, now_ns)
-            return step.events, step.nodes
+            return
         if self._resume is None:
             self._again = False
         tickets = self._state.pending.next_tickets(self._resume, _SCANNED_MOST)
@@ -625,7 +647,6 @@ class RetryRounds:
             self._resume = tickets[tickets.index(untried) - 1]
         else:
             self._resume = tickets[-1] if len(tickets) == _SCANNED_MOST else None
-        return step.events, step.nodes
 
     def _continue_fair_round(self, step: "_RetryStep", now_ns: int) -> None:
         if self._fair_round is None:
@@ -647,6 +668,7 @@ class _RetryStep:
         state: ClusterState,
         chooser: WorkloadPlacer,
         queues: QueueIndex,
+        backfill: BackfillPlanner,
         *,
         apply: ApplyEvent,
         settle: SettleDecision,
@@ -658,15 +680,17 @@ class _RetryStep:
         self.fair_round: FairRound | None = None
         self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
         self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
-        # By request and traits: the smallest number of replicas that did not fit, and why.
-        self._failed: dict[tuple[ResourceRequest, tuple[str, ...], bool], tuple[int, str]] = {}
+        self._backfill = backfill
+        # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
+        # would delay other work, also by what is expected of it.
+        self.failed: dict[Hashable, tuple[int, str]] = {}
         self._tries = 0
         # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
         self._has_news = all(record.is_reported or not record.is_ready for record in state.nodes.values())
 
     def try_all(self, tickets: Iterable[PendingTicket]) -> PendingTicket | None:
         """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""
-        workloads, failed, find_hold = self._workloads, self._failed, self._state.spending.blocking_limit
+        workloads, failed, find_hold = self._workloads, self.failed, self._state.spending.blocking_limit
         has_rules, has_queues, has_news = self._chooser.uses_engine_rules, self._queues.is_active, self._has_news
         # An engine's rules and spending limits are of single workloads.
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
@@ -681,24 +705,31 @@ class _RetryStep:
             if has_queues and not reason:
                 spec, reason = self._admit(spec)
             if not reason:
-                kind = spec.request, spec.required_traits, spec.process is not None
+                closed = self._backfill.list_closed_nodes(workload, self._now_ns)
+                kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed)
                 # An engine's rules apply to this workload only.
                 is_judged = has_rules(ticket[2])
-                why = None if is_judged else failed.get(kind)
+                why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))
+                is_blocked = True
                 if why is None or spec.replicas < why[0]:
                     if self._tries >= _TRIES_MOST:
                         return ticket
-                    decision = self._decide(ticket[2], spec)
+                    decision = self._decide(workload, spec, closed)
                     if decision.placements:
                         self._place(workload, spec, decision)
                         continue
                     why = (spec.replicas, describe_pending_reason(spec.request, decision))
+                    is_blocked = decision.is_blocked
                     if not is_judged:
-                        failed[kind] = why
+                        failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
                 reason = why[1]
+                if is_blocked and self._backfill.reserves_more:
+                    searches = self._chooser.searches
+                    self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
+                    self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
             if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
                 self._defer(ticket[2], reason)
-            if self.fair_round is not None and has_equals:
+            if self.fair_round is not None and has_equals and self._backfill.may_skip_equals(workload):
                 self._skip_equals(self.fair_round, reason)
         return None
 
@@ -732,11 +763,17 @@ class _RetryStep:
     def _list_models(self) -> Iterable[str]:
         return self._chooser.snapshot().models
 
-    def _decide(self, workload_id: str, spec: WorkloadSpec) -> PlacementDecision:
+    def apply_all(self, events: Iterable[Event]) -> None:
+        """Applies events that follow from the step."""
+        for event in events:
+            self._apply(event)
+            self.events.append(event)
+
+    def _decide(self, workload: Workload, spec: WorkloadSpec, closed: frozenset[str]) -> PlacementDecision:
         for quotes in self._quoted(self._now_ns):
             self._apply(quotes)
             self.events.append(quotes)
         searches = self._chooser.searches
-        decision = self._chooser.decide_placement(spec, workload_id=workload_id)
+        decision = self._backfill.decide(workload, spec, self._now_ns, closed=closed, is_round=True)
         self._tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
         return decision

@@ -13,6 +13,8 @@ then those that fail a test of their GPUs, then what no free capacity would lift
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
@@ -36,6 +38,7 @@ from eelgrid_controller.placement.remedies import (
     measure_gaps,
 )
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold, describe_queue_remedy
+from eelgrid_controller.queueing.runtime_estimates import SOURCE_NAMES, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
 from eelgrid_controller.state.node_allocations import is_sliced
@@ -53,12 +56,13 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB, SENTENCE_LETTERS_MOST
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _NAMED = 8
 _SHORTAGES_NAMED = 4
 _WAYS_LETTERS_MOST = SENTENCE_LETTERS_MOST - 500
 # By nearness to a fit: what CPU or memory removed, what the GPUs did, and what no free capacity would lift.
 _AMOUNTS = ("cpu", "memory")
-_STANDING = ("gpu_model", "unavailable", "traits", "processes")
+_STANDING = ("gpu_model", "unavailable", "traits", "processes", "reservation")
 
 
 def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
@@ -266,7 +270,7 @@ CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which i
 # named. Those of nodes come last, in the order in which `select_binding_constraint` chooses among them. Work that was
 # evicted says so until it is tried next.
 PENDING_CONSTRAINTS = (
-    "evicted", "spending", "queue", "max_quota", "quota", "partitions", "budget", "replicas", "cpu+memory", "cpu", "memory",
+    "evicted", "spending", "queue", "max_quota", "quota", "partitions", "backfill", "reservation", "budget", "replicas", "cpu+memory", "cpu", "memory",
     "gpu_share", "gpu_count", "gpu_mig", "gpu_model", "traits", "unavailable", "no_nodes",
 )  # fmt: skip
 # By constraint: the reason.
@@ -275,6 +279,7 @@ _REASONS: Mapping[str, str] = {
     "unavailable": "the nodes that would do are cordoned, lost or ahead of the journal, or as full as a plan allows",
     "traits": "no node that would do has every trait that it requires",
     "processes": "no agent of a node that would do runs processes",
+    "reservation": "the nodes that would do are reserved, and full",
     "gpu_model": "no node has a GPU of an allowed model",
     "gpu_mig": "the GPUs that would do are cut by MIG, or the partition planner's",
     "gpu_count": "no node has enough whole GPUs free",
@@ -307,6 +312,8 @@ _HINTS_WITHOUT_NODES: Mapping[str, str] = {
     "max_quota": "raise its quota with `eelctl queue apply`, or cancel the work",
     "queue": "move it to a queue with `eelctl queue move`",
     "partitions": "see what `eelctl partition plan` finds, and apply it",
+    "backfill": "wait, or say how long it runs with --expect, so that it can start before others",
+    "reservation": "wait for the reservation to end, or say how long it runs with --expect",
 }
 
 
@@ -321,6 +328,8 @@ def describe_pending_reason(request: ResourceRequest, decision: PlacementDecisio
         return describe_queue_hold(decision.queue_hold)
     if decision.hold is not None:
         return spending_reason(decision.hold)
+    if decision.withheld:
+        return decision.withheld
     if decision.lack is not None:
         return f"budget: waits for watts of {describe_budget(decision.lack.budget)}"
     constraint = select_binding_constraint(decision.removals, decision.room)
@@ -329,9 +338,68 @@ def describe_pending_reason(request: ResourceRequest, decision: PlacementDecisio
 
 
 def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlacer, queues: QueueIndex) -> Explanation:
-    """Explains a workload: the candidates of its placement, or, if it is pending, what currently prevents one."""
+    """Explains a workload: the candidates of its placement, or, if it is pending, what currently prevents one.
+
+    With it, how long it is expected to run, and what it was promised.
+    """
     workload = state.workloads[workload_id]
-    spec = workload.spec
+    found = _explain_placement(state, workload, placer, queues)
+    remedy = f"{found.remedy}{_describe_promise(workload)}".strip()
+    if not workload.phase.is_ended:
+        found = replace(found, runtime=estimate_runtime(workload, state.policy, state.runtimes))
+    return replace(found, remedy=remedy[:SENTENCE_LETTERS_MOST])
+
+
+def _format_time(time_ns: int) -> str:
+    moment = _EPOCH + timedelta(seconds=time_ns // 10**9)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _describe_promise(workload: Workload) -> str:
+    """Describes by when a pending workload starts, and what ends before; empty without a promise."""
+    promise = workload.promise
+    if promise is None or workload.phase is not WorkloadPhase.PENDING:
+        return ""
+    said = f" Promised to start by {_format_time(promise.start_ns)}"
+    if promise.waits_for:
+        more = promise.ends - len(promise.waits_for)
+        names = [*promise.waits_for, *([f"{more} more"] if more > 0 else [])]
+        said += f", when {_join(names)} end{'s' if len(names) == 1 else ''}"
+        said += f"; the last of these ends by {SOURCE_NAMES.get(promise.source, 'what is expected')}"
+    return said + (f". It is later than promised before: {promise.cause}." if promise.cause else ".")
+
+
+def _describe_withheld(state: ClusterState, workload: Workload) -> Explanation | None:
+    """Explains work that waits though there is room: for a reservation, or for work that goes before it."""
+    constraint = workload.reason.partition(":")[0]
+    estimate = estimate_runtime(workload, state.policy, state.runtimes)
+    hint = (
+        "" if estimate is not None else " Nothing says how long it runs. To help: submit it with --expect, or --time."
+    )
+    if constraint == "reservation":
+        name = workload.reason.rpartition("reservation ")[2].removesuffix(" holds")
+        held = next((one for one in state.policy.reservations if one.name == name), None)
+        if held is None:
+            return None
+        span = f"{_format_time(held.start_ns)} to {_format_time(held.end_ns)}"
+        remedy = f"Reservation {name} holds nodes from {span}, and it would not have ended before.{hint}"
+        return Explanation(workload=workload, remedy=remedy, constraint=constraint)
+    if constraint != "backfill":
+        return None
+    first = next((one for key in state.pending if (one := state.workloads[key]).promise is not None), None)
+    if first is None or first.promise is None:
+        return None
+    remedy = (
+        f"There is room, but it would still run when {first.workload_id} starts, which is promised a start by "
+        f"{_format_time(first.promise.start_ns)}.{hint or ' It starts once it delays nothing.'}"
+    )
+    return Explanation(workload=workload, remedy=remedy, constraint=constraint)
+
+
+def _explain_placement(
+    state: ClusterState, workload: Workload, placer: WorkloadPlacer, queues: QueueIndex
+) -> Explanation:
+    workload_id, spec = workload.workload_id, workload.spec
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.get(workload_id))
     hold = state.spending.blocking_limit(spec)
@@ -348,6 +416,9 @@ def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlac
         spec = admitted
     decision = placer.decide_placement(spec, workload_id=workload_id)
     if decision.placements:
+        withheld = _describe_withheld(state, workload)
+        if withheld is not None:
+            return withheld
         return Explanation(
             workload=workload,
             replicas=decision.explanation,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
-from eelgrid_controller.placement.snapshot import Snapshot, SnapshotMirror
+from eelgrid_controller.placement.snapshot import RoomCount, Snapshot, SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRules
@@ -30,6 +30,7 @@ from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
+NO_NODES: frozenset[str] = frozenset()
 _SEARCHES_MOST = 8
 # For gangs under engine rules: how many first places are tried before the gang waits.
 _FIRST_PLACES_MOST = 8
@@ -87,7 +88,8 @@ class WorkloadPlacer:
         self.planner, self._within = Planner(), Planner()
         self.mirror = SnapshotMirror(self._state, self._watts)
         self._traits = {name: _node_traits(record) for name, record in self._state.nodes.items()}
-        self._views: dict[tuple[str, ...], _View | None] = {}
+        # By required traits and closed nodes.
+        self._views: dict[tuple[tuple[str, ...], frozenset[str]], _View | None] = {}
 
     def snapshot(self) -> Snapshot:
         """Returns the cluster as arrays, read-only, valid until the next change."""
@@ -104,7 +106,7 @@ class WorkloadPlacer:
             traits = _node_traits(self._state.nodes[name])
             if self._traits.get(name) != traits:
                 self._traits[name] = traits
-                self._set_node_traits(self.mirror.row(name), set(traits))
+                self._set_node_traits(name, set(traits))
 
     def quote_prices(self) -> OpportunityPrices | None:
         """Returns new quotes if they are due, else None."""
@@ -112,19 +114,36 @@ class WorkloadPlacer:
         return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
 
     def decide_placement(
-        self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
+        self,
+        spec: WorkloadSpec,
+        quotes: OpportunityPrices | None = None,
+        *,
+        workload_id: str = "",
+        closed: frozenset[str] = NO_NODES,
     ) -> PlacementDecision:
-        """Decides where a workload goes, within all budgets; `quotes` are prices that are not yet in force."""
+        """Decides where a workload goes, within all budgets and on none of the closed nodes.
+
+        `quotes` are prices that are not yet in force.
+        """
         snapshot = self.snapshot()
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
-        return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id)
+        return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id, closed)
 
-    def decide_on_altered(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> PlacementDecision:
-        """Decides where a workload would go if nodes were so altered."""
+    def decide_on_altered(
+        self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str, closed: frozenset[str] = NO_NODES
+    ) -> PlacementDecision:
+        """Decides where a workload would go if nodes were so altered, on none of the closed nodes."""
         snapshot = self.mirror.altered_snapshot(altered.records)
-        left = {key: found for key, found in self._state.workloads.items() if key not in altered.ended}
-        return self._decide(_Ground(snapshot, left, altered.records), self._within, spec, workload_id)
+        left: Mapping[str, Workload] = self._state.workloads
+        if altered.ended:
+            left = {key: found for key, found in left.items() if key not in altered.ended}
+        return self._decide(_Ground(snapshot, left, altered.records), self._within, spec, workload_id, closed)
+
+    def begin_room_count(self, spec: WorkloadSpec, workload_id: str) -> RoomCount:
+        """Counts how many replicas fit on the nodes that traits and engine rules permit, to go on with altered nodes."""
+        permitted = self.list_permitted_nodes(AlteredNodes(), spec, workload_id)
+        return RoomCount(permitted, self.mirror.row, make_task(spec.request), spec)
 
     def list_permitted_nodes(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> Snapshot:
         """Returns the cluster, so altered, with only those nodes available that traits and engine rules permit."""
@@ -137,12 +156,22 @@ class WorkloadPlacer:
         view = self._view(required) if required else None
         return snapshot if view is None else snapshot.with_open(view.is_open)
 
-    def _decide(self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str) -> PlacementDecision:
+    def _decide(
+        self,
+        ground: _Ground,
+        planner: Planner,
+        spec: WorkloadSpec,
+        workload_id: str,
+        closed: frozenset[str] = NO_NODES,
+    ) -> PlacementDecision:
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):
+            if closed:
+                is_open = ~_mask(ground.snapshot, closed)
+                ground = ground._replace(snapshot=ground.snapshot.with_open(is_open))
             return self._decide_by_rules(ground, spec, workload_id, rules)
         required = _required_traits(spec)
-        view = self._view(required) if required else None
+        view = self._view(required, closed) if required or closed else None
         if view is not None:
             is_lasting = planner is self.planner
             planner, there = view.planner if is_lasting else planner, ground.snapshot.nodes.available
@@ -152,7 +181,7 @@ class WorkloadPlacer:
         decision = planner.decide_placement(ground.snapshot, spec, policy.weights, policy.placement)
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
-            constraint = "traits" if spec.process is None else "processes"
+            constraint = "reservation" if closed else "traits" if spec.process is None else "processes"
             return _without_traits(decision, int((there & ~view.is_open).sum()), constraint)
         lacks = self._exceeded_budgets(ground, spec, decision)
         return self._elsewhere(ground, spec, decision, lacks) if lacks else decision
@@ -180,25 +209,31 @@ class WorkloadPlacer:
         """Returns whether a node has every trait that a workload requires."""
         return set(_required_traits(spec)) <= set(self._traits.get(node_name, ()))
 
-    def _view(self, required: tuple[str, ...]) -> _View | None:
-        """Returns the nodes with these traits and a planner that caches them; None if all nodes have them."""
-        if required not in self._views:
+    def _view(self, required: tuple[str, ...], closed: frozenset[str] = NO_NODES) -> _View | None:
+        """Returns the nodes with these traits that are not closed, and a planner that caches them; None if all are."""
+        key = required, closed
+        if key not in self._views:
             wanted = set(required)
             names = self.snapshot().names
-            is_open = np.array([wanted <= set(self._traits.get(name, ())) for name in names], np.bool_)
+            is_open = np.array(
+                [name not in closed and wanted <= set(self._traits.get(name, ())) for name in names], np.bool_
+            )
             if len(self._views) >= _VIEWS_MOST:
                 del self._views[next(iter(self._views))]
-            self._views[required] = None if is_open.all() else _View(is_open, Planner())
-        return self._views[required]
+            self._views[key] = None if is_open.all() else _View(is_open, Planner())
+            # Its index is built by the first decision.
+            self.searches += bool(closed)
+        return self._views[key]
 
-    def _set_node_traits(self, row: int, traits: set[str]) -> None:
+    def _set_node_traits(self, name: str, traits: set[str]) -> None:
         """Sets the traits of a node; its row is added to the changes, so that planners evaluate it again."""
-        for required, view in list(self._views.items()):
-            has = traits.issuperset(required)
+        row = self.mirror.row(name)
+        for (required, closed), view in list(self._views.items()):
+            has = name not in closed and traits.issuperset(required)
             if view is not None and row < len(view.is_open):
                 view.is_open[row] = has
             elif view is not None or not has:
-                del self._views[required]
+                del self._views[required, closed]
 
     def _decide_by_rules(
         self, ground: _Ground, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules

@@ -226,8 +226,16 @@ class PlacementDecision:
     hold: OverspentLimit | None = None
     # Why the workload's queue lets nothing of it start, whatever the capacity.
     queue_hold: QueueHold | None = None
+    # Why it waits though there is room: a reservation, or work that goes before it.
+    withheld: str = ""
     # Budgets below which no node was considered, since too few watts were left there.
     closed: frozenset[str] = frozenset()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it waits for capacity, not for a quota, spending or watts."""
+        is_held = self.hold is not None or self.queue_hold is not None or self.lack is not None
+        return not self.placements and not is_held
 
 
 class _Call(NamedTuple):

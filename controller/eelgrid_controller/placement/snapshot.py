@@ -16,7 +16,7 @@ report is worth nothing, unless both GPUs name their NUMA node.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Protocol, TypeVar
@@ -29,7 +29,7 @@ from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, NodeReco
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.engine_setup import sort_bit
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, GPU_WHOLE_MILLI, refresh_fragmentation
-from eelgrid_protos.messages import Gpu, GpuLink, Inventory
+from eelgrid_protos.messages import Gpu, GpuLink, Inventory, WorkloadSpec
 
 Ints = NDArray[np.int64]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -248,6 +248,43 @@ class SnapshotTrial:
         return rows
 
 
+class RoomCount:
+    """How many replicas of one request fit on open nodes, by counts alone, as the records of nodes change.
+
+    An upper bound: budgets and the size of a plan are left to the search for places.
+    """
+
+    def __init__(self, snapshot: Snapshot, row_of: Callable[[str], int], task: Task, spec: WorkloadSpec) -> None:
+        self._snapshot, self._row_of, self._task, self._most = snapshot, row_of, task, spec.replicas
+        self._allows = snapshot.allowed_models(spec.request.gpu_models)
+        self._nodes = snapshot.nodes._replace(
+            available=snapshot.nodes.available.copy(),
+            cpu_free=snapshot.nodes.cpu_free.copy(),
+            memory_free=snapshot.nodes.memory_free.copy(),
+            gpu_free=snapshot.nodes.gpu_free.copy(),
+        )
+        rows = np.arange(len(snapshot.names))
+        self._room = np.where(self._nodes.available, self._count(rows), 0)
+        self._total = int(self._room.sum())
+
+    def _count(self, rows: Ints) -> Ints:
+        return count_room(self._nodes, rows, self._task, self._allows, self._most)[1]
+
+    def update_node(self, name: str, record: NodeRecord) -> None:
+        """Counts a node anew."""
+        row = self._row_of(name)
+        if not self._snapshot.nodes.available[row]:
+            return
+        _write_free_amounts(self._nodes, row, self._snapshot.devices[row].uuids, record)
+        room = int(self._count(np.array([row]))[0]) if self._nodes.available[row] else 0
+        self._total += room - int(self._room[row])
+        self._room[row] = room
+
+    def count(self, closed: Collection[str] = ()) -> int:
+        """Returns how many fit in all, on none of the closed nodes."""
+        return self._total - sum(int(self._room[self._row_of(name)]) for name in closed)
+
+
 def _gpu_state(record: NodeRecord, gpu: Gpu) -> int:
     """Returns what a GPU slot holds: nothing for a GPU that is lost or cordoned; a cordoned node is not available."""
     if record.gpu_cordon_reason(gpu) or gpu.uuid in record.lost_gpus:
@@ -273,7 +310,7 @@ def _write_free_amounts(nodes: Nodes, row: int, uuids: Sequence[str], record: No
     nodes.memory_free[row] = max(0, record.memory_left_bytes)
     if uuids:
         nodes.gpu_free[row, : len(uuids)] = [
-            0 if uuid in taken else GPU_WHOLE_MILLI - held.get(uuid, 0) for uuid in uuids
+            0 if uuid in taken else max(0, GPU_WHOLE_MILLI - held.get(uuid, 0)) for uuid in uuids
         ]
 
 

@@ -198,7 +198,8 @@ class QueueIndex:
             queue = self._find_leaf(workload.spec)
             number = len(self._queues) if queue is None else self.tree.numbers[queue]
             spec = workload.spec
-            shape = spec.request, spec.required_traits, spec.replicas, is_sliced(workload)
+            stated_s = spec.expected_runtime_s or 0.0, 0.0 if spec.process is None else spec.process.time_limit_s
+            shape = (spec.request, spec.required_traits, spec.replicas, is_sliced(workload), *stated_s)
             self._pending.add(number, resolve_user(workload), shape, ticket)
 
     def _refresh_capacity(self, names: Iterable[str]) -> None:

@@ -28,8 +28,9 @@ from eelgrid_protos.messages import ResourceRequest
 _NS = 1e9
 # Priority, whether it is not yet aged, then by that: its number, or share, past use and number.
 OrderKey = tuple[int, int, float, float, int]
-# Of one request: what a replica needs, its traits, the number of replicas, and whether it goes into MIG slices.
-RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool]
+# Of one request: what a replica needs, its traits, the number of replicas, whether it goes into MIG slices, and the run
+# time and the time limit that were stated.
+RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float]
 # Priority, user and the number of a shape: what does not fit of one of them does not fit of the others.
 _Group = tuple[int, str, int]
 

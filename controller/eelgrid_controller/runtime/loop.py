@@ -232,7 +232,7 @@ class ControllerLoop:
         self._is_begun = False
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
-        self._is_drain_queued = False
+        self._is_drain_queued = self._is_round_queued = False
 
     # Life cycle
 
@@ -683,6 +683,7 @@ class ControllerLoop:
                 self._lose(name)
             self._forget_lost(now_s)
             self._continue_drains()
+            self._retry_by_time()
             if self._is_checkpoint_due():
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
@@ -717,6 +718,19 @@ class ControllerLoop:
         if self.core.is_drain_due(self.clock.now_ns()):
             self._is_drain_queued = True
             self._queue_own(lambda core, now_ns: core.continue_drains(now_ns=now_ns), self._drained)
+
+    def _retry_by_time(self) -> None:
+        """Queues a round over pending work if a reservation has begun or ended, or a promised start has passed."""
+        if self._is_round_queued or self._journal_fault is not None or self._core is None:
+            return
+        if self.core.is_round_due(self.clock.now_ns()):
+            self._is_round_queued = True
+            self._queue_own(lambda core, now_ns: core.retry_waiting(now_ns=now_ns), self._retried)
+
+    def _retried(self, answer: asyncio.Future[Any]) -> None:
+        self._is_round_queued = False
+        if not answer.cancelled():
+            answer.exception()
 
     def _drained(self, answer: asyncio.Future[Any]) -> None:
         self._is_drain_queued = False

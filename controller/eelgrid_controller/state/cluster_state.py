@@ -10,7 +10,7 @@ event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
-    PENDING --WorkloadQueueChanged--> PENDING
+    PENDING --WorkloadQueueChanged, WorkloadPromised--> PENDING
     PLACED --WorkloadEvicted--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
@@ -60,6 +60,7 @@ from eelgrid_controller.state.events import (
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadPromised,
     WorkloadQueueChanged,
     WorkloadScaled,
     WorkloadStopping,
@@ -87,6 +88,7 @@ from eelgrid_controller.state.node_allocations import (
 )
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
 from eelgrid_controller.state.queue_usage import QueueUsageState
+from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
@@ -199,6 +201,7 @@ class ClusterState:
         self.points = MeasuredPoints()
         self.spending = SpendingState()
         self.queue_usage = QueueUsageState()
+        self.runtimes = RuntimeHistory()
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
@@ -220,7 +223,7 @@ class ClusterState:
         twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
-        twin.queue_usage = self.queue_usage.copy()
+        twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         return twin
@@ -303,6 +306,8 @@ class ClusterState:
                 touched = self._apply_evicted(event)
             case WorkloadQueueChanged():
                 touched = self._apply_queue_changed(event)
+            case WorkloadPromised():
+                touched = self._apply_promised(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
             case NodeAhead() | NodeReconciled():
@@ -378,6 +383,11 @@ class ClusterState:
         self.workloads[event.workload_id] = replace(workload, spec=spec, revision=self.revision + 1)
         return frozenset()
 
+    def _apply_promised(self, event: WorkloadPromised) -> frozenset[str]:
+        workload = self._waiting(event.workload_id)
+        self.workloads[event.workload_id] = replace(workload, promise=event.promise, revision=self.revision + 1)
+        return frozenset()
+
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
         key = event.workload_id
         workload = self._waiting(key)
@@ -385,6 +395,7 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
         reallocate_replicas(self.nodes, workload, (), event.placements)
         self.pending.discard(key)
+        self.runtimes.record_start(self.policy, workload)
         self.explanations.put(key, event.explanation)
         self.workloads[key] = replace(
             workload,
@@ -394,6 +405,7 @@ class ClusterState:
             placed_ns=event.time_ns,
             revision=self.revision + 1,
             attempt=workload.attempt + (workload.spec.process is not None),
+            promise=None,
         )
         return self._bump_plans(event.placements)
 
@@ -452,9 +464,12 @@ class ClusterState:
         self.pending.discard(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
+        self.runtimes.record_end(self.policy, workload, phase, now_ns)
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
-        self.workloads[key] = replace(workload, phase=phase, reason=reason, ended_ns=now_ns, revision=self.revision + 1)
+        self.workloads[key] = replace(
+            workload, phase=phase, reason=reason, ended_ns=now_ns, revision=self.revision + 1, promise=None
+        )
         self._numbers.pop(key, None)
         self._ended.append(key)
         self._ended_counts[phase] += 1
@@ -511,6 +526,7 @@ class ClusterState:
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.explanations.forget_workload(key)
+        self.runtimes.forget_start(key)
         replicas = workload.replicas_begun or workload.spec.replicas
         self.workloads[key] = replace(
             workload,
@@ -602,6 +618,7 @@ class ClusterState:
         before, self.policy = self.policy, event.policy
         self.spending.set_limits(event.policy, self.workloads, event.time_ns)
         self.queue_usage.set_policy(before, event.policy, self.workloads, self.nodes, event.time_ns)
+        self.runtimes.set_policy(event.policy)
         return apply_policy(self.nodes, before, event.policy)
 
     def _apply_priced(self, event: PricesQuoted) -> frozenset[str]:
@@ -629,6 +646,7 @@ class ClusterState:
             "spending": self.spending.dump(),
             **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
             **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
+            **({"runtimes": runtimes} if (runtimes := self.runtimes.dump()) else {}),
         }
 
     @classmethod
@@ -654,6 +672,7 @@ class ClusterState:
         state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
         past = plain.get("queue_usage", ())
         state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
+        state.runtimes = RuntimeHistory.load(plain.get("runtimes", {}))
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:

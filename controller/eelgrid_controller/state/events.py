@@ -7,6 +7,7 @@ Must not know who reacts to an event.
     WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
     -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
     WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
+    WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
     WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
 """
@@ -35,6 +36,7 @@ from eelgrid_protos.messages import (
     Placement,
     Policy,
     ReplicaExplanation,
+    StartPromise,
     WorkloadPhase,
     WorkloadSpec,
 )
@@ -342,6 +344,15 @@ class WorkloadQueueChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadPromised:
+    """A pending workload was promised a start, or, with `promise` None, is promised none any more."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    promise: StartPromise | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadStopping:
     """The processes of a placed workload must end; it holds its devices until the end of each was reported."""
 
@@ -444,6 +455,7 @@ Event = (
     | AttemptStarted
     | AttemptEnded
     | WorkloadCompleted
+    | WorkloadPromised
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -480,6 +492,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "attempt_started": AttemptStarted,
     "attempt_ended": AttemptEnded,
     "workload_completed": WorkloadCompleted,
+    "workload_promised": WorkloadPromised,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured, NodeCordoned, AttemptEnded, WorkloadCompleted)
@@ -498,13 +511,16 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
 
 
 def policy_to_plain(policy: Policy) -> dict[str, Any]:
-    """Returns a policy for the journal; without queues nothing of them, as in the format that older versions read."""
+    """Returns a policy for the journal; without queues nothing of them, as in the format that older versions read.
+
+    So it is with backfill and reservations.
+    """
     plain: dict[str, Any] = to_plain(policy)
-    if not policy.queues:
-        default = Policy()
-        for name in ("queues", "queue_half_life_s", "queue_age_limit_s"):
-            if getattr(policy, name) == getattr(default, name):
-                del plain[name]
+    default = Policy()
+    queues = () if policy.queues else ("queues", "queue_half_life_s", "queue_age_limit_s")
+    for name in (*queues, "backfill", "reservations"):
+        if getattr(policy, name) == getattr(default, name):
+            del plain[name]
     return plain
 
 

@@ -165,6 +165,8 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
             )
         )
     found += find_queue_violations(policy.queues)
+    if len({one.name for one in policy.reservations}) < len(policy.reservations):
+        found.append(Violation("policy.reservations", "have one name twice", "give each reservation a name of its own"))
     if policy.prices is None:
         found += (
             Violation(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages.queue import QUEUES_MOST, Queue
+from eelgrid_protos.messages.queue import QUEUES_MOST, RESERVATIONS_MOST, BackfillMode, Queue, Reservation
 from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
 
 SPENDING_LIMITS_MOST = 256
@@ -14,6 +14,7 @@ DEFAULT_POOL = "default"  # the pool of agents that name none
 
 Weight = Annotated[float, Range(0.0, 1e6)]
 LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
+RuntimeSeconds = Annotated[float, Range(1.0, 3e8, "s")]
 IntervalSeconds = Annotated[float, Range(0.1, 3_600.0, "s")]
 
 
@@ -209,3 +210,7 @@ class Policy:
     # A week, as Slurm's PriorityDecayHalfLife.
     queue_half_life_s: Annotated[float, Range(1.0, 3e8, "s")] = 604_800.0
     queue_age_limit_s: Annotated[float, Range(0.0, 3e8, "s")] = 86_400.0
+    backfill: BackfillMode = BackfillMode.UNSPECIFIED
+    # How long work is expected to run of which nothing is known; None is for ever.
+    default_runtime_s: RuntimeSeconds | None = None
+    reservations: Annotated[tuple[Reservation, ...], Many(RESERVATIONS_MOST)] = ()

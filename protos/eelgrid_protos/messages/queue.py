@@ -1,11 +1,11 @@
-"""Queues: quotas, borrowing and lending limits, weights, and what uses them; mirrored by queue.proto."""
+"""Queues: quotas, limits, weights and what uses them; backfill and reservations; mirrored by queue.proto."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.quantities import Label, Many, Name, Range, RequiredLabel, Uint32, Uint64
+from eelgrid_protos.quantities import Label, Many, Name, Nanoseconds, OpenEnum, Range, RequiredLabel, Uint32, Uint64
 
 QUEUES_MOST = 10_000
 QUEUE_DEPTH_MOST = 16
@@ -79,3 +79,39 @@ class QueueStatus:
     weighted_usage: Share = 0.0
     running: Uint32 = 0
     waiting: Uint32 = 0
+
+
+RESERVATIONS_MOST = 256
+_RESERVED_NODES_MOST = 10_000
+
+
+class BackfillMode(OpenEnum):
+    """Which pending work gets a reservation in time; unspecified is easy by stated run times only."""
+
+    UNSPECIFIED = 0
+    NONE = 1
+    EASY = 2
+    CONSERVATIVE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Nodes, or all of a pool, that are held from `start_ns` to `end_ns` for some work, or for maintenance."""
+
+    name: Name
+    node_names: Annotated[tuple[Name, ...], Many(_RESERVED_NODES_MOST)] = ()
+    pool: Label = ""
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    users: Annotated[tuple[RequiredLabel, ...], Many(_NAMES_MOST)] = ()
+    queue: Label = ""
+    maintenance: bool = False
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that it ends after its start, names nodes or a pool, and no users for maintenance."""
+        if self.end_ns <= self.start_ns:
+            yield Violation("end_ns", "is not after start_ns", "let it end after it starts")
+        if bool(self.node_names) == bool(self.pool):
+            yield Violation("node_names", "are not the only choice beside pool", "name nodes, or one pool")
+        if self.maintenance and (self.users or self.queue):
+            yield Violation("users", "or a queue are set for maintenance", "leave them out: nothing starts then")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
-from eelgrid_protos.messages.policy import PowerBudget
+from eelgrid_protos.messages.policy import PowerBudget, RuntimeSeconds
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
@@ -199,6 +199,10 @@ Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
 Replicas = Annotated[int, Range(1, 10_000)]
 
 
+# Workloads that a promise names of those that end before it.
+PROMISE_ENDS_MOST = 8
+
+
 class WorkloadKind(OpenEnum):
     """The kind of a workload, which decides how it is measured."""
 
@@ -287,6 +291,8 @@ class WorkloadSpec:
     training: TrainingPromise | None = None
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
     process: ProcessSpec | None = None
+    # How long its user expects it to run; nothing ends for it.
+    expected_runtime_s: RuntimeSeconds | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
@@ -339,6 +345,37 @@ class Placement:
     gpu_instance: Slice | None = None
 
 
+class RuntimeSource(OpenEnum):
+    """Where an expected run time comes from; the stated ones go before what is only presumed."""
+
+    UNSPECIFIED = 0
+    USER = 1
+    TIME_LIMIT = 2
+    HISTORY = 3
+    DEFAULT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeEstimate:
+    """How long a workload is expected to run from its start."""
+
+    expected_s: RuntimeSeconds
+    source: RuntimeSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPromise:
+    """By when a pending workload starts if run times are as expected, and what ends before; the last to end first."""
+
+    start_ns: Nanoseconds
+    waits_for: Annotated[tuple[Identifier, ...], Many(PROMISE_ENDS_MOST)] = ()
+    ends: Count = 0
+    # Of the last that ends.
+    source: RuntimeSource = RuntimeSource.UNSPECIFIED
+    # Why it is later than promised before.
+    cause: Sentence = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One accepted submission."""
@@ -366,6 +403,7 @@ class Workload:
     attempts: Annotated[tuple[AttemptStatus, ...], Many(PROCESSES_MOST)] = ()
     # When its processes were told to end.
     stopping_ns: Nanoseconds = 0
+    promise: StartPromise | None = None
 
     @property
     def exit_code(self) -> int | None:
@@ -421,6 +459,7 @@ class Explanation:
     replicas: Annotated[tuple[ReplicaExplanation, ...], Many(10_000)] = ()
     remedy: Sentence = ""
     constraint: Label = ""
+    runtime: RuntimeEstimate | None = None
 
 
 POINTS_A_CALL_MOST = 1000

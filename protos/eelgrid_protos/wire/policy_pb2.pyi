@@ -164,7 +164,7 @@ class SpendingLimit(_message.Message):
     def __init__(self, scope: _Optional[_Union[SpendingScope, str]] = ..., name: _Optional[str] = ..., label: _Optional[str] = ..., quantity: _Optional[_Union[SpendingQuantity, str]] = ..., most: _Optional[float] = ..., period: _Optional[_Union[SpendingPeriod, str]] = ..., warn_ratio: _Optional[float] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,9 @@ class Policy(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     QUEUE_HALF_LIFE_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_AGE_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    BACKFILL_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -193,4 +196,7 @@ class Policy(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[_queue_pb2.Queue]
     queue_half_life_s: float
     queue_age_limit_s: float
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ...) -> None: ...
+    backfill: _queue_pb2.BackfillMode
+    default_runtime_s: float
+    reservations: _containers.RepeatedCompositeFieldContainer[_queue_pb2.Reservation]
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ...) -> None: ...

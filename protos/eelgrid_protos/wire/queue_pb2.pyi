@@ -1,10 +1,22 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class BackfillMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BACKFILL_MODE_UNSPECIFIED: _ClassVar[BackfillMode]
+    BACKFILL_MODE_NONE: _ClassVar[BackfillMode]
+    BACKFILL_MODE_EASY: _ClassVar[BackfillMode]
+    BACKFILL_MODE_CONSERVATIVE: _ClassVar[BackfillMode]
+BACKFILL_MODE_UNSPECIFIED: BackfillMode
+BACKFILL_MODE_NONE: BackfillMode
+BACKFILL_MODE_EASY: BackfillMode
+BACKFILL_MODE_CONSERVATIVE: BackfillMode
 
 class QueueQuota(_message.Message):
     __slots__ = ("resource", "nominal", "borrowing_limit", "lending_limit", "usage_limit")
@@ -67,3 +79,23 @@ class QueueStatus(_message.Message):
     running: int
     waiting: int
     def __init__(self, queue: _Optional[_Union[Queue, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[QueueUsage, _Mapping]]] = ..., weighted_share: _Optional[float] = ..., weighted_usage: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class Reservation(_message.Message):
+    __slots__ = ("name", "node_names", "pool", "start_ns", "end_ns", "users", "queue", "maintenance")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    node_names: _containers.RepeatedScalarFieldContainer[str]
+    pool: str
+    start_ns: int
+    end_ns: int
+    users: _containers.RepeatedScalarFieldContainer[str]
+    queue: str
+    maintenance: bool
+    def __init__(self, name: _Optional[str] = ..., node_names: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., users: _Optional[_Iterable[str]] = ..., queue: _Optional[str] = ..., maintenance: bool = ...) -> None: ...

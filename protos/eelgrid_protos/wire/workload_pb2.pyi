@@ -29,6 +29,14 @@ class Mobility(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOBILITY_MOVABLE: _ClassVar[Mobility]
     MOBILITY_RESTARTABLE: _ClassVar[Mobility]
 
+class RuntimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUNTIME_SOURCE_UNSPECIFIED: _ClassVar[RuntimeSource]
+    RUNTIME_SOURCE_USER: _ClassVar[RuntimeSource]
+    RUNTIME_SOURCE_TIME_LIMIT: _ClassVar[RuntimeSource]
+    RUNTIME_SOURCE_HISTORY: _ClassVar[RuntimeSource]
+    RUNTIME_SOURCE_DEFAULT: _ClassVar[RuntimeSource]
+
 class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
@@ -48,6 +56,11 @@ MOBILITY_UNSPECIFIED: Mobility
 MOBILITY_FIXED: Mobility
 MOBILITY_MOVABLE: Mobility
 MOBILITY_RESTARTABLE: Mobility
+RUNTIME_SOURCE_UNSPECIFIED: RuntimeSource
+RUNTIME_SOURCE_USER: RuntimeSource
+RUNTIME_SOURCE_TIME_LIMIT: RuntimeSource
+RUNTIME_SOURCE_HISTORY: RuntimeSource
+RUNTIME_SOURCE_DEFAULT: RuntimeSource
 WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
@@ -70,7 +83,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "expected_runtime_s")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +106,7 @@ class WorkloadSpec(_message.Message):
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_TRAITS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -108,7 +122,30 @@ class WorkloadSpec(_message.Message):
     training: _promise_pb2.TrainingPromise
     required_traits: _containers.RepeatedScalarFieldContainer[str]
     process: _plan_pb2.ProcessSpec
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ...) -> None: ...
+    expected_runtime_s: float
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., expected_runtime_s: _Optional[float] = ...) -> None: ...
+
+class RuntimeEstimate(_message.Message):
+    __slots__ = ("expected_s", "source")
+    EXPECTED_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    expected_s: float
+    source: RuntimeSource
+    def __init__(self, expected_s: _Optional[float] = ..., source: _Optional[_Union[RuntimeSource, str]] = ...) -> None: ...
+
+class StartPromise(_message.Message):
+    __slots__ = ("start_ns", "waits_for", "ends", "source", "cause")
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    start_ns: int
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    ends: int
+    source: RuntimeSource
+    cause: str
+    def __init__(self, start_ns: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., ends: _Optional[int] = ..., source: _Optional[_Union[RuntimeSource, str]] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replica", "node_name", "gpu_uuids", "gpu_indexes", "gpu_instance")
@@ -125,7 +162,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "promise")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +180,7 @@ class Workload(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     STOPPING_NS_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -160,7 +198,8 @@ class Workload(_message.Message):
     attempt: int
     attempts: _containers.RepeatedCompositeFieldContainer[_plan_pb2.AttemptStatus]
     stopping_ns: int
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ...) -> None: ...
+    promise: StartPromise
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")
@@ -203,13 +242,15 @@ class ReplicaExplanation(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., feasible_nodes: _Optional[int] = ..., removals: _Optional[_Iterable[_Union[Removal, _Mapping]]] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("workload", "replicas", "remedy", "constraint")
+    __slots__ = ("workload", "replicas", "remedy", "constraint", "runtime")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REMEDY_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
     workload: Workload
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaExplanation]
     remedy: str
     constraint: str
-    def __init__(self, workload: _Optional[_Union[Workload, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaExplanation, _Mapping]]] = ..., remedy: _Optional[str] = ..., constraint: _Optional[str] = ...) -> None: ...
+    runtime: RuntimeEstimate
+    def __init__(self, workload: _Optional[_Union[Workload, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaExplanation, _Mapping]]] = ..., remedy: _Optional[str] = ..., constraint: _Optional[str] = ..., runtime: _Optional[_Union[RuntimeEstimate, _Mapping]] = ...) -> None: ...

@@ -15,6 +15,7 @@ POOLS_MOST = 100
 MODELS_MOST = 1000
 # Constraints that pending work is counted by; a reason that is none of them is counted under OTHER.
 PENDING_REASONS = (
+    "backfill",
     "budget",
     "cpu",
     "cpu+memory",
@@ -31,6 +32,7 @@ PENDING_REASONS = (
     "queue",
     "quota",
     "replicas",
+    "reservation",
     "spending",
     "traits",
     "unavailable",

@@ -1,0 +1,69 @@
+"""Reservations of nodes by operators: which nodes are closed to a workload because of them, and when they change.
+
+Pure functions of the policy, the nodes and a workload. Must not know how places are searched, nor the reservations in time
+that the queue makes for work that waits (backfill.py).
+
+A node is closed to a workload if a reservation of it overlaps the time for which the workload is expected to run, unless
+the reservation is for its user or its queue and has begun: those whom it is for start within it. Work of which nothing is
+known starts on no node that is reserved within the lead, a day: it may run on into the reservation if it started
+before. What runs there already stays.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.queue_usage import resolve_queue, resolve_user
+from eelgrid_protos.messages import Reservation, Workload, resolve_pool
+
+# From so long before a reservation on, work of which nothing is known is not placed on its nodes.
+RESERVATION_LEAD_NS = 24 * 3600 * 1_000_000_000
+OPEN: frozenset[str] = frozenset()
+
+
+def list_reserved_nodes(reservation: Reservation, nodes: Mapping[str, NodeRecord]) -> frozenset[str]:
+    """Returns the nodes that a reservation holds, of those that have joined."""
+    if reservation.pool:
+        pool = resolve_pool(reservation.pool)
+        return frozenset(name for name, one in nodes.items() if resolve_pool(one.inventory.pool) == pool)
+    return frozenset(name for name in reservation.node_names if name in nodes)
+
+
+def is_reserved_for(state: ClusterState, reservation: Reservation, workload: Workload) -> bool:
+    """Returns whether a workload may start within a reservation."""
+    if reservation.maintenance:
+        return False
+    if reservation.users and resolve_user(workload) not in reservation.users:
+        return False
+    queue = resolve_queue(state.policy.queues, workload.spec.queue) or workload.spec.queue
+    return not reservation.queue or queue == reservation.queue
+
+
+def list_closing_reservations(state: ClusterState, workload: Workload, start_ns: int) -> Iterator[Reservation]:
+    """Yields the reservations that a workload may not start among at a time; those that it may start in are not."""
+    reservations = state.policy.reservations
+    if not reservations:
+        return
+    estimate = estimate_runtime(workload, state.policy, state.runtimes)
+    end_ns = start_ns + (RESERVATION_LEAD_NS if estimate is None else int(estimate.expected_s * 1e9))
+    for one in reservations:
+        if one.end_ns <= start_ns or one.start_ns >= end_ns:
+            continue
+        if one.start_ns <= start_ns and is_reserved_for(state, one, workload):
+            continue
+        yield one
+
+
+def list_closed_nodes(state: ClusterState, workload: Workload, start_ns: int) -> frozenset[str]:
+    """Returns the nodes on which reservations let a workload not start at a time."""
+    if not state.policy.reservations:
+        return OPEN
+    found = (list_reserved_nodes(one, state.nodes) for one in list_closing_reservations(state, workload, start_ns))
+    return frozenset(chain.from_iterable(found))
+
+
+def list_boundaries(reservations: tuple[Reservation, ...]) -> list[int]:
+    """Returns the times at which reservations begin or end, in order."""
+    return sorted({time_ns for one in reservations for time_ns in (one.start_ns, one.end_ns)})

@@ -1,0 +1,61 @@
+"""Run-time estimates: how long a workload is expected to run, where that comes from, and when it is expected to end.
+
+Pure functions of a workload, the policy and the history. Must not know what estimates are used for.
+
+Precedence: what the user stated, at most the time limit; the time limit, with the grace after it; the history of the same
+user and name; the policy's default. The last two count only where the policy names a mode of backfill, and never for
+inference services, which do not end by themselves. Without any, work is expected to run for ever.
+
+Overrun. Work that goes on past its expected end counts as ending now for the first minute, since ends are reported with a
+delay. After that it is expected to end at the next multiple of a tenth of its estimate, at least of a minute, after its
+expected end: so the moment depends only on the estimate and the clock, and moves rarely.
+"""
+
+from eelgrid_controller.state.runtime_history import RuntimeHistory, uses_presumed_runtimes
+from eelgrid_protos.messages import Policy, RuntimeEstimate, RuntimeSource, Workload, WorkloadKind
+
+OVERRUN_TOLERANCE_NS = 60_000_000_000
+_OVERRUN_SHARE = 10
+_NS = 1e9
+# Of work that is expected to run for ever.
+NEVER_NS = 2**63 - 1
+
+SOURCE_NAMES = {
+    RuntimeSource.USER: "what its user expects",
+    RuntimeSource.TIME_LIMIT: "its time limit",
+    RuntimeSource.HISTORY: "earlier runs of the same name",
+    RuntimeSource.DEFAULT: "the policy's default",
+}
+
+
+def estimate_runtime(workload: Workload, policy: Policy, history: RuntimeHistory) -> RuntimeEstimate | None:
+    """Returns how long a workload is expected to run from its start, in seconds; None for ever."""
+    spec = workload.spec
+    limit_s = 0.0 if spec.process is None else spec.process.time_limit_s
+    whole_s = limit_s + spec.process.grace_s if spec.process is not None and limit_s else 0.0
+    if spec.expected_runtime_s is not None and not 0.0 < whole_s < spec.expected_runtime_s:
+        return RuntimeEstimate(expected_s=spec.expected_runtime_s, source=RuntimeSource.USER)
+    if whole_s:
+        return RuntimeEstimate(expected_s=max(1.0, whole_s), source=RuntimeSource.TIME_LIMIT)
+    if spec.kind is WorkloadKind.INFERENCE_SERVICE or not uses_presumed_runtimes(policy):
+        return None
+    expected_s = history.expect_runtime_s(workload)
+    if expected_s is not None:
+        return RuntimeEstimate(expected_s=expected_s, source=RuntimeSource.HISTORY)
+    if policy.default_runtime_s is not None:
+        return RuntimeEstimate(expected_s=policy.default_runtime_s, source=RuntimeSource.DEFAULT)
+    return None
+
+
+def compute_end_ns(start_ns: int, estimate: RuntimeEstimate | None) -> int:
+    """Returns the expected end of work that starts at a time."""
+    return NEVER_NS if estimate is None else min(NEVER_NS, start_ns + int(estimate.expected_s * _NS))
+
+
+def defer_overrun(start_ns: int, end_ns: int, now_ns: int) -> int:
+    """Returns when running work is expected to end, as of now, given its start and its expected end."""
+    over_ns = now_ns - end_ns
+    if over_ns <= OVERRUN_TOLERANCE_NS:
+        return max(end_ns, now_ns)
+    step_ns = max(OVERRUN_TOLERANCE_NS, (end_ns - start_ns) // _OVERRUN_SHARE)
+    return end_ns + (over_ns // step_ns + 1) * step_ns
