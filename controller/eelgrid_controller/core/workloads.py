@@ -32,6 +32,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from eelgrid_controller.core.preemptions import Preemptions
 from eelgrid_controller.placement.explanations import (
     describe_infeasibility,
     describe_pending_reason,
@@ -581,8 +582,10 @@ QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
 class RetryRounds:
     """Tries pending work in rounds, a bounded number of attempts per step; with queues, in the order of fair share."""
 
-    def __init__(self, state: ClusterState, chooser: WorkloadPlacer, queues: QueueIndex) -> None:
-        self._state, self._chooser, self._queues = state, chooser, queues
+    def __init__(
+        self, state: ClusterState, chooser: WorkloadPlacer, queues: QueueIndex, preemptions: Preemptions
+    ) -> None:
+        self._state, self._chooser, self._queues, self._preemptions = state, chooser, queues, preemptions
         # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
         # With queues the round itself, and the queues that it is over.
@@ -611,10 +614,18 @@ class RetryRounds:
             self._again |= self._resume is not None or self._fair_round is not None
             self._resume = self._fair_round = None
         step = _RetryStep(
-            self._state, self._chooser, self._queues, apply=apply, settle=settle, quoted=quoted, now_ns=now_ns
+            self._state,
+            self._chooser,
+            self._queues,
+            self._preemptions,
+            apply=apply,
+            settle=settle,
+            quoted=quoted,
+            now_ns=now_ns,
         )
         if self._queues.is_active:
             self._continue_fair_round(step, now_ns)
+            self._again |= step.has_preempted
             return step.events, step.nodes
         if self._resume is None:
             self._again = False
@@ -647,6 +658,7 @@ class _RetryStep:
         state: ClusterState,
         chooser: WorkloadPlacer,
         queues: QueueIndex,
+        preemptions: Preemptions,
         *,
         apply: ApplyEvent,
         settle: SettleDecision,
@@ -657,6 +669,7 @@ class _RetryStep:
         self.nodes: frozenset[str] = frozenset()
         self.fair_round: FairRound | None = None
         self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
+        self._preemptions, self.has_preempted = preemptions, False
         self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
         # By request and traits: the smallest number of replicas that did not fit, and why.
         self._failed: dict[tuple[ResourceRequest, tuple[str, ...], bool], tuple[int, str]] = {}
@@ -672,7 +685,7 @@ class _RetryStep:
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
         for ticket in tickets:
             workload = workloads[ticket[2]]
-            if is_sliced(workload):
+            if is_sliced(workload) or self._preemptions.is_nominated(ticket[2]):
                 continue
             spec = workload.spec
             # What holds work whatever the capacity costs no attempt.
@@ -696,11 +709,32 @@ class _RetryStep:
                     if not is_judged:
                         failed[kind] = why
                 reason = why[1]
+            if has_queues and hold is None:
+                if self._tries >= _TRIES_MOST:
+                    return ticket
+                if self._preempt(workload):
+                    continue
             if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
                 self._defer(ticket[2], reason)
             if self.fair_round is not None and has_equals:
                 self._skip_equals(self.fair_round, reason)
         return None
+
+    def _preempt(self, workload: Workload) -> bool:
+        """Makes room for work that has failed by quota or capacity; returns whether it starts or is nominated."""
+        checks = self._preemptions.checks
+        step = self._preemptions.try_start(workload, self._apply, self._settle, self._now_ns)
+        self._tries += _SEARCH_TRIES * (self._preemptions.checks - checks)
+        self.events += step.events
+        self.nodes |= step.nodes
+        if not step.events:
+            return False
+        self.has_preempted = True
+        # What is free now is other than what was tried.
+        self._failed.clear()
+        if self.fair_round is not None:
+            self._queues.note_start(self.fair_round, workload)
+        return True
 
     def _skip_equals(self, fair_round: FairRound, reason: str) -> None:
         """Skips work of the same shape, user and queue, which waits for the same reason."""

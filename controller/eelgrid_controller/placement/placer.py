@@ -114,10 +114,17 @@ class WorkloadPlacer:
     def decide_placement(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
-        """Decides where a workload goes, within all budgets; `quotes` are prices that are not yet in force."""
-        snapshot = self.snapshot()
+        """Decides where a workload goes, within all budgets; `quotes` are prices that are not yet in force.
+
+        Places for which others are nominated are not free.
+        """
+        nominations = self._state.nominations
+        held = nominations.hold_on(self._state.nodes, self._state.workloads) if len(nominations) else {}
+        snapshot = self.mirror.altered_snapshot(held) if held else self.snapshot()
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
+        if held:
+            return self._decide(_Ground(snapshot, self._state.workloads, held), self._within, spec, workload_id)
         return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id)
 
     def decide_on_altered(self, altered: AlteredNodes, spec: WorkloadSpec, workload_id: str) -> PlacementDecision:

@@ -11,6 +11,7 @@ event sequences give equal digests.
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged--> PENDING
+    PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
     PLACED --WorkloadEvicted--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
@@ -51,6 +52,7 @@ from eelgrid_controller.state.events import (
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
+    PreemptionStarted,
     PricesQuoted,
     SpendingJudged,
     WorkloadCancelled,
@@ -85,6 +87,7 @@ from eelgrid_controller.state.node_allocations import (
     reallocate_replicas,
     reallocate_slices,
 )
+from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.spending import SpendingState
@@ -199,6 +202,7 @@ class ClusterState:
         self.points = MeasuredPoints()
         self.spending = SpendingState()
         self.queue_usage = QueueUsageState()
+        self.nominations = Nominations()
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
@@ -220,7 +224,7 @@ class ClusterState:
         twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
-        twin.queue_usage = self.queue_usage.copy()
+        twin.queue_usage, twin.nominations = self.queue_usage.copy(), self.nominations.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         return twin
@@ -271,6 +275,7 @@ class ClusterState:
                 touched = self._apply_joined(event)
             case NodeLost():
                 self._node(event.node_name).mark_lost(event.time_ns)
+                self.nominations.end_on((event.node_name,))
                 touched = frozenset((event.node_name,))
             case NodesRemoved():
                 touched = self._apply_removed(event)
@@ -305,6 +310,8 @@ class ClusterState:
                 touched = self._apply_queue_changed(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
+            case PreemptionStarted():
+                touched = self._apply_preemption(event)
             case NodeAhead() | NodeReconciled():
                 touched = self._apply_reconciled(event)
             case NodeHeard():
@@ -369,11 +376,13 @@ class ClusterState:
 
     def _apply_deferred(self, event: WorkloadDeferred) -> frozenset[str]:
         workload = self._waiting(event.workload_id)
+        self.nominations.end(event.workload_id)
         self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
         return frozenset()
 
     def _apply_queue_changed(self, event: WorkloadQueueChanged) -> frozenset[str]:
         workload = self._waiting(event.workload_id)
+        self.nominations.end(event.workload_id)
         spec = replace(workload.spec, queue=event.queue)
         self.workloads[event.workload_id] = replace(workload, spec=spec, revision=self.revision + 1)
         return frozenset()
@@ -385,6 +394,7 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
         reallocate_replicas(self.nodes, workload, (), event.placements)
         self.pending.discard(key)
+        self.nominations.end(key)
         self.explanations.put(key, event.explanation)
         self.workloads[key] = replace(
             workload,
@@ -450,11 +460,14 @@ class ClusterState:
         """Frees everything that a workload holds, for good."""
         key = workload.workload_id
         self.pending.discard(key)
+        self.nominations.end(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
-        self.workloads[key] = replace(workload, phase=phase, reason=reason, ended_ns=now_ns, revision=self.revision + 1)
+        self.workloads[key] = replace(
+            workload, phase=phase, reason=reason, ended_ns=now_ns, revision=self.revision + 1, preempted_for=""
+        )
         self._numbers.pop(key, None)
         self._ended.append(key)
         self._ended_counts[phase] += 1
@@ -475,12 +488,36 @@ class ClusterState:
 
     def _apply_stopping(self, event: WorkloadStopping) -> frozenset[str]:
         workload = self._running(event.workload_id)
-        if workload.stopping_ns:
+        # Its user may cancel what is being preempted.
+        if workload.stopping_ns and not workload.preempted_for:
             raise ContradictoryEvent(f"workload {event.workload_id} is being stopped already")
-        self.workloads[event.workload_id] = replace(
-            workload, stopping_ns=max(1, event.time_ns), reason=event.reason, revision=self.revision + 1
+        return self._stop_processes(workload, event.reason, event.time_ns)
+
+    def _stop_processes(self, workload: Workload, reason: str, now_ns: int, preempted_for: str = "") -> frozenset[str]:
+        self.workloads[workload.workload_id] = replace(
+            workload,
+            stopping_ns=max(1, now_ns),
+            reason=reason,
+            preempted_for=preempted_for,
+            revision=self.revision + 1,
         )
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
+
+    def _apply_preemption(self, event: PreemptionStarted) -> frozenset[str]:
+        gainer, names = self._waiting(event.workload_id), frozenset[str]()
+        victims = [self.workloads.get(key) for key in event.victims]
+        if gainer.workload_id in self.nominations or not all(
+            one is not None and one.phase is WorkloadPhase.PLACED and not one.stopping_ns for one in victims
+        ):
+            raise ContradictoryEvent(f"workload {event.workload_id} is nominated, or a victim of it does not run")
+        for place in event.placements:
+            self._node(place.node_name)
+        for victim in victims:
+            if victim is not None and victim.spec.process is not None:
+                names |= self._stop_processes(victim, event.reason, event.time_ns, event.workload_id)
+        self.nominations.begin(event)
+        self.workloads[gainer.workload_id] = replace(gainer, reason=event.waits, revision=self.revision + 1)
+        return names
 
     def _apply_attempt(self, event: AttemptStarted | AttemptEnded) -> frozenset[str]:
         before = self._running(event.workload_id)
@@ -524,6 +561,8 @@ class ClusterState:
             revision=self.revision + 1,
             attempts=(),
             stopping_ns=0,
+            preempted_for="",
+            preemptions=workload.preemptions + bool(event.preempted_for),
         )
         self.pending.add(key, priority=workload.spec.priority, number=self._numbers[key])
         return self._bump_plans(workload.placements)
@@ -582,6 +621,7 @@ class ClusterState:
         for name in event.node_names:
             if self._node(name).assignments:
                 raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
+        self.nominations.end_on(event.node_names)
         for name in event.node_names:
             self.nodes.pop(name, None)
             self.draining.discard(name)
@@ -594,6 +634,7 @@ class ClusterState:
             if record.gpu(event.gpu_uuid) is None:
                 raise ContradictoryEvent(f"node {event.node_name} has no GPU {event.gpu_uuid}")
             record.lost_gpus.add(event.gpu_uuid)
+            self.nominations.end_on((event.node_name,), event.gpu_uuid)
         else:
             record.lost_gpus.discard(event.gpu_uuid)
         return frozenset((event.node_name,))
@@ -629,6 +670,7 @@ class ClusterState:
             "spending": self.spending.dump(),
             **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
             **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
+            **({"nominations": self.nominations.dump()} if len(self.nominations) else {}),
         }
 
     @classmethod
@@ -654,6 +696,7 @@ class ClusterState:
         state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
         past = plain.get("queue_usage", ())
         state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
+        state.nominations = Nominations.load(plain.get("nominations", ()))
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:

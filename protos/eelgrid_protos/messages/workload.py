@@ -287,6 +287,7 @@ class WorkloadSpec:
     training: TrainingPromise | None = None
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
     process: ProcessSpec | None = None
+    never_preempts: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
@@ -366,6 +367,8 @@ class Workload:
     attempts: Annotated[tuple[AttemptStatus, ...], Many(PROCESSES_MOST)] = ()
     # When its processes were told to end.
     stopping_ns: Nanoseconds = 0
+    preempted_for: Label = ""
+    preemptions: Uint32 = 0
 
     @property
     def exit_code(self) -> int | None:

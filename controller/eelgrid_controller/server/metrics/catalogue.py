@@ -27,6 +27,8 @@ PENDING_REASONS = (
     "no_nodes",
     OTHER_NAMESPACES,
     "partitions",
+    "preempted",
+    "preempting",
     "processes",
     "queue",
     "quota",
