@@ -275,6 +275,21 @@ def test_no_work_is_preempted_before_its_minimum_run_time_and_then_it_is():
     assert not core.is_drain_due(71 * S)
 
 
+def test_what_a_round_has_just_placed_is_not_preempted_by_the_same_round_but_soon_after():
+    keep = QueuePreemption(victims=PreemptionVictims.NONE)
+    core = begin(queue("x", 1, RECLAIM), queue("y", 0), queue("z", 3), queue("kept", 0, keep))
+    submit(core, "kept1", "kept", gpus=4, now_ns=S)
+    submit(core, "filler", "y", gpus=4, priority=9, now_ns=2 * S)
+    submit(core, "x1", "x", now_ns=3 * S)
+    core.cancel("kept1", now_ns=4 * S)
+    settle(core, now_ns=4 * S)
+    assert running(core) == ["filler"]
+    assert core.is_drain_due(5 * S)
+    step = core.continue_drains(now_ns=5 * S)
+    assert evicted(step.events) == ["filler"]
+    assert phase(core, "x1") is WorkloadPhase.PLACED
+
+
 def test_work_that_must_come_back_soon_is_waited_for_instead():
     core = begin(queue("x", 4, RECLAIM), queue("y", 0))
     submit(core, "y1", "y", gpus=2, process=PROCESS)

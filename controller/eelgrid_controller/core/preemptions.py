@@ -11,7 +11,8 @@ placed, in one step. If it no longer fits, as after the loss of a node, the nomi
 the queue all the same.
 
 Why preemptions end. A victim must have been placed before the last change from outside (a submission, an end, a node, a
-policy, the end of a minimum run time), so each such change causes no more preemptions than work was running then.
+policy, the end of a minimum run time), or a second ago, so each such change causes no more preemptions than work was running
+then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,8 @@ from eelgrid_protos.messages import (
 
 _NS = 10**9
 _NAMED = 4
+# After so long without a change, work that was placed by the last one may be a victim, too.
+_FRESH_NS = _NS
 # Changes that follow from decisions: what is placed by them is not preempted before something else has changed.
 _OWN_CHANGES = (
     PricesQuoted, WorkloadDeferred, WorkloadEvicted, WorkloadPlaced, PreemptionStarted, AttemptStarted, AttemptEnded,
@@ -97,7 +100,7 @@ class Preemptions:
         self._fresh: set[str] = set()
         # Processes that make room, until they have returned to the queue.
         self._stopping = {key for key, one in state.workloads.items() if one.preempted_for}
-        # When the next minimum run time ends that kept a workload from being a victim.
+        # When the first workload becomes a candidate that was none because it has not run long enough.
         self._next_ns: int | None = None
         # Why nothing was found for work of a shape, until anything changes.
         self._in_vain: dict[tuple[object, ...], str] = {}
@@ -125,11 +128,11 @@ class Preemptions:
         return workload_id in self._state.nominations
 
     def is_due(self, now_ns: int) -> bool:
-        """Returns whether a minimum run time has ended that kept a workload from being a victim."""
+        """Returns whether a workload may be a victim now that could not before."""
         return self._next_ns is not None and now_ns >= self._next_ns
 
     def begin_due(self) -> None:
-        """Lets waiting work be tried anew after a minimum run time has ended."""
+        """Lets waiting work be tried anew after time has made a workload a candidate."""
         self._next_ns = None
         self._fresh.clear()
         self._in_vain.clear()
@@ -267,7 +270,7 @@ class Preemptions:
     def _may_end(self, workload: Workload, rules: QueuePreemption, now_ns: int) -> bool:
         """Returns whether running work may be a victim of anybody."""
         key, spec = workload.workload_id, workload.spec
-        if is_protected(rules, is_job=is_requeueable_job(spec)) or key in self._fresh:
+        if is_protected(rules, is_job=is_requeueable_job(spec)):
             return False
         if is_sliced(workload) or spec.required_traits or self._placer.uses_engine_rules(key):
             return False
@@ -278,8 +281,10 @@ class Preemptions:
             if not record.is_ready or record.ahead is not None or not record.is_reported:
                 # It cannot be told to stop there.
                 return False
-        ends_ns = _find_start_ns(workload) + int(rules.min_runtime_s * _NS)
-        if rules.min_runtime_s and now_ns < ends_ns:
+        ends_ns = _find_start_ns(workload) + int(rules.min_runtime_s * _NS) if rules.min_runtime_s else 0
+        if key in self._fresh:
+            ends_ns = max(ends_ns, now_ns + _FRESH_NS)
+        if now_ns < ends_ns:
             self._next_ns = ends_ns if self._next_ns is None else min(ends_ns, self._next_ns)
             return False
         return True
