@@ -560,8 +560,8 @@ def test_a_stopped_job_saves_its_steps_says_so_and_goes_on_from_there(engine):
     assert text == f"from {saved}\nsaved {saved + 3} 20\n"
 
 
-def test_a_checkpoint_is_reported_while_the_job_runs_and_what_is_no_note_is_ignored(engine, monkeypatch):
-    monkeypatch.setattr("eelgrid_agent.engine.local._CHECKPOINTS_READ_S", 0.02)
+def test_a_checkpoint_is_reported_while_the_job_runs_and_what_is_no_note_is_ignored(tmp_path):
+    engine = LocalEngine(tmp_path, checkpoints_read_s=0.02)
     note = "$EELGRID_CHECKPOINT_DIR/.eelgrid-checkpoint"
 
     async def run():

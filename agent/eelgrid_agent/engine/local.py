@@ -73,14 +73,20 @@ class _Attempt:
 class LocalEngine:
     """Runs processes as this process's own user; implements `port.ProcessEngine`."""
 
-    def __init__(self, folder: Path, *, cgroups: AttemptCgroups | None = None) -> None:
-        """Raises OSError for a folder that cannot be used."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cgroups: AttemptCgroups | None = None,
+        checkpoints_read_s: float = _CHECKPOINTS_READ_S,
+    ) -> None:
+        """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used."""
         self.on_change: Callable[[], None] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"
         self._cgroups = cgroups or AttemptCgroups(None)
-        self._is_reading_due = False
+        self._is_reading_due, self._checkpoints_read_s = False, checkpoints_read_s
         for made in (self._folder, self._checkpoints):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -207,7 +213,7 @@ class LocalEngine:
     def _read_checkpoints_later(self) -> None:
         if not self._is_reading_due:
             self._is_reading_due = True
-            asyncio.get_running_loop().call_later(_CHECKPOINTS_READ_S, self._read_checkpoints)
+            asyncio.get_running_loop().call_later(self._checkpoints_read_s, self._read_checkpoints)
 
     def _read_checkpoints(self) -> None:
         """Reads which running attempts have made a checkpoint since the last time."""

@@ -274,9 +274,7 @@ class ClusterState:
             case NodeJoined():
                 touched = self._apply_joined(event)
             case NodeLost():
-                self._node(event.node_name).mark_lost(event.time_ns)
-                self.nominations.end_on((event.node_name,))
-                touched = frozenset((event.node_name,))
+                touched = self._apply_lost(event)
             case NodesRemoved():
                 touched = self._apply_removed(event)
             case NodeOccupied():
@@ -615,6 +613,11 @@ class ClusterState:
             if isinstance(event, NodeAhead)
             else None
         )
+        return frozenset((event.node_name,))
+
+    def _apply_lost(self, event: NodeLost) -> frozenset[str]:
+        self._node(event.node_name).mark_lost(event.time_ns)
+        self.nominations.end_on((event.node_name,))
         return frozenset((event.node_name,))
 
     def _apply_removed(self, event: NodesRemoved) -> frozenset[str]:
