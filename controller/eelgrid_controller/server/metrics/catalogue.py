@@ -47,6 +47,7 @@ PLAN_CHANGES = (
     "moved",
     "partitioned",
     "placed",
+    "preempted",
     "scaled",
 )
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
