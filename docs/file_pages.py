@@ -42,7 +42,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "namespace": "whose it is, in reports and spending limits",
         "user": "who submits it; with a submitter's certificate its own user, which it may leave out",
         "queue": "the queue that it is listed and charged under",
-        "priority": "the higher is placed first; nothing is preempted",
+        "priority": "the higher is placed first; whom it preempts is a matter of its [queue](queue-file.md#preemption)",
         "labels": "your own keys and values, for reports and spending limits",
         "locality": "`pack` places replicas on few nodes, racks and switches, `spread` apart, `unspecified` anywhere",
         "mobility": "whether an operator's move may take it elsewhere: `fixed` never; `movable` once its new place is "
@@ -50,6 +50,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "service": "objectives of an `inference_service`: [service](#service)",
         "training": "the bound of a `training_job`: [training](#training)",
         "required_traits": "only nodes with all of these traits, which an engine assigns; on Kubernetes Eelgrid does",
+        "never_preempts": "it waits rather than preempt other work, whatever its queue allows",
         "process": "the command that agents run for each replica: [process](#process); with it `mobility` is `fixed`",
         "expected_runtime_s": "how long it is expected to run; nothing ends for it, and others may start before it by it: "
         "[queueing](../explanation/queueing.md#backfill)",

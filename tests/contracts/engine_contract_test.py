@@ -518,6 +518,72 @@ def test_in_a_cgroup_of_its_own_a_tree_is_killed_and_the_cgroup_removed(tmp_path
         assert list(parent.glob("attempt-*")) == []
 
 
+# Checkpoints
+
+CLIENT = Path(__file__).resolve().parents[2] / "client" / "eelgrid" / "checkpoint.py"
+# A training loop; the file is used by itself, as a project may copy it. It says what it has saved, and saves when it must stop.
+TRAINING = (
+    "import importlib.util, sys, time\n"
+    "spec = importlib.util.spec_from_file_location('checkpoint', sys.argv[1])\n"
+    "checkpoint = importlib.util.module_from_spec(spec); spec.loader.exec_module(checkpoint)\n"
+    "path = checkpoint.latest(); step = int(path.read_text()) if path else 0\n"
+    "with checkpoint.on_preempt() as stop:\n"
+    "    print('from', step, flush=True)\n"
+    "    while step < int(sys.argv[2]) and not stop:\n"
+    "        step += 1; time.sleep(0.01)\n"
+    "    checkpoint.save(lambda path: path.write_text(str(step)))\n"
+    "print('saved', step, round(stop.grace_s), flush=True)\n"
+)
+
+
+def test_a_stopped_job_saves_its_steps_says_so_and_goes_on_from_there(engine):
+    def item(attempt, steps):
+        argv = (sys.executable, "-I", "-S", "-c", TRAINING, str(CLIENT), str(steps))
+        return assignment(*argv, attempt=attempt, stop_signal="USR1", grace_s=20.0)
+
+    async def run():
+        first = item(1, 100_000)
+        engine.start(first)
+        await until_said(engine, first, "from 0")
+        engine.stop(attempt_key(first))
+        stopped = await ended(engine, first)
+        saved = int(output(engine, first).text.split()[-2])
+        second = item(2, saved + 3)
+        done = await run_one(engine, second)
+        return stopped, saved, done, output(engine, second).text
+
+    stopped, saved, done, text = asyncio.run(run())
+    assert (stopped.exit_code, stopped.reason) == (0, "stopped")
+    assert stopped.started_ns < stopped.checkpointed_ns <= stopped.ended_ns
+    assert saved >= 0
+    assert done.is_success
+    assert text == f"from {saved}\nsaved {saved + 3} 20\n"
+
+
+def test_a_checkpoint_is_reported_while_the_job_runs_and_what_is_no_note_is_ignored(tmp_path):
+    engine = LocalEngine(tmp_path, checkpoints_read_s=0.02)
+    note = "$EELGRID_CHECKPOINT_DIR/.eelgrid-checkpoint"
+
+    async def run():
+        item = shell(
+            f"echo '[1' > {note}; echo up; read x < $EELGRID_CHECKPOINT_DIR/go; "
+            f"echo '{{\"time_ns\": 1700000000000000000}}' > {note}.new; mv {note}.new {note}; sleep 60"
+        )
+        folder = engine._checkpoint_folder(attempt_key(item))
+        folder.mkdir(parents=True)
+        os.mkfifo(folder / "go")
+        engine.start(item)
+        await until_said(engine, item, "up")
+        await asyncio.sleep(0.1)
+        assert status(engine, item).checkpointed_ns == 0
+        (folder / "go").write_text("now\n")
+        await wait_until(lambda: status(engine, item).checkpointed_ns == 1_700_000_000_000_000_000)
+        engine.stop(attempt_key(item))
+        return await ended(engine, item)
+
+    assert asyncio.run(run()).checkpointed_ns == 1_700_000_000_000_000_000
+
+
 # Plans
 
 

@@ -41,6 +41,11 @@ _LAUNCHER = str(Path(launcher.__file__).resolve())
 _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
 # A launcher says within milliseconds that it runs.
 _LOOK_AGAIN_S = 0.01
+# By which a job says that its checkpoint is whole: JSON with the time, `client/eelgrid/checkpoint.py` writes it.
+_CHECKPOINT_NOTE = ".eelgrid-checkpoint"
+# Who reads a checkpoint's time compares it with seconds of run time.
+_CHECKPOINTS_READ_S = 2.0
+_CHECKPOINT_NOTE_BYTES_MOST = 4096
 _KILL_AGAIN_S = 0.05
 # Folders of ended attempts that are kept for their output.
 _KEPT_MOST = 1000
@@ -61,18 +66,27 @@ class _Attempt:
         # Only of a launcher that this process started: its child.
         self.child: subprocess.Popen[bytes] | None = None
         self.is_stop_due = False
+        # Of the note of its checkpoint that was read last.
+        self.checkpoint_mtime_ns = 0
 
 
 class LocalEngine:
     """Runs processes as this process's own user; implements `port.ProcessEngine`."""
 
-    def __init__(self, folder: Path, *, cgroups: AttemptCgroups | None = None) -> None:
-        """Raises OSError for a folder that cannot be used."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cgroups: AttemptCgroups | None = None,
+        checkpoints_read_s: float = _CHECKPOINTS_READ_S,
+    ) -> None:
+        """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used."""
         self.on_change: Callable[[], None] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"
         self._cgroups = cgroups or AttemptCgroups(None)
+        self._is_reading_due, self._checkpoints_read_s = False, checkpoints_read_s
         for made in (self._folder, self._checkpoints):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -192,8 +206,36 @@ class LocalEngine:
     def _watch(self, attempt: _Attempt, key: AttemptKey, pidfd: int) -> None:
         attempt.pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_launcher_end, key)
+        self._read_checkpoints_later()
         if attempt.is_stop_due:
             self._signal_stop(attempt)
+
+    def _read_checkpoints_later(self) -> None:
+        if not self._is_reading_due:
+            self._is_reading_due = True
+            asyncio.get_running_loop().call_later(self._checkpoints_read_s, self._read_checkpoints)
+
+    def _read_checkpoints(self) -> None:
+        """Reads which running attempts have made a checkpoint since the last time."""
+        self._is_reading_due = False
+        running = {key: attempt for key, attempt in self._attempts.items() if not attempt.status.is_over}
+        if sum(self._read_checkpoint(key, attempt) for key, attempt in running.items()):
+            self.on_change()
+        if running:
+            self._read_checkpoints_later()
+
+    def _read_checkpoint(self, key: AttemptKey, attempt: _Attempt) -> bool:
+        """Reads the time of an attempt's checkpoint; returns whether it is new."""
+        path = self._checkpoint_folder(key) / _CHECKPOINT_NOTE
+        modified_ns = _modified_ns(path)
+        if not modified_ns or modified_ns == attempt.checkpoint_mtime_ns:
+            return False
+        attempt.checkpoint_mtime_ns = modified_ns
+        time_ns = _read_checkpoint_ns(path)
+        if not time_ns or time_ns == attempt.status.checkpointed_ns:
+            return False
+        attempt.status = replace(attempt.status, checkpointed_ns=time_ns)
+        return True
 
     def _on_launcher_end(self, key: AttemptKey) -> None:
         attempt = self._attempts[key]
@@ -227,6 +269,7 @@ class LocalEngine:
             with contextlib.suppress(OSError):
                 launcher.write_durably(str(attempt.folder), _EXIT, record)
         self._cgroups.remove(spec.get("cgroup", ""))
+        self._read_checkpoint(key, attempt)
         attempt.status = _status(
             key,
             AttemptState.LOST if record.get("is_lost") else AttemptState.ENDED,
@@ -235,6 +278,7 @@ class LocalEngine:
             reason=record["reason"],
             started_ns=record["started_ns"],
             ended_ns=record["ended_ns"],
+            checkpointed_ns=attempt.status.checkpointed_ns,
         )
         self.on_change()
 
@@ -266,6 +310,8 @@ class LocalEngine:
             "EELGRID_REPLICA": str(key.replica),
             "EELGRID_REPLICAS": str(assignment.replicas),
             "EELGRID_CHECKPOINT_DIR": str(checkpoints),
+            "EELGRID_PREEMPT_SIGNAL": process.stop_signal,
+            "EELGRID_GRACE_S": f"{process.grace_s:g}",
         }
         spec = {
             "key": key,
@@ -309,6 +355,18 @@ def _folder_name(key: AttemptKey) -> str:
     if len(name) > _FOLDER_NAME_MOST:
         name = hashlib.sha256(name.encode()).hexdigest()
     return f"{name}.{key.replica}.{key.attempt}"
+
+
+def _read_checkpoint_ns(path: Path) -> int:
+    """Returns the time in the note of a checkpoint, in nanoseconds since 1970; 0 if a job wrote no such thing."""
+    try:
+        if path.stat().st_size > _CHECKPOINT_NOTE_BYTES_MOST:
+            return 0
+        noted = json.loads(path.read_bytes())
+        time_ns = noted["time_ns"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return time_ns if isinstance(time_ns, int) and 0 < time_ns <= time.time_ns() else 0
 
 
 def _modified_ns(folder: Path) -> int:

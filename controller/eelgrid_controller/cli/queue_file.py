@@ -20,12 +20,20 @@ from eelgrid_controller.formatting import (
     parse_memory_bytes,
 )
 from eelgrid_protos.errors import InvalidMessage, Violation
-from eelgrid_protos.messages import Policy, Queue, QueueQuota
+from eelgrid_protos.messages import Policy, Queue, QueuePreemption, QueueQuota
 from eelgrid_protos.plain_messages import from_plain
 
 _BYTES_MOST = 8 << 20
 _LIMITS = {"nominal": "nominal", "borrow": "borrowing_limit", "lend": "lending_limit", "max": "usage_limit"}
-_QUEUE_FIELDS = ("name", "parent", "weight", "quota", "users", "namespaces")
+_QUEUE_FIELDS = ("name", "parent", "weight", "quota", "users", "namespaces", "preemption")
+_NEVER = "never"
+# The words of the fields of `preemption`; never, and of victims jobs, is what is not set.
+_PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
+    "within": {_NEVER: "unspecified", "lower_priority": "lower_priority"},
+    "reclaim": {_NEVER: "unspecified", "nominal": "nominal", "fair_share": "fair_share"},
+    "victims": {"jobs": "unspecified", "none": "none", "all": "all"},
+}
+_MIN_RUNTIME = "min_runtime"
 _FILE_FIELDS = ("half_life", "age_limit", "queues")
 
 
@@ -72,11 +80,26 @@ def _quota(resource: str, value: Any, place: str) -> dict[str, Any]:
     return {"resource": resource, **amounts}
 
 
+def _preemption(value: Any, place: str) -> dict[str, Any]:
+    fields = dict(_mapping(value, place, (*_PREEMPTION_WORDS, _MIN_RUNTIME)))
+    found: dict[str, Any] = {}
+    if _MIN_RUNTIME in fields:
+        found["min_runtime_s"] = _duration(fields.pop(_MIN_RUNTIME), f"{place}.{_MIN_RUNTIME}")
+    for key, word in fields.items():
+        words = _PREEMPTION_WORDS[key]
+        if word not in words:
+            raise RequestRefused(f"{place}.{key}: is {word!r}", f"write one of {', '.join(words)}")
+        found[key] = words[word]
+    return found
+
+
 def _queue(value: Any, place: str) -> dict[str, Any]:
     fields = dict(_mapping(value, place, _QUEUE_FIELDS))
     quotas = fields.pop("quota", {})
     if not isinstance(quotas, dict):
         raise RequestRefused(f"{place}.quota: is not a mapping", "write {gpu: 16, memory: 2TiB}")
+    if "preemption" in fields:
+        fields["preemption"] = _preemption(fields["preemption"], f"{place}.preemption")
     return {
         **fields,
         "quotas": [_quota(str(name), quota, f"{place}.quota.{name}") for name, quota in quotas.items()],
@@ -115,11 +138,20 @@ def _describe_quota(quota: QueueQuota) -> str:
     return format_amount_of(quota.resource, quota.nominal) + more
 
 
+def _preemption_settings(rules: QueuePreemption) -> Iterator[tuple[str, str]]:
+    for key, words in _PREEMPTION_WORDS.items():
+        value = getattr(rules, key).name.lower()
+        yield f"preemption {key}", next(word for word, meant in words.items() if meant == value)
+    yield "preemption minimum run time", format_age(rules.min_runtime_s)
+
+
 def _settings(queue: Queue) -> Iterator[tuple[str, str]]:
     yield "parent", queue.parent or "none"
     yield "weight", f"{queue.weight:g}"
     for quota in queue.quotas:
         yield quota.resource, _describe_quota(quota)
+    if queue.preemption is not None:
+        yield from _preemption_settings(queue.preemption)
     if queue.users:
         yield "users", ", ".join(queue.users)
     if queue.namespaces:

@@ -526,6 +526,11 @@ def _labels(pairs: Iterable[str]) -> dict[str, str]:
     return labels
 
 
+never_preempts_option = click.option(
+    "--no-preempt", "never_preempts", is_flag=True, help="Wait rather than preempt other work."
+)
+
+
 def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
     """Builds the submission that the flags describe; raises UsageError or BadParameter."""
     if not flags["name"]:
@@ -543,6 +548,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             user=flags["user"],
             queue=flags["queue"],
             priority=flags["priority"],
+            never_preempts=flags.get("never_preempts", False),
             locality=Locality[flags["locality"].upper()] if flags["locality"] else Locality.UNSPECIFIED,
             labels=_labels(flags["label"]),
             mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
@@ -593,6 +599,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--user", default="", help="User who submits it.", shell_complete=complete_users)
 @click.option("--queue", default="", help="Queue in which it waits.", shell_complete=complete_queues)
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
+@never_preempts_option
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="Label, key=value; repeatable.")
 @click.option(
     "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves workloads. [movable]"

@@ -30,6 +30,7 @@ from eelgrid_controller.core.nodes import (
     select_forgettable_nodes,
     select_longest_lost_nodes,
 )
+from eelgrid_controller.core.preemptions import Preemptions
 from eelgrid_controller.core.workloads import (
     RetryRounds,
     check_feasibility,
@@ -55,7 +56,7 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
-from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event
+from eelgrid_controller.state.attempts import find_outcome, has_stopped, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
@@ -167,13 +168,14 @@ class Core:
         self._live_most = live_most
         self.queues = QueueIndex(state)
         self._backfill = BackfillPlanner(state, self._chooser)
-        self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill)
+        self._preemptions = Preemptions(state, self._chooser, self.queues)
+        self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
         self._drains = DrainRounds(state, self._chooser)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a round over the pending work is unfinished; `retry` continues it."""
-        return self._retrying.is_due
+        """Whether a round over the pending work is unfinished, or a preemption; `retry` continues it."""
+        return self._retrying.is_due or self._preemptions.is_ready
 
     def snapshot(self) -> Snapshot:
         """Returns the cluster as arrays, read-only, valid until the next step."""
@@ -198,8 +200,9 @@ class Core:
 
     def explain_workload(self, workload_id: str) -> Explanation:
         """Explains the placement of a workload; raises NotFound."""
-        self.workload(workload_id)
-        return explain_workload(self.state, workload_id, self._chooser, self.queues)
+        problem = self._preemptions.describe_problem(self.workload(workload_id))
+        found = explain_workload(self.state, workload_id, self._chooser, self.queues)
+        return replace(found, remedy=f"{found.remedy} {problem}") if problem else found
 
     def node_plan(self, node_name: str) -> NodePlan:
         """Returns the plan of a node: everything that it should hold; raises NotFound."""
@@ -235,6 +238,13 @@ class Core:
         step = self._finish_step(
             (*quoted, submitted), key, now_ns, last=make_outcome_event(key, spec.request, decision, now_ns)
         )
+        if decision.placements or decision.hold is not None:
+            return step
+        more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
+        if more.events:
+            # What fits now beside it is tried in the next steps.
+            self._retrying.on_capacity_freed()
+            return CoreStep((*step.events, *more.events), self.state.workloads[key], step.nodes | more.nodes)
         if not decision.is_blocked:
             return step
         promised = self._backfill.reserve_first(step.result, now_ns)
@@ -305,12 +315,12 @@ class Core:
         Processes are told to end, and hold their devices until they have; on a copy, `is_immediate` frees these now.
         """
         workload = self.workload(workload_id)
-        if workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED and not is_immediate:
-            if workload.stopping_ns:
+        is_running = workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED
+        if is_running and not has_stopped(workload) and not is_immediate:
+            if workload.stopping_ns and not workload.preempted_for:
                 return CoreStep((), workload, frozenset())
-            return self._finish_step(
-                (WorkloadStopping(time_ns=now_ns, workload_id=workload_id, reason=reason),), workload_id, now_ns
-            )
+            stopping = WorkloadStopping(time_ns=now_ns, workload_id=workload_id, reason=reason)
+            return self._finish_step((stopping,), workload_id, now_ns)
         if workload.phase.is_ended:
             return CoreStep((), workload, frozenset())
         event = WorkloadCancelled(time_ns=now_ns, workload_id=workload_id)
@@ -333,6 +343,7 @@ class Core:
             if workload is None or is_stale(workload, node_name, status):
                 stale += 1
                 continue
+            self._preemptions.record_checkpoint(status)
             event = make_attempt_event(workload, status, now_ns)
             if event is None:
                 continue
@@ -344,7 +355,7 @@ class Core:
                 ended = WorkloadCompleted(time_ns=now_ns, workload_id=key, phase=phase, reason=reason)
                 nodes |= self._apply(ended)
                 events.append(ended)
-        frees = any(isinstance(event, WorkloadCompleted) for event in events)
+        frees = any(isinstance(event, WorkloadCompleted) for event in events) or self._preemptions.is_ready
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
@@ -590,11 +601,14 @@ class Core:
         return preview_drain(self.state, self._chooser, order, now_ns=now_ns)
 
     def is_drain_due(self, now_ns: int) -> bool:
-        """Returns whether work may leave drained nodes now that could not before."""
-        return self._drains.is_due(now_ns)
+        """Returns whether work may leave drained nodes, or be preempted, now that could not before."""
+        return self._drains.is_due(now_ns) or self._preemptions.is_due(now_ns)
 
     def continue_drains(self, *, now_ns: int) -> CoreStep[None]:
         """Moves or evicts work from drained nodes, a bounded number per step; then pending work is tried."""
+        if self._preemptions.is_due(now_ns):
+            self._preemptions.begin_due()
+            return self.retry_waiting(now_ns=now_ns)
         if not self._drains.is_due(now_ns):
             return CoreStep((), None, frozenset())
         events, nodes = self._drains.step(self._apply, now_ns)
@@ -745,6 +759,7 @@ class Core:
         self._backfill.refresh(event)
         if self.queues.is_active or isinstance(event, PolicyChanged):
             self.queues.refresh(event, touched)
+        self._preemptions.refresh(event)
         return touched
 
     def _apply_outcome(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
@@ -787,4 +802,8 @@ class Core:
         return CoreStep((*events, *more), result, nodes | touched)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
-        return self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)
+        begun = self._preemptions.continue_started(self._apply, self._apply_outcome, now_ns)
+        if begun.events:
+            self._retrying.on_capacity_freed()
+        more, nodes = self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)
+        return [*begun.events, *more], begun.nodes | nodes

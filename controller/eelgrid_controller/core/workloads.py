@@ -33,6 +33,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.preemptions import Preemptions
 from eelgrid_controller.placement.explanations import (
     describe_infeasibility,
     describe_pending_reason,
@@ -582,9 +583,15 @@ class RetryRounds:
     """Tries pending work in rounds, a bounded number of attempts per step; with queues, in the order of fair share."""
 
     def __init__(
-        self, state: ClusterState, chooser: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
+        self,
+        state: ClusterState,
+        chooser: WorkloadPlacer,
+        queues: QueueIndex,
+        backfill: BackfillPlanner,
+        preemptions: Preemptions,
     ) -> None:
-        self._state, self._chooser, self._queues, self._backfill = state, chooser, queues, backfill
+        self._state, self._chooser, self._queues = state, chooser, queues
+        self._backfill, self._preemptions = backfill, preemptions
         # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
         # With queues the round itself, and the queues that it is over.
@@ -619,6 +626,7 @@ class RetryRounds:
             self._chooser,
             self._queues,
             self._backfill,
+            self._preemptions,
             apply=apply,
             settle=settle,
             quoted=quoted,
@@ -637,6 +645,7 @@ class RetryRounds:
     def _continue_round(self, step: "_RetryStep", now_ns: int) -> None:
         if self._queues.is_active:
             self._continue_fair_round(step, now_ns)
+            self._again |= step.has_preempted
             return
         if self._resume is None:
             self._again = False
@@ -669,6 +678,7 @@ class _RetryStep:
         chooser: WorkloadPlacer,
         queues: QueueIndex,
         backfill: BackfillPlanner,
+        preemptions: Preemptions,
         *,
         apply: ApplyEvent,
         settle: SettleDecision,
@@ -679,6 +689,7 @@ class _RetryStep:
         self.nodes: frozenset[str] = frozenset()
         self.fair_round: FairRound | None = None
         self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
+        self._preemptions, self.has_preempted = preemptions, False
         self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
         self._backfill = backfill
         # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
@@ -696,7 +707,7 @@ class _RetryStep:
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
         for ticket in tickets:
             workload = workloads[ticket[2]]
-            if is_sliced(workload):
+            if is_sliced(workload) or self._preemptions.is_nominated(ticket[2]):
                 continue
             spec = workload.spec
             # What holds work whatever the capacity costs no attempt.
@@ -704,13 +715,13 @@ class _RetryStep:
             reason = "" if hold is None else spending_reason(hold)
             if has_queues and not reason:
                 spec, reason = self._admit(spec)
+            is_blocked = not reason
             if not reason:
                 closed = self._backfill.list_closed_nodes(workload, self._now_ns)
                 kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed)
                 # An engine's rules apply to this workload only.
                 is_judged = has_rules(ticket[2])
                 why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))
-                is_blocked = True
                 if why is None or spec.replicas < why[0]:
                     if self._tries >= _TRIES_MOST:
                         return ticket
@@ -723,15 +734,36 @@ class _RetryStep:
                     if not is_judged:
                         failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
                 reason = why[1]
-                if is_blocked and self._backfill.reserves_more:
-                    searches = self._chooser.searches
-                    self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
-                    self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
+            if has_queues and hold is None:
+                if self._tries >= _TRIES_MOST:
+                    return ticket
+                if self._preempt(workload):
+                    continue
+            if is_blocked and self._backfill.reserves_more:
+                searches = self._chooser.searches
+                self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
+                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
             if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
                 self._defer(ticket[2], reason)
             if self.fair_round is not None and has_equals and self._backfill.may_skip_equals(workload):
                 self._skip_equals(self.fair_round, reason)
         return None
+
+    def _preempt(self, workload: Workload) -> bool:
+        """Makes room for work that has failed by quota or capacity; returns whether it starts or is nominated."""
+        checks = self._preemptions.checks
+        step = self._preemptions.try_start(workload, self._apply, self._settle, self._now_ns)
+        self._tries += _SEARCH_TRIES * (self._preemptions.checks - checks)
+        self.events += step.events
+        self.nodes |= step.nodes
+        if not step.events:
+            return False
+        self.has_preempted = True
+        # What is free now is other than what was tried.
+        self.failed.clear()
+        if self.fair_round is not None:
+            self._queues.note_start(self.fair_round, workload)
+        return True
 
     def _skip_equals(self, fair_round: FairRound, reason: str) -> None:
         """Skips work of the same shape, user and queue, which waits for the same reason."""

@@ -264,13 +264,15 @@ def _describe_found(decision: PlacementDecision, gaps: NodeGaps, spec: WorkloadS
 
 
 SLICES_REASON = "partitions: waits for the partition planner"
+PREEMPTING_REMEDY = "Its place is reserved, and it is placed when those have stopped, at the latest after their grace."
 CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which is a fault of the controller: report it"
 
 # Every constraint that a pending workload may name, in order of precedence: of several that hold it back, the first is
 # named. Those of nodes come last, in the order in which `select_binding_constraint` chooses among them. Work that was
-# evicted says so until it is tried next.
+# evicted or preempted says so until it is tried next.
 PENDING_CONSTRAINTS = (
-    "evicted", "spending", "queue", "max_quota", "quota", "partitions", "backfill", "reservation", "budget", "replicas", "cpu+memory", "cpu", "memory",
+    "preempting", "preempted", "evicted", "spending", "queue", "max_quota", "quota", "partitions", "backfill",
+    "reservation", "budget", "replicas", "cpu+memory", "cpu", "memory",
     "gpu_share", "gpu_count", "gpu_mig", "gpu_model", "traits", "unavailable", "no_nodes",
 )  # fmt: skip
 # By constraint: the reason.
@@ -402,6 +404,8 @@ def _explain_placement(
     workload_id, spec = workload.workload_id, workload.spec
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.get(workload_id))
+    if workload_id in state.nominations:
+        return Explanation(workload=workload, remedy=PREEMPTING_REMEDY, constraint="preempting")
     hold = state.spending.blocking_limit(spec)
     if hold is not None:
         return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")

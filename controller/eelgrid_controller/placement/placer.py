@@ -123,11 +123,15 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         """Decides where a workload goes, within all budgets and on none of the closed nodes.
 
-        `quotes` are prices that are not yet in force.
+        `quotes` are prices that are not yet in force. Places for which others are nominated are not free.
         """
-        snapshot = self.snapshot()
+        nominations = self._state.nominations
+        held = nominations.hold_on(self._state.nodes, self._state.workloads) if len(nominations) else {}
+        snapshot = self.mirror.altered_snapshot(held) if held else self.snapshot()
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
+        if held:
+            return self._decide(_Ground(snapshot, self._state.workloads, held), self._within, spec, workload_id, closed)
         return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id, closed)
 
     def decide_on_altered(

@@ -19,6 +19,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
     PolicyChanged,
+    PreemptionStarted,
     WorkloadDeferred,
     WorkloadQueueChanged,
     WorkloadSubmitted,
@@ -26,6 +27,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
 from eelgrid_controller.state.queue_usage import (
     QueueCharge,
+    count_placed,
     count_request,
     list_leaf_queues,
     resolve_queue,
@@ -155,6 +157,7 @@ class QueueIndex:
         self._pending = PendingTree(len(self._queues) + 1)
         self._charges: dict[str, QueueCharge] = {}
         self._running: dict[str, int] = {}
+        self._charged: dict[str, dict[str, QueueCharge]] = {}
         self._capacity, self._capacity_sum = {}, [0, 0, 0]
         if not self._queues:
             return
@@ -172,7 +175,7 @@ class QueueIndex:
             return
         if not self._queues:
             return
-        if isinstance(event, WorkloadDeferred):
+        if isinstance(event, WorkloadDeferred | PreemptionStarted):
             self._pending.forget_reason(event.workload_id)
             return
         for workload_id in (*_list_named(event), *list_rechargeable_workloads(event, self._state.nodes)):
@@ -185,6 +188,10 @@ class QueueIndex:
         before = self._charges.pop(workload_id, None)
         for one, sign in ((before, -1), (charge, 1)):
             if one is not None:
+                in_queue = self._charged.setdefault(one.queue, {})
+                in_queue.pop(workload_id, None)
+                if one is charge:
+                    in_queue[workload_id] = one
                 self.tree.add(one.queue, one.amounts, sign)
                 self._running[one.queue] = self._running.get(one.queue, 0) + sign
         if charge is not None:
@@ -195,7 +202,7 @@ class QueueIndex:
         ticket = self._state.pending.ticket(workload_id)
         if ticket is not None:
             workload = self._state.workloads[workload_id]
-            queue = self._find_leaf(workload.spec)
+            queue = self.find_leaf(workload.spec)
             number = len(self._queues) if queue is None else self.tree.numbers[queue]
             spec = workload.spec
             stated_s = spec.expected_runtime_s or 0.0, 0.0 if spec.process is None else spec.process.time_limit_s
@@ -209,10 +216,14 @@ class QueueIndex:
             self._capacity[name] = new
             self._capacity_sum = [total + a - b for total, a, b in zip(self._capacity_sum, new, old, strict=True)]
 
-    def _find_leaf(self, spec: WorkloadSpec) -> str | None:
+    def find_leaf(self, spec: WorkloadSpec) -> str | None:
         """Returns the queue in which work waits; None if it names one that holds no work."""
         queue = resolve_queue(self._queues, spec.queue)
         return queue if queue in list_leaf_queues(self._queues) else None
+
+    def list_charged(self, queue: str) -> Mapping[str, QueueCharge]:
+        """Returns the charges of the running work of a queue, by workload."""
+        return self._charged.get(queue, {})
 
     def begin_round(self, now_ns: int) -> FairRound:
         """Begins a round over all waiting work."""
@@ -237,7 +248,38 @@ class QueueIndex:
 
     def admit(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> WorkloadSpec | QueueHold:
         """Returns the specification with the models whose quota it fits into, or why it may not start now."""
-        queue = self._find_leaf(spec)
+        return self.admit_without(spec, known_models)
+
+    def admit_without(
+        self,
+        spec: WorkloadSpec,
+        known_models: Callable[[], Iterable[str]],
+        leaving: Iterable[str] = (),
+        *,
+        workload_id: str = "",
+    ) -> WorkloadSpec | QueueHold:
+        """Like `admit`, as if some running work were gone; what is nominated counts as started, but not itself."""
+        changes = [(self._charges[key], -1) for key in leaving if key in self._charges]
+        changes += [(charge, 1) for charge in self._list_nominated() if charge.user != workload_id]
+        for charge, sign in changes:
+            self.tree.add(charge.queue, charge.amounts, sign)
+        try:
+            return self._admit(spec, known_models)
+        finally:
+            for charge, sign in changes:
+                self.tree.add(charge.queue, charge.amounts, -sign)
+
+    def _list_nominated(self) -> Iterable[QueueCharge]:
+        """Yields what nominated work will be charged with, each under its own name."""
+        for event in self._state.nominations:
+            workload = self._state.workloads[event.workload_id]
+            queue = resolve_queue(self._queues, workload.spec.queue)
+            if queue is not None:
+                placed = replace(workload, placements=event.placements)
+                yield QueueCharge(queue, event.workload_id, count_placed(placed, self._state.nodes))
+
+    def _admit(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> WorkloadSpec | QueueHold:
+        queue = self.find_leaf(spec)
         if queue is None:
             return QueueHold(queue=spec.queue)
         amounts = count_request(spec)

@@ -218,6 +218,11 @@ class QuotaTree:
                 found = max(found, cell.borrowed / above.potential if above.potential else inf)
         return found
 
+    def is_borrowing(self, number: int, resources: Iterable[str]) -> bool:
+        """Returns whether a queue holds more of any of these resources than its quota."""
+        found = (self._cells[name][number] for name in resources if name in self._cells)
+        return any(cell is not None and cell.is_bounded and cell.borrowed > 0 for cell in found)
+
     def usage(self, queue: str) -> tuple[QueueUsage, ...]:
         """Returns what a queue uses of each resource, of all that its tree counts."""
         number = self.numbers[queue]

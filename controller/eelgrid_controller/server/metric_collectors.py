@@ -132,6 +132,8 @@ class FleetMetrics:
         self._limited.on_commit(committed.events)
         for event in committed.events:
             change = _CHANGES.get(type(event))
+            if isinstance(event, WorkloadEvicted) and event.preempted_for:
+                change = "preempted"
             if change is not None:
                 self._changes[change] += 1
 

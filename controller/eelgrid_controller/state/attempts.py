@@ -6,7 +6,7 @@ process was reported, and the first that fails stops the others.
 
     (not reported) --AttemptStarted--> RUNNING --AttemptEnded--> ENDED, LOST
     (not reported) --AttemptEnded--> ENDED, LOST
-    all of them ENDED, LOST --WorkloadCompleted
+    all of them ENDED, LOST --WorkloadCompleted, or WorkloadEvicted if it is preempted
 """
 
 from dataclasses import replace
@@ -58,12 +58,19 @@ def must_stop(workload: Workload) -> bool:
     return bool(workload.stopping_ns) or any(one.is_over and not one.is_success for one in workload.attempts)
 
 
+def has_stopped(workload: Workload) -> bool:
+    """Returns whether no process of a workload runs any more in its current attempt."""
+    return len(workload.attempts) >= len(workload.placements) and all(one.is_over for one in workload.attempts)
+
+
 def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
-    """Returns how a workload has ended, and why; None while a process of it may run."""
-    if len(workload.attempts) < len(workload.placements) or not all(one.is_over for one in workload.attempts):
+    """Returns how a workload has ended, and why; None while a process of it may run, or if it returns to the queue."""
+    if not has_stopped(workload):
         return None
     if all(one.is_success for one in workload.attempts):
         return WorkloadPhase.SUCCEEDED, ""
+    if workload.preempted_for:
+        return None
     if workload.stopping_ns:
         return WorkloadPhase.CANCELLED, workload.reason
     failed = [one for one in workload.attempts if not one.is_success]

@@ -11,6 +11,7 @@ event sequences give equal digests.
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised--> PENDING
+    PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
     PLACED --WorkloadEvicted--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
@@ -51,6 +52,7 @@ from eelgrid_controller.state.events import (
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
+    PreemptionStarted,
     PricesQuoted,
     SpendingJudged,
     WorkloadCancelled,
@@ -86,6 +88,7 @@ from eelgrid_controller.state.node_allocations import (
     reallocate_replicas,
     reallocate_slices,
 )
+from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
@@ -202,6 +205,7 @@ class ClusterState:
         self.spending = SpendingState()
         self.queue_usage = QueueUsageState()
         self.runtimes = RuntimeHistory()
+        self.nominations = Nominations()
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
@@ -224,6 +228,7 @@ class ClusterState:
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
+        twin.nominations = self.nominations.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         return twin
@@ -273,8 +278,7 @@ class ClusterState:
             case NodeJoined():
                 touched = self._apply_joined(event)
             case NodeLost():
-                self._node(event.node_name).mark_lost(event.time_ns)
-                touched = frozenset((event.node_name,))
+                touched = self._apply_lost(event)
             case NodesRemoved():
                 touched = self._apply_removed(event)
             case NodeOccupied():
@@ -310,6 +314,8 @@ class ClusterState:
                 touched = self._apply_promised(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
+            case PreemptionStarted():
+                touched = self._apply_preemption(event)
             case NodeAhead() | NodeReconciled():
                 touched = self._apply_reconciled(event)
             case NodeHeard():
@@ -374,11 +380,13 @@ class ClusterState:
 
     def _apply_deferred(self, event: WorkloadDeferred) -> frozenset[str]:
         workload = self._waiting(event.workload_id)
+        self.nominations.end(event.workload_id)
         self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
         return frozenset()
 
     def _apply_queue_changed(self, event: WorkloadQueueChanged) -> frozenset[str]:
         workload = self._waiting(event.workload_id)
+        self.nominations.end(event.workload_id)
         spec = replace(workload.spec, queue=event.queue)
         self.workloads[event.workload_id] = replace(workload, spec=spec, revision=self.revision + 1)
         return frozenset()
@@ -396,6 +404,7 @@ class ClusterState:
         reallocate_replicas(self.nodes, workload, (), event.placements)
         self.pending.discard(key)
         self.runtimes.record_start(self.policy, workload)
+        self.nominations.end(key)
         self.explanations.put(key, event.explanation)
         self.workloads[key] = replace(
             workload,
@@ -462,13 +471,20 @@ class ClusterState:
         """Frees everything that a workload holds, for good."""
         key = workload.workload_id
         self.pending.discard(key)
+        self.nominations.end(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
         self.runtimes.record_end(self.policy, workload, phase, now_ns)
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.workloads[key] = replace(
-            workload, phase=phase, reason=reason, ended_ns=now_ns, revision=self.revision + 1, promise=None
+            workload,
+            phase=phase,
+            reason=reason,
+            ended_ns=now_ns,
+            revision=self.revision + 1,
+            promise=None,
+            preempted_for="",
         )
         self._numbers.pop(key, None)
         self._ended.append(key)
@@ -490,12 +506,36 @@ class ClusterState:
 
     def _apply_stopping(self, event: WorkloadStopping) -> frozenset[str]:
         workload = self._running(event.workload_id)
-        if workload.stopping_ns:
+        # Its user may cancel what is being preempted.
+        if workload.stopping_ns and not workload.preempted_for:
             raise ContradictoryEvent(f"workload {event.workload_id} is being stopped already")
-        self.workloads[event.workload_id] = replace(
-            workload, stopping_ns=max(1, event.time_ns), reason=event.reason, revision=self.revision + 1
+        return self._stop_processes(workload, event.reason, event.time_ns)
+
+    def _stop_processes(self, workload: Workload, reason: str, now_ns: int, preempted_for: str = "") -> frozenset[str]:
+        self.workloads[workload.workload_id] = replace(
+            workload,
+            stopping_ns=max(1, now_ns),
+            reason=reason,
+            preempted_for=preempted_for,
+            revision=self.revision + 1,
         )
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
+
+    def _apply_preemption(self, event: PreemptionStarted) -> frozenset[str]:
+        gainer, names = self._waiting(event.workload_id), frozenset[str]()
+        victims = [self.workloads.get(key) for key in event.victims]
+        if gainer.workload_id in self.nominations or not all(
+            one is not None and one.phase is WorkloadPhase.PLACED and not one.stopping_ns for one in victims
+        ):
+            raise ContradictoryEvent(f"workload {event.workload_id} is nominated, or a victim of it does not run")
+        for place in event.placements:
+            self._node(place.node_name)
+        for victim in victims:
+            if victim is not None and victim.spec.process is not None:
+                names |= self._stop_processes(victim, event.reason, event.time_ns, event.workload_id)
+        self.nominations.begin(event)
+        self.workloads[gainer.workload_id] = replace(gainer, reason=event.waits, revision=self.revision + 1)
+        return names
 
     def _apply_attempt(self, event: AttemptStarted | AttemptEnded) -> frozenset[str]:
         before = self._running(event.workload_id)
@@ -540,6 +580,8 @@ class ClusterState:
             revision=self.revision + 1,
             attempts=(),
             stopping_ns=0,
+            preempted_for="",
+            preemptions=workload.preemptions + bool(event.preempted_for),
         )
         self.pending.add(key, priority=workload.spec.priority, number=self._numbers[key])
         return self._bump_plans(workload.placements)
@@ -594,10 +636,16 @@ class ClusterState:
         )
         return frozenset((event.node_name,))
 
+    def _apply_lost(self, event: NodeLost) -> frozenset[str]:
+        self._node(event.node_name).mark_lost(event.time_ns)
+        self.nominations.end_on((event.node_name,))
+        return frozenset((event.node_name,))
+
     def _apply_removed(self, event: NodesRemoved) -> frozenset[str]:
         for name in event.node_names:
             if self._node(name).assignments:
                 raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
+        self.nominations.end_on(event.node_names)
         for name in event.node_names:
             self.nodes.pop(name, None)
             self.draining.discard(name)
@@ -610,6 +658,7 @@ class ClusterState:
             if record.gpu(event.gpu_uuid) is None:
                 raise ContradictoryEvent(f"node {event.node_name} has no GPU {event.gpu_uuid}")
             record.lost_gpus.add(event.gpu_uuid)
+            self.nominations.end_on((event.node_name,), event.gpu_uuid)
         else:
             record.lost_gpus.discard(event.gpu_uuid)
         return frozenset((event.node_name,))
@@ -647,6 +696,7 @@ class ClusterState:
             **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
             **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
             **({"runtimes": runtimes} if (runtimes := self.runtimes.dump()) else {}),
+            **({"nominations": self.nominations.dump()} if len(self.nominations) else {}),
         }
 
     @classmethod
@@ -673,6 +723,7 @@ class ClusterState:
         past = plain.get("queue_usage", ())
         state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
         state.runtimes = RuntimeHistory.load(plain.get("runtimes", {}))
+        state.nominations = Nominations.load(plain.get("nominations", ()))
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:

@@ -8,6 +8,7 @@ Must not know who reacts to an event.
     -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
     WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
+    WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
     WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
 """
@@ -46,6 +47,9 @@ from eelgrid_protos.schema import is_valid_message, list_violations
 
 # Replicas of one workload have equal requests, so the first few explain all; ten thousand would fill the journal.
 EXPLAINED_REPLICAS_MOST = 16
+
+# Victims of one preemption.
+PREEMPTED_MOST = 4096
 
 # Nodes removed in one step: the planner's arrays are rebuilt once for all of them.
 REMOVED_MOST = 1000
@@ -332,6 +336,24 @@ class WorkloadEvicted:
     time_ns: Nanoseconds
     workload_id: Identifier
     reason: Sentence
+    # The workload that it made room for; empty if it was not preempted.
+    preempted_for: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionStarted:
+    """A pending workload is to go to these places once its victims hold nothing; processes of them must end.
+
+    It ends when the workload is placed, deferred or cancelled, or a node or GPU of it is lost.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    placements: Annotated[tuple[Placement, ...], Many(10_000)]
+    victims: Annotated[tuple[Identifier, ...], Many(PREEMPTED_MOST)]
+    # Of the victims, and of the workload that waits for them.
+    reason: Sentence
+    waits: Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,6 +478,7 @@ Event = (
     | AttemptEnded
     | WorkloadCompleted
     | WorkloadPromised
+    | PreemptionStarted
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -493,6 +516,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "attempt_ended": AttemptEnded,
     "workload_completed": WorkloadCompleted,
     "workload_promised": WorkloadPromised,
+    "workload_preemption_started": PreemptionStarted,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured, NodeCordoned, AttemptEnded, WorkloadCompleted)
@@ -502,11 +526,19 @@ _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     """Returns the kind and the complete body, defaults included: a later version may have others."""
     body = _placed_to_plain(event) if isinstance(event, _WITH_PLACES) else to_plain(event)
-    if isinstance(event, WorkloadSubmitted) and not event.owner:
-        # An absent owner is left out, as in the format without owners, which older versions read.
-        del body["owner"]
-    if isinstance(event, PolicyChanged):
-        body["policy"] = policy_to_plain(event.policy)
+    # What is absent is left out, as in the formats without it, which older versions read.
+    match event:
+        case WorkloadSubmitted():
+            if not event.owner:
+                del body["owner"]
+            if not event.spec.never_preempts:
+                del body["spec"]["never_preempts"]
+        case WorkloadEvicted() if not event.preempted_for:
+            del body["preempted_for"]
+        case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
+            del body["status"]["checkpointed_ns"]
+        case PolicyChanged():
+            body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
 
 
@@ -521,6 +553,9 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     for name in (*queues, "backfill", "reservations"):
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
+    for queue in plain.get("queues", ()):
+        if queue.get("preemption", 0) is None:
+            del queue["preemption"]
     return plain
 
 

@@ -109,6 +109,7 @@ class AttemptStatus:
     reason: Label = ""
     started_ns: Nanoseconds = 0
     ended_ns: Nanoseconds = 0
+    checkpointed_ns: Nanoseconds = 0
 
     @property
     def is_over(self) -> bool:

@@ -40,6 +40,39 @@ class QueueQuota:
             yield Violation("resource", f"is {self.resource!r}", f"use one of {known}")
 
 
+class PreemptionWithin(OpenEnum):
+    """Whom waiting work of a queue may preempt in the same queue; unspecified is nobody."""
+
+    UNSPECIFIED = 0
+    LOWER_PRIORITY = 1
+
+
+class PreemptionReclaim(OpenEnum):
+    """When waiting work of a queue may preempt work of queues that borrow; unspecified is never."""
+
+    UNSPECIFIED = 0
+    NOMINAL = 1
+    FAIR_SHARE = 2
+
+
+class PreemptionVictims(OpenEnum):
+    """Which running work of a queue may be preempted; unspecified is processes and jobs that are not fixed."""
+
+    UNSPECIFIED = 0
+    NONE = 1
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePreemption:
+    """What waiting work of a queue may preempt, and what protects its running work."""
+
+    within: PreemptionWithin = PreemptionWithin.UNSPECIFIED
+    reclaim: PreemptionReclaim = PreemptionReclaim.UNSPECIFIED
+    victims: PreemptionVictims = PreemptionVictims.UNSPECIFIED
+    min_runtime_s: Annotated[float, Range(0.0, 3e7, "s")] = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
     """A queue in a tree; only queues without others below them hold work."""
@@ -50,6 +83,7 @@ class Queue:
     quotas: Annotated[tuple[QueueQuota, ...], Many(_QUOTAS_MOST)] = ()
     users: Annotated[tuple[RequiredLabel, ...], Many(_NAMES_MOST)] = ()
     namespaces: Annotated[tuple[RequiredLabel, ...], Many(_NAMES_MOST)] = ()
+    preemption: QueuePreemption | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Checks that each resource has one quota."""

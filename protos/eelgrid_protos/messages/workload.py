@@ -291,6 +291,7 @@ class WorkloadSpec:
     training: TrainingPromise | None = None
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
     process: ProcessSpec | None = None
+    never_preempts: bool = False
     # How long its user expects it to run; nothing ends for it.
     expected_runtime_s: RuntimeSeconds | None = None
 
@@ -403,6 +404,8 @@ class Workload:
     attempts: Annotated[tuple[AttemptStatus, ...], Many(PROCESSES_MOST)] = ()
     # When its processes were told to end.
     stopping_ns: Nanoseconds = 0
+    preempted_for: Label = ""
+    preemptions: Uint32 = 0
     promise: StartPromise | None = None
 
     @property

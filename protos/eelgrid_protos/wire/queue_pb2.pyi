@@ -7,12 +7,37 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PreemptionWithin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREEMPTION_WITHIN_UNSPECIFIED: _ClassVar[PreemptionWithin]
+    PREEMPTION_WITHIN_LOWER_PRIORITY: _ClassVar[PreemptionWithin]
+
+class PreemptionReclaim(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREEMPTION_RECLAIM_UNSPECIFIED: _ClassVar[PreemptionReclaim]
+    PREEMPTION_RECLAIM_NOMINAL: _ClassVar[PreemptionReclaim]
+    PREEMPTION_RECLAIM_FAIR_SHARE: _ClassVar[PreemptionReclaim]
+
+class PreemptionVictims(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREEMPTION_VICTIMS_UNSPECIFIED: _ClassVar[PreemptionVictims]
+    PREEMPTION_VICTIMS_NONE: _ClassVar[PreemptionVictims]
+    PREEMPTION_VICTIMS_ALL: _ClassVar[PreemptionVictims]
+
 class BackfillMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BACKFILL_MODE_UNSPECIFIED: _ClassVar[BackfillMode]
     BACKFILL_MODE_NONE: _ClassVar[BackfillMode]
     BACKFILL_MODE_EASY: _ClassVar[BackfillMode]
     BACKFILL_MODE_CONSERVATIVE: _ClassVar[BackfillMode]
+PREEMPTION_WITHIN_UNSPECIFIED: PreemptionWithin
+PREEMPTION_WITHIN_LOWER_PRIORITY: PreemptionWithin
+PREEMPTION_RECLAIM_UNSPECIFIED: PreemptionReclaim
+PREEMPTION_RECLAIM_NOMINAL: PreemptionReclaim
+PREEMPTION_RECLAIM_FAIR_SHARE: PreemptionReclaim
+PREEMPTION_VICTIMS_UNSPECIFIED: PreemptionVictims
+PREEMPTION_VICTIMS_NONE: PreemptionVictims
+PREEMPTION_VICTIMS_ALL: PreemptionVictims
 BACKFILL_MODE_UNSPECIFIED: BackfillMode
 BACKFILL_MODE_NONE: BackfillMode
 BACKFILL_MODE_EASY: BackfillMode
@@ -32,21 +57,35 @@ class QueueQuota(_message.Message):
     usage_limit: int
     def __init__(self, resource: _Optional[str] = ..., nominal: _Optional[int] = ..., borrowing_limit: _Optional[int] = ..., lending_limit: _Optional[int] = ..., usage_limit: _Optional[int] = ...) -> None: ...
 
+class QueuePreemption(_message.Message):
+    __slots__ = ("within", "reclaim", "victims", "min_runtime_s")
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    RECLAIM_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_FIELD_NUMBER: _ClassVar[int]
+    MIN_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
+    within: PreemptionWithin
+    reclaim: PreemptionReclaim
+    victims: PreemptionVictims
+    min_runtime_s: float
+    def __init__(self, within: _Optional[_Union[PreemptionWithin, str]] = ..., reclaim: _Optional[_Union[PreemptionReclaim, str]] = ..., victims: _Optional[_Union[PreemptionVictims, str]] = ..., min_runtime_s: _Optional[float] = ...) -> None: ...
+
 class Queue(_message.Message):
-    __slots__ = ("name", "parent", "weight", "quotas", "users", "namespaces")
+    __slots__ = ("name", "parent", "weight", "quotas", "users", "namespaces", "preemption")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     parent: str
     weight: float
     quotas: _containers.RepeatedCompositeFieldContainer[QueueQuota]
     users: _containers.RepeatedScalarFieldContainer[str]
     namespaces: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., weight: _Optional[float] = ..., quotas: _Optional[_Iterable[_Union[QueueQuota, _Mapping]]] = ..., users: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+    preemption: QueuePreemption
+    def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., weight: _Optional[float] = ..., quotas: _Optional[_Iterable[_Union[QueueQuota, _Mapping]]] = ..., users: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., preemption: _Optional[_Union[QueuePreemption, _Mapping]] = ...) -> None: ...
 
 class QueueUsage(_message.Message):
     __slots__ = ("resource", "quota", "used", "borrowed", "lent", "usage_most")

@@ -466,11 +466,24 @@ class OperatorService:
                 if chunk.text:
                     yield ReadLogsResponse(text=chunk.text, next_offset=chunk.next_offset)
                 offset, tail_lines = chunk.next_offset, None
-                if chunk.is_end or not (chunk.text or request.follow):
+                if chunk.is_end and request.follow and await self._runs_again(workload):
+                    offset = 0
+                elif chunk.is_end or not (chunk.text or request.follow):
                     return
             raise Unavailable("the controller is stopping; read the output again when it is back")
         finally:
             self._watchers -= 1
+
+    async def _runs_again(self, before: Workload) -> bool:
+        """Waits while a process that was preempted is in the queue; returns whether it runs again."""
+        while not self._closing.is_set():
+            now = await self._loop.read(lambda core: core.state.workloads.get(before.workload_id))
+            if now is None or now.phase.is_ended or now.attempt > before.attempt:
+                return now is not None and now.attempt > before.attempt
+            if now.placements and not now.preempted_for:
+                return False
+            await self._changes.wait_change()
+        return False
 
     def _find_process(self, core: Core, request: ReadLogsRequest, call: AuditedCall) -> tuple[Workload, str]:
         """The workload, and the node that has the output; empty while a follower has to wait for a place."""

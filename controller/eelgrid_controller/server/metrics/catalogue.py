@@ -28,6 +28,8 @@ PENDING_REASONS = (
     "no_nodes",
     OTHER_NAMESPACES,
     "partitions",
+    "preempted",
+    "preempting",
     "processes",
     "queue",
     "quota",
@@ -47,6 +49,7 @@ PLAN_CHANGES = (
     "moved",
     "partitioned",
     "placed",
+    "preempted",
     "scaled",
 )
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(

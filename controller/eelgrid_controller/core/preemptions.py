@@ -1,0 +1,384 @@
+"""Preemptions: running work makes room for waiting work that its queue entitles to it.
+
+Carries out what `queueing.preemption` finds: who is a candidate in this state, whether the waiting work could start without
+some of them (quota and placement in one check, on nodes as they would be), and the events. Must not know who is waiting
+before whom (core.workloads), nor how agents stop processes.
+
+Work without processes is evicted at once, and the waiting work is placed in the same step on exactly the devices that were
+found. Processes are told to stop; until all of them have, every victim keeps its devices, and the waiting work is nominated
+for its place, so that nobody else gets what is free of it, nor the quota. Then all victims return to the queue and it is
+placed, in one step. If it no longer fits, as after the loss of a node, the nomination ends, and what was stopped returns to
+the queue all the same.
+
+Why preemptions end. A victim must have been placed before the last change from outside (a submission, an end, a node, a
+policy, the end of a minimum run time), or a second ago, so each such change causes no more preemptions than work was running
+then.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
+from eelgrid_controller.placement.planner import PlacementDecision
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
+from eelgrid_controller.queueing.preemption import (
+    FoundPlace,
+    PreemptionCandidate,
+    PreemptionGainer,
+    PreemptionPlan,
+    PreemptionRules,
+    VictimSearch,
+    is_protected,
+    list_victim_queues,
+    order_candidates,
+    resolve_preemption,
+)
+from eelgrid_controller.state.attempts import has_stopped, must_stop
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    PREEMPTED_MOST,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    PreemptionStarted,
+    PricesQuoted,
+    WorkloadDeferred,
+    WorkloadEvicted,
+    WorkloadPlaced,
+)
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
+from eelgrid_controller.state.queue_usage import QueueCharge, count_request
+from eelgrid_protos.messages import (
+    AttemptStatus,
+    Mobility,
+    QueuePreemption,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+
+_NS = 10**9
+_NAMED = 4
+# After so long without a change, work that was placed by the last one may be a victim, too.
+_FRESH_NS = _NS
+# Changes that follow from decisions: what is placed by them is not preempted before something else has changed.
+_OWN_CHANGES = (
+    PricesQuoted, WorkloadDeferred, WorkloadEvicted, WorkloadPlaced, PreemptionStarted, AttemptStarted, AttemptEnded,
+)  # fmt: skip
+
+ApplyEvent = Callable[[Event], frozenset[str]]
+SettleDecision = Callable[[WorkloadPlaced | WorkloadDeferred], tuple[Event, frozenset[str]]]
+Plan = PreemptionPlan[PlacementDecision]
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionStep:
+    """Events of a preemption, already applied, and their nodes."""
+
+    events: tuple[Event, ...]
+    nodes: frozenset[str]
+
+
+def is_requeueable_job(spec: WorkloadSpec) -> bool:
+    """Returns whether work may be requeued unless its queue says otherwise: a process, or a job that is not fixed."""
+    if spec.process is not None:
+        return True
+    return spec.kind is not WorkloadKind.INFERENCE_SERVICE and spec.mobility is not Mobility.FIXED
+
+
+class Preemptions:
+    """Decides and carries out preemptions on one state."""
+
+    def __init__(self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex) -> None:
+        self._state, self._placer, self._queues = state, placer, queues
+        # Placements that were searched so far.
+        self.checks = 0
+        # By workload: its attempt, and when that last reported a checkpoint; agents report it again after a restart.
+        self._checkpoints: dict[str, tuple[int, int]] = {}
+        # Placed since the last change from outside.
+        self._fresh: set[str] = set()
+        # Processes that make room, until they have returned to the queue.
+        self._stopping = {key for key, one in state.workloads.items() if one.preempted_for}
+        # When the first workload becomes a candidate that was none because it has not run long enough.
+        self._next_ns: int | None = None
+        # Why nothing was found for work of a shape, until anything changes.
+        self._in_vain: dict[tuple[object, ...], str] = {}
+
+    def refresh(self, event: Event) -> None:
+        """Follows an event that was applied."""
+        if isinstance(event, WorkloadPlaced):
+            self._fresh.add(event.workload_id)
+        elif isinstance(event, PreemptionStarted):
+            self._stopping |= {key for key in event.victims if self._state.workloads[key].preempted_for}
+        if not isinstance(event, WorkloadDeferred | PricesQuoted):
+            self._in_vain.clear()
+        if not isinstance(event, _OWN_CHANGES):
+            self._fresh.clear()
+
+    def record_checkpoint(self, status: AttemptStatus) -> None:
+        """Notes when a running attempt last reported a checkpoint; of several replicas, the latest."""
+        if status.checkpointed_ns:
+            attempt, before_ns = self._checkpoints.get(status.workload_id, (status.attempt, 0))
+            latest_ns = max(before_ns, status.checkpointed_ns) if attempt == status.attempt else status.checkpointed_ns
+            self._checkpoints[status.workload_id] = status.attempt, latest_ns
+
+    def is_nominated(self, workload_id: str) -> bool:
+        """Returns whether others make room for a waiting workload."""
+        return workload_id in self._state.nominations
+
+    def is_due(self, now_ns: int) -> bool:
+        """Returns whether a workload may be a victim now that could not before."""
+        return self._next_ns is not None and now_ns >= self._next_ns
+
+    def begin_due(self) -> None:
+        """Lets waiting work be tried anew after time has made a workload a candidate."""
+        self._next_ns = None
+        self._fresh.clear()
+        self._in_vain.clear()
+
+    def try_start(self, workload: Workload, apply: ApplyEvent, settle: SettleDecision, now_ns: int) -> PreemptionStep:
+        """Makes room for a waiting workload if its queue entitles it to; without events if not."""
+        plan = self.find_plan(workload, now_ns)
+        decision = plan.place
+        if decision is None:
+            return PreemptionStep((), frozenset())
+        key, queue = workload.workload_id, self._queues.find_leaf(workload.spec)
+        reason = f"preempted: for {key} of queue {queue}"
+        victims = tuple(one.workload_id for one in plan.victims)
+        processes = [name for name in victims if self._state.workloads[name].spec.process is not None]
+        if processes:
+            return _apply_all(
+                apply,
+                PreemptionStarted(
+                    time_ns=now_ns,
+                    workload_id=key,
+                    placements=decision.placements,
+                    victims=victims,
+                    reason=reason,
+                    waits=_describe_wait(processes),
+                ),
+            )
+        evicted = _apply_all(apply, *self._evict(victims, key, reason, now_ns))
+        placed, nodes = settle(
+            WorkloadPlaced(
+                time_ns=now_ns, workload_id=key, placements=decision.placements, explanation=decision.explanation
+            )
+        )
+        return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
+
+    def _evict(self, victims: Sequence[str], gainer: str, reason: str, now_ns: int) -> list[Event]:
+        return [
+            WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason, preempted_for=gainer) for key in victims
+        ]
+
+    def find_plan(self, workload: Workload, now_ns: int) -> Plan:
+        """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
+        spec = workload.spec
+        queue = self._queues.find_leaf(spec) if self._queues.is_active else None
+        rules = None if queue is None else resolve_preemption(self._state.policy.queues)[queue]
+        if queue is None or rules is None or not (rules.within or rules.reclaim):
+            return PreemptionPlan(problem="its queue preempts nothing")
+        if (
+            spec.never_preempts
+            or spec.required_traits
+            or is_sliced(workload)
+            or self.is_nominated(workload.workload_id)
+        ):
+            return PreemptionPlan(problem="it preempts nothing")
+        shape = _shape_of(workload, queue)
+        if shape in self._in_vain:
+            return PreemptionPlan(problem=self._in_vain[shape])
+        plan = self._search(workload, queue, rules, now_ns)
+        self.checks += plan.checks
+        if plan.place is None:
+            self._in_vain[shape] = plan.problem
+        return plan
+
+    def describe_problem(self, workload: Workload) -> str:
+        """Says why nobody makes room for a waiting workload that its queue lets preempt; empty if that is not known."""
+        queue = self._queues.find_leaf(workload.spec) if self._queues.is_active else None
+        problem = "" if queue is None else self._in_vain.get(_shape_of(workload, queue), "")
+        is_waiting = workload.phase is WorkloadPhase.PENDING
+        return f"Preemption does not help: {problem}." if problem and is_waiting else ""
+
+    def _search(self, workload: Workload, queue: str, rules: QueuePreemption, now_ns: int) -> Plan:
+        spec = workload.spec
+        gainer = PreemptionGainer(queue=queue, priority=spec.priority, amounts=count_request(spec))
+        permitted = PreemptionRules(self._queues.tree, gainer, rules)
+        candidates, ending = self._list_candidates(gainer, rules, now_ns)
+        ordered = order_candidates(candidates, now_ns)
+        search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims))
+        if ending and search.check(ending) is not None:
+            return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
+        plan = search.run(permitted.select(ordered))
+        if plan.place is None:
+            lenient = permitted.select(ordered, is_lenient=True)
+            plan = search.run(lenient) if lenient else plan
+        if len(plan.victims) > PREEMPTED_MOST:
+            return PreemptionPlan(problem=f"it would preempt more than {PREEMPTED_MOST} workloads", checks=plan.checks)
+        return plan
+
+    def _find_place(
+        self, workload: Workload, victims: Sequence[PreemptionCandidate]
+    ) -> FoundPlace[PlacementDecision] | None:
+        """Returns where a workload would start without these victims, by quota and placement; None if nowhere."""
+        state, key, leaving = self._state, workload.workload_id, {one.workload_id for one in victims}
+        admitted = self._queues.admit_without(workload.spec, self._list_models, leaving, workload_id=key)
+        if isinstance(admitted, QueueHold):
+            return None
+        records = state.nominations.hold_on(state.nodes, state.workloads)
+        for name in sorted(frozenset[str]().union(*(one.node_names for one in victims))):
+            records[name] = (records.get(name) or state.nodes[name]).copy_without(leaving)
+        decision = self._placer.decide_on_altered(AlteredNodes(records, frozenset(leaving)), admitted, key)
+        if not decision.placements:
+            return None
+        return FoundPlace(decision, frozenset(place.node_name for place in decision.placements))
+
+    def _list_models(self) -> Iterable[str]:
+        return self._placer.snapshot().models
+
+    def _list_candidates(
+        self, gainer: PreemptionGainer, rules: QueuePreemption, now_ns: int
+    ) -> tuple[list[PreemptionCandidate], list[PreemptionCandidate]]:
+        """Returns the work that may be victims, and the work that is ending anyway."""
+        candidates, ending = list[PreemptionCandidate](), list[PreemptionCandidate]()
+        by_queue = resolve_preemption(self._state.policy.queues)
+        for queue in list_victim_queues(self._queues.tree, gainer, rules):
+            for key, charge in self._queues.list_charged(queue).items():
+                workload = self._state.workloads[key]
+                if workload.spec.process is not None and must_stop(workload):
+                    if not workload.preempted_for:
+                        ending.append(self._make_candidate(workload, charge))
+                elif self._may_end(workload, by_queue[queue], now_ns):
+                    candidates.append(self._make_candidate(workload, charge))
+        return candidates, ending
+
+    def _make_candidate(self, workload: Workload, charge: QueueCharge) -> PreemptionCandidate:
+        key = workload.workload_id
+        attempt, checkpointed_ns = self._checkpoints.get(key, (0, 0))
+        return PreemptionCandidate(
+            workload_id=key,
+            queue=charge.queue,
+            priority=workload.spec.priority,
+            amounts=charge.amounts,
+            node_names=frozenset(place.node_name for place in workload.placements),
+            started_ns=_find_start_ns(workload),
+            checkpointed_ns=checkpointed_ns if attempt == workload.attempt else 0,
+        )
+
+    def _may_end(self, workload: Workload, rules: QueuePreemption, now_ns: int) -> bool:
+        """Returns whether running work may be a victim of anybody."""
+        key, spec = workload.workload_id, workload.spec
+        if is_protected(rules, is_job=is_requeueable_job(spec)):
+            return False
+        if is_sliced(workload) or spec.required_traits or self._placer.uses_engine_rules(key):
+            return False
+        if self._state.nominations.find_by_victim(key) is not None or (spec.process and has_stopped(workload)):
+            return False
+        for place in workload.placements:
+            record = self._state.nodes[place.node_name]
+            if not record.is_ready or record.ahead is not None or not record.is_reported:
+                # It cannot be told to stop there.
+                return False
+        ends_ns = _find_start_ns(workload) + int(rules.min_runtime_s * _NS) if rules.min_runtime_s else 0
+        if key in self._fresh:
+            ends_ns = max(ends_ns, now_ns + _FRESH_NS)
+        if now_ns < ends_ns:
+            self._next_ns = ends_ns if self._next_ns is None else min(ends_ns, self._next_ns)
+            return False
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all victims of a nomination have stopped, or one that has stopped may return to the queue."""
+        if not self._stopping and not len(self._state.nominations):
+            return False
+        return any(map(self._is_complete, self._state.nominations)) or any(map(self._may_return, self._stopping))
+
+    def _is_complete(self, nomination: PreemptionStarted) -> bool:
+        return not any(map(self._holds_process, nomination.victims))
+
+    def _holds_process(self, key: str) -> bool:
+        workload = self._state.workloads.get(key)
+        is_placed = (
+            workload is not None and workload.phase is WorkloadPhase.PLACED and workload.spec.process is not None
+        )
+        return workload is not None and is_placed and not has_stopped(workload)
+
+    def _may_return(self, key: str) -> bool:
+        """Returns whether a victim no longer makes room for anybody, or has stopped and is not waited with."""
+        workload = self._state.workloads.get(key)
+        if workload is None or not workload.preempted_for:
+            return True
+        return has_stopped(workload) and self._state.nominations.find_by_victim(key) is None
+
+    def continue_started(self, apply: ApplyEvent, settle: SettleDecision, now_ns: int) -> PreemptionStep:
+        """Places what is nominated and whose victims have stopped, and returns these to the queue."""
+        events, nodes = list[Event](), frozenset[str]()
+        for nomination in self._state.nominations if self.is_ready else ():
+            if self._is_complete(nomination):
+                step = self._complete(nomination, apply, settle, now_ns)
+                events, nodes = [*events, *step.events], nodes | step.nodes
+        for key in sorted(filter(self._may_return, self._stopping)):
+            self._stopping.discard(key)
+            workload = self._state.workloads.get(key)
+            if workload is not None and workload.preempted_for:
+                step = _apply_all(apply, *self._evict((key,), workload.preempted_for, workload.reason, now_ns))
+                events, nodes = [*events, *step.events], nodes | step.nodes
+        return PreemptionStep(tuple(events), nodes)
+
+    def _complete(
+        self, nomination: PreemptionStarted, apply: ApplyEvent, settle: SettleDecision, now_ns: int
+    ) -> PreemptionStep:
+        key, workloads = nomination.workload_id, self._state.workloads
+        victims = [
+            name
+            for name in nomination.victims
+            if (one := workloads.get(name)) is not None and one.phase is WorkloadPhase.PLACED
+        ]
+        if not self._still_fits(nomination, victims):
+            victims = [name for name in victims if workloads[name].preempted_for == key]
+            waits = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason="preempted: its place is gone")
+            return _apply_all(apply, waits, *self._evict(victims, key, nomination.reason, now_ns))
+        evicted = _apply_all(apply, *self._evict(victims, key, nomination.reason, now_ns))
+        placed, nodes = settle(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=nomination.placements))
+        return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
+
+    def _still_fits(self, nomination: PreemptionStarted, victims: Sequence[str]) -> bool:
+        """Tries the nominated place on copies of its nodes without the victims, and its quota."""
+        workload = self._state.workloads[nomination.workload_id]
+        admitted = self._queues.admit_without(
+            workload.spec, self._list_models, set(victims), workload_id=workload.workload_id
+        )
+        if self._queues.is_active and isinstance(admitted, QueueHold):
+            return False
+        names = dict.fromkeys(place.node_name for place in nomination.placements)
+        records = {name: self._state.nodes[name].copy_without(victims) for name in names}
+        try:
+            for place in nomination.placements:
+                records[place.node_name].allocate(make_assignment(workload, place))
+        except ContradictoryEvent:
+            return False
+        return all(records[name].is_schedulable for name in names)
+
+
+def _apply_all(apply: ApplyEvent, *events: Event) -> PreemptionStep:
+    return PreemptionStep(events, frozenset[str]().union(*map(apply, events)))
+
+
+def _shape_of(workload: Workload, queue: str) -> tuple[object, ...]:
+    """Returns what work has in common of which none can start by preemption if one cannot."""
+    spec = workload.spec
+    return queue, spec.priority, spec.request, spec.replicas, spec.process is not None
+
+
+def _find_start_ns(workload: Workload) -> int:
+    """Returns when work began to run: when it was placed, or when the last of its processes started."""
+    return max((workload.placed_ns, *(one.started_ns for one in workload.attempts)))
+
+
+def _describe_wait(victims: Sequence[str]) -> str:
+    shown = ", ".join(victims[:_NAMED])
+    more = f" and {len(victims) - _NAMED} more" if len(victims) > _NAMED else ""
+    return f"preempting: waits for {shown}{more} to stop"

@@ -1,0 +1,295 @@
+"""Preemption: which running work must end so that waiting work can start, found by a bounded search.
+
+Owns who may be a victim of whom, in what order victims are tried, and the search for a set without one too many. Must not
+know how victims are stopped, nor how a place is found: it asks a function whether the waiting work could start if some
+work were gone, and that function decides by quota and placement together. So a yes is proven by a placement, and a no says
+that it would not start if all that it may preempt were gone.
+
+Rules. In its own queue, waiting work may preempt work of lower priority, if the queue says so. Work of other queues is a
+victim only if its queue borrows, and all queues between it and the common ancestor of both do: so work inside the quota of
+its queue is never a victim of another queue. To reclaim a quota (`nominal`), the waiting work must stay within that of
+its queue, or of the one above it that is a child of that ancestor. By fair share (Kueue's two rules, KEP-1714), with the shares of the
+two children of that ancestor: the victim's without the victim is at least that of the waiting work with it; and only if this
+finds nothing, the victim's with the victim is more. Neither can be turned round: who was preempted has no right to the
+place of the one that preempted it.
+
+Order of victims: lowest priority, then the least GPU-seconds since the last checkpoint, then the youngest. A job that never
+reports a checkpoint must not be safer for that: it counts as if it had made one at the median of those that report, though
+not before its start.
+
+Search. First all candidates are thought gone: if that does not help, nothing does. Then bisection finds the shortest prefix
+of the order with which the work could start; then what is not on the nodes of the found place, and after that one victim
+after the other from the end of the order, is put back if the work could start all the same. The number of checks is bounded:
+a larger search ends with victims that suffice, some of which may be more than are needed.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, NamedTuple, TypeVar
+
+from eelgrid_controller.queueing.quota import Amounts, QuotaTree
+from eelgrid_controller.state.policy import cache_by_identity
+from eelgrid_protos.messages import (
+    MODEL_PREFIX,
+    PreemptionReclaim,
+    PreemptionVictims,
+    PreemptionWithin,
+    Queue,
+    QueuePreemption,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+_NS = 1e9
+NO_PREEMPTION = QueuePreemption()
+# Each is a placement on altered nodes: 1 to 10 ms.
+CHECKS_MOST = 40
+
+
+@cache_by_identity
+def resolve_preemption(queues: tuple[Queue, ...]) -> Mapping[str, QueuePreemption]:
+    """Returns the preemption rules of each queue: its own, or those of the nearest queue above it that has some."""
+    by_name = {queue.name: queue for queue in queues}
+    found: dict[str, QueuePreemption] = {}
+
+    def resolve(queue: Queue) -> QueuePreemption:
+        if queue.name not in found:
+            above = by_name.get(queue.parent)
+            found[queue.name] = queue.preemption or (NO_PREEMPTION if above is None else resolve(above))
+        return found[queue.name]
+
+    for queue in queues:
+        resolve(queue)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionGainer:
+    """The waiting work that is to start: its queue, its priority, and what it would be charged with."""
+
+    queue: str
+    priority: int
+    amounts: Amounts
+
+    @property
+    def resources(self) -> frozenset[str]:
+        """What it asks for, GPUs as a whole."""
+        return frozenset(self.amounts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionCandidate:
+    """Running work that may be a victim: its charge, its nodes, and what its end would cost."""
+
+    workload_id: str
+    queue: str
+    priority: int
+    amounts: Amounts
+    node_names: frozenset[str]
+    started_ns: int
+    # When it last reported a whole checkpoint; 0 if it never did.
+    checkpointed_ns: int = 0
+
+
+def order_candidates(candidates: Iterable[PreemptionCandidate], now_ns: int) -> list[PreemptionCandidate]:
+    """Returns the candidates in the order in which they are victims."""
+    found = list(candidates)
+    # A checkpoint of an earlier attempt counts from the start of this one.
+    reported = [max(one.checkpointed_ns, one.started_ns) for one in found if one.checkpointed_ns]
+    middle_ns = median(reported) if reported else 0
+
+    def key(one: PreemptionCandidate) -> tuple[int, float, int, str]:
+        last_ns = max(one.started_ns, one.checkpointed_ns or middle_ns)
+        gpus = one.amounts.get("gpu", 0) / GPU_MILLI_WHOLE
+        return one.priority, gpus * max(0.0, now_ns - last_ns) / _NS, -one.started_ns, one.workload_id
+
+    return sorted(found, key=key)
+
+
+class PreemptionRules:
+    """Who may be a victim of one waiting workload, by priority, quota and fair share of one tree of queues."""
+
+    def __init__(self, tree: QuotaTree, gainer: PreemptionGainer, rules: QueuePreemption) -> None:
+        self._tree, self._gainer, self._rules = tree, gainer, rules
+        self._paths: dict[str, list[int]] = {}
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it may preempt at all."""
+        return bool(self._rules.within or self._rules.reclaim)
+
+    def _path(self, queue: str) -> list[int]:
+        if queue not in self._paths:
+            self._paths[queue] = [self._tree.numbers[one.name] for one in self._tree.list_path(queue)]
+        return self._paths[queue]
+
+    def _split(self, queue: str) -> tuple[list[int], list[int]] | None:
+        """Returns the queues of the gainer and of another below their common ancestor; None without one."""
+        mine, theirs = self._path(self._gainer.queue), self._path(queue)
+        if mine[-1] != theirs[-1]:
+            return None
+        common = set(mine) & set(theirs)
+        return [one for one in mine if one not in common], [one for one in theirs if one not in common]
+
+    def select(self, ordered: Sequence[PreemptionCandidate], *, is_lenient: bool = False) -> list[PreemptionCandidate]:
+        """Returns those that may be victims, each after those before it are gone; `is_lenient` is the second rule."""
+        tree, gainer = self._tree, self._gainer
+        removed = list[PreemptionCandidate]()
+        tree.add(gainer.queue, gainer.amounts)
+        try:
+            for one in ordered:
+                if self._may_preempt(one, is_lenient=is_lenient):
+                    tree.add(one.queue, one.amounts, -1)
+                    removed.append(one)
+        finally:
+            for one in removed:
+                tree.add(one.queue, one.amounts)
+            tree.add(gainer.queue, gainer.amounts, -1)
+        return removed
+
+    def _may_preempt(self, one: PreemptionCandidate, *, is_lenient: bool) -> bool:
+        gainer, tree = self._gainer, self._tree
+        if one.queue == gainer.queue:
+            return bool(self._rules.within) and one.priority < gainer.priority
+        if not self._rules.reclaim:
+            return False
+        split = self._split(one.queue)
+        if split is None or not split[0] or not split[1]:
+            return False
+        mine, theirs = split
+        resources = list_related_resources(gainer.resources, one.amounts)
+        if not all(tree.is_borrowing(number, resources) for number in theirs):
+            return False
+        if not tree.is_borrowing(mine[-1], gainer.resources):
+            return True
+        return self._rules.reclaim is PreemptionReclaim.FAIR_SHARE and self._is_fairer(
+            mine[-1], theirs[-1], one, is_lenient=is_lenient
+        )
+
+    def _is_fairer(self, mine: int, theirs: int, one: PreemptionCandidate, *, is_lenient: bool) -> bool:
+        tree = self._tree
+        share_with_gainer = self._share(mine)
+        if is_lenient:
+            return self._share(theirs) > share_with_gainer
+        tree.add(one.queue, one.amounts, -1)
+        share_without = self._share(theirs)
+        tree.add(one.queue, one.amounts)
+        return share_without >= share_with_gainer
+
+    def _share(self, number: int) -> float:
+        return self._tree.borrowed_ratio(number) / self._tree.queues[number].weight
+
+
+def list_related_resources(wanted: Collection[str], held: Amounts) -> frozenset[str]:
+    """Returns the resources that work holds and that other work asks for; GPUs of a model are GPUs."""
+    return frozenset(name for name in held if name in wanted or (name.startswith(MODEL_PREFIX) and "gpu" in wanted))
+
+
+_Place = TypeVar("_Place")
+
+
+class FoundPlace(NamedTuple, Generic[_Place]):
+    """Where the waiting work would go, and on which nodes that is."""
+
+    place: _Place
+    node_names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionPlan(Generic[_Place]):
+    """The victims and the place that their end makes free; none with the reason why not."""
+
+    victims: tuple[PreemptionCandidate, ...] = ()
+    place: _Place | None = None
+    problem: str = ""
+    checks: int = 0
+
+
+FindPlace = Callable[[Sequence[PreemptionCandidate]], FoundPlace[_Place] | None]
+
+
+class VictimSearch(Generic[_Place]):
+    """One search; `find_place` says where the work would start if some were gone, None if nowhere."""
+
+    def __init__(self, find_place: FindPlace[_Place], checks_most: int = CHECKS_MOST) -> None:
+        self._find, self._most = find_place, checks_most
+        self.checks = 0
+
+    def check(self, victims: Sequence[PreemptionCandidate]) -> FoundPlace[_Place] | None:
+        """Returns where the work would start without these victims."""
+        self.checks += 1
+        return self._find(victims)
+
+    def run(self, candidates: Sequence[PreemptionCandidate]) -> PreemptionPlan[_Place]:
+        """Searches among candidates, in the order in which they are victims."""
+        if not candidates:
+            return PreemptionPlan(problem="no work may be preempted for it")
+        best = self.check(candidates)
+        if best is None:
+            return PreemptionPlan(problem="it would not fit if all that it may preempt were gone", checks=self.checks)
+        # With so many gone it fits; with `low` it does not, as far as was checked.
+        victims, low = list(candidates), 0
+        while len(victims) - low > 1 and self.checks < self._most:
+            middle = (low + len(victims)) // 2
+            found = self.check(victims[:middle])
+            if found is None:
+                low = middle
+            else:
+                best, victims = found, victims[:middle]
+        victims, best = self._put_back_elsewhere(victims, best)
+        victims, best = self._put_back_each(victims, best)
+        return PreemptionPlan(victims=tuple(victims), place=best.place, checks=self.checks)
+
+    def _put_back_elsewhere(
+        self, victims: list[PreemptionCandidate], best: FoundPlace[_Place]
+    ) -> tuple[list[PreemptionCandidate], FoundPlace[_Place]]:
+        """Puts back all that run on other nodes than those of the place, unless the quota needs some of them."""
+        near = [one for one in victims if not one.node_names.isdisjoint(best.node_names)]
+        if len(near) < len(victims) and self.checks < self._most:
+            found = self.check(near)
+            if found is not None:
+                return near, found
+        return victims, best
+
+    def _put_back_each(
+        self, victims: list[PreemptionCandidate], best: FoundPlace[_Place]
+    ) -> tuple[list[PreemptionCandidate], FoundPlace[_Place]]:
+        for one in reversed(victims):
+            if self.checks >= self._most:
+                break
+            left = [other for other in victims if other is not one]
+            found = self.check(left)
+            if found is not None:
+                victims, best = left, found
+        return victims, best
+
+
+def list_victim_queues(tree: QuotaTree, gainer: PreemptionGainer, rules: QueuePreemption) -> Iterator[str]:
+    """Yields the queues whose work may be victims: its own, and others of its tree that borrow."""
+    root = tree.list_path(gainer.queue)[-1].name
+    for number, queue in enumerate(tree.queues):
+        if queue.name == gainer.queue:
+            if rules.within is PreemptionWithin.LOWER_PRIORITY:
+                yield queue.name
+        elif rules.reclaim and not tree.children[number] and tree.list_path(queue.name)[-1].name == root:
+            yield queue.name
+
+
+def is_protected(rules: QueuePreemption, *, is_job: bool) -> bool:
+    """Returns whether running work of a queue is never a victim; `is_job` for what may be requeued without being asked."""
+    return rules.victims is PreemptionVictims.NONE or (rules.victims is PreemptionVictims.UNSPECIFIED and not is_job)
+
+
+def compute_checkpoint_interval(cost_s: float, mean_time_between_s: float) -> float:
+    """Returns the seconds between checkpoints that lose the least time, by Daly (2006), a correction of Young (1974).
+
+    `cost_s` is the time that one checkpoint stops the work, and `mean_time_between_s` the mean time between
+    interruptions, failures and preemptions together. Raises ValueError unless both are positive.
+    """
+    if cost_s <= 0.0 or mean_time_between_s <= 0.0:
+        raise ValueError("the cost of a checkpoint and the time between interruptions must be positive")
+    if cost_s >= 2.0 * mean_time_between_s:
+        return mean_time_between_s
+    ratio = cost_s / (2.0 * mean_time_between_s)
+    first = (2.0 * cost_s * mean_time_between_s) ** 0.5
+    return float(first * (1.0 + ratio**0.5 / 3.0 + ratio / 9.0) - cost_s)
