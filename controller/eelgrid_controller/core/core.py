@@ -23,6 +23,7 @@ from eelgrid_controller.core.node_plans import build_node_plan
 from eelgrid_controller.core.nodes import (
     NodeRemoval,
     PlanClaim,
+    check_plan_epoch,
     compare_claim,
     plan_device_correction,
     plan_device_renaming,
@@ -31,8 +32,9 @@ from eelgrid_controller.core.nodes import (
     select_longest_lost_nodes,
 )
 from eelgrid_controller.core.preemptions import Preemptions
+from eelgrid_controller.core.retry_rounds import RetryRounds
+from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.workloads import (
-    RetryRounds,
     check_feasibility,
     find_existing_workload,
     plan_adoption,
@@ -55,7 +57,7 @@ from eelgrid_controller.placement.migration_planner import MigrationProblem, bui
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
-from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
+from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.state.attempts import find_outcome, has_stopped, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
@@ -93,7 +95,6 @@ from eelgrid_controller.state.policy import revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     AttemptStatus,
@@ -143,8 +144,6 @@ class CommandOrigin:
 
 
 LIVE_WORKLOADS_MOST = 1_000_000
-# A thousand plans a second for nine thousand years: an agent cannot hold a higher epoch than this from any controller.
-REPORTED_EPOCH_MOST = 2**48
 NODES_MOST = 100_000
 
 
@@ -169,6 +168,7 @@ class Core:
         self.queues = QueueIndex(state)
         self._backfill = BackfillPlanner(state, self._chooser)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
+        self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
         self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
         self._drains = DrainRounds(state, self._chooser)
 
@@ -221,7 +221,7 @@ class Core:
             return CoreStep((), before, frozenset())
         validate_spec(spec)
         if self.queues.is_active:
-            spec = self.queues.check_submission(spec, owner, self._known_models)
+            spec = self.queues.check_submission(spec, owner, self._starts.list_models)
         self._refuse_too_many()
         # Numbers only rise, past every generated id that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
@@ -229,7 +229,7 @@ class Core:
         if is_sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
         quoted = self._quote_if_due(now_ns)
-        decision = self._decide_start(waiting, quoted, now_ns)
+        decision = self._starts.decide_start(waiting, quoted, now_ns)
         if not decision.placements:
             check_feasibility(self.state, self._chooser, spec)
         if request.dry_run:
@@ -250,23 +250,6 @@ class Core:
         promised = self._backfill.reserve_first(step.result, now_ns)
         self._apply_all(promised)
         return replace(step, events=(*step.events, *promised), result=self.state.workloads[key])
-
-    def _known_models(self) -> Iterable[str]:
-        return self.snapshot().models
-
-    def _decide_start(self, workload: Workload, quoted: tuple[PricesQuoted, ...], now_ns: int) -> PlacementDecision:
-        """Decides whether and where new work starts, by spending limits, its queue, and capacity, in this order."""
-        hold = self.state.spending.blocking_limit(workload.spec)
-        if hold is not None:
-            return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
-        admitted: WorkloadSpec | QueueHold = workload.spec
-        if self.queues.is_active:
-            admitted = self.queues.admit(workload.spec, self._known_models)
-        if isinstance(admitted, QueueHold):
-            return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
-        quotes = quoted[0].quotes if quoted else None
-        closed = self._backfill.list_closed_nodes(workload, now_ns)
-        return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
@@ -366,33 +349,13 @@ class Core:
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
             quoted = quoted or self._quote_if_due(now_ns)
-            closed = self._backfill.list_closed_nodes(workload, now_ns)
-            return self._decide_growth(spec, quoted, workload_id, closed)
+            return self._starts.decide_growth(workload, spec, quoted, now_ns)
 
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
             return CoreStep((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
         return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
-
-    def _decide_growth(
-        self, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], workload_id: str, closed: frozenset[str]
-    ) -> PlacementDecision:
-        """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
-        quotes = quoted[0].quotes if quoted else None
-        admitted: WorkloadSpec | QueueHold = spec
-        count = spec.replicas
-        if self.queues.is_active:
-            count = self.queues.count_admitted(spec, self._known_models)
-            if not count:
-                return PlacementDecision(placements=(), explanation=(), room=0)
-            admitted = self.queues.admit(replace(spec, replicas=count), self._known_models)
-        assert isinstance(admitted, WorkloadSpec)
-        decision = self._chooser.decide_placement(admitted, quotes, workload_id=workload_id, closed=closed)
-        if count == spec.replicas:
-            return decision
-        room = count if decision.placements else decision.room
-        return PlacementDecision(placements=(), explanation=(), room=room)
 
     def move_to_queue(self, workload_id: str, queue: str, *, now_ns: int) -> CoreStep[Workload]:
         """Moves a pending workload to another queue, where it keeps its time of submission; then it is tried.
@@ -408,7 +371,7 @@ class Core:
                 "to the other queue"
             )
         moved = replace(workload.spec, queue=queue)
-        spec = self.queues.check_submission(moved, workload.owner, self._known_models)
+        spec = self.queues.check_submission(moved, workload.owner, self._starts.list_models)
         if spec.queue == workload.spec.queue:
             return CoreStep((), workload, frozenset())
         event = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload_id, queue=spec.queue)
@@ -516,12 +479,7 @@ class Core:
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
         """Checks a plan epoch; raises InvalidArgument for one that no controller can have sent."""
-        record = self.state.nodes.get(node_name)
-        most = max(REPORTED_EPOCH_MOST, record.plan_epoch if record else 0)
-        if plan_epoch > most:
-            remedy = "remove the plan that the agent keeps in its state directory, and start it again"
-            violation = Violation("hello.plan_epoch", f"is {plan_epoch}, and plans went no further than {most}", remedy)
-            raise InvalidArgument(f"node {node_name} says that it holds a plan that nobody made", (violation,))
+        check_plan_epoch(self.state.nodes.get(node_name), node_name, plan_epoch)
 
     def _make_room_for_a_node(self, now_ns: int) -> tuple[Event, ...]:
         """Removes the longest lost, empty nodes if the number of nodes is exhausted; raises ResourceExhausted."""

@@ -38,7 +38,8 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, apply_device_correction, is_sliced
-from eelgrid_protos.faults import FailedPrecondition
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import (
     UNKNOWN_WORKLOADS_MOST,
     Assignment,
@@ -50,6 +51,9 @@ from eelgrid_protos.messages import (
 )
 
 _SHOWN_MOST = 3
+
+# A thousand plans a second for nine thousand years: an agent cannot hold a higher epoch than this from any controller.
+REPORTED_EPOCH_MOST = 2**48
 
 
 class NodeRemoval(NamedTuple):
@@ -234,3 +238,12 @@ def known_epoch(record: NodeRecord | None) -> int:
     if record is None:
         return 0
     return record.plan_epoch if record.doubted_epoch is None else record.doubted_epoch
+
+
+def check_plan_epoch(record: NodeRecord | None, node_name: str, plan_epoch: int) -> None:
+    """Checks a plan epoch that an agent reports; raises InvalidArgument for one that no controller can have sent."""
+    most = max(REPORTED_EPOCH_MOST, record.plan_epoch if record else 0)
+    if plan_epoch > most:
+        remedy = "remove the plan that the agent keeps in its state directory, and start it again"
+        violation = Violation("hello.plan_epoch", f"is {plan_epoch}, and plans went no further than {most}", remedy)
+        raise InvalidArgument(f"node {node_name} says that it holds a plan that nobody made", (violation,))

@@ -1,0 +1,283 @@
+"""Rounds over the pending work: what is tried in which order, up to a bound of attempts in each step.
+
+`RetryRounds` remembers where the round continues and what its last step has learned; `_RetryStep` is one step, and
+applies its events. Must not know why capacity became free, nor how events become durable.
+
+Theory. Work is tried by priority and submission or, with queues, in the order of fair share. What does not fit is given
+its reason, and equal requests behind it are not tried again as long as the state is the same. Work that its queue
+entitles to it makes room by preemption; else the first that waits for capacity gets a reserved start, beside which the
+rest may be backfilled.
+"""
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable
+
+from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.preemptions import Preemptions
+from eelgrid_controller.placement.explanations import (
+    describe_pending_reason,
+    make_outcome_event,
+)
+from eelgrid_controller.placement.placer import WorkloadPlacer
+from eelgrid_controller.placement.planner import PlacementDecision
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
+from eelgrid_controller.queueing.fair_share import FairRound
+from eelgrid_controller.state.cluster_state import ClusterState, PendingTicket
+from eelgrid_controller.state.events import (
+    Event,
+    PricesQuoted,
+    WorkloadDeferred,
+    WorkloadPlaced,
+)
+from eelgrid_controller.state.node_allocations import is_sliced
+from eelgrid_controller.state.spending import spending_reason
+from eelgrid_protos.messages import (
+    Workload,
+    WorkloadSpec,
+)
+
+# An attempt costs 10 to 300 µs, so that a step with a full round stays under a tenth of a second.
+_TRIES_MOST = 256
+# A search with closed nodes (placer.py) takes milliseconds: it counts as this many attempts.
+_SEARCH_TRIES = 32
+# Tickets skipped because an equal request has just failed.
+_SCANNED_MOST = 4096
+# With queues the next of them costs 20 to 40 µs.
+_FAIR_SCANNED_MOST = 1024
+
+ApplyEvent = Callable[[Event], frozenset[str]]
+# Applies an outcome, or defers the workload instead; returns the event that was applied.
+SettleDecision = Callable[[WorkloadPlaced | WorkloadDeferred], tuple[Event, frozenset[str]]]
+QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
+
+
+class RetryRounds:
+    """Tries pending work in rounds, a bounded number of attempts per step; with queues, in the order of fair share."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        chooser: WorkloadPlacer,
+        queues: QueueIndex,
+        backfill: BackfillPlanner,
+        preemptions: Preemptions,
+    ) -> None:
+        self._state, self._chooser, self._queues = state, chooser, queues
+        self._backfill, self._preemptions = backfill, preemptions
+        # Where the round continues; None between rounds.
+        self._resume: PendingTicket | None = None
+        # With queues the round itself, and the queues that it is over.
+        self._fair_round: FairRound | None = None
+        self._generation = queues.generation
+        # What the last step has learned, at which revision of the state: the next one of the round begins with it.
+        self._learned: tuple[int, dict[Hashable, tuple[int, str]]] = (-1, {})
+        # Capacity was freed in the middle of a round: another round follows. A new core cannot know whether the last
+        # round was cut short.
+        self._again = len(state.pending) > 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a round is unfinished or due."""
+        return self._resume is not None or self._fair_round is not None or self._again
+
+    def on_capacity_freed(self) -> None:
+        """Requests another round over all pending work."""
+        self._again = True
+
+    def retry_step(
+        self, apply: ApplyEvent, settle: SettleDecision, quoted: QuotePrices, now_ns: int
+    ) -> tuple[list[Event], frozenset[str]]:
+        """Continues the round, up to the bounds; returns the events, already applied, and their nodes."""
+        if self._generation != self._queues.generation:
+            # Other queues are in force: what is left of a round is part of the next.
+            self._generation = self._queues.generation
+            self._again |= self._resume is not None or self._fair_round is not None
+            self._resume = self._fair_round = None
+        step = _RetryStep(
+            self._state,
+            self._chooser,
+            self._queues,
+            self._backfill,
+            self._preemptions,
+            apply=apply,
+            settle=settle,
+            quoted=quoted,
+            now_ns=now_ns,
+        )
+        if self._resume is None and self._fair_round is None:
+            self._backfill.begin_round(now_ns)
+        elif self._learned[0] == self._state.revision:
+            step.failed = self._learned[1]
+        self._continue_round(step, now_ns)
+        self._learned = self._state.revision, step.failed
+        if self._resume is None and self._fair_round is None:
+            step.apply_all(self._backfill.end_round(now_ns))
+        return step.events, step.nodes
+
+    def _continue_round(self, step: "_RetryStep", now_ns: int) -> None:
+        if self._queues.is_active:
+            self._continue_fair_round(step, now_ns)
+            self._again |= step.has_preempted
+            return
+        if self._resume is None:
+            self._again = False
+        tickets = self._state.pending.next_tickets(self._resume, _SCANNED_MOST)
+        untried = step.try_all(tickets)
+        if untried is not None:
+            # The round continues after the ticket before it; the first is always tried.
+            self._resume = tickets[tickets.index(untried) - 1]
+        else:
+            self._resume = tickets[-1] if len(tickets) == _SCANNED_MOST else None
+
+    def _continue_fair_round(self, step: "_RetryStep", now_ns: int) -> None:
+        if self._fair_round is None:
+            self._again = False
+            self._fair_round = self._queues.begin_round(now_ns)
+        step.fair_round = self._fair_round
+        untried = step.try_all(itertools.islice(self._fair_round, _FAIR_SCANNED_MOST))
+        if untried is not None:
+            self._fair_round.push_back(untried)
+        elif self._fair_round.is_over:
+            self._fair_round = None
+
+
+class _RetryStep:
+    """One step over pending work: what it has learned, and the events that it has applied."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        chooser: WorkloadPlacer,
+        queues: QueueIndex,
+        backfill: BackfillPlanner,
+        preemptions: Preemptions,
+        *,
+        apply: ApplyEvent,
+        settle: SettleDecision,
+        quoted: QuotePrices,
+        now_ns: int,
+    ) -> None:
+        self.events: list[Event] = []
+        self.nodes: frozenset[str] = frozenset()
+        self.fair_round: FairRound | None = None
+        self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
+        self._preemptions, self.has_preempted = preemptions, False
+        self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
+        self._backfill = backfill
+        # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
+        # would delay other work, also by what is expected of it.
+        self.failed: dict[Hashable, tuple[int, str]] = {}
+        self._tries = 0
+        # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
+        self._has_news = all(record.is_reported or not record.is_ready for record in state.nodes.values())
+
+    def try_all(self, tickets: Iterable[PendingTicket]) -> PendingTicket | None:
+        """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""
+        workloads, failed, find_hold = self._workloads, self.failed, self._state.spending.blocking_limit
+        has_rules, has_queues, has_news = self._chooser.uses_engine_rules, self._queues.is_active, self._has_news
+        # An engine's rules and spending limits are of single workloads.
+        has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
+        for ticket in tickets:
+            workload = workloads[ticket[2]]
+            if is_sliced(workload) or self._preemptions.is_nominated(ticket[2]):
+                continue
+            spec = workload.spec
+            # What holds work whatever the capacity costs no attempt.
+            hold = find_hold(spec)
+            reason = "" if hold is None else spending_reason(hold)
+            if has_queues and not reason:
+                spec, reason = self._admit(spec)
+            is_blocked = not reason
+            if not reason:
+                closed = self._backfill.list_closed_nodes(workload, self._now_ns)
+                kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed)
+                # An engine's rules apply to this workload only.
+                is_judged = has_rules(ticket[2])
+                why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))
+                if why is None or spec.replicas < why[0]:
+                    if self._tries >= _TRIES_MOST:
+                        return ticket
+                    decision = self._decide(workload, spec, closed)
+                    if decision.placements:
+                        self._place(workload, spec, decision)
+                        continue
+                    why = (spec.replicas, describe_pending_reason(spec.request, decision))
+                    is_blocked = decision.is_blocked
+                    if not is_judged:
+                        failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
+                reason = why[1]
+            if has_queues and hold is None:
+                if self._tries >= _TRIES_MOST:
+                    return ticket
+                if self._preempt(workload):
+                    continue
+            if is_blocked and self._backfill.reserves_more:
+                searches = self._chooser.searches
+                self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
+                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
+            if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
+                self._defer(ticket[2], reason)
+            if self.fair_round is not None and has_equals and self._backfill.may_skip_equals(workload):
+                self._skip_equals(self.fair_round, reason)
+        return None
+
+    def _preempt(self, workload: Workload) -> bool:
+        """Makes room for work that has failed by quota or capacity; returns whether it starts or is nominated."""
+        checks = self._preemptions.checks
+        step = self._preemptions.try_start(workload, self._apply, self._settle, self._now_ns)
+        self._tries += _SEARCH_TRIES * (self._preemptions.checks - checks)
+        self.events += step.events
+        self.nodes |= step.nodes
+        if not step.events:
+            return False
+        self.has_preempted = True
+        # What is free now is other than what was tried.
+        self.failed.clear()
+        if self.fair_round is not None:
+            self._queues.note_start(self.fair_round, workload)
+        return True
+
+    def _skip_equals(self, fair_round: FairRound, reason: str) -> None:
+        """Skips work of the same shape, user and queue, which waits for the same reason."""
+        others = [key for _, _, key in fair_round.skip_equals(reason) if self._workloads[key].reason != reason]
+        if not self._has_news or len(self.events) + len(others) > 2 * _TRIES_MOST:
+            return
+        for key in others:
+            self._defer(key, reason)
+        fair_round.note_reason(reason)
+
+    def _defer(self, workload_id: str, reason: str) -> None:
+        """Gives work its new reason for waiting."""
+        deferred = WorkloadDeferred(time_ns=self._now_ns, workload_id=workload_id, reason=reason)
+        self._apply(deferred)
+        self.events.append(deferred)
+
+    def _admit(self, spec: WorkloadSpec) -> tuple[WorkloadSpec, str]:
+        """Returns what the workload's queue lets start, or why it lets nothing."""
+        admitted = self._queues.admit(spec, self._list_models)
+        return (spec, describe_queue_hold(admitted)) if isinstance(admitted, QueueHold) else (admitted, "")
+
+    def _place(self, workload: Workload, spec: WorkloadSpec, decision: PlacementDecision) -> None:
+        event, touched = self._settle(make_outcome_event(workload.workload_id, spec.request, decision, self._now_ns))
+        self.nodes |= touched
+        self.events.append(event)
+        if self.fair_round is not None:
+            self._queues.note_start(self.fair_round, workload)
+
+    def _list_models(self) -> Iterable[str]:
+        return self._chooser.snapshot().models
+
+    def apply_all(self, events: Iterable[Event]) -> None:
+        """Applies events that follow from the step."""
+        for event in events:
+            self._apply(event)
+            self.events.append(event)
+
+    def _decide(self, workload: Workload, spec: WorkloadSpec, closed: frozenset[str]) -> PlacementDecision:
+        for quotes in self._quoted(self._now_ns):
+            self._apply(quotes)
+            self.events.append(quotes)
+        searches = self._chooser.searches
+        decision = self._backfill.decide(workload, spec, self._now_ns, closed=closed, is_round=True)
+        self._tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
+        return decision

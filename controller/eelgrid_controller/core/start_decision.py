@@ -1,0 +1,63 @@
+"""Whether and where work starts, and where more replicas of it go: spending limits, its queue, and capacity, in this order.
+
+Decides on the state as it is and changes nothing. Must not know how a decision becomes an event, nor in which order
+pending work is tried.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.placement.placer import WorkloadPlacer
+from eelgrid_controller.placement.planner import PlacementDecision
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import PricesQuoted
+from eelgrid_protos.messages import Workload, WorkloadSpec
+
+
+class StartDecider:
+    """Decides starts and growth on one state."""
+
+    def __init__(
+        self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
+    ) -> None:
+        self._state, self._placer, self._queues, self._backfill = state, placer, queues, backfill
+
+    def list_models(self) -> Iterable[str]:
+        """Lists the GPU models of the cluster."""
+        return self._placer.snapshot().models
+
+    def decide_start(self, workload: Workload, quoted: tuple[PricesQuoted, ...], now_ns: int) -> PlacementDecision:
+        """Decides whether and where new work starts; `quoted` are prices that are not yet in force."""
+        hold = self._state.spending.blocking_limit(workload.spec)
+        if hold is not None:
+            return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
+        admitted: WorkloadSpec | QueueHold = workload.spec
+        if self._queues.is_active:
+            admitted = self._queues.admit(workload.spec, self.list_models)
+        if isinstance(admitted, QueueHold):
+            return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
+        quotes = quoted[0].quotes if quoted else None
+        closed = self._backfill.list_closed_nodes(workload, now_ns)
+        return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
+
+    def decide_growth(
+        self, workload: Workload, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], now_ns: int
+    ) -> PlacementDecision:
+        """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
+        quotes = quoted[0].quotes if quoted else None
+        closed = self._backfill.list_closed_nodes(workload, now_ns)
+        admitted: WorkloadSpec | QueueHold = spec
+        count = spec.replicas
+        if self._queues.is_active:
+            count = self._queues.count_admitted(spec, self.list_models)
+            if not count:
+                return PlacementDecision(placements=(), explanation=(), room=0)
+            admitted = self._queues.admit(replace(spec, replicas=count), self.list_models)
+        assert isinstance(admitted, WorkloadSpec)
+        decision = self._placer.decide_placement(admitted, quotes, workload_id=workload.workload_id, closed=closed)
+        if count == spec.replicas:
+            return decision
+        room = count if decision.placements else decision.room
+        return PlacementDecision(placements=(), explanation=(), room=room)
