@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
-from eelgrid_controller.core import workloads
+from eelgrid_controller.core import retry_rounds
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import PricesQuoted, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
@@ -231,7 +231,7 @@ def test_weights_of_ones_own_change_the_choice():
 
 
 def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
-    monkeypatch.setattr(workloads, "_TRIES_MOST", 3)
+    monkeypatch.setattr(retry_rounds, "_TRIES_MOST", 3)
     core = build_core(build_node("a"))
     core.submit(build_request(gpus=2, cpu=96), now_ns=1)
     for number in range(8):
@@ -258,7 +258,7 @@ def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
 
 
 def test_like_work_is_tried_once_in_a_step(monkeypatch):
-    monkeypatch.setattr(workloads, "_TRIES_MOST", 3)
+    monkeypatch.setattr(retry_rounds, "_TRIES_MOST", 3)
     core = build_core(build_node("a"))
     core.submit(build_request(gpus=2), now_ns=1)
     for _ in range(50):

@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("workloads", "Submit workloads, from flags or a YAML file."),
     "cancel": ("workloads", "Cancel workloads."),
     "scale": ("workloads", "Change the number of replicas of a workload."),
-    "promises": ("workloads", "Show whether services and jobs meet their objectives."),
+    "promises": ("promises", "Show whether services and jobs meet their objectives."),
     "progress": ("workloads", "Report the progress of a job."),
     "profile": ("profiles", "Import, list or predict measurements of workloads."),
     "explain": ("explain", "Explain why a workload was placed where it is, or why it waits."),

@@ -271,8 +271,8 @@ class ClusterState:
                 touched = self._apply_placed(event)
             case WorkloadMoved():
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
-            case WorkloadDeferred():
-                touched = self._apply_deferred(event)
+            case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | PreemptionStarted():
+                touched = self._apply_pending_event(event)
             case WorkloadCancelled():
                 touched = self._apply_cancelled(event)
             case NodeJoined():
@@ -308,14 +308,8 @@ class ClusterState:
                 touched = self._apply_cordon(event)
             case WorkloadEvicted():
                 touched = self._apply_evicted(event)
-            case WorkloadQueueChanged():
-                touched = self._apply_queue_changed(event)
-            case WorkloadPromised():
-                touched = self._apply_promised(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
-            case PreemptionStarted():
-                touched = self._apply_preemption(event)
             case NodeAhead() | NodeReconciled():
                 touched = self._apply_reconciled(event)
             case NodeHeard():
@@ -334,6 +328,19 @@ class ClusterState:
         self.revision += 1
         self._update_usage(event)
         return touched
+
+    def _apply_pending_event(
+        self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised | PreemptionStarted
+    ) -> frozenset[str]:
+        match event:
+            case WorkloadDeferred():
+                return self._apply_deferred(event)
+            case WorkloadQueueChanged():
+                return self._apply_queue_changed(event)
+            case WorkloadPromised():
+                return self._apply_promised(event)
+            case PreemptionStarted():
+                return self._apply_preemption(event)
 
     def _update_usage(self, event: Event) -> None:
         """Counts what workloads hold after an event, for spending limits and queues."""
