@@ -95,7 +95,9 @@ def main(options: Options) -> int:
         ratio = median[mode] / median[BackfillMode.NONE]
         longest_s = max(step_s for _, step_s in times)
         rows.append([mode.name.lower(), median[mode], ratio, longest_s])
-        print(f"{mode.name.lower():<14}{1e3 * median[mode]:8.1f} ms a round, x{ratio:.2f}, longest step {1e3 * longest_s:.1f} ms")
+        print(
+            f"{mode.name.lower():<14}{1e3 * median[mode]:8.1f} ms a round, x{ratio:.2f}, longest step {1e3 * longest_s:.1f} ms"
+        )
     write_csv(options.out / "backfill.csv", ("mode", "round_s", "ratio", "longest_step_s"), rows)
     return report_promise(
         f"easy backfill makes a round at most {_RATIO_MOST} times longer",
