@@ -266,8 +266,8 @@ class ClusterState:
                 touched = self._apply_placed(event)
             case WorkloadMoved():
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
-            case WorkloadDeferred():
-                touched = self._apply_deferred(event)
+            case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised():
+                touched = self._apply_waiting(event)
             case WorkloadCancelled():
                 touched = self._apply_cancelled(event)
             case NodeJoined():
@@ -304,10 +304,6 @@ class ClusterState:
                 touched = self._apply_cordon(event)
             case WorkloadEvicted():
                 touched = self._apply_evicted(event)
-            case WorkloadQueueChanged():
-                touched = self._apply_queue_changed(event)
-            case WorkloadPromised():
-                touched = self._apply_promised(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
             case NodeAhead() | NodeReconciled():
@@ -372,20 +368,17 @@ class ClusterState:
             self.next_number = max(self.next_number, int(digits) + 1)
         return frozenset()
 
-    def _apply_deferred(self, event: WorkloadDeferred) -> frozenset[str]:
-        workload = self._waiting(event.workload_id)
-        self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
-        return frozenset()
-
-    def _apply_queue_changed(self, event: WorkloadQueueChanged) -> frozenset[str]:
-        workload = self._waiting(event.workload_id)
-        spec = replace(workload.spec, queue=event.queue)
-        self.workloads[event.workload_id] = replace(workload, spec=spec, revision=self.revision + 1)
-        return frozenset()
-
-    def _apply_promised(self, event: WorkloadPromised) -> frozenset[str]:
-        workload = self._waiting(event.workload_id)
-        self.workloads[event.workload_id] = replace(workload, promise=event.promise, revision=self.revision + 1)
+    def _apply_waiting(self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised) -> frozenset[str]:
+        """Changes a workload that goes on to wait."""
+        before = self._waiting(event.workload_id)
+        match event:
+            case WorkloadDeferred():
+                after = replace(before, reason=event.reason)
+            case WorkloadQueueChanged():
+                after = replace(before, spec=replace(before.spec, queue=event.queue))
+            case WorkloadPromised():
+                after = replace(before, promise=event.promise)
+        self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
