@@ -1,4 +1,4 @@
-"""Queues by real processes: declared, enforced, shown, kept over a restart, and taken away again."""
+"""Queues by real processes: declared, enforced and shown; promised starts and reservations; all of it over restarts."""
 
 import json
 
@@ -94,3 +94,38 @@ def test_queues_from_their_declaration_to_their_end(cluster, tmp_path):
     assert phase(cluster, "free") == "placed"
     assert "UpdatePolicy" in cluster.eelctl("audit").stdout
     assert "MoveToQueue" in cluster.eelctl("audit").stdout
+
+
+def test_promised_starts_and_reservations(cluster):
+    controller = cluster.controller()
+    cluster.agent(fleet_of(cluster.folder / "fleet.json", NODES))
+    cluster.until_ready(1)
+    submit(cluster, "run", 6, "--expect", "2h")
+    submit(cluster, "big", 8, "--expect", "30m")
+    assert "  in 2 h" in cluster.eelctl("queue").stdout or "  in 120 min" in cluster.eelctl("queue").stdout
+    submit(cluster, "long", 2, "--expect", "3h")
+    assert "backfill: there is room, but it would delay work" in cluster.eelctl("queue").stdout
+    submit(cluster, "short", 2, "--expect", "1h")
+    assert phase(cluster, "short") == "placed"
+    explained = cluster.eelctl("explain", "big").stdout
+    assert "when run ends; the last of these ends by what its user expects" in explained
+    promised = read(cluster, "get", "big")["promise"]["start_ns"]
+
+    controller.kill()
+    cluster.controller()
+    cluster.reconnect()
+    cluster.until_ready(1)
+    assert read(cluster, "get", "big")["promise"]["start_ns"] == promised
+
+    cluster.eelctl("cancel", "--yes", "run", "short", "long")
+    cluster.until(lambda: phase(cluster, "big") == "placed", what="the first starts once there is room")
+    cluster.eelctl("cancel", "big")
+    cluster.eelctl("reservation", "create", "fans", "--nodes", "n1", "--duration", "3s", "--maintenance")
+    submit(cluster, "after", 1)
+    assert "reservation fans holds" in cluster.eelctl("queue").stdout
+    assert "maintenance" in cluster.eelctl("reservation", "list").stdout
+    cluster.until(lambda: phase(cluster, "after") == "placed", what="it starts when the reservation ends")
+    cluster.eelctl("reservation", "delete", "fans")
+    assert "no node is reserved" in cluster.eelctl("reservation", "list").stdout
+    cluster.eelctl("policy", "set", "--backfill", "conservative", "--default-runtime", "4h")
+    assert "conservative, 4 h where nothing is known" in cluster.eelctl("policy", "get").stdout

@@ -53,6 +53,7 @@ BACKFILL_REASON = "backfill: there is room, but it would delay work that goes be
 _SEARCHES_MOST = 4
 # Times that a walk considers beside those of other reserved starts, which change what is held at each.
 _TIMES_BESIDE_MOST = 64
+_WALK_SEARCHES = 4
 # How often in a round a reserved start may be searched anew beside work that would delay it.
 _REPLANS_MOST = 64
 
@@ -81,6 +82,7 @@ class BackfillPlanner:
         self._before: dict[str, ReservedStart] = {}
         self._in_round = False
         self._is_full = False
+        self._is_known = True
         self._replans = 0
         self._promised = {key for key in state.pending if state.workloads[key].promise is not None}
         # When a round last began: what reservations closed by time before it has been tried.
@@ -107,10 +109,16 @@ class BackfillPlanner:
         self._before = {one.workload_id: one for one in self._reserved}
         self._reserved, self._replans, self._begun_ns = [], 0, now_ns
         self._in_round, self._is_full = True, count_reserved_starts(self._state.policy) == 0
+        # After a start agents come back one by one: until all have, it is not known what fits, and no promise changes.
+        self._is_known = all(one.is_reported or not one.is_ready for one in self._state.nodes.values())
+        if not self._is_known:
+            self._reserved, self._is_full = list(self._before.values()), True
 
     def end_round(self, now_ns: int) -> list[Event]:
         """Ends a round; returns the events by which what has no reserved start any more is promised none, not yet applied."""
         self._in_round = False
+        if not self._is_known:
+            return []
         kept = {one.workload_id for one in self._reserved}
         gone = sorted(self._promised - kept)
         self._promised &= kept
@@ -263,8 +271,8 @@ class BackfillPlanner:
         if not expected:
             return None
         records: dict[str, NodeRecord] = {}
-        # The walk takes as long as a search.
-        self._placer.searches += 1
+        # The walk takes as long as a search, beside other reserved starts as long as some.
+        self._placer.searches += _WALK_SEARCHES if self._reserved else 1
         room = self._placer.begin_room_count(workload.spec, workload.workload_id)
         others = self._reserved
         times = searches = 0
@@ -284,7 +292,7 @@ class BackfillPlanner:
             closed = list_closed_nodes(self._state, workload, when_ns)
             if room.count(closed) < workload.spec.replicas:
                 continue
-            then = self._add_reserved(records, when_ns, end_ns) if others else records
+            then = self._add_reserved(records, room, when_ns, end_ns) if others else records
             if others and not self._has_room(room, records, then, closed, workload.spec.replicas):
                 continue
             searches += 1
@@ -299,14 +307,18 @@ class BackfillPlanner:
         reserved = sorted((one.end_ns, "") for one in self._reserved if one.end_ns > now_ns)
         return merge(self.ends.list_ends(now_ns, ENDS_MOST), boundaries, reserved)
 
-    def _add_reserved(self, records: Mapping[str, NodeRecord], begin_ns: int, end_ns: int) -> dict[str, NodeRecord]:
-        """Returns records with everything allocated that reserved starts hold at any time of a span."""
+    def _add_reserved(
+        self, records: Mapping[str, NodeRecord], room: RoomCount, begin_ns: int, end_ns: int
+    ) -> dict[str, NodeRecord]:
+        """Returns records with everything allocated that reserved starts hold at any time of a span, where there is room."""
         found = dict(records)
         copied: set[str] = set()
         for one in self._reserved:
             if one.start_ns >= end_ns or one.end_ns <= begin_ns:
                 continue
             for name, assignments in one.places.items():
+                if not room.has_room(name):
+                    continue
                 if name not in copied:
                     copied.add(name)
                     found[name] = (found.get(name) or self._state.nodes[name]).copy()

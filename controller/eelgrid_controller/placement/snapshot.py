@@ -280,6 +280,10 @@ class RoomCount:
         self._total += room - int(self._room[row])
         self._room[row] = room
 
+    def has_room(self, name: str) -> bool:
+        """Returns whether one fits on a node."""
+        return bool(self._room[self._row_of(name)])
+
     def count(self, closed: Collection[str] = ()) -> int:
         """Returns how many fit in all, on none of the closed nodes."""
         return self._total - sum(int(self._room[self._row_of(name)]) for name in closed)

@@ -271,8 +271,10 @@ class ClusterState:
                 touched = self._apply_placed(event)
             case WorkloadMoved():
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
-            case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | PreemptionStarted():
-                touched = self._apply_pending_event(event)
+            case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised():
+                touched = self._apply_waiting(event)
+            case PreemptionStarted():
+                touched = self._apply_preemption(event)
             case WorkloadCancelled():
                 touched = self._apply_cancelled(event)
             case NodeJoined():
@@ -329,19 +331,6 @@ class ClusterState:
         self._update_usage(event)
         return touched
 
-    def _apply_pending_event(
-        self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised | PreemptionStarted
-    ) -> frozenset[str]:
-        match event:
-            case WorkloadDeferred():
-                return self._apply_deferred(event)
-            case WorkloadQueueChanged():
-                return self._apply_queue_changed(event)
-            case WorkloadPromised():
-                return self._apply_promised(event)
-            case PreemptionStarted():
-                return self._apply_preemption(event)
-
     def _update_usage(self, event: Event) -> None:
         """Counts what workloads hold after an event, for spending limits and queues."""
         self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
@@ -385,22 +374,19 @@ class ClusterState:
             self.next_number = max(self.next_number, int(digits) + 1)
         return frozenset()
 
-    def _apply_deferred(self, event: WorkloadDeferred) -> frozenset[str]:
-        workload = self._waiting(event.workload_id)
-        self.nominations.end(event.workload_id)
-        self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
-        return frozenset()
-
-    def _apply_queue_changed(self, event: WorkloadQueueChanged) -> frozenset[str]:
-        workload = self._waiting(event.workload_id)
-        self.nominations.end(event.workload_id)
-        spec = replace(workload.spec, queue=event.queue)
-        self.workloads[event.workload_id] = replace(workload, spec=spec, revision=self.revision + 1)
-        return frozenset()
-
-    def _apply_promised(self, event: WorkloadPromised) -> frozenset[str]:
-        workload = self._waiting(event.workload_id)
-        self.workloads[event.workload_id] = replace(workload, promise=event.promise, revision=self.revision + 1)
+    def _apply_waiting(self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised) -> frozenset[str]:
+        """Changes a workload that goes on to wait."""
+        before = self._waiting(event.workload_id)
+        match event:
+            case WorkloadDeferred():
+                self.nominations.end(event.workload_id)
+                after = replace(before, reason=event.reason)
+            case WorkloadQueueChanged():
+                self.nominations.end(event.workload_id)
+                after = replace(before, spec=replace(before.spec, queue=event.queue))
+            case WorkloadPromised():
+                after = replace(before, promise=event.promise)
+        self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
