@@ -22,6 +22,7 @@ from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
 from eelgrid_controller.queueing.preemption import (
+    FEW_MOST,
     FoundPlace,
     PreemptionCandidate,
     PreemptionGainer,
@@ -51,6 +52,7 @@ from eelgrid_controller.state.queue_usage import QueueCharge, count_request
 from eelgrid_protos.messages import (
     AttemptStatus,
     Mobility,
+    PreemptionReclaim,
     QueuePreemption,
     Workload,
     WorkloadKind,
@@ -211,8 +213,12 @@ class Preemptions:
         search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims))
         if ending and search.check(ending) is not None:
             return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
-        plan = search.run(permitted.select(ordered))
-        if plan.place is None:
+        # Which of thousands may be victims takes longer than the search with a few of them.
+        few = permitted.select(ordered, most=FEW_MOST)
+        plan = search.run(few)
+        if plan.place is None and len(few) == FEW_MOST:
+            plan = search.run(permitted.select(ordered), failed=FEW_MOST)
+        if plan.place is None and rules.reclaim is PreemptionReclaim.FAIR_SHARE:
             lenient = permitted.select(ordered, is_lenient=True)
             plan = search.run(lenient) if lenient else plan
         if len(plan.victims) > PREEMPTED_MOST:
