@@ -353,6 +353,20 @@ def test_a_preempted_process_begins_its_next_attempt_and_old_reports_change_noth
     assert phase(core, "y1") is WorkloadPhase.PLACED
 
 
+def test_the_process_that_has_just_made_a_checkpoint_is_stopped_first():
+    core = begin_processes()
+    core.record_attempts("a", (status(core, "y2", checkpointed_ns=90 * S),), now_ns=91 * S)
+    core.record_attempts("a", (status(core, "y3", checkpointed_ns=10 * S),), now_ns=91 * S)
+    step = submit(core, "x1", "x", gpus=2, now_ns=100 * S)
+    (started,) = (event for event in step.events if isinstance(event, PreemptionStarted))
+    # y1 never reported, and counts as if it had at 50 s.
+    assert started.victims == ("y2",)
+    report_stopped(core, "y2")
+    submit(core, "x2", "x", now_ns=100 * S)
+    assert core.workload("y1").stopping_ns
+    assert not core.workload("y3").stopping_ns
+
+
 def test_a_process_that_had_ended_by_itself_is_not_run_again():
     core = begin_processes()
     submit(core, "x1", "x", gpus=4, now_ns=7)

@@ -43,6 +43,8 @@ from eelgrid_controller.state.events import (
     Event,
     PreemptionStarted,
     PricesQuoted,
+    WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadDeferred,
     WorkloadEvicted,
     WorkloadPlaced,
@@ -113,6 +115,8 @@ class Preemptions:
             self._fresh.add(event.workload_id)
         elif isinstance(event, PreemptionStarted):
             self._stopping |= {key for key in event.victims if self._state.workloads[key].preempted_for}
+        elif isinstance(event, WorkloadEvicted | WorkloadCompleted | WorkloadCancelled):
+            self._checkpoints.pop(event.workload_id, None)
         if not isinstance(event, WorkloadDeferred | PricesQuoted):
             self._in_vain.clear()
         if not isinstance(event, _OWN_CHANGES):
@@ -174,20 +178,21 @@ class Preemptions:
             WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason, preempted_for=gainer) for key in victims
         ]
 
-    def find_plan(self, workload: Workload, now_ns: int) -> Plan:
-        """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
+    def may_preempt(self, workload: Workload) -> bool:
+        """Returns whether a waiting workload is one for which others may have to make room."""
         spec = workload.spec
         queue = self._queues.find_leaf(spec) if self._queues.is_active else None
-        rules = None if queue is None else resolve_preemption(self._state.policy.queues)[queue]
-        if queue is None or rules is None or not (rules.within or rules.reclaim):
-            return PreemptionPlan(problem="its queue preempts nothing")
-        if (
-            spec.never_preempts
-            or spec.required_traits
-            or is_sliced(workload)
-            or self.is_nominated(workload.workload_id)
-        ):
+        if queue is None or spec.never_preempts or spec.required_traits or is_sliced(workload):
+            return False
+        rules = resolve_preemption(self._state.policy.queues)[queue]
+        return bool(rules.within or rules.reclaim) and not self.is_nominated(workload.workload_id)
+
+    def find_plan(self, workload: Workload, now_ns: int) -> Plan:
+        """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
+        queue = self._queues.find_leaf(workload.spec) if self.may_preempt(workload) else None
+        if queue is None:
             return PreemptionPlan(problem="it preempts nothing")
+        rules = resolve_preemption(self._state.policy.queues)[queue]
         shape = _shape_of(workload, queue)
         if shape in self._in_vain:
             return PreemptionPlan(problem=self._in_vain[shape])

@@ -709,7 +709,7 @@ class _RetryStep:
                     if not is_judged:
                         failed[kind] = why
                 reason = why[1]
-            if has_queues and hold is None:
+            if has_queues and hold is None and self._preemptions.may_preempt(workload):
                 if self._tries >= _TRIES_MOST:
                     return ticket
                 if self._preempt(workload):
