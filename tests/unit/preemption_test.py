@@ -25,6 +25,7 @@ from eelgrid_controller.state.events import (
     event_to_plain,
 )
 from eelgrid_protos import catalogue
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
@@ -34,6 +35,7 @@ from eelgrid_protos.messages import (
     PreemptionReclaim,
     PreemptionVictims,
     PreemptionWithin,
+    PriorityClass,
     ProcessSpec,
     Queue,
     QueuePreemption,
@@ -243,6 +245,26 @@ def test_work_may_promise_to_preempt_nobody():
     submit(core, "urgent", "x", priority=5, never_preempts=True)
     settle(core)
     assert running(core) == ["w"]
+
+
+def test_a_class_gives_its_priority_and_its_promise_at_submission():
+    core = begin(queue("x", 4, WITHIN))
+    classes = (PriorityClass(name="urgent", priority=5), PriorityClass(name="patient", priority=9, never_preempts=True))
+    core.update_policy(replace(core.state.policy, priority_classes=classes), now_ns=2)
+    submit(core, "w", "x", gpus=4)
+    submit(core, "p", "x", priority_class="patient")
+    assert (core.workload("p").spec.priority, running(core)) == (9, ["w"])
+    submit(core, "u", "x", priority_class="urgent")
+    assert phase(core, "w") is WorkloadPhase.PENDING
+    core.update_policy(replace(core.state.policy, priority_classes=()), now_ns=4)
+    assert submit(core, "u", "x", priority_class="urgent").result.spec.priority == 5
+    with pytest.raises(InvalidArgument, match="not known"):
+        submit(core, "v", "x", priority_class="urgent")
+    core.update_policy(replace(core.state.policy, priority_classes=classes), now_ns=5)
+    with pytest.raises(InvalidArgument, match="given twice"):
+        submit(core, "v", "x", priority_class="urgent", priority=1)
+    with pytest.raises(InvalidArgument, match="contradicts"):
+        core.update_policy(replace(core.state.policy, priority_classes=classes[:1] * 2), now_ns=6)
 
 
 # Who is no victim

@@ -16,7 +16,7 @@ then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -51,11 +51,14 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
 from eelgrid_controller.state.queue_usage import QueueCharge, count_request
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttemptStatus,
     Mobility,
     PreemptionReclaim,
     QueuePreemption,
+    SubmitWorkloadRequest,
     Workload,
     WorkloadKind,
     WorkloadPhase,
@@ -89,6 +92,31 @@ def is_requeueable_job(spec: WorkloadSpec) -> bool:
     if spec.process is not None:
         return True
     return spec.kind is not WorkloadKind.INFERENCE_SERVICE and spec.mobility is not Mobility.FIXED
+
+
+def resolve_priority_class(state: ClusterState, request: SubmitWorkloadRequest) -> SubmitWorkloadRequest:
+    """Returns the request with the priority of the class that it names; raises InvalidArgument.
+
+    A repeated request gets the priority that it got at first.
+    """
+    spec, known = request.spec, state.workloads.get(request.workload_id)
+    if not spec.priority_class:
+        return request
+    if known is not None and known.spec.priority_class == spec.priority_class:
+        given = known.spec.priority, known.spec.never_preempts
+        return replace(request, spec=replace(spec, priority=given[0], never_preempts=given[1]))
+    classes = {one.name: one for one in state.policy.priority_classes}
+    found = classes.get(spec.priority_class)
+    if found is None:
+        names = ", ".join(list(classes)[:_NAMED]) or "none is declared: eelctl queue apply"
+        problem = f"is {spec.priority_class!r}, and there is no such class"
+        raise InvalidArgument("the priority class is not known", (Violation("spec.priority_class", problem, names),))
+    if spec.priority not in (0, found.priority):
+        problem = f"is {spec.priority}, and that of the class {found.name} is {found.priority}"
+        violation = Violation("spec.priority", problem, "give the class or the priority")
+        raise InvalidArgument("the priority is given twice", (violation,))
+    never = spec.never_preempts or found.never_preempts
+    return replace(request, spec=replace(spec, priority=found.priority, never_preempts=never))
 
 
 class Preemptions:

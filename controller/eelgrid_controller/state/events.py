@@ -518,8 +518,9 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case WorkloadSubmitted():
             if not event.owner:
                 del body["owner"]
-            if not event.spec.never_preempts:
-                del body["spec"]["never_preempts"]
+            for name in ("never_preempts", "priority_class"):
+                if not getattr(event.spec, name):
+                    del body["spec"][name]
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
@@ -537,6 +538,8 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
         for name in ("queues", "queue_half_life_s", "queue_age_limit_s"):
             if getattr(policy, name) == getattr(default, name):
                 del plain[name]
+    if not policy.priority_classes:
+        del plain["priority_classes"]
     for queue in plain.get("queues", ()):
         if queue.get("preemption", 0) is None:
             del queue["preemption"]

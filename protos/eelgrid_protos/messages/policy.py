@@ -10,8 +10,10 @@ from eelgrid_protos.messages.queue import QUEUES_MOST, Queue
 from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
 
 SPENDING_LIMITS_MOST = 256
+PRIORITY_CLASSES_MOST = 100
 DEFAULT_POOL = "default"  # the pool of agents that name none
 
+Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
 Weight = Annotated[float, Range(0.0, 1e6)]
 LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
 IntervalSeconds = Annotated[float, Range(0.1, 3_600.0, "s")]
@@ -189,6 +191,15 @@ class SpendingLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityClass:
+    """A name for a priority; its work may promise to preempt nobody."""
+
+    name: Name
+    priority: Priority = 0
+    never_preempts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The operator's policy; the defaults change nothing on any node."""
 
@@ -209,3 +220,4 @@ class Policy:
     # A week, as Slurm's PriorityDecayHalfLife.
     queue_half_life_s: Annotated[float, Range(1.0, 3e8, "s")] = 604_800.0
     queue_age_limit_s: Annotated[float, Range(0.0, 3e8, "s")] = 86_400.0
+    priority_classes: Annotated[tuple[PriorityClass, ...], Many(PRIORITY_CLASSES_MOST)] = ()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
-from eelgrid_protos.messages.policy import PowerBudget
+from eelgrid_protos.messages.policy import PowerBudget, Priority
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
@@ -195,7 +195,6 @@ class TrainingPromise:
 
 
 GpuModel = RequiredLabel
-Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
 Replicas = Annotated[int, Range(1, 10_000)]
 
 
@@ -288,6 +287,7 @@ class WorkloadSpec:
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
     process: ProcessSpec | None = None
     never_preempts: bool = False
+    priority_class: Label = ""
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
