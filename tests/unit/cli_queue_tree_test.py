@@ -7,7 +7,19 @@ from tests.builders.cluster import build_request
 from tests.tables import strip_table
 
 from eelgrid_controller.cli.queue_file import read_queue_file
-from eelgrid_protos.messages import Queue, QueueQuota, QueueStatus, QueueUsage, Workload, WorkloadPhase
+from eelgrid_protos.messages import (
+    PreemptionReclaim,
+    PreemptionVictims,
+    PreemptionWithin,
+    PriorityClass,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
+    QueueStatus,
+    QueueUsage,
+    Workload,
+    WorkloadPhase,
+)
 
 FILE = """
 half_life: 2d
@@ -95,6 +107,14 @@ def test_the_file_declares_amounts_as_people_write_them(written):
         ("queues: [{name: a, quota: {disk: 3}}]", "queues[0].quotas[0].resource"),
         ("queues: [{name: a, weight: 0}]", "queues[0].weight"),
         ("half_life: soon\nqueues: []", "half_life: 'soon' is no duration"),
+        ("queues: [{name: a, preemption: {reclaim: all}}]", "queues[0].preemption.reclaim: is 'all'"),
+        ("queues: [{name: a, preemption: {within: [never]}}]", "queues[0].preemption.within: is ['never']"),
+        ("queues: [{name: a, preemption: {min_runtime: soon}}]", "preemption.min_runtime: 'soon' is no duration"),
+        ("queues: [{name: a, preemption: yes}]", "queues[0].preemption: is not a mapping"),
+        ("queues: []\npriority_classes: [{name: a, value: 3}]", "priority_classes[0]: has no field 'value'"),
+        ("queues: []\npriority_classes: [{name: a, preempts: no}]", "priority_classes[0].preempts: is False"),
+        ("queues: []\npriority_classes: {a: 3}", "priority_classes: is not a list"),
+        ("queues: []\npriority_classes: [{name: a, priority: 1e9}]", "priority_classes[0].priority"),
         ("queues: [", "line 2, column 1"),
     ],
 )
@@ -128,6 +148,30 @@ def test_apply_prints_what_differs_and_puts_it_in_force(eelctl, written, fake):
         "queue vision: removed",
     ]
     assert fake.policy.queues == ()
+
+
+def test_preemption_and_priority_classes_are_declared_and_every_change_is_a_line(eelctl, written, fake):
+    text = (
+        "queues: [{name: a, preemption: {within: lower_priority, reclaim: fair_share, victims: all, min_runtime: 10m}}]\n"
+        "priority_classes: [{name: urgent, priority: 100}, {name: patient, preempts: never}]\n"
+    )
+    eelctl("queue", "apply", "-f", str(written(text)))
+    assert fake.policy.queues[0].preemption == QueuePreemption(
+        within=PreemptionWithin.LOWER_PRIORITY,
+        reclaim=PreemptionReclaim.FAIR_SHARE,
+        victims=PreemptionVictims.ALL,
+        min_runtime_s=600.0,
+    )
+    assert fake.policy.priority_classes == (
+        PriorityClass(name="urgent", priority=100),
+        PriorityClass(name="patient", never_preempts=True),
+    )
+    again = text.replace("fair_share", "never").replace("100", "90").replace(", {name: patient, preempts: never}", "")
+    assert eelctl("queue", "apply", "-f", str(written(again))).stdout.splitlines() == [
+        "priority class urgent: 100 -> 90",
+        "priority class patient: 0, preempts never -> none",
+        "queue a: preemption reclaim fair_share -> never",
+    ]
 
 
 def test_a_quota_below_what_runs_needs_yes(eelctl, written, running):

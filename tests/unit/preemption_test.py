@@ -25,6 +25,7 @@ from eelgrid_controller.state.events import (
     event_to_plain,
 )
 from eelgrid_protos import catalogue
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
@@ -34,6 +35,7 @@ from eelgrid_protos.messages import (
     PreemptionReclaim,
     PreemptionVictims,
     PreemptionWithin,
+    PriorityClass,
     ProcessSpec,
     Queue,
     QueuePreemption,
@@ -245,6 +247,26 @@ def test_work_may_promise_to_preempt_nobody():
     assert running(core) == ["w"]
 
 
+def test_a_class_gives_its_priority_and_its_promise_at_submission():
+    core = begin(queue("x", 4, WITHIN))
+    classes = (PriorityClass(name="urgent", priority=5), PriorityClass(name="patient", priority=9, never_preempts=True))
+    core.update_policy(replace(core.state.policy, priority_classes=classes), now_ns=2)
+    submit(core, "w", "x", gpus=4)
+    submit(core, "p", "x", priority_class="patient")
+    assert (core.workload("p").spec.priority, running(core)) == (9, ["w"])
+    submit(core, "u", "x", priority_class="urgent")
+    assert phase(core, "w") is WorkloadPhase.PENDING
+    core.update_policy(replace(core.state.policy, priority_classes=()), now_ns=4)
+    assert submit(core, "u", "x", priority_class="urgent").result.spec.priority == 5
+    with pytest.raises(InvalidArgument, match="not known"):
+        submit(core, "v", "x", priority_class="urgent")
+    core.update_policy(replace(core.state.policy, priority_classes=classes), now_ns=5)
+    with pytest.raises(InvalidArgument, match="given twice"):
+        submit(core, "v", "x", priority_class="urgent", priority=1)
+    with pytest.raises(InvalidArgument, match="contradicts"):
+        core.update_policy(replace(core.state.policy, priority_classes=classes[:1] * 2), now_ns=6)
+
+
 # Who is no victim
 
 
@@ -351,6 +373,20 @@ def test_a_preempted_process_begins_its_next_attempt_and_old_reports_change_noth
     assert core.workload("y1").attempts == ()
     assert core.record_attempts("a", (late,), now_ns=61).result == 1
     assert phase(core, "y1") is WorkloadPhase.PLACED
+
+
+def test_the_process_that_has_just_made_a_checkpoint_is_stopped_first():
+    core = begin_processes()
+    core.record_attempts("a", (status(core, "y2", checkpointed_ns=90 * S),), now_ns=91 * S)
+    core.record_attempts("a", (status(core, "y3", checkpointed_ns=10 * S),), now_ns=91 * S)
+    step = submit(core, "x1", "x", gpus=2, now_ns=100 * S)
+    (started,) = (event for event in step.events if isinstance(event, PreemptionStarted))
+    # y1 never reported, and counts as if it had at 50 s.
+    assert started.victims == ("y2",)
+    report_stopped(core, "y2")
+    submit(core, "x2", "x", now_ns=100 * S)
+    assert core.workload("y1").stopping_ns
+    assert not core.workload("y3").stopping_ns
 
 
 def test_a_process_that_had_ended_by_itself_is_not_run_again():

@@ -20,7 +20,7 @@ from eelgrid_controller.formatting import (
     parse_memory_bytes,
 )
 from eelgrid_protos.errors import InvalidMessage, Violation
-from eelgrid_protos.messages import Policy, Queue, QueuePreemption, QueueQuota
+from eelgrid_protos.messages import Policy, PriorityClass, Queue, QueuePreemption, QueueQuota
 from eelgrid_protos.plain_messages import from_plain
 
 _BYTES_MOST = 8 << 20
@@ -34,7 +34,8 @@ _PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "victims": {"jobs": "unspecified", "none": "none", "all": "all"},
 }
 _MIN_RUNTIME = "min_runtime"
-_FILE_FIELDS = ("half_life", "age_limit", "queues")
+_FILE_FIELDS = ("half_life", "age_limit", "queues", "priority_classes")
+_CLASS_FIELDS = ("name", "priority", "preempts")
 
 
 def format_amount_of(resource: str, amount: int) -> str:
@@ -87,7 +88,7 @@ def _preemption(value: Any, place: str) -> dict[str, Any]:
         found["min_runtime_s"] = _duration(fields.pop(_MIN_RUNTIME), f"{place}.{_MIN_RUNTIME}")
     for key, word in fields.items():
         words = _PREEMPTION_WORDS[key]
-        if word not in words:
+        if not isinstance(word, str) or word not in words:
             raise RequestRefused(f"{place}.{key}: is {word!r}", f"write one of {', '.join(words)}")
         found[key] = words[word]
     return found
@@ -104,6 +105,19 @@ def _queue(value: Any, place: str) -> dict[str, Any]:
         **fields,
         "quotas": [_quota(str(name), quota, f"{place}.quota.{name}") for name, quota in quotas.items()],
     }
+
+
+def _priority_classes(value: Any, place: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise RequestRefused(f"{place}: is not a list", "write [{name: urgent, priority: 100}, ...]")
+    found = []
+    for index, row in enumerate(value):
+        fields = dict(_mapping(row, f"{place}[{index}]", _CLASS_FIELDS))
+        preempts = fields.pop("preempts", "allowed")
+        if preempts not in ("allowed", _NEVER):
+            raise RequestRefused(f"{place}[{index}].preempts: is {preempts!r}", "write allowed or never")
+        found.append({**fields, "never_preempts": preempts == _NEVER})
+    return found
 
 
 def _duration(value: Any, place: str) -> float:
@@ -124,6 +138,8 @@ def read_queue_file(path: Path) -> dict[str, Any]:
     for key, field in (("half_life", "queue_half_life_s"), ("age_limit", "queue_age_limit_s")):
         if key in fields:
             found[field] = _duration(fields[key], f"{path}: {key}")
+    if "priority_classes" in fields:
+        found["priority_classes"] = _priority_classes(fields["priority_classes"], f"{path}: priority_classes")
     try:
         read: Policy = from_plain(Policy, {"queues": queues, **found})
     except InvalidMessage as error:
@@ -158,6 +174,10 @@ def _settings(queue: Queue) -> Iterator[tuple[str, str]]:
         yield "namespaces", ", ".join(queue.namespaces)
 
 
+def _describe_class(one: PriorityClass | None) -> str:
+    return "none" if one is None else f"{one.priority}{', preempts never' if one.never_preempts else ''}"
+
+
 def queue_changes(before: Policy, after: Policy) -> Iterator[str]:
     """Yields a line for each setting of a queue that differs."""
     old = {queue.name: dict(_settings(queue)) for queue in before.queues}
@@ -168,6 +188,11 @@ def queue_changes(before: Policy, after: Policy) -> Iterator[str]:
     ):
         if value != wanted:
             yield f"queues {name}: {format_age(value)} -> {format_age(wanted)}"
+    classes = [{one.name: one for one in policy.priority_classes} for policy in (before, after)]
+    for name in dict.fromkeys((*classes[0], *classes[1])):
+        was, will_be = (_describe_class(found.get(name)) for found in classes)
+        if was != will_be:
+            yield f"priority class {name}: {was} -> {will_be}"
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
             yield f"queue {name}: removed"

@@ -513,6 +513,7 @@ def _labels(pairs: Iterable[str]) -> dict[str, str]:
     return labels
 
 
+priority_class_option = click.option("--priority-class", default="", help="Priority class, instead of a priority.")
 never_preempts_option = click.option(
     "--no-preempt", "never_preempts", is_flag=True, help="Wait rather than preempt other work."
 )
@@ -535,6 +536,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             user=flags["user"],
             queue=flags["queue"],
             priority=flags["priority"],
+            priority_class=flags.get("priority_class", ""),
             never_preempts=flags.get("never_preempts", False),
             locality=Locality[flags["locality"].upper()] if flags["locality"] else Locality.UNSPECIFIED,
             labels=_labels(flags["label"]),
@@ -586,6 +588,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--user", default="", help="User who submits it.", shell_complete=complete_users)
 @click.option("--queue", default="", help="Queue in which it waits.", shell_complete=complete_queues)
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
+@priority_class_option
 @never_preempts_option
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="Label, key=value; repeatable.")
 @click.option(

@@ -31,7 +31,7 @@ from eelgrid_controller.core.nodes import (
     select_forgettable_nodes,
     select_longest_lost_nodes,
 )
-from eelgrid_controller.core.preemptions import Preemptions
+from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_class
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.workloads import (
@@ -214,7 +214,7 @@ class Core:
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
         """Accepts a workload and places it or lets it wait; repeating the call with the same id changes nothing."""
-        request = resolve_models(self.state, self.snapshot, request)
+        request = resolve_priority_class(self.state, resolve_models(self.state, self.snapshot, request))
         spec = request.spec
         before = find_existing_workload(self.state, request)
         if before is not None:

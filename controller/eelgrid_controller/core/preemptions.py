@@ -16,12 +16,13 @@ then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
 from eelgrid_controller.queueing.preemption import (
+    FEW_MOST,
     FoundPlace,
     PreemptionCandidate,
     PreemptionGainer,
@@ -42,16 +43,22 @@ from eelgrid_controller.state.events import (
     Event,
     PreemptionStarted,
     PricesQuoted,
+    WorkloadCancelled,
+    WorkloadCompleted,
     WorkloadDeferred,
     WorkloadEvicted,
     WorkloadPlaced,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
 from eelgrid_controller.state.queue_usage import QueueCharge, count_request
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttemptStatus,
     Mobility,
+    PreemptionReclaim,
     QueuePreemption,
+    SubmitWorkloadRequest,
     Workload,
     WorkloadKind,
     WorkloadPhase,
@@ -87,6 +94,31 @@ def is_requeueable_job(spec: WorkloadSpec) -> bool:
     return spec.kind is not WorkloadKind.INFERENCE_SERVICE and spec.mobility is not Mobility.FIXED
 
 
+def resolve_priority_class(state: ClusterState, request: SubmitWorkloadRequest) -> SubmitWorkloadRequest:
+    """Returns the request with the priority of the class that it names; raises InvalidArgument.
+
+    A repeated request gets the priority that it got at first.
+    """
+    spec, known = request.spec, state.workloads.get(request.workload_id)
+    if not spec.priority_class:
+        return request
+    if known is not None and known.spec.priority_class == spec.priority_class:
+        given = known.spec.priority, known.spec.never_preempts
+        return replace(request, spec=replace(spec, priority=given[0], never_preempts=given[1]))
+    classes = {one.name: one for one in state.policy.priority_classes}
+    found = classes.get(spec.priority_class)
+    if found is None:
+        names = ", ".join(list(classes)[:_NAMED]) or "none is declared: eelctl queue apply"
+        problem = f"is {spec.priority_class!r}, and there is no such class"
+        raise InvalidArgument("the priority class is not known", (Violation("spec.priority_class", problem, names),))
+    if spec.priority not in (0, found.priority):
+        problem = f"is {spec.priority}, and that of the class {found.name} is {found.priority}"
+        violation = Violation("spec.priority", problem, "give the class or the priority")
+        raise InvalidArgument("the priority is given twice", (violation,))
+    never = spec.never_preempts or found.never_preempts
+    return replace(request, spec=replace(spec, priority=found.priority, never_preempts=never))
+
+
 class Preemptions:
     """Decides and carries out preemptions on one state."""
 
@@ -111,6 +143,8 @@ class Preemptions:
             self._fresh.add(event.workload_id)
         elif isinstance(event, PreemptionStarted):
             self._stopping |= {key for key in event.victims if self._state.workloads[key].preempted_for}
+        elif isinstance(event, WorkloadEvicted | WorkloadCompleted | WorkloadCancelled):
+            self._checkpoints.pop(event.workload_id, None)
         if not isinstance(event, WorkloadDeferred | PricesQuoted):
             self._in_vain.clear()
         if not isinstance(event, _OWN_CHANGES):
@@ -172,20 +206,21 @@ class Preemptions:
             WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason, preempted_for=gainer) for key in victims
         ]
 
-    def find_plan(self, workload: Workload, now_ns: int) -> Plan:
-        """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
+    def may_preempt(self, workload: Workload) -> bool:
+        """Returns whether a waiting workload is one for which others may have to make room."""
         spec = workload.spec
         queue = self._queues.find_leaf(spec) if self._queues.is_active else None
-        rules = None if queue is None else resolve_preemption(self._state.policy.queues)[queue]
-        if queue is None or rules is None or not (rules.within or rules.reclaim):
-            return PreemptionPlan(problem="its queue preempts nothing")
-        if (
-            spec.never_preempts
-            or spec.required_traits
-            or is_sliced(workload)
-            or self.is_nominated(workload.workload_id)
-        ):
+        if queue is None or spec.never_preempts or spec.required_traits or is_sliced(workload):
+            return False
+        rules = resolve_preemption(self._state.policy.queues)[queue]
+        return bool(rules.within or rules.reclaim) and not self.is_nominated(workload.workload_id)
+
+    def find_plan(self, workload: Workload, now_ns: int) -> Plan:
+        """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
+        queue = self._queues.find_leaf(workload.spec) if self.may_preempt(workload) else None
+        if queue is None:
             return PreemptionPlan(problem="it preempts nothing")
+        rules = resolve_preemption(self._state.policy.queues)[queue]
         shape = _shape_of(workload, queue)
         if shape in self._in_vain:
             return PreemptionPlan(problem=self._in_vain[shape])
@@ -211,8 +246,12 @@ class Preemptions:
         search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims))
         if ending and search.check(ending) is not None:
             return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
-        plan = search.run(permitted.select(ordered))
-        if plan.place is None:
+        # Which of thousands may be victims takes longer than the search with a few of them.
+        few = permitted.select(ordered, most=FEW_MOST)
+        plan = search.run(few)
+        if plan.place is None and len(few) == FEW_MOST:
+            plan = search.run(permitted.select(ordered), failed=FEW_MOST)
+        if plan.place is None and rules.reclaim is PreemptionReclaim.FAIR_SHARE:
             lenient = permitted.select(ordered, is_lenient=True)
             plan = search.run(lenient) if lenient else plan
         if len(plan.victims) > PREEMPTED_MOST:

@@ -206,7 +206,7 @@ class _RetryStep:
                     if not is_judged:
                         failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
                 reason = why[1]
-            if has_queues and hold is None:
+            if has_queues and hold is None and self._preemptions.may_preempt(workload):
                 if self._tries >= _TRIES_MOST:
                     return ticket
                 if self._preempt(workload):

@@ -8,6 +8,7 @@ Of the models that a request allows, those whose quota all its replicas fit into
 placed beyond a quota, and one that would fit only on several models together waits.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -259,15 +260,21 @@ class QueueIndex:
         workload_id: str = "",
     ) -> WorkloadSpec | QueueHold:
         """Like `admit`, as if some running work were gone; what is nominated counts as started, but not itself."""
-        changes = [(self._charges[key], -1) for key in leaving if key in self._charges]
-        changes += [(charge, 1) for charge in self._list_nominated() if charge.user != workload_id]
-        for charge, sign in changes:
-            self.tree.add(charge.queue, charge.amounts, sign)
+        # Summed by queue first: many that leave one queue are one change of the tree.
+        changes: dict[str, Counter[str]] = {}
+        for key in leaving:
+            if key in self._charges:
+                changes.setdefault(self._charges[key].queue, Counter()).subtract(self._charges[key].amounts)
+        for charge in self._list_nominated():
+            if charge.user != workload_id:
+                changes.setdefault(charge.queue, Counter()).update(charge.amounts)
+        for queue, amounts in changes.items():
+            self.tree.add(queue, amounts)
         try:
             return self._admit(spec, known_models)
         finally:
-            for charge, sign in changes:
-                self.tree.add(charge.queue, charge.amounts, -sign)
+            for queue, amounts in changes.items():
+                self.tree.add(queue, amounts, -1)
 
     def _list_nominated(self) -> Iterable[QueueCharge]:
         """Yields what nominated work will be charged with, each under its own name."""

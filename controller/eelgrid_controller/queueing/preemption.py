@@ -17,8 +17,8 @@ Order of victims: lowest priority, then the least GPU-seconds since the last che
 reports a checkpoint must not be safer for that: it counts as if it had made one at the median of those that report, though
 not before its start.
 
-Search. First all candidates are thought gone: if that does not help, nothing does. Then bisection finds the shortest prefix
-of the order with which the work could start; then what is not on the nodes of the found place, and after that one victim
+Search. A few candidates are thought gone, then all: if that does not help, nothing does. Then bisection finds the shortest
+prefix of the order with which the work could start; then what is not on the nodes of the found place, and after that one victim
 after the other from the end of the order, is put back if the work could start all the same. The number of checks is bounded:
 a larger search ends with victims that suffice, some of which may be more than are needed.
 """
@@ -44,6 +44,9 @@ _NS = 1e9
 NO_PREEMPTION = QueuePreemption()
 # Each is a placement on altered nodes: 1 to 10 ms.
 CHECKS_MOST = 40
+# Tried before all: as many as mostly do, at a hundredth of the cost.
+_FEW = (1, 4, 16)
+FEW_MOST = _FEW[-1]
 
 
 @cache_by_identity
@@ -131,13 +134,20 @@ class PreemptionRules:
         common = set(mine) & set(theirs)
         return [one for one in mine if one not in common], [one for one in theirs if one not in common]
 
-    def select(self, ordered: Sequence[PreemptionCandidate], *, is_lenient: bool = False) -> list[PreemptionCandidate]:
-        """Returns those that may be victims, each after those before it are gone; `is_lenient` is the second rule."""
+    def select(
+        self, ordered: Sequence[PreemptionCandidate], *, most: int | None = None, is_lenient: bool = False
+    ) -> list[PreemptionCandidate]:
+        """Returns those that may be victims, each after those before it are gone, the first `most` of them if given.
+
+        `is_lenient` is the second rule of fair share.
+        """
         tree, gainer = self._tree, self._gainer
         removed = list[PreemptionCandidate]()
         tree.add(gainer.queue, gainer.amounts)
         try:
             for one in ordered:
+                if most is not None and len(removed) >= most:
+                    break
                 if self._may_preempt(one, is_lenient=is_lenient):
                     tree.add(one.queue, one.amounts, -1)
                     removed.append(one)
@@ -220,17 +230,23 @@ class VictimSearch(Generic[_Place]):
         self.checks += 1
         return self._find(victims)
 
-    def run(self, candidates: Sequence[PreemptionCandidate]) -> PreemptionPlan[_Place]:
-        """Searches among candidates, in the order in which they are victims."""
+    def run(self, candidates: Sequence[PreemptionCandidate], *, failed: int = 0) -> PreemptionPlan[_Place]:
+        """Searches among candidates, in the order in which they are victims; the first `failed` are known not to do."""
         if not candidates:
             return PreemptionPlan(problem="no work may be preempted for it")
-        best = self.check(candidates)
+        # With `low` of them gone it does not fit, with `victims` it does, as far as was checked.
+        low, victims, best = failed, list(candidates), None
+        for count in (*(count for count in _FEW if failed < count < len(candidates)), len(candidates)):
+            best = self.check(candidates[:count])
+            if best is not None:
+                victims = list(candidates[:count])
+                break
+            low = count
         if best is None:
             return PreemptionPlan(problem="it would not fit if all that it may preempt were gone", checks=self.checks)
-        # With so many gone it fits; with `low` it does not, as far as was checked.
-        victims, low = list(candidates), 0
         while len(victims) - low > 1 and self.checks < self._most:
-            middle = (low + len(victims)) // 2
+            # While little is known of the upper end, the next is four times the lower one.
+            middle = min((low + len(victims)) // 2, max(1, 4 * low))
             found = self.check(victims[:middle])
             if found is None:
                 low = middle
@@ -255,7 +271,7 @@ class VictimSearch(Generic[_Place]):
         self, victims: list[PreemptionCandidate], best: FoundPlace[_Place]
     ) -> tuple[list[PreemptionCandidate], FoundPlace[_Place]]:
         for one in reversed(victims):
-            if self.checks >= self._most:
+            if self.checks >= self._most or len(victims) == 1:
                 break
             left = [other for other in victims if other is not one]
             found = self.check(left)

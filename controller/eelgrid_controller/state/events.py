@@ -531,8 +531,9 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case WorkloadSubmitted():
             if not event.owner:
                 del body["owner"]
-            if not event.spec.never_preempts:
-                del body["spec"]["never_preempts"]
+            for name in ("never_preempts", "priority_class"):
+                if not getattr(event.spec, name):
+                    del body["spec"][name]
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
@@ -550,7 +551,7 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(policy)
     default = Policy()
     queues = () if policy.queues else ("queues", "queue_half_life_s", "queue_age_limit_s")
-    for name in (*queues, "backfill", "reservations"):
+    for name in (*queues, "backfill", "reservations", "priority_classes"):
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
     for queue in plain.get("queues", ()):

@@ -164,6 +164,8 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
                 "give each namespace, user, queue and label one limit of a quantity in a period",
             )
         )
+    if len({one.name for one in policy.priority_classes}) < len(policy.priority_classes):
+        found.append(Violation("policy.priority_classes", "name one class twice", "give each name one priority"))
     found += find_queue_violations(policy.queues)
     if len({one.name for one in policy.reservations}) < len(policy.reservations):
         found.append(Violation("policy.reservations", "have one name twice", "give each reservation a name of its own"))

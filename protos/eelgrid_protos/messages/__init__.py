@@ -199,6 +199,7 @@ from eelgrid_protos.messages.policy import (
     PoolMode,
     PowerBudget,
     PricePeriod,
+    PriorityClass,
     SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,

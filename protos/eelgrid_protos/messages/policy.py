@@ -10,8 +10,10 @@ from eelgrid_protos.messages.queue import QUEUES_MOST, RESERVATIONS_MOST, Backfi
 from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
 
 SPENDING_LIMITS_MOST = 256
+PRIORITY_CLASSES_MOST = 100
 DEFAULT_POOL = "default"  # the pool of agents that name none
 
+Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
 Weight = Annotated[float, Range(0.0, 1e6)]
 LeaseSeconds = Annotated[float, Range(5.0, 86_400.0, "s")]
 RuntimeSeconds = Annotated[float, Range(1.0, 3e8, "s")]
@@ -190,6 +192,15 @@ class SpendingLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityClass:
+    """A name for a priority; its work may promise to preempt nobody."""
+
+    name: Name
+    priority: Priority = 0
+    never_preempts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The operator's policy; the defaults change nothing on any node."""
 
@@ -214,3 +225,4 @@ class Policy:
     # How long work is expected to run of which nothing is known; None is for ever.
     default_runtime_s: RuntimeSeconds | None = None
     reservations: Annotated[tuple[Reservation, ...], Many(RESERVATIONS_MOST)] = ()
+    priority_classes: Annotated[tuple[PriorityClass, ...], Many(PRIORITY_CLASSES_MOST)] = ()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
-from eelgrid_protos.messages.policy import PowerBudget, RuntimeSeconds
+from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
@@ -195,7 +195,6 @@ class TrainingPromise:
 
 
 GpuModel = RequiredLabel
-Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
 Replicas = Annotated[int, Range(1, 10_000)]
 
 
@@ -292,6 +291,7 @@ class WorkloadSpec:
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
     process: ProcessSpec | None = None
     never_preempts: bool = False
+    priority_class: Label = ""
     # How long its user expects it to run; nothing ends for it.
     expected_runtime_s: RuntimeSeconds | None = None
 

@@ -163,8 +163,18 @@ class SpendingLimit(_message.Message):
     mode: EnforcementMode
     def __init__(self, scope: _Optional[_Union[SpendingScope, str]] = ..., name: _Optional[str] = ..., label: _Optional[str] = ..., quantity: _Optional[_Union[SpendingQuantity, str]] = ..., most: _Optional[float] = ..., period: _Optional[_Union[SpendingPeriod, str]] = ..., warn_ratio: _Optional[float] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
 
+class PriorityClass(_message.Message):
+    __slots__ = ("name", "priority", "never_preempts")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NEVER_PREEMPTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    priority: int
+    never_preempts: bool
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., never_preempts: bool = ...) -> None: ...
+
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations", "priority_classes")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +192,7 @@ class Policy(_message.Message):
     BACKFILL_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_CLASSES_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -199,4 +210,5 @@ class Policy(_message.Message):
     backfill: _queue_pb2.BackfillMode
     default_runtime_s: float
     reservations: _containers.RepeatedCompositeFieldContainer[_queue_pb2.Reservation]
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ...) -> None: ...
+    priority_classes: _containers.RepeatedCompositeFieldContainer[PriorityClass]
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ..., priority_classes: _Optional[_Iterable[_Union[PriorityClass, _Mapping]]] = ...) -> None: ...
