@@ -12,12 +12,13 @@ from tests.naive_queues import NaiveQueues
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.explanations import PENDING_CONSTRAINTS
-from eelgrid_controller.queueing.admission import QueueHold
+from eelgrid_controller.placement.explanations import describe_pending_reason
+from eelgrid_controller.queueing.admission import QueueHold, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import event_from_plain, event_to_plain
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import find_queue_violations
 from eelgrid_controller.state.queue_usage import DecayedUsage
 from eelgrid_protos import catalogue
@@ -287,14 +288,14 @@ class QueuedCluster(RuleBasedStateMachine):
             return
         for key in self.core.state.pending:
             workload = self.core.state.workloads[key]
-            assert workload.reason.partition(":")[0] in PENDING_CONSTRAINTS
+            assert workload.reason.partition(":")[0] in set(PendingConstraint)
             admitted = self.core.queues.admit(workload.spec, lambda: self.core.snapshot().models)
             if not isinstance(admitted, QueueHold):
                 assert not self.core._chooser.decide_placement(admitted, workload_id=key).placements
 
     @rule()
     def try_all(self):
-        """After a round the reason of whoever waits is true: its queue's if and only if its queue holds it."""
+        """After a round the reason of whoever waits is the true one, word for word: its queue's if that holds it."""
         self.both(lambda core: core.retry_waiting(now_ns=self.now_ns))
         for key in self.core.state.pending:
             workload = self.core.state.workloads[key]
@@ -303,6 +304,10 @@ class QueuedCluster(RuleBasedStateMachine):
             assert (constraint in ("quota", "max_quota", "queue")) == isinstance(admitted, QueueHold)
             if isinstance(admitted, QueueHold):
                 assert self.core.explain_workload(key).constraint == constraint
+                assert workload.reason == describe_queue_hold(admitted)
+            else:
+                decision = self.core._chooser.decide_placement(admitted, workload_id=key)
+                assert workload.reason == describe_pending_reason(admitted.request, decision)
 
     def teardown(self):
         """The journal, through its text, gives the same state, and so does the dump."""

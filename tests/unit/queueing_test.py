@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.builders.cluster import GIB, build_catalogue_gpu, build_core, build_node, build_request, build_spending_limit
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.explanations import PENDING_CONSTRAINTS
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.server.metrics.catalogue import PENDING_REASONS
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import WorkloadPlaced, WorkloadQueueChanged
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import ADMISSION_CHARGE_S, DecayedUsage, count_placed
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos import catalogue
@@ -493,4 +493,5 @@ def test_without_queues_the_order_is_priority_then_submission_whatever_the_queue
 
 
 def test_metrics_count_pending_work_by_every_constraint_that_it_may_name():
-    assert set(PENDING_CONSTRAINTS) - set(PENDING_REASONS) == {"evicted"}
+    assert set(PENDING_REASONS) - set(PendingConstraint) == {"other"}
+    assert set(PendingConstraint) < set(PENDING_REASONS)

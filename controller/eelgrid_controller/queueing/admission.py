@@ -24,6 +24,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import (
     QueueCharge,
     count_request,
@@ -59,9 +60,11 @@ class QueueHold:
     is_lasting: bool = False
 
     @property
-    def constraint(self) -> str:
-        """The constraint's name in reasons."""
-        return "queue" if self.shortage is None else "max_quota" if self.is_lasting else "quota"
+    def constraint(self) -> PendingConstraint:
+        """The constraint that holds it back."""
+        if self.shortage is None:
+            return PendingConstraint.QUEUE
+        return PendingConstraint.MAX_QUOTA if self.is_lasting else PendingConstraint.QUOTA
 
 
 def format_resource_amount(resource: str, amount: int) -> str:
@@ -79,15 +82,9 @@ def describe_queue_hold(hold: QueueHold) -> str:
     """Returns why work waits for its queue: the constraint, a colon and a sentence without numbers."""
     shortage = hold.shortage
     if shortage is None:
-        return f"queue: no queue {hold.queue} holds work" if hold.queue else "queue: it names none"
-    if hold.is_lasting:
-        return f"max_quota: queue {shortage.queue} can never have so much {shortage.resource}"
-    words = {
-        "quota": f"queue {shortage.queue} has too little {shortage.resource} quota left",
-        "borrowing": f"queue {shortage.queue} may not borrow so much {shortage.resource}",
-        "usage": f"queue {shortage.queue} may not use so much more {shortage.resource}",
-    }
-    return f"quota: {words[shortage.bound]}"
+        return hold.constraint.describe("" if hold.queue else "unnamed", queue=hold.queue)
+    case = "" if hold.is_lasting else shortage.bound
+    return hold.constraint.describe(case, queue=shortage.queue, resource=shortage.resource)
 
 
 _BOUNDS: Mapping[str, tuple[str, str]] = {
