@@ -60,6 +60,31 @@ def build_queues(forest, unit=1):
     )
 
 
+def add_power(queues):
+    """The same bounds in watts, of 200 W a GPU, so that now GPUs bind and now power."""
+    return tuple(
+        replace(
+            queue,
+            quotas=(
+                *queue.quotas,
+                *(
+                    replace(
+                        one,
+                        resource="power",
+                        **{
+                            field: None if amount is None else 200 * amount
+                            for field in ("nominal", "borrowing_limit", "lending_limit", "usage_limit")
+                            for amount in (getattr(one, field),)
+                        },
+                    )
+                    for one in queue.quotas
+                ),
+            ),
+        )
+        for queue in queues
+    )
+
+
 def leaves(queues):
     parents = {queue.parent for queue in queues}
     return [queue.name for queue in queues if queue.name not in parents]
@@ -187,13 +212,16 @@ AMOUNTS = st.fixed_dictionaries(
 class QueuedCluster(RuleBasedStateMachine):
     """A core with queues under any calls, a journal of its events, and a second core that restarts in between."""
 
-    @initialize(forest=forests(5), gpus=st.integers(2, 8))
-    def begin(self, forest, gpus):
+    @initialize(forest=forests(5), gpus=st.integers(2, 8), has_power=st.booleans())
+    def begin(self, forest, gpus, has_power):
         self.core, self.twin = (Core(ClusterState(ended_most=5), catalogue.load_catalogue()) for _ in range(2))
         self.journal, self.now_ns, self.over = [], 0, False
         self.both(lambda core: core.register_node(build_node("a", gpus=gpus), now_ns=self.now_ns))
-        self.both(lambda core: core.register_node(build_node("b", gpus=2, model="T4"), now_ns=self.now_ns))
-        self.set_queues(build_queues(forest, unit=1000))
+        small = build_node("b", gpus=2, model="T4")
+        small = replace(small, gpus=tuple(replace(gpu, power_limit_default_w=70.0) for gpu in small.gpus))
+        self.both(lambda core: core.register_node(small, now_ns=self.now_ns))
+        queues = build_queues(forest, unit=1000)
+        self.set_queues(add_power(queues) if has_power else queues)
 
     def set_queues(self, queues):
         self.both(
@@ -248,11 +276,12 @@ class QueuedCluster(RuleBasedStateMachine):
         with contextlib.suppress(InvalidArgument):
             self.both(lambda core: core.move_to_queue(key, queue, now_ns=self.now_ns))
 
-    @rule(forest=forests(5))
-    def change_queues(self, forest):
+    @rule(forest=forests(5), has_power=st.booleans())
+    def change_queues(self, forest, has_power):
         """Other queues come into force: what runs stays, so that quotas may be exceeded until it ends."""
-        self.over = True
-        self.set_queues(build_queues(forest, unit=1000))
+        self.over = bool(self.running())
+        queues = build_queues(forest, unit=1000)
+        self.set_queues(add_power(queues) if has_power else queues)
 
     @rule()
     def reload(self):
@@ -273,10 +302,18 @@ class QueuedCluster(RuleBasedStateMachine):
                 if one.phase is WorkloadPhase.PLACED and one.spec.queue in self._below(queue.name)
                 for place in one.placements
             )
-            gpu = next(one for one in tree.usage(queue.name) if one.resource == "gpu")
-            assert gpu.used == used
-            if not self.over:
-                assert gpu.usage_most is None or gpu.used <= gpu.usage_most
+            usage = {one.resource: one for one in tree.usage(queue.name)}
+            assert usage["gpu"].used == used
+            if "power" in usage:
+                assert usage["power"].used == sum(
+                    1000 * {"a": 300, "b": 70}[place.node_name] * len(place.gpu_uuids)
+                    for one in state.workloads.values()
+                    if one.phase is WorkloadPhase.PLACED and one.spec.queue in self._below(queue.name)
+                    for place in one.placements
+                )
+            for resource in () if self.over else ("gpu", "power"):
+                one = usage.get(resource)
+                assert one is None or one.usage_most is None or one.used <= one.usage_most
 
     def _below(self, name):
         children = [queue.name for queue in self.core.queues.tree.queues if queue.parent == name]

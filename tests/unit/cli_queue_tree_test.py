@@ -21,6 +21,7 @@ queues:
       gpu: {nominal: 4, borrow: 2, lend: 1, max: 6.5}
       gpu/H100: 2
       cpu: 500m
+      power: 5.6kW
     users: [ann]
 """
 RESEARCH = Queue(
@@ -35,6 +36,7 @@ VISION = Queue(
         QueueQuota(resource="gpu", nominal=4000, borrowing_limit=2000, lending_limit=1000, usage_limit=6500),
         QueueQuota(resource="gpu/H100", nominal=2000),
         QueueQuota(resource="cpu", nominal=500),
+        QueueQuota(resource="power", nominal=5_600_000),
     ),
     users=("ann",),
 )
@@ -91,6 +93,7 @@ def test_the_file_declares_amounts_as_people_write_them(written):
         ("queues: [{name: a, quota: {gpu: many}}]", "queues[0].quota.gpu.nominal: 'many' is not"),
         ("queues: [{name: a, quota: {gpu: 0.0001}}]", "'0.0001' is not a number of thousandths"),
         ("queues: [{name: a, quota: {memory: 8}}]", "'8' is less than 1 MiB without a unit"),
+        ("queues: [{name: a, quota: {power: 20}}]", "queues[0].quota.power.nominal: '20'"),
         ("queues: [{name: a, quota: {gpu: {most: 3}}}]", "quota.gpu: has no field 'most'"),
         ("queues: [{name: a, quota: {disk: 3}}]", "queues[0].quotas[0].resource"),
         ("queues: [{name: a, weight: 0}]", "queues[0].weight"),
@@ -112,7 +115,7 @@ def test_apply_prints_what_differs_and_puts_it_in_force(eelctl, written, fake):
         "dry run: nothing was changed",
         "queues half-life: 7 d -> 2 d",
         "queue research: new, parent none, weight 1, gpu 8, memory 2 TiB",
-        "queue vision: new, parent research, weight 2, gpu 4 borrow 2 lend 1 max 6.5, gpu/H100 2, cpu 0.5, users ann",
+        "queue vision: new, parent research, weight 2, gpu 4 borrow 2 lend 1 max 6.5, gpu/H100 2, cpu 0.5, power 5,600 W, users ann",
     ]
     assert not fake.policy.queues
     eelctl("queue", "apply", "-f", path)

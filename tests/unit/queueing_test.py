@@ -435,7 +435,71 @@ def test_a_slice_is_charged_with_the_larger_of_its_compute_and_memory_shares():
     )
     nodes = {"n": NodeRecord(inventory=replace(build_node("n"), gpus=(gpu,)))}
     # 3g.40gb has half of the memory, 1g.20gb a quarter.
-    assert count_placed(workload, nodes) == {"cpu": 2000, "gpu": 750, f"gpu/{gpu.model}": 750}
+    watts = gpu.power_limit_default_w or gpu.power_limit_max_w or 300.0
+    assert count_placed(workload, nodes) == {
+        "cpu": 2000,
+        "gpu": 750,
+        f"gpu/{gpu.model}": 750,
+        "power": 750 * watts,
+    }
+
+
+def _build_powered_node(name, **watts):
+    """Two GPUs of each model, with these default limits."""
+    gpus = tuple(
+        replace(
+            gpu, uuid=f"{gpu.uuid}-{model}", index=2 * place + gpu.index, model=model, power_limit_default_w=limit_w
+        )
+        for place, (model, limit_w) in enumerate(watts.items())
+        for gpu in build_node(name, gpus=2).gpus
+    )
+    return replace(build_node(name), gpus=gpus)
+
+
+def test_a_quota_of_power_holds_back_what_would_exceed_it_and_leaves_a_model_that_fits():
+    nodes = (_build_powered_node("a", A100=400.0, T4=70.0),)
+    core = build_queued_core(Queue(name="q", quotas=(quota("power", 500_000),)), nodes=nodes)
+    assert submit(core, "one", "q", models=("A100",)).phase is WorkloadPhase.PLACED
+    waits = submit(core, "two", "q", models=("A100",))
+    assert waits.reason == "quota: queue q has too little power quota left"
+    remedy = core.explain_workload("two").remedy
+    assert "uses 400 W of power of 500 W of power" in remedy
+    assert "raise nominal of power in queue q to 800 W of power" in remedy
+    # Any model: there is quota left for a T4 alone.
+    third = submit(core, "three", "q")
+    (place,) = third.placements
+    assert core.state.nodes["a"].gpu(place.gpu_uuids[0]).model == "T4"
+    (power,) = (one for one in core.queues.tree.usage("q") if one.resource == "power")
+    assert (power.used, power.quota, power.usage_most) == (470_000, 500_000, 500_000)
+    with pytest.raises(InvalidArgument) as refused:
+        submit(core, "four", "q", gpus=2, models=("A100",))
+    assert refused.value.violations[0].field == "spec.request.gpu_count"
+    assert "needs 800 W of power; queue q can have 500 W of power" in refused.value.violations[0].problem
+    for key in ("one", "two", "three"):
+        core.cancel(key, now_ns=9)
+    (power,) = (one for one in core.queues.tree.usage("q") if one.resource == "power")
+    assert power.used == 0
+
+
+def test_a_power_limit_changes_no_charge_and_a_share_is_charged_its_part_rounded_up():
+    nodes = (_build_powered_node("a", A100=333.333),)
+    core = build_queued_core(Queue(name="q", quotas=(quota("power", 10**9),)), nodes=nodes)
+    submit(core, "whole", "q")
+    core.set_limit("whole", 200.0, now_ns=5)
+    submit(core, "part", "q", milli=500)
+    assert core.state.queue_usage.charges["whole"].amounts["power"] == 333_333
+    assert core.state.queue_usage.charges["part"].amounts["power"] == 166_667
+
+
+def test_models_without_room_for_all_replicas_in_the_power_quota_are_left_out_even_by_a_milliwatt():
+    nodes = (_build_powered_node("a", A100=333.333),)
+    for most, phase in ((333_333, WorkloadPhase.PENDING), (333_334, WorkloadPhase.PLACED)):
+        core = build_queued_core(Queue(name="q", quotas=(quota("power", 10**9, most=most),)), nodes=nodes)
+        if phase is WorkloadPhase.PENDING:
+            with pytest.raises(InvalidArgument):
+                submit(core, "w", "q", milli=500, replicas=2)
+        else:
+            assert submit(core, "w", "q", milli=500, replicas=2).phase is phase
 
 
 def test_pending_work_moves_between_queues_and_keeps_its_time():

@@ -1,6 +1,6 @@
 """Queue files: the YAML by which queues are declared, and how queues differ from those in force.
 
-Amounts are written as people write them (`16` GPUs, `2TiB`, `500m` CPUs); a file declares all queues, so that one that is
+Amounts are written as people write them (`16` GPUs, `2TiB`, `500m` CPUs, `20kW`); a file declares all queues, so that one that is
 left out is removed.
 """
 
@@ -14,14 +14,16 @@ from eelgrid_controller.formatting import (
     format_cpu,
     format_gpu,
     format_memory,
+    format_watts,
     parse_cpu_milli,
     parse_duration_s,
     parse_gpu_milli,
     parse_memory_bytes,
 )
 from eelgrid_protos.errors import InvalidMessage, Violation
-from eelgrid_protos.messages import Policy, Queue, QueueQuota
+from eelgrid_protos.messages import POWER_RESOURCE, Policy, Queue, QueueQuota
 from eelgrid_protos.plain_messages import from_plain
+from eelgrid_protos.quantities import parse_watts
 
 _BYTES_MOST = 8 << 20
 _LIMITS = {"nominal": "nominal", "borrow": "borrowing_limit", "lend": "lending_limit", "max": "usage_limit"}
@@ -33,6 +35,8 @@ def format_amount_of(resource: str, amount: int) -> str:
     """Formats an amount of a resource as a queue file has it."""
     if resource == "memory":
         return format_memory(amount)
+    if resource == POWER_RESOURCE:
+        return format_watts(amount)
     return format_cpu(amount) if resource == "cpu" else format_gpu(amount)
 
 
@@ -52,9 +56,11 @@ def _amount(resource: str, value: Any, place: str) -> int:
     try:
         if resource == "memory":
             return parse_memory_bytes(str(value))
+        if resource == POWER_RESOURCE:
+            return round(1000.0 * parse_watts(str(value)))
         return _parse_count(str(value), parse_cpu_milli if resource == "cpu" else parse_gpu_milli)
     except ValueError as error:
-        raise RequestRefused(f"{place}: {error}", "write gpu: 16, cpu: 200 or memory: 2TiB") from None
+        raise RequestRefused(f"{place}: {error}", "write gpu: 16, cpu: 200, memory: 2TiB or power: 20kW") from None
 
 
 def _mapping(value: Any, place: str, known: tuple[str, ...]) -> Mapping[str, Any]:
