@@ -1,13 +1,28 @@
 """eelctl queue show, apply and move: the tree, the file, what differs, and quotas below what runs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_request
 from tests.tables import strip_table
 
 from eelgrid_controller.cli.queue_file import read_queue_file
-from eelgrid_protos.messages import Queue, QueueQuota, QueueStatus, QueueUsage, Workload, WorkloadPhase
+from eelgrid_protos.messages import (
+    EnforcementMode,
+    ListSpendingResponse,
+    Queue,
+    QueueQuota,
+    QueueStatus,
+    QueueUsage,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingQuantity,
+    SpendingScope,
+    SpendingStatus,
+    Workload,
+    WorkloadPhase,
+)
 
 FILE = """
 half_life: 2d
@@ -166,3 +181,85 @@ def test_move_says_where_it_is_now(eelctl, fake):
     assert eelctl("queue", "move", "w", "vision").stdout == (
         "w-1: moved to queue vision; waits there: quota: too little\n"
     )
+
+
+SPENDING_FILE = """
+queues:
+  - name: research
+    quota: {gpu: 8}
+  - name: vision
+    parent: research
+    spending: [kwh=100 per day, "gpu-hours=2000 per month, observe"]
+"""
+KWH = SpendingLimit(
+    scope=SpendingScope.QUEUE,
+    name="vision",
+    quantity=SpendingQuantity.ENERGY,
+    most=100 * 3.6e6,
+    period=SpendingPeriod.DAY,
+    mode=EnforcementMode.ENFORCE,
+)
+
+
+def test_the_file_declares_spending_limits_of_a_queue_and_keeps_all_others(eelctl, written, fake):
+    other = replace(KWH, scope=SpendingScope.USER, name="ann")
+    fake.policy = replace(fake.policy, spending=(other,))
+    path = str(written(SPENDING_FILE))
+    assert eelctl("queue", "apply", "-f", path).stdout.splitlines()[1] == (
+        "queue vision: new, parent research, weight 1, spending per day, energy queue=vision kwh=100 per day, "
+        "spending per month, gpu_time queue=vision gpu-hours=2000 per month, observe"
+    )
+    hours = replace(
+        KWH,
+        quantity=SpendingQuantity.GPU_TIME,
+        most=2000 * 3600.0,
+        period=SpendingPeriod.MONTH,
+        mode=EnforcementMode.OBSERVE,
+    )
+    assert fake.policy.spending == (other, KWH, hours)
+    assert eelctl("queue", "apply", "-f", path).stdout == "no queue changes\n"
+    # A queue that says nothing about spending keeps what it has; an empty list removes it.
+    silent = SPENDING_FILE[: SPENDING_FILE.index("    spending")]
+    eelctl("queue", "apply", "-f", str(written(silent)))
+    assert fake.policy.spending == (other, KWH, hours)
+    assert eelctl("queue", "apply", "-f", str(written(silent + "    spending: []\n"))).stdout.splitlines() == [
+        "queue vision: spending per day, energy queue=vision kwh=100 per day -> not set",
+        "queue vision: spending per month, gpu_time queue=vision gpu-hours=2000 per month, observe -> not set",
+    ]
+    assert fake.policy.spending == (other,)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("spending: 3", "queues[0].spending: is no list"),
+        ("spending: [joules]", "queues[0].spending: 'queue=a joules'; write"),
+        ("spending: [kwh=0 per day]", "queues[0].spending: '0'; write a number above 0"),
+        ("spending: [kwh=none per day]", "removes or repeats a limit"),
+        ("spending: [kwh=1 per day, kwh=2 per day]", "removes or repeats a limit"),
+        ("spending: [kwh=1 per day]}, {name: b, parent: a", "queue a has queues below it and holds no work"),
+    ],
+)
+def test_a_wrong_spending_limit_is_refused_with_its_place(eelctl, written, fake, row, problem):
+    answer = eelctl.run("queue", "apply", "-f", str(written(f"queues: [{{name: a, {row}}}]")))
+    assert answer.exit_code == 5
+    assert problem in answer.stderr
+    assert "update_policy" not in fake.calls
+
+
+def test_show_says_what_queues_have_spent_of_their_limits(eelctl, running):
+    running.limited.answer = ListSpendingResponse(
+        limits=(
+            SpendingStatus(limit=KWH, begin_ns=0, end_ns=1, spent=25 * 3.6e6, waiting=2),
+            SpendingStatus(limit=replace(KWH, quantity=SpendingQuantity.MONEY, most=50.0), begin_ns=0, end_ns=1),
+            SpendingStatus(limit=replace(KWH, scope=SpendingScope.USER, name="ann"), begin_ns=0, end_ns=1),
+        ),
+        currency="EUR",
+    )
+    assert eelctl("queue", "show").stdout.splitlines()[-3:] == [
+        "",
+        "queue vision has spent 25 of 100 kWh of the day; 2 workloads wait for it",
+        "queue vision has spent an unknown part of 50 EUR of the day",
+    ]
+    plain = json.loads(eelctl("queue", "show", "-o", "json").stdout)
+    assert [row["limit"]["quantity"] for row in plain["spending"]] == ["energy", "money"]

@@ -1,14 +1,19 @@
 """Queue files: the YAML by which queues are declared, and how queues differ from those in force.
 
 Amounts are written as people write them (`16` GPUs, `2TiB`, `500m` CPUs, `20kW`); a file declares all queues, so that one that is
-left out is removed.
+left out is removed. Spending limits of a queue are those of `eelctl policy set --spend`: the file is another place to write
+them, and a queue without the field keeps those it has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from eelgrid_controller.cli.connection import RequestRefused, read_yaml_file
+from eelgrid_controller.cli.policy import parse_spending_limit
 from eelgrid_controller.formatting import (
     format_age,
     format_cpu,
@@ -20,14 +25,23 @@ from eelgrid_controller.formatting import (
     parse_gpu_milli,
     parse_memory_bytes,
 )
+from eelgrid_controller.state.spending import SpendingKey, format_limit, spending_key
 from eelgrid_protos.errors import InvalidMessage, Violation
-from eelgrid_protos.messages import POWER_RESOURCE, Policy, Queue, QueueQuota
+from eelgrid_protos.messages import (
+    POWER_RESOURCE,
+    SPENDING_LIMITS_MOST,
+    Policy,
+    Queue,
+    QueueQuota,
+    SpendingLimit,
+    SpendingScope,
+)
 from eelgrid_protos.plain_messages import from_plain
 from eelgrid_protos.quantities import parse_watts
 
 _BYTES_MOST = 8 << 20
 _LIMITS = {"nominal": "nominal", "borrow": "borrowing_limit", "lend": "lending_limit", "max": "usage_limit"}
-_QUEUE_FIELDS = ("name", "parent", "weight", "quota", "users", "namespaces")
+_QUEUE_FIELDS = ("name", "parent", "weight", "quota", "spending", "users", "namespaces")
 _FILE_FIELDS = ("half_life", "age_limit", "queues")
 
 
@@ -81,12 +95,58 @@ def _quota(resource: str, value: Any, place: str) -> dict[str, Any]:
 def _queue(value: Any, place: str) -> dict[str, Any]:
     fields = dict(_mapping(value, place, _QUEUE_FIELDS))
     quotas = fields.pop("quota", {})
+    fields.pop("spending", None)
     if not isinstance(quotas, dict):
         raise RequestRefused(f"{place}.quota: is not a mapping", "write {gpu: 16, memory: 2TiB}")
     return {
         **fields,
         "quotas": [_quota(str(name), quota, f"{place}.quota.{name}") for name, quota in quotas.items()],
     }
+
+
+def _read_spending(rows: Sequence[Any], place: str) -> dict[str, tuple[SpendingLimit, ...]]:
+    """Reads the spending limits of the queues that declare any, by queue."""
+    parents = {row.get("parent") for row in rows}
+    found: dict[str, tuple[SpendingLimit, ...]] = {}
+    for index, row in enumerate(rows):
+        if "spending" not in row:
+            continue
+        name, where = str(row["name"]), f"{place}: queues[{index}].spending"
+        texts = row["spending"]
+        if not isinstance(texts, list):
+            raise RequestRefused(
+                f"{where}: is no list", "write ['kwh=100 per day', 'gpu-hours=2000 per month, observe']"
+            )
+        if texts and name in parents:
+            raise RequestRefused(
+                f"{where}: queue {name} has queues below it and holds no work", "set the limits of the queues below it"
+            )
+        limits: dict[SpendingKey, SpendingLimit] = {}
+        for text in texts:
+            try:
+                limit, is_kept = parse_spending_limit(f"queue={name} {text}")
+            except click.BadParameter as error:
+                raise RequestRefused(f"{where}: {error.message}", f"write {text!r} as kwh=100 per day") from None
+            if not is_kept or spending_key(limit) in limits:
+                raise RequestRefused(f"{where}: {text!r} removes or repeats a limit", "leave it out")
+            limits[spending_key(limit)] = limit
+        found[name] = tuple(limits.values())
+    return found
+
+
+def apply_queue_file(before: Policy, declared: Mapping[str, Any]) -> Policy:
+    """Returns the policy with what a queue file declares; see `read_queue_file`."""
+    fields = dict(declared)
+    spending: Mapping[str, tuple[SpendingLimit, ...]] = fields.pop("spending", {})
+    kept = [one for one in before.spending if one.scope is not SpendingScope.QUEUE or one.name not in spending]
+    limits = (*kept, *(limit for limits in spending.values() for limit in limits))
+    if len(limits) > SPENDING_LIMITS_MOST:
+        raise RequestRefused(
+            f"the file makes {len(limits)} spending limits; at most {SPENDING_LIMITS_MOST} are allowed",
+            "declare fewer, or take others away with eelctl policy set --spend",
+        )
+    same = {spending_key(one): one for one in limits} == {spending_key(one): one for one in before.spending}
+    return replace(before, **fields, spending=before.spending if same else limits)
 
 
 def _duration(value: Any, place: str) -> float:
@@ -97,7 +157,10 @@ def _duration(value: Any, place: str) -> float:
 
 
 def read_queue_file(path: Path) -> dict[str, Any]:
-    """Reads the fields of a policy that a queue file sets; raises RequestRefused with the field."""
+    """Reads the fields of a policy that a queue file sets; raises RequestRefused with the field.
+
+    `spending` has the limits by queue, of the queues that declare some; `apply_queue_file` joins them with the others.
+    """
     plain = read_yaml_file(path, _BYTES_MOST)
     fields = _mapping(plain, str(path), _FILE_FIELDS)
     if not isinstance(fields.get("queues"), list):
@@ -112,7 +175,12 @@ def read_queue_file(path: Path) -> dict[str, Any]:
     except InvalidMessage as error:
         violations = tuple(Violation(one.field, one.problem, one.remedy) for one in error.violations)
         raise RequestRefused(f"{path}: {error.message}", "correct the file", violations) from None
-    return {"queues": read.queues, **{field: getattr(read, field) for field in found}}
+    spending = _read_spending(fields["queues"], str(path))
+    return {
+        "queues": read.queues,
+        **{field: getattr(read, field) for field in found},
+        **({"spending": spending} if spending else {}),
+    }
 
 
 def _describe_quota(quota: QueueQuota) -> str:
@@ -121,11 +189,14 @@ def _describe_quota(quota: QueueQuota) -> str:
     return format_amount_of(quota.resource, quota.nominal) + more
 
 
-def _settings(queue: Queue) -> Iterator[tuple[str, str]]:
+def _settings(queue: Queue, spending: Sequence[SpendingLimit]) -> Iterator[tuple[str, str]]:
     yield "parent", queue.parent or "none"
     yield "weight", f"{queue.weight:g}"
     for quota in queue.quotas:
         yield quota.resource, _describe_quota(quota)
+    for limit in spending:
+        if limit.scope is SpendingScope.QUEUE and limit.name == queue.name:
+            yield f"spending per {limit.period.name.lower()}, {limit.quantity.name.lower()}", format_limit(limit)
     if queue.users:
         yield "users", ", ".join(queue.users)
     if queue.namespaces:
@@ -134,8 +205,9 @@ def _settings(queue: Queue) -> Iterator[tuple[str, str]]:
 
 def queue_changes(before: Policy, after: Policy) -> Iterator[str]:
     """Yields a line for each setting of a queue that differs."""
-    old = {queue.name: dict(_settings(queue)) for queue in before.queues}
-    new = {queue.name: dict(_settings(queue)) for queue in after.queues}
+    old, new = (
+        {queue.name: dict(_settings(queue, policy.spending)) for queue in policy.queues} for policy in (before, after)
+    )
     for name, value, wanted in (
         ("half-life", before.queue_half_life_s, after.queue_half_life_s),
         ("age limit", before.queue_age_limit_s, after.queue_age_limit_s),
