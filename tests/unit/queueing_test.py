@@ -343,6 +343,23 @@ def test_work_without_a_queue_goes_to_the_queue_default():
         submit(core, "w", gpus=2)
 
 
+def test_the_order_that_is_shown_is_that_in_which_work_starts():
+    core = build_queued_core(Queue(name="a"), Queue(name="b"), nodes=(build_node("n", gpus=4),))
+    for number in range(4):
+        submit(core, f"run-{number}", "a", now_ns=3 * S)
+    for number, (queue, priority) in enumerate([("a", 0), ("a", 0), ("b", 0), ("a", 5), ("b", 0)]):
+        submit(core, f"w-{number}", queue, now_ns=(4 + number) * S, priority=priority)
+    before = core.state.digest()
+    # The urgent one, then the queue that has used nothing, then by submission.
+    assert core.queues.list_order(100 * S, 10) == ["w-3", "w-2", "w-4", "w-0", "w-1"]
+    assert core.queues.list_order(100 * S, 2) == ["w-3", "w-2"]
+    assert core.state.digest() == before
+    started = []
+    for number in range(2):
+        started += placed(core.cancel(f"run-{number}", now_ns=100 * S))
+    assert started == ["w-3", "w-2"]
+
+
 def test_users_and_namespaces_of_a_queue_and_those_above_it_bound_who_submits():
     core = build_queued_core(
         Queue(name="top", namespaces=("lab",)), Queue(name="q", parent="top", users=("ann",)), Queue(name="open")

@@ -12,6 +12,7 @@ each model at its most powerful registered GPU, so that what is placed is never 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import islice
 
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_watts
 from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree, compute_age_check
@@ -244,6 +245,10 @@ class QueueIndex:
             lambda workload_id: state.workloads[workload_id].submitted_ns, now_ns, policy.queue_age_limit_s
         )
         return FairRound(self.tree, self._pending, past, is_aged=is_aged)
+
+    def list_order(self, now_ns: int, most: int) -> list[str]:
+        """Returns the ids of the work that a round that began now would try first."""
+        return [workload_id for _, _, workload_id in islice(self.begin_round(now_ns), most)]
 
     def note_start(self, fair_round: FairRound, workload: Workload) -> None:
         """Brings a round's past use up to date after work of it was placed."""

@@ -366,6 +366,8 @@ class Workload:
     attempts: Annotated[tuple[AttemptStatus, ...], Many(PROCESSES_MOST)] = ()
     # When its processes were told to end.
     stopping_ns: Nanoseconds = 0
+    # Its place in the order in which pending work is tried, from 1; only in answers that were asked for it, never kept.
+    queue_position: Uint32 = 0
 
     @property
     def exit_code(self) -> int | None:
