@@ -360,6 +360,17 @@ def test_the_order_that_is_shown_is_that_in_which_work_starts():
     assert started == ["w-3", "w-2"]
 
 
+def test_a_queue_of_a_namespace_goes_before_one_of_the_same_name():
+    core = build_queued_core(
+        Queue(name="team"), Queue(name="ml/team"), Queue(name="all"), Queue(name="x", parent="all")
+    )
+    assert submit(core, "a", "team", namespace="ml").spec.queue == "ml/team"
+    assert submit(core, "b", "team", namespace="web").spec.queue == "team"
+    assert submit(core, "c", "ml/team", namespace="web").spec.queue == "ml/team"
+    # The same submission again is the same workload.
+    assert submit(core, "a", "team", namespace="ml").spec.queue == "ml/team"
+
+
 def test_users_and_namespaces_of_a_queue_and_those_above_it_bound_who_submits():
     core = build_queued_core(
         Queue(name="top", namespaces=("lab",)), Queue(name="q", parent="top", users=("ann",)), Queue(name="open")

@@ -254,6 +254,7 @@ class Core:
             self._refuse_too_many()
         with suppress(InvalidArgument):  # it runs, whatever GPU it names
             request = resolve_models(self.state, self.snapshot, request)
+        request = replace(request, spec=self.queues.qualify(request.spec))
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
         frees = bool(events) and adoption.frees_capacity(request.spec.request)
         return self._finish_step(events, request.workload_id, now_ns, frees=frees)

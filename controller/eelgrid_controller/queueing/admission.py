@@ -32,6 +32,7 @@ from eelgrid_controller.state.queue_usage import (
     count_milliwatts,
     count_request,
     list_leaf_queues,
+    qualify_queue,
     resolve_queue,
     resolve_user,
     scale_milliwatts,
@@ -326,6 +327,7 @@ class QueueIndex:
 
         An unknown queue is refused, a user or namespace without access to it, and work that it could never hold.
         """
+        spec = self.qualify(spec)
         spec = replace(spec, queue=self.find_queue(spec.queue))
         self._check_access(spec, owner)
         found = self.admit(spec, known_models)
@@ -344,6 +346,11 @@ class QueueIndex:
                 f"queue {found.queue} could never hold this, even with nothing else in it", (violation,)
             )
         return spec
+
+    def qualify(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Returns the specification with the queue of its own namespace, where one of that name is declared."""
+        queue = qualify_queue(self._queues, spec.queue, spec.namespace)
+        return spec if queue == spec.queue else replace(spec, queue=queue)
 
     def find_queue(self, name: str) -> str:
         """Returns the queue of a submission, which must hold work; raises InvalidArgument with near names."""

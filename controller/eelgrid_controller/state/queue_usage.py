@@ -75,6 +75,12 @@ def resolve_queue(queues: tuple[Queue, ...], name: str) -> str | None:
     return name if name in names else DEFAULT_QUEUE if DEFAULT_QUEUE in names else None
 
 
+def qualify_queue(queues: tuple[Queue, ...], name: str, namespace: str) -> str:
+    """Returns the queue NAMESPACE/NAME where it holds work, else the name: queues of Kueue have names by namespace."""
+    own = f"{namespace}/{name}"
+    return own if namespace and name and own in list_leaf_queues(queues) else name
+
+
 def resolve_user(workload: Workload) -> str:
     """Returns the user that a workload is charged to: that of the certificate, else the one that it names."""
     return workload.owner or subject_name(workload.spec, _USER)
