@@ -17,10 +17,10 @@ from eelgrid_controller.queueing.admission import QueueHold, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import event_from_plain, event_to_plain
+from eelgrid_controller.state.events import WorkloadPlaced, event_from_plain, event_to_plain
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import find_queue_violations
-from eelgrid_controller.state.queue_usage import DecayedUsage
+from eelgrid_controller.state.queue_usage import DecayedUsage, resolve_queue
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import Queue, QueueQuota, ResourceRequest, WorkloadKind, WorkloadPhase
@@ -234,6 +234,7 @@ class QueuedCluster(RuleBasedStateMachine):
 
     def both(self, call):
         self.now_ns += 10**9
+        before = len(self.journal)
         step, again = call(self.core), call(self.twin)
         assert step == again
         self.journal.extend(step.events)
@@ -243,7 +244,25 @@ class QueuedCluster(RuleBasedStateMachine):
                 if core is self.core:
                     self.journal.extend(more)
         assert self.core.state.digest() == self.twin.state.digest()
+        self.check_order(self.journal[before:])
         return step
+
+    def check_order(self, events):
+        """Of work of one queue, user and shape, none is left waiting that comes before one that was placed."""
+
+        def rank(workload):
+            return -workload.spec.priority, workload.submitted_ns
+
+        def kind(workload):
+            spec = workload.spec
+            return resolve_queue(self.core.state.policy.queues, spec.queue), spec.user, spec.request, spec.replicas
+
+        workloads = self.core.state.workloads
+        waiting = [workloads[key] for key in self.core.state.pending]
+        for event in events:
+            placed = workloads.get(event.workload_id) if isinstance(event, WorkloadPlaced) else None
+            for one in waiting if placed is not None else ():
+                assert kind(one) != kind(placed) or rank(placed) <= rank(one)
 
     @rule(data=st.data(), wanted=AMOUNTS)
     def submit(self, data, wanted):
@@ -332,8 +351,9 @@ class QueuedCluster(RuleBasedStateMachine):
 
     @rule()
     def try_all(self):
-        """After a round the reason of whoever waits is the true one, word for word: its queue's if that holds it."""
+        """Everybody who waits has a place. After a round the reason of whoever waits is the true one, word for word: its queue's if that holds it."""
         self.both(lambda core: core.retry_waiting(now_ns=self.now_ns))
+        assert sorted(self.core.queues.list_order(self.now_ns, 1000)) == sorted(self.core.state.pending)
         for key in self.core.state.pending:
             workload = self.core.state.workloads[key]
             admitted = self.core.queues.admit(workload.spec, lambda: self.core.snapshot().models)
