@@ -74,7 +74,7 @@ class Api:
         (self.pods if kind == "pod" else self.nodes)[found["metadata"]["name"]] = found
         self.tell(kind, found)
 
-    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None, app="", spread=None):
+    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None, app="", spread=None, labels=None):
         self.made += 1
         name = f"p{self.made:03d}"
         metadata = {"name": name, "namespace": "x", "uid": f"u{self.made}", "annotations": {}}
@@ -95,6 +95,8 @@ class Api:
             }
         if app:
             metadata["labels"] = {"app": app}
+        if labels:
+            metadata["labels"] = {**metadata.get("labels", {}), **labels}
         made = copy.deepcopy(affinity)
         asked = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
         spec = {"containers": [{"name": "main", "resources": {"requests": asked}}]}

@@ -272,8 +272,9 @@ class AsyncClient:
         queue: str = "",
         node_name: str = "",
         name_contains: str = "",
+        queue_positions: bool = False,
     ) -> AsyncIterator[messages.Workload]:
-        """Workloads in order of submission."""
+        """Workloads in order of submission; `queue_positions` sets the places of pending ones where queues are declared."""
         request = messages.ListWorkloadsRequest(
             phases=tuple(phases),
             namespace=namespace,
@@ -281,6 +282,7 @@ class AsyncClient:
             queue=queue,
             node_name=node_name,
             name_contains=name_contains,
+            queue_positions=queue_positions,
         )
         return self._iterate(request, messages.ListWorkloadsResponse, lambda page: page.workloads)
 

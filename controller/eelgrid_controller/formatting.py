@@ -33,6 +33,11 @@ def format_memory(amount_bytes: int) -> str:
     return f"{amount_bytes / 1024**power:.4g} {'KMGT'[power - 1]}iB"
 
 
+def format_watts(milliwatts: int) -> str:
+    """Formats milliwatts exactly, in watts: 5,600 W."""
+    return f"{milliwatts / 1000:,.3f}".rstrip("0").rstrip(".") + " W"
+
+
 class _Unit(NamedTuple):
     symbol: str
     size: float

@@ -12,14 +12,15 @@ from tests.naive_queues import NaiveQueues
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.explanations import PENDING_CONSTRAINTS
-from eelgrid_controller.queueing.admission import QueueHold
+from eelgrid_controller.placement.explanations import describe_pending_reason
+from eelgrid_controller.queueing.admission import QueueHold, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import event_from_plain, event_to_plain
+from eelgrid_controller.state.events import WorkloadPlaced, event_from_plain, event_to_plain
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import find_queue_violations
-from eelgrid_controller.state.queue_usage import DecayedUsage
+from eelgrid_controller.state.queue_usage import DecayedUsage, resolve_queue
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import Queue, QueueQuota, ResourceRequest, WorkloadKind, WorkloadPhase
@@ -56,6 +57,31 @@ def build_queues(forest, unit=1):
             ),
         )
         for name, (parent, nominal, borrowing, lending, limit) in forest.items()
+    )
+
+
+def add_power(queues):
+    """The same bounds in watts, of 200 W a GPU, so that now GPUs bind and now power."""
+    return tuple(
+        replace(
+            queue,
+            quotas=(
+                *queue.quotas,
+                *(
+                    replace(
+                        one,
+                        resource="power",
+                        **{
+                            field: None if amount is None else 200 * amount
+                            for field in ("nominal", "borrowing_limit", "lending_limit", "usage_limit")
+                            for amount in (getattr(one, field),)
+                        },
+                    )
+                    for one in queue.quotas
+                ),
+            ),
+        )
+        for queue in queues
     )
 
 
@@ -186,13 +212,16 @@ AMOUNTS = st.fixed_dictionaries(
 class QueuedCluster(RuleBasedStateMachine):
     """A core with queues under any calls, a journal of its events, and a second core that restarts in between."""
 
-    @initialize(forest=forests(5), gpus=st.integers(2, 8))
-    def begin(self, forest, gpus):
+    @initialize(forest=forests(5), gpus=st.integers(2, 8), has_power=st.booleans())
+    def begin(self, forest, gpus, has_power):
         self.core, self.twin = (Core(ClusterState(ended_most=5), catalogue.load_catalogue()) for _ in range(2))
         self.journal, self.now_ns, self.over = [], 0, False
         self.both(lambda core: core.register_node(build_node("a", gpus=gpus), now_ns=self.now_ns))
-        self.both(lambda core: core.register_node(build_node("b", gpus=2, model="T4"), now_ns=self.now_ns))
-        self.set_queues(build_queues(forest, unit=1000))
+        small = build_node("b", gpus=2, model="T4")
+        small = replace(small, gpus=tuple(replace(gpu, power_limit_default_w=70.0) for gpu in small.gpus))
+        self.both(lambda core: core.register_node(small, now_ns=self.now_ns))
+        queues = build_queues(forest, unit=1000)
+        self.set_queues(add_power(queues) if has_power else queues)
 
     def set_queues(self, queues):
         self.both(
@@ -205,6 +234,7 @@ class QueuedCluster(RuleBasedStateMachine):
 
     def both(self, call):
         self.now_ns += 10**9
+        before = len(self.journal)
         step, again = call(self.core), call(self.twin)
         assert step == again
         self.journal.extend(step.events)
@@ -214,7 +244,25 @@ class QueuedCluster(RuleBasedStateMachine):
                 if core is self.core:
                     self.journal.extend(more)
         assert self.core.state.digest() == self.twin.state.digest()
+        self.check_order(self.journal[before:])
         return step
+
+    def check_order(self, events):
+        """Of work of one queue, user and shape, none is left waiting that comes before one that was placed."""
+
+        def rank(workload):
+            return -workload.spec.priority, workload.submitted_ns
+
+        def kind(workload):
+            spec = workload.spec
+            return resolve_queue(self.core.state.policy.queues, spec.queue), spec.user, spec.request, spec.replicas
+
+        workloads = self.core.state.workloads
+        waiting = [workloads[key] for key in self.core.state.pending]
+        for event in events:
+            placed = workloads.get(event.workload_id) if isinstance(event, WorkloadPlaced) else None
+            for one in waiting if placed is not None else ():
+                assert kind(one) != kind(placed) or rank(placed) <= rank(one)
 
     @rule(data=st.data(), wanted=AMOUNTS)
     def submit(self, data, wanted):
@@ -247,11 +295,12 @@ class QueuedCluster(RuleBasedStateMachine):
         with contextlib.suppress(InvalidArgument):
             self.both(lambda core: core.move_to_queue(key, queue, now_ns=self.now_ns))
 
-    @rule(forest=forests(5))
-    def change_queues(self, forest):
+    @rule(forest=forests(5), has_power=st.booleans())
+    def change_queues(self, forest, has_power):
         """Other queues come into force: what runs stays, so that quotas may be exceeded until it ends."""
-        self.over = True
-        self.set_queues(build_queues(forest, unit=1000))
+        self.over = bool(self.running())
+        queues = build_queues(forest, unit=1000)
+        self.set_queues(add_power(queues) if has_power else queues)
 
     @rule()
     def reload(self):
@@ -272,10 +321,18 @@ class QueuedCluster(RuleBasedStateMachine):
                 if one.phase is WorkloadPhase.PLACED and one.spec.queue in self._below(queue.name)
                 for place in one.placements
             )
-            gpu = next(one for one in tree.usage(queue.name) if one.resource == "gpu")
-            assert gpu.used == used
-            if not self.over:
-                assert gpu.usage_most is None or gpu.used <= gpu.usage_most
+            usage = {one.resource: one for one in tree.usage(queue.name)}
+            assert usage["gpu"].used == used
+            if "power" in usage:
+                assert usage["power"].used == sum(
+                    1000 * {"a": 300, "b": 70}[place.node_name] * len(place.gpu_uuids)
+                    for one in state.workloads.values()
+                    if one.phase is WorkloadPhase.PLACED and one.spec.queue in self._below(queue.name)
+                    for place in one.placements
+                )
+            for resource in () if self.over else ("gpu", "power"):
+                one = usage.get(resource)
+                assert one is None or one.usage_most is None or one.used <= one.usage_most
 
     def _below(self, name):
         children = [queue.name for queue in self.core.queues.tree.queues if queue.parent == name]
@@ -287,15 +344,16 @@ class QueuedCluster(RuleBasedStateMachine):
             return
         for key in self.core.state.pending:
             workload = self.core.state.workloads[key]
-            assert workload.reason.partition(":")[0] in PENDING_CONSTRAINTS
+            assert workload.reason.partition(":")[0] in set(PendingConstraint)
             admitted = self.core.queues.admit(workload.spec, lambda: self.core.snapshot().models)
             if not isinstance(admitted, QueueHold):
                 assert not self.core._chooser.decide_placement(admitted, workload_id=key).placements
 
     @rule()
     def try_all(self):
-        """After a round the reason of whoever waits is true: its queue's if and only if its queue holds it."""
+        """Everybody who waits has a place. After a round the reason of whoever waits is the true one, word for word: its queue's if that holds it."""
         self.both(lambda core: core.retry_waiting(now_ns=self.now_ns))
+        assert sorted(self.core.queues.list_order(self.now_ns, 1000)) == sorted(self.core.state.pending)
         for key in self.core.state.pending:
             workload = self.core.state.workloads[key]
             admitted = self.core.queues.admit(workload.spec, lambda: self.core.snapshot().models)
@@ -303,6 +361,10 @@ class QueuedCluster(RuleBasedStateMachine):
             assert (constraint in ("quota", "max_quota", "queue")) == isinstance(admitted, QueueHold)
             if isinstance(admitted, QueueHold):
                 assert self.core.explain_workload(key).constraint == constraint
+                assert workload.reason == describe_queue_hold(admitted)
+            else:
+                decision = self.core._chooser.decide_placement(admitted, workload_id=key)
+                assert workload.reason == describe_pending_reason(admitted.request, decision)
 
     def teardown(self):
         """The journal, through its text, gives the same state, and so does the dump."""

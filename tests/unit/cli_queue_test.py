@@ -56,6 +56,13 @@ budget: 1 waits, with 2 GPUs and 4 CPUs, the longest for 3 h; waits for watts of
     assert fake.calls.count("explain_workload") == 2, "once for each reason"
 
 
+def test_places_that_the_controller_tells_come_before_priority_and_submission(eelctl, crowd, fake):
+    for place, name in enumerate(("new", "old"), 1):
+        fake.workloads[name] = replace(fake.workloads[name], queue_position=place)
+    lines = eelctl("queue", "--no-headers").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["1", "new"], ["2", "old"], ["3", "urgent"], ["4", "mid"]]
+
+
 def test_scripts_get_rows_alone_and_nobody_is_asked_what_would_help(eelctl, crowd, fake):
     lines = eelctl("queue", "--no-headers", "--limit", "3").stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [["1", "urgent"], ["2", "old"], ["3", "mid"]]

@@ -1,6 +1,7 @@
 """eelctl queue show, apply and move: the tree, the file, what differs, and quotas below what runs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_request
@@ -8,6 +9,8 @@ from tests.tables import strip_table
 
 from eelgrid_controller.cli.queue_file import read_queue_file
 from eelgrid_protos.messages import (
+    EnforcementMode,
+    ListSpendingResponse,
     PreemptionReclaim,
     PreemptionVictims,
     PreemptionWithin,
@@ -17,6 +20,11 @@ from eelgrid_protos.messages import (
     QueueQuota,
     QueueStatus,
     QueueUsage,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingQuantity,
+    SpendingScope,
+    SpendingStatus,
     Workload,
     WorkloadPhase,
 )
@@ -33,6 +41,7 @@ queues:
       gpu: {nominal: 4, borrow: 2, lend: 1, max: 6.5}
       gpu/H100: 2
       cpu: 500m
+      power: 5.6kW
     users: [ann]
 """
 RESEARCH = Queue(
@@ -47,6 +56,7 @@ VISION = Queue(
         QueueQuota(resource="gpu", nominal=4000, borrowing_limit=2000, lending_limit=1000, usage_limit=6500),
         QueueQuota(resource="gpu/H100", nominal=2000),
         QueueQuota(resource="cpu", nominal=500),
+        QueueQuota(resource="power", nominal=5_600_000),
     ),
     users=("ann",),
 )
@@ -103,6 +113,7 @@ def test_the_file_declares_amounts_as_people_write_them(written):
         ("queues: [{name: a, quota: {gpu: many}}]", "queues[0].quota.gpu.nominal: 'many' is not"),
         ("queues: [{name: a, quota: {gpu: 0.0001}}]", "'0.0001' is not a number of thousandths"),
         ("queues: [{name: a, quota: {memory: 8}}]", "'8' is less than 1 MiB without a unit"),
+        ("queues: [{name: a, quota: {power: 20}}]", "queues[0].quota.power.nominal: '20'"),
         ("queues: [{name: a, quota: {gpu: {most: 3}}}]", "quota.gpu: has no field 'most'"),
         ("queues: [{name: a, quota: {disk: 3}}]", "queues[0].quotas[0].resource"),
         ("queues: [{name: a, weight: 0}]", "queues[0].weight"),
@@ -132,7 +143,7 @@ def test_apply_prints_what_differs_and_puts_it_in_force(eelctl, written, fake):
         "dry run: nothing was changed",
         "queues half-life: 7 d -> 2 d",
         "queue research: new, parent none, weight 1, gpu 8, memory 2 TiB",
-        "queue vision: new, parent research, weight 2, gpu 4 borrow 2 lend 1 max 6.5, gpu/H100 2, cpu 0.5, users ann",
+        "queue vision: new, parent research, weight 2, gpu 4 borrow 2 lend 1 max 6.5, gpu/H100 2, cpu 0.5, power 5,600 W, users ann",
     ]
     assert not fake.policy.queues
     eelctl("queue", "apply", "-f", path)
@@ -207,3 +218,85 @@ def test_move_says_where_it_is_now(eelctl, fake):
     assert eelctl("queue", "move", "w", "vision").stdout == (
         "w-1: moved to queue vision; waits there: quota: too little\n"
     )
+
+
+SPENDING_FILE = """
+queues:
+  - name: research
+    quota: {gpu: 8}
+  - name: vision
+    parent: research
+    spending: [kwh=100 per day, "gpu-hours=2000 per month, observe"]
+"""
+KWH = SpendingLimit(
+    scope=SpendingScope.QUEUE,
+    name="vision",
+    quantity=SpendingQuantity.ENERGY,
+    most=100 * 3.6e6,
+    period=SpendingPeriod.DAY,
+    mode=EnforcementMode.ENFORCE,
+)
+
+
+def test_the_file_declares_spending_limits_of_a_queue_and_keeps_all_others(eelctl, written, fake):
+    other = replace(KWH, scope=SpendingScope.USER, name="ann")
+    fake.policy = replace(fake.policy, spending=(other,))
+    path = str(written(SPENDING_FILE))
+    assert eelctl("queue", "apply", "-f", path).stdout.splitlines()[1] == (
+        "queue vision: new, parent research, weight 1, spending per day, energy queue=vision kwh=100 per day, "
+        "spending per month, gpu_time queue=vision gpu-hours=2000 per month, observe"
+    )
+    hours = replace(
+        KWH,
+        quantity=SpendingQuantity.GPU_TIME,
+        most=2000 * 3600.0,
+        period=SpendingPeriod.MONTH,
+        mode=EnforcementMode.OBSERVE,
+    )
+    assert fake.policy.spending == (other, KWH, hours)
+    assert eelctl("queue", "apply", "-f", path).stdout == "no queue changes\n"
+    # A queue that says nothing about spending keeps what it has; an empty list removes it.
+    silent = SPENDING_FILE[: SPENDING_FILE.index("    spending")]
+    eelctl("queue", "apply", "-f", str(written(silent)))
+    assert fake.policy.spending == (other, KWH, hours)
+    assert eelctl("queue", "apply", "-f", str(written(silent + "    spending: []\n"))).stdout.splitlines() == [
+        "queue vision: spending per day, energy queue=vision kwh=100 per day -> not set",
+        "queue vision: spending per month, gpu_time queue=vision gpu-hours=2000 per month, observe -> not set",
+    ]
+    assert fake.policy.spending == (other,)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("spending: 3", "queues[0].spending: is no list"),
+        ("spending: [joules]", "queues[0].spending: 'queue=a joules'; write"),
+        ("spending: [kwh=0 per day]", "queues[0].spending: '0'; write a number above 0"),
+        ("spending: [kwh=none per day]", "removes or repeats a limit"),
+        ("spending: [kwh=1 per day, kwh=2 per day]", "removes or repeats a limit"),
+        ("spending: [kwh=1 per day]}, {name: b, parent: a", "queue a has queues below it and holds no work"),
+    ],
+)
+def test_a_wrong_spending_limit_is_refused_with_its_place(eelctl, written, fake, row, problem):
+    answer = eelctl.run("queue", "apply", "-f", str(written(f"queues: [{{name: a, {row}}}]")))
+    assert answer.exit_code == 5
+    assert problem in answer.stderr
+    assert "update_policy" not in fake.calls
+
+
+def test_show_says_what_queues_have_spent_of_their_limits(eelctl, running):
+    running.limited.answer = ListSpendingResponse(
+        limits=(
+            SpendingStatus(limit=KWH, begin_ns=0, end_ns=1, spent=25 * 3.6e6, waiting=2),
+            SpendingStatus(limit=replace(KWH, quantity=SpendingQuantity.MONEY, most=50.0), begin_ns=0, end_ns=1),
+            SpendingStatus(limit=replace(KWH, scope=SpendingScope.USER, name="ann"), begin_ns=0, end_ns=1),
+        ),
+        currency="EUR",
+    )
+    assert eelctl("queue", "show").stdout.splitlines()[-3:] == [
+        "",
+        "queue vision has spent 25 of 100 kWh of the day; 2 workloads wait for it",
+        "queue vision has spent an unknown part of 50 EUR of the day",
+    ]
+    plain = json.loads(eelctl("queue", "show", "-o", "json").stdout)
+    assert [row["limit"]["quantity"] for row in plain["spending"]] == ["energy", "money"]

@@ -1,11 +1,13 @@
 """Mode gate's machine against a small cluster, event by event."""
 
+from dataclasses import replace
+
 import pytest
 from tests.gate_rig import Api, Side, check, settle
 
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
-from eelgrid_protos.messages import WorkloadPhase
+from eelgrid_protos.messages import Queue, QueueQuota, WorkloadPhase
 
 
 @pytest.fixture
@@ -63,6 +65,40 @@ def test_a_gang_is_ungated_when_all_are_there_and_placed(api):
     settle(api, [side], 20.0, rounds=10)
     assert sorted(api.bound.values()) == ["a", "b", "c", "d"]
     check(api)
+
+
+@pytest.mark.parametrize("label", ["kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name"])
+def test_pods_with_the_label_of_kueue_wait_for_the_quota_of_their_queue(api, label):
+    side = leader(api)
+    quota = QueueQuota(resource="gpu", nominal=8000)
+    queues = (Queue(name="x/team", quotas=(quota,)), Queue(name="team"), Queue(name="default"))
+    side.core.update_policy(replace(side.core.state.policy, queues=queues), now_ns=2)
+    first = api.pod(gpus=8, labels={label: "team"})
+    settle(api, [side], 0.0, rounds=3)
+    api.pod(gpus=4, labels={label: "team"})
+    api.pod(gpus=8)
+    settle(api, [side], 10.0, rounds=3)
+    states = {one.spec.queue: [] for one in side.core.state.workloads.values()}
+    for one in side.core.state.workloads.values():
+        states[one.spec.queue].append(one.phase)
+    assert states == {
+        "x/team": [WorkloadPhase.PLACED, WorkloadPhase.PENDING],
+        "default": [WorkloadPhase.PLACED],
+    }
+    assert len(gated(api)) == 1
+    assert any("queue x/team has too little gpu quota left" in tell.text for tell in side.tells)
+    api.remove(first)
+    settle(api, [side], 20.0, rounds=5)
+    assert not gated(api)
+
+
+def test_a_pod_that_names_a_queue_that_is_not_declared_stays_gated_and_says_so(api):
+    side = leader(api)
+    side.core.update_policy(replace(side.core.state.policy, queues=(Queue(name="team"),)), now_ns=2)
+    api.pod(labels={"kueue.x-k8s.io/queue-name": "taem"})
+    settle(api, [side], 0.0, rounds=3)
+    assert len(gated(api)) == 1
+    assert any("did you mean team?" in tell.text or "queue is not known" in tell.text for tell in side.tells)
 
 
 def test_work_of_others_leaves_less(api):

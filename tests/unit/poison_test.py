@@ -15,12 +15,12 @@ from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.recovery import recover_state
-from eelgrid_controller.placement.explanations import CONTRADICTED_REASON
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import UnreadableEvent, WorkloadSubmitted, check_readable
 from eelgrid_controller.state.journal import Checkpoint, JournalEntry, digest_of
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, ContradictoryEvent, NodeRecord
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos import catalogue, codec, rpc
 from eelgrid_protos.errors import InvalidMessage, MalformedMessage
 from eelgrid_protos.faults import InvalidArgument
@@ -348,7 +348,10 @@ def test_a_place_that_the_ledger_refuses_costs_nobody_else_anything() -> None:
     core.cancel("runs", now_ns=4)
     submitted = core.submit(build_request("later"), now_ns=5).result
     for workload in (core.state.workloads["waits"], submitted):
-        assert (workload.phase, workload.reason) == (WorkloadPhase.PENDING, CONTRADICTED_REASON)
+        assert (workload.phase, workload.reason) == (
+            WorkloadPhase.PENDING,
+            PendingConstraint.UNAVAILABLE.describe("refused"),
+        )
     check_invariants(core.state)
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.builders.cluster import GIB, build_catalogue_gpu, build_core, build_node, build_request, build_spending_limit
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.explanations import PENDING_CONSTRAINTS
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.server.metrics.catalogue import PENDING_REASONS
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import WorkloadPlaced, WorkloadQueueChanged
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import ADMISSION_CHARGE_S, DecayedUsage, count_placed
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos import catalogue
@@ -343,6 +343,34 @@ def test_work_without_a_queue_goes_to_the_queue_default():
         submit(core, "w", gpus=2)
 
 
+def test_the_order_that_is_shown_is_that_in_which_work_starts():
+    core = build_queued_core(Queue(name="a"), Queue(name="b"), nodes=(build_node("n", gpus=4),))
+    for number in range(4):
+        submit(core, f"run-{number}", "a", now_ns=3 * S)
+    for number, (queue, priority) in enumerate([("a", 0), ("a", 0), ("b", 0), ("a", 5), ("b", 0)]):
+        submit(core, f"w-{number}", queue, now_ns=(4 + number) * S, priority=priority)
+    before = core.state.digest()
+    # The urgent one, then the queue that has used nothing, then by submission.
+    assert core.queues.list_order(100 * S, 10) == ["w-3", "w-2", "w-4", "w-0", "w-1"]
+    assert core.queues.list_order(100 * S, 2) == ["w-3", "w-2"]
+    assert core.state.digest() == before
+    started = []
+    for number in range(2):
+        started += placed(core.cancel(f"run-{number}", now_ns=100 * S))
+    assert started == ["w-3", "w-2"]
+
+
+def test_a_queue_of_a_namespace_goes_before_one_of_the_same_name():
+    core = build_queued_core(
+        Queue(name="team"), Queue(name="ml/team"), Queue(name="all"), Queue(name="x", parent="all")
+    )
+    assert submit(core, "a", "team", namespace="ml").spec.queue == "ml/team"
+    assert submit(core, "b", "team", namespace="web").spec.queue == "team"
+    assert submit(core, "c", "ml/team", namespace="web").spec.queue == "ml/team"
+    # The same submission again is the same workload.
+    assert submit(core, "a", "team", namespace="ml").spec.queue == "ml/team"
+
+
 def test_users_and_namespaces_of_a_queue_and_those_above_it_bound_who_submits():
     core = build_queued_core(
         Queue(name="top", namespaces=("lab",)), Queue(name="q", parent="top", users=("ann",)), Queue(name="open")
@@ -435,7 +463,71 @@ def test_a_slice_is_charged_with_the_larger_of_its_compute_and_memory_shares():
     )
     nodes = {"n": NodeRecord(inventory=replace(build_node("n"), gpus=(gpu,)))}
     # 3g.40gb has half of the memory, 1g.20gb a quarter.
-    assert count_placed(workload, nodes) == {"cpu": 2000, "gpu": 750, f"gpu/{gpu.model}": 750}
+    watts = gpu.power_limit_default_w or gpu.power_limit_max_w or 300.0
+    assert count_placed(workload, nodes) == {
+        "cpu": 2000,
+        "gpu": 750,
+        f"gpu/{gpu.model}": 750,
+        "power": 750 * watts,
+    }
+
+
+def _build_powered_node(name, **watts):
+    """Two GPUs of each model, with these default limits."""
+    gpus = tuple(
+        replace(
+            gpu, uuid=f"{gpu.uuid}-{model}", index=2 * place + gpu.index, model=model, power_limit_default_w=limit_w
+        )
+        for place, (model, limit_w) in enumerate(watts.items())
+        for gpu in build_node(name, gpus=2).gpus
+    )
+    return replace(build_node(name), gpus=gpus)
+
+
+def test_a_quota_of_power_holds_back_what_would_exceed_it_and_leaves_a_model_that_fits():
+    nodes = (_build_powered_node("a", A100=400.0, T4=70.0),)
+    core = build_queued_core(Queue(name="q", quotas=(quota("power", 500_000),)), nodes=nodes)
+    assert submit(core, "one", "q", models=("A100",)).phase is WorkloadPhase.PLACED
+    waits = submit(core, "two", "q", models=("A100",))
+    assert waits.reason == "quota: queue q has too little power quota left"
+    remedy = core.explain_workload("two").remedy
+    assert "uses 400 W of power of 500 W of power" in remedy
+    assert "raise nominal of power in queue q to 800 W of power" in remedy
+    # Any model: there is quota left for a T4 alone.
+    third = submit(core, "three", "q")
+    (place,) = third.placements
+    assert core.state.nodes["a"].gpu(place.gpu_uuids[0]).model == "T4"
+    (power,) = (one for one in core.queues.tree.usage("q") if one.resource == "power")
+    assert (power.used, power.quota, power.usage_most) == (470_000, 500_000, 500_000)
+    with pytest.raises(InvalidArgument) as refused:
+        submit(core, "four", "q", gpus=2, models=("A100",))
+    assert refused.value.violations[0].field == "spec.request.gpu_count"
+    assert "needs 800 W of power; queue q can have 500 W of power" in refused.value.violations[0].problem
+    for key in ("one", "two", "three"):
+        core.cancel(key, now_ns=9)
+    (power,) = (one for one in core.queues.tree.usage("q") if one.resource == "power")
+    assert power.used == 0
+
+
+def test_a_power_limit_changes_no_charge_and_a_share_is_charged_its_part_rounded_up():
+    nodes = (_build_powered_node("a", A100=333.333),)
+    core = build_queued_core(Queue(name="q", quotas=(quota("power", 10**9),)), nodes=nodes)
+    submit(core, "whole", "q")
+    core.set_limit("whole", 200.0, now_ns=5)
+    submit(core, "part", "q", milli=500)
+    assert core.state.queue_usage.charges["whole"].amounts["power"] == 333_333
+    assert core.state.queue_usage.charges["part"].amounts["power"] == 166_667
+
+
+def test_models_without_room_for_all_replicas_in_the_power_quota_are_left_out_even_by_a_milliwatt():
+    nodes = (_build_powered_node("a", A100=333.333),)
+    for most, phase in ((333_333, WorkloadPhase.PENDING), (333_334, WorkloadPhase.PLACED)):
+        core = build_queued_core(Queue(name="q", quotas=(quota("power", 10**9, most=most),)), nodes=nodes)
+        if phase is WorkloadPhase.PENDING:
+            with pytest.raises(InvalidArgument):
+                submit(core, "w", "q", milli=500, replicas=2)
+        else:
+            assert submit(core, "w", "q", milli=500, replicas=2).phase is phase
 
 
 def test_pending_work_moves_between_queues_and_keeps_its_time():
@@ -493,4 +585,5 @@ def test_without_queues_the_order_is_priority_then_submission_whatever_the_queue
 
 
 def test_metrics_count_pending_work_by_every_constraint_that_it_may_name():
-    assert set(PENDING_CONSTRAINTS) - set(PENDING_REASONS) == {"evicted"}
+    assert set(PENDING_REASONS) - set(PendingConstraint) == {"other"}
+    assert set(PendingConstraint) < set(PENDING_REASONS)

@@ -182,7 +182,7 @@ def _options(text: str) -> tuple[EnforcementMode, float | None]:
     return mode, warn_ratio
 
 
-def _limit(text: str) -> tuple[SpendingLimit, bool]:
+def parse_spending_limit(text: str) -> tuple[SpendingLimit, bool]:
     """Parses one spending limit, and whether to keep it; raises BadParameter."""
     match = _LIMIT.fullmatch(text.strip())
     if match is None:
@@ -214,7 +214,7 @@ def apply_limit_options(policy: Policy, texts: Iterable[str]) -> tuple[SpendingL
     """Returns the limits of a policy with those named changed, added or removed; raises BadParameter."""
     limits = {spending_key(one): one for one in policy.spending}
     for text in texts:
-        limit, is_kept = _limit(text)
+        limit, is_kept = parse_spending_limit(text)
         if is_kept:
             limits[spending_key(limit)] = limit
         elif limits.pop(spending_key(limit), None) is None:

@@ -1,13 +1,14 @@
 """eelctl queue: pending workloads in scheduling order, since when and for what they wait, and what would help.
 
 Owns the command's options, its rows and its sums. The controller decides the reasons and the order, which is
-priority, then submission. The command reads the whole queue, whatever it shows of it, so that places and sums are
+priority, then submission, and with queues fair share. The command reads the whole queue, whatever it shows of it, so that places and sums are
 those of the whole queue.
 
 What would help costs the controller a decision, so it is asked once per constraint, for the first workload that
 waits for it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,9 +191,12 @@ def _plain_row(row: QueuedWorkload) -> dict[str, Any]:
 
 
 def rank_queue(pending: Iterable[Workload], now_ns: int) -> list[QueuedWorkload]:
-    """Returns pending workloads in scheduling order, given in the order of submission; waits are up to `now_ns`."""
+    """Returns pending workloads in scheduling order, given in the order of submission; waits are up to `now_ns`.
+
+    Those whose places the controller has told come first, by these, then the others by priority and submission.
+    """
     # Sorting keeps the order of submission among equals.
-    ranked = sorted(pending, key=lambda workload: -workload.spec.priority)
+    ranked = sorted(pending, key=lambda workload: (workload.queue_position or math.inf, -workload.spec.priority))
     return [
         QueuedWorkload(place, workload, max(0.0, (now_ns - workload.submitted_ns) / 1e9))
         for place, workload in enumerate(ranked, 1)
@@ -201,7 +205,7 @@ def rank_queue(pending: Iterable[Workload], now_ns: int) -> list[QueuedWorkload]
 
 def _read(client: Any, timeout_s: float) -> list[QueuedWorkload]:
     """Returns all pending workloads in scheduling order, with waits by the controller's clock."""
-    request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,))
+    request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,), queue_positions=True)
     found = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
     return rank_queue(found, client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns)
 
@@ -255,8 +259,8 @@ def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted
 
     STARTS is by when a workload starts at the latest, if run times are as expected; only what waits for capacity first
     is promised that, unless the policy says otherwise (`eelctl policy set --backfill`).
-    PLACE is the position in the whole queue, by priority and submission; where queues are declared (`show`), fair share
-    decides between those of one priority. The lines below the table sum up what waits for each constraint;
+    PLACE is the position in the whole queue: by priority and submission, or where queues are declared (`show`) as fair
+    share has it now, for the first 1024. The lines below the table sum up what waits for each constraint;
     --no-headers omits them.
 
     \b

@@ -1,31 +1,49 @@
 """Queue files: the YAML by which queues are declared, and how queues differ from those in force.
 
-Amounts are written as people write them (`16` GPUs, `2TiB`, `500m` CPUs); a file declares all queues, so that one that is
-left out is removed.
+Amounts are written as people write them (`16` GPUs, `2TiB`, `500m` CPUs, `20kW`); a file declares all queues, so that one that is
+left out is removed. Spending limits of a queue are those of `eelctl policy set --spend`: the file is another place to write
+them, and a queue without the field keeps those it has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from eelgrid_controller.cli.connection import RequestRefused, read_yaml_file
+from eelgrid_controller.cli.policy import parse_spending_limit
 from eelgrid_controller.formatting import (
     format_age,
     format_cpu,
     format_gpu,
     format_memory,
+    format_watts,
     parse_cpu_milli,
     parse_duration_s,
     parse_gpu_milli,
     parse_memory_bytes,
 )
+from eelgrid_controller.state.spending import SpendingKey, format_limit, spending_key
 from eelgrid_protos.errors import InvalidMessage, Violation
-from eelgrid_protos.messages import Policy, PriorityClass, Queue, QueuePreemption, QueueQuota
+from eelgrid_protos.messages import (
+    POWER_RESOURCE,
+    SPENDING_LIMITS_MOST,
+    Policy,
+    PriorityClass,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
+    SpendingLimit,
+    SpendingScope,
+)
 from eelgrid_protos.plain_messages import from_plain
+from eelgrid_protos.quantities import parse_watts
 
 _BYTES_MOST = 8 << 20
 _LIMITS = {"nominal": "nominal", "borrow": "borrowing_limit", "lend": "lending_limit", "max": "usage_limit"}
-_QUEUE_FIELDS = ("name", "parent", "weight", "quota", "users", "namespaces", "preemption")
+_QUEUE_FIELDS = ("name", "parent", "weight", "quota", "spending", "users", "namespaces", "preemption")
 _NEVER = "never"
 # The words of the fields of `preemption`; never, and of victims jobs, is what is not set.
 _PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
@@ -42,6 +60,8 @@ def format_amount_of(resource: str, amount: int) -> str:
     """Formats an amount of a resource as a queue file has it."""
     if resource == "memory":
         return format_memory(amount)
+    if resource == POWER_RESOURCE:
+        return format_watts(amount)
     return format_cpu(amount) if resource == "cpu" else format_gpu(amount)
 
 
@@ -61,9 +81,11 @@ def _amount(resource: str, value: Any, place: str) -> int:
     try:
         if resource == "memory":
             return parse_memory_bytes(str(value))
+        if resource == POWER_RESOURCE:
+            return round(1000.0 * parse_watts(str(value)))
         return _parse_count(str(value), parse_cpu_milli if resource == "cpu" else parse_gpu_milli)
     except ValueError as error:
-        raise RequestRefused(f"{place}: {error}", "write gpu: 16, cpu: 200 or memory: 2TiB") from None
+        raise RequestRefused(f"{place}: {error}", "write gpu: 16, cpu: 200, memory: 2TiB or power: 20kW") from None
 
 
 def _mapping(value: Any, place: str, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -97,6 +119,7 @@ def _preemption(value: Any, place: str) -> dict[str, Any]:
 def _queue(value: Any, place: str) -> dict[str, Any]:
     fields = dict(_mapping(value, place, _QUEUE_FIELDS))
     quotas = fields.pop("quota", {})
+    fields.pop("spending", None)
     if not isinstance(quotas, dict):
         raise RequestRefused(f"{place}.quota: is not a mapping", "write {gpu: 16, memory: 2TiB}")
     if "preemption" in fields:
@@ -120,6 +143,51 @@ def _priority_classes(value: Any, place: str) -> list[dict[str, Any]]:
     return found
 
 
+def _read_spending(rows: Sequence[Any], place: str) -> dict[str, tuple[SpendingLimit, ...]]:
+    """Reads the spending limits of the queues that declare any, by queue."""
+    parents = {row.get("parent") for row in rows}
+    found: dict[str, tuple[SpendingLimit, ...]] = {}
+    for index, row in enumerate(rows):
+        if "spending" not in row:
+            continue
+        name, where = str(row["name"]), f"{place}: queues[{index}].spending"
+        texts = row["spending"]
+        if not isinstance(texts, list):
+            raise RequestRefused(
+                f"{where}: is no list", "write ['kwh=100 per day', 'gpu-hours=2000 per month, observe']"
+            )
+        if texts and name in parents:
+            raise RequestRefused(
+                f"{where}: queue {name} has queues below it and holds no work", "set the limits of the queues below it"
+            )
+        limits: dict[SpendingKey, SpendingLimit] = {}
+        for text in texts:
+            try:
+                limit, is_kept = parse_spending_limit(f"queue={name} {text}")
+            except click.BadParameter as error:
+                raise RequestRefused(f"{where}: {error.message}", f"write {text!r} as kwh=100 per day") from None
+            if not is_kept or spending_key(limit) in limits:
+                raise RequestRefused(f"{where}: {text!r} removes or repeats a limit", "leave it out")
+            limits[spending_key(limit)] = limit
+        found[name] = tuple(limits.values())
+    return found
+
+
+def apply_queue_file(before: Policy, declared: Mapping[str, Any]) -> Policy:
+    """Returns the policy with what a queue file declares; see `read_queue_file`."""
+    fields = dict(declared)
+    spending: Mapping[str, tuple[SpendingLimit, ...]] = fields.pop("spending", {})
+    kept = [one for one in before.spending if one.scope is not SpendingScope.QUEUE or one.name not in spending]
+    limits = (*kept, *(limit for limits in spending.values() for limit in limits))
+    if len(limits) > SPENDING_LIMITS_MOST:
+        raise RequestRefused(
+            f"the file makes {len(limits)} spending limits; at most {SPENDING_LIMITS_MOST} are allowed",
+            "declare fewer, or take others away with eelctl policy set --spend",
+        )
+    same = {spending_key(one): one for one in limits} == {spending_key(one): one for one in before.spending}
+    return replace(before, **fields, spending=before.spending if same else limits)
+
+
 def _duration(value: Any, place: str) -> float:
     try:
         return float(parse_duration_s(str(value)))
@@ -128,7 +196,10 @@ def _duration(value: Any, place: str) -> float:
 
 
 def read_queue_file(path: Path) -> dict[str, Any]:
-    """Reads the fields of a policy that a queue file sets; raises RequestRefused with the field."""
+    """Reads the fields of a policy that a queue file sets; raises RequestRefused with the field.
+
+    `spending` has the limits by queue, of the queues that declare some; `apply_queue_file` joins them with the others.
+    """
     plain = read_yaml_file(path, _BYTES_MOST)
     fields = _mapping(plain, str(path), _FILE_FIELDS)
     if not isinstance(fields.get("queues"), list):
@@ -145,7 +216,12 @@ def read_queue_file(path: Path) -> dict[str, Any]:
     except InvalidMessage as error:
         violations = tuple(Violation(one.field, one.problem, one.remedy) for one in error.violations)
         raise RequestRefused(f"{path}: {error.message}", "correct the file", violations) from None
-    return {"queues": read.queues, **{field: getattr(read, field) for field in found}}
+    spending = _read_spending(fields["queues"], str(path))
+    return {
+        "queues": read.queues,
+        **{field: getattr(read, field) for field in found},
+        **({"spending": spending} if spending else {}),
+    }
 
 
 def _describe_quota(quota: QueueQuota) -> str:
@@ -161,13 +237,16 @@ def _preemption_settings(rules: QueuePreemption) -> Iterator[tuple[str, str]]:
     yield "preemption minimum run time", format_age(rules.min_runtime_s)
 
 
-def _settings(queue: Queue) -> Iterator[tuple[str, str]]:
+def _settings(queue: Queue, spending: Sequence[SpendingLimit]) -> Iterator[tuple[str, str]]:
     yield "parent", queue.parent or "none"
     yield "weight", f"{queue.weight:g}"
     for quota in queue.quotas:
         yield quota.resource, _describe_quota(quota)
     if queue.preemption is not None:
         yield from _preemption_settings(queue.preemption)
+    for limit in spending:
+        if limit.scope is SpendingScope.QUEUE and limit.name == queue.name:
+            yield f"spending per {limit.period.name.lower()}, {limit.quantity.name.lower()}", format_limit(limit)
     if queue.users:
         yield "users", ", ".join(queue.users)
     if queue.namespaces:
@@ -180,8 +259,9 @@ def _describe_class(one: PriorityClass | None) -> str:
 
 def queue_changes(before: Policy, after: Policy) -> Iterator[str]:
     """Yields a line for each setting of a queue that differs."""
-    old = {queue.name: dict(_settings(queue)) for queue in before.queues}
-    new = {queue.name: dict(_settings(queue)) for queue in after.queues}
+    old, new = (
+        {queue.name: dict(_settings(queue, policy.spending)) for queue in policy.queues} for policy in (before, after)
+    )
     for name, value, wanted in (
         ("half-life", before.queue_half_life_s, after.queue_half_life_s),
         ("age limit", before.queue_age_limit_s, after.queue_age_limit_s),

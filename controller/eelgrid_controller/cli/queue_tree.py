@@ -4,7 +4,7 @@ Queues are part of the policy, so that a change carries the revision that it is 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,20 @@ from eelgrid_controller.cli.connection import (
     output_option,
 )
 from eelgrid_controller.cli.output import TableColumn, echo, print_document, print_plain, text_table, use_colour
-from eelgrid_controller.cli.queue_file import format_amount_of, queue_changes, read_queue_file
+from eelgrid_controller.cli.queue_file import apply_queue_file, format_amount_of, queue_changes, read_queue_file
 from eelgrid_controller.cli.workload_names import call_with_workload
 from eelgrid_controller.formatting import count_noun
+from eelgrid_controller.state.spending import describe_unit, format_amount
 from eelgrid_protos.messages import (
     GetPolicyRequest,
     ListQueuesRequest,
+    ListSpendingRequest,
     MoveToQueueRequest,
     Policy,
     QueueStatus,
     QueueUsage,
+    SpendingScope,
+    SpendingStatus,
     UpdatePolicyRequest,
     Workload,
     WorkloadPhase,
@@ -84,14 +88,33 @@ def show(settings: CliSettings) -> None:
     """Show the tree of queues: quotas, what is used, borrowed and lent, shares, and how much waits.
 
     NOMINAL and USED include the queues below. MOST is what could be used if nothing else ran; empty where nothing bounds
-    it. SHARE is the largest part that is borrowed, over the weight: the smallest goes first.
+    it. SHARE is the largest part that is borrowed, over the weight: the smallest goes first. Spending limits of queues
+    are below the table.
     """
     with connect_operators(settings) as client:
         statuses = _read_statuses(client, settings)
+        spending = client.list_spending(ListSpendingRequest(), timeout=settings.timeout_s) if statuses else None
     lines = ["no queues are declared; declare them with eelctl queue apply -f FILE"]
-    if statuses:
+    names = {status.queue.name for status in statuses}
+    limits = [
+        one
+        for one in (() if spending is None else spending.limits)
+        if one.limit.scope is SpendingScope.QUEUE and one.limit.name in names
+    ]
+    if spending is not None:
         lines = text_table(_COLUMNS, list(_rows(statuses)), headers=settings.headers, colour=use_colour())
-    print_plain(settings, {"queues": [to_plain(status) for status in statuses]}, lines)
+        lines += [""] * bool(limits) + [_describe_spending(one, spending.currency) for one in limits]
+    plain = {"queues": [to_plain(status) for status in statuses], "spending": [to_plain(one) for one in limits]}
+    print_plain(settings, plain, lines)
+
+
+def _describe_spending(one: SpendingStatus, currency: str) -> str:
+    """Formats what a queue has spent of a limit."""
+    limit = one.limit
+    spent = "an unknown part" if one.spent is None else format_amount(limit.quantity, one.spent)
+    amounts = f"{spent} of {format_amount(limit.quantity, limit.most)} {describe_unit(limit.quantity, currency)}"
+    waits = f"; {count_noun(one.waiting, 'workload waits', 'workloads wait')} for it" if one.waiting else ""
+    return f"queue {limit.name} has spent {amounts} of the {limit.period.name.lower()}{waits}"
 
 
 @click.command()
@@ -119,7 +142,7 @@ def apply(settings: CliSettings, path: Path, dry_run: bool, yes: bool) -> None:
     declared = read_queue_file(path)
     with connect_operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
-        wanted = replace(found, **declared)
+        wanted = apply_queue_file(found, declared)
         changes = list(queue_changes(found, wanted)) or ["no queue changes"]
         low = list(_low_quotas(_read_statuses(client, settings), wanted))
         for line in low:

@@ -231,7 +231,9 @@ class TopFeed:
                 request = ListWorkloadsRequest(phases=LIVE_PHASES, name_contains=name)
                 return self._read_pages(tab, client.list_workloads, request, "workloads")
             case "queue":
-                waiting = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,), name_contains=name)
+                waiting = ListWorkloadsRequest(
+                    phases=(WorkloadPhase.PENDING,), name_contains=name, queue_positions=True
+                )
                 read = self._read_pages(tab, client.list_workloads, waiting, "workloads")
                 now_ns = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns
                 return replace(read, rows=tuple(rank_queue(read.rows, now_ns)))

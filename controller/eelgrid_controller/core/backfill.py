@@ -36,6 +36,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.events import Event, WorkloadPromised
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
 from eelgrid_protos.messages import (
     PROMISE_ENDS_MOST,
@@ -48,7 +49,7 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-BACKFILL_REASON = "backfill: there is room, but it would delay work that goes before it"
+BACKFILL_REASON = PendingConstraint.BACKFILL.describe()
 # Whole searches for the places of one reserved start; each takes milliseconds.
 _SEARCHES_MOST = 4
 # Times that a walk considers beside those of other reserved starts, which change what is held at each.
@@ -60,7 +61,7 @@ _REPLANS_MOST = 64
 
 def describe_reserved(name: str) -> str:
     """Returns the reason of work that a reservation of nodes keeps waiting."""
-    return f"reservation: there is room, but on nodes that reservation {name} holds"
+    return PendingConstraint.RESERVATION.describe("held", reservation=name)
 
 
 def _has_free_gpus(record: NodeRecord, spec: WorkloadSpec) -> bool:

@@ -47,8 +47,6 @@ from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
 from eelgrid_controller.placement.explanations import (
-    CONTRADICTED_REASON,
-    SLICES_REASON,
     explain_workload,
     make_outcome_event,
     preview_workload,
@@ -91,6 +89,7 @@ from eelgrid_controller.state.events import (
     check_readable,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_kernels.node_cost import cluster_power
@@ -257,6 +256,7 @@ class Core:
             self._refuse_too_many()
         with suppress(InvalidArgument):  # it runs, whatever GPU it names
             request = resolve_models(self.state, self.snapshot, request)
+        request = replace(request, spec=self.queues.qualify(request.spec))
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
         frees = bool(events) and adoption.frees_capacity(request.spec.request)
         return self._finish_step(events, request.workload_id, now_ns, frees=frees)
@@ -270,10 +270,10 @@ class Core:
     def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> CoreStep[Workload]:
         """Accepts a workload that waits for the partition planner."""
         if dry_run:
-            return CoreStep((), replace(workload, reason=SLICES_REASON), frozenset())
+            return CoreStep((), replace(workload, reason=PendingConstraint.PARTITIONS.describe()), frozenset())
         key = workload.workload_id
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
-        deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
+        deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=PendingConstraint.PARTITIONS.describe())
         return self._finish_step((submitted, deferred), key, now_ns)
 
     def _quote_if_due(self, now_ns: int) -> tuple[PricesQuoted, ...]:
@@ -727,7 +727,11 @@ class Core:
             return event, self._apply_event(event)
         except ContradictoryEvent:
             # This is a bug of ours, and nothing has changed: it must not affect other work.
-            waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=CONTRADICTED_REASON)
+            waits = WorkloadDeferred(
+                time_ns=event.time_ns,
+                workload_id=event.workload_id,
+                reason=PendingConstraint.UNAVAILABLE.describe("refused"),
+            )
             return waits, self._apply_event(waits)
 
     def _finish_step(

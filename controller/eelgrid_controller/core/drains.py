@@ -33,6 +33,7 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, make_assignment
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
     DRAINED_WORKLOADS_MOST,
@@ -230,7 +231,7 @@ def _make_eviction(unit: DrainUnit, now_ns: int) -> Event:
             return PartitionsPlanned(time_ns=now_ns, services=(SlicedService(workload_id=key, placements=left),))
         return WorkloadScaled(time_ns=now_ns, workload_id=key, released=tuple(sorted(gone)))
     cause = describe_cause(unit.cordon.user, unit.cordon.reason)
-    reason = f"evicted: node {unit.placements[0].node_name} was drained{cause}"
+    reason = PendingConstraint.EVICTED.describe(node=unit.placements[0].node_name, cause=cause)
     return WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason)
 
 

@@ -50,6 +50,7 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import QueueCharge, count_request
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
@@ -178,7 +179,7 @@ class Preemptions:
         if decision is None:
             return PreemptionStep((), frozenset())
         key, queue = workload.workload_id, self._queues.find_leaf(workload.spec)
-        reason = f"preempted: for {key} of queue {queue}"
+        reason = PendingConstraint.PREEMPTED.describe(gainer=key, queue=queue or "")
         victims = tuple(one.workload_id for one in plan.victims)
         processes = [name for name in victims if self._state.workloads[name].spec.process is not None]
         if processes:
@@ -378,7 +379,9 @@ class Preemptions:
         ]
         if not self._still_fits(nomination, victims):
             victims = [name for name in victims if workloads[name].preempted_for == key]
-            waits = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason="preempted: its place is gone")
+            waits = WorkloadDeferred(
+                time_ns=now_ns, workload_id=key, reason=PendingConstraint.PREEMPTED.describe("gone")
+            )
             return _apply_all(apply, waits, *self._evict(victims, key, nomination.reason, now_ns))
         evicted = _apply_all(apply, *self._evict(victims, key, nomination.reason, now_ns))
         placed, nodes = settle(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=nomination.placements))
@@ -420,4 +423,4 @@ def _find_start_ns(workload: Workload) -> int:
 def _describe_wait(victims: Sequence[str]) -> str:
     shown = ", ".join(victims[:_NAMED])
     more = f" and {len(victims) - _NAMED} more" if len(victims) > _NAMED else ""
-    return f"preempting: waits for {shown}{more} to stop"
+    return PendingConstraint.PREEMPTING.describe(victims=f"{shown}{more}")

@@ -42,6 +42,7 @@ from eelgrid_controller.queueing.runtime_estimates import SOURCE_NAMES, estimate
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
 from eelgrid_controller.state.node_allocations import is_sliced
+from eelgrid_controller.state.pending_reasons import PendingConstraint, describe_hint, find_constraint
 from eelgrid_controller.state.policy import CLUSTER_BUDGET, describe_budget
 from eelgrid_controller.state.spending import spending_reason, spending_remedy
 from eelgrid_protos.errors import Violation
@@ -263,65 +264,7 @@ def _describe_found(decision: PlacementDecision, gaps: NodeGaps, spec: WorkloadS
     return ". ".join(said) or "No node has room"
 
 
-SLICES_REASON = "partitions: waits for the partition planner"
 PREEMPTING_REMEDY = "Its place is reserved, and it is placed when those have stopped, at the latest after their grace."
-CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which is a fault of the controller: report it"
-
-# Every constraint that a pending workload may name, in order of precedence: of several that hold it back, the first is
-# named. Those of nodes come last, in the order in which `select_binding_constraint` chooses among them. Work that was
-# evicted or preempted says so until it is tried next.
-PENDING_CONSTRAINTS = (
-    "preempting", "preempted", "evicted", "spending", "queue", "max_quota", "quota", "partitions", "backfill",
-    "reservation", "budget", "replicas", "cpu+memory", "cpu", "memory",
-    "gpu_share", "gpu_count", "gpu_mig", "gpu_model", "traits", "unavailable", "no_nodes",
-)  # fmt: skip
-# By constraint: the reason.
-_REASONS: Mapping[str, str] = {
-    "no_nodes": "no node has joined yet",
-    "unavailable": "the nodes that would do are cordoned, lost or ahead of the journal, or as full as a plan allows",
-    "traits": "no node that would do has every trait that it requires",
-    "processes": "no agent of a node that would do runs processes",
-    "reservation": "the nodes that would do are reserved, and full",
-    "gpu_model": "no node has a GPU of an allowed model",
-    "gpu_mig": "the GPUs that would do are cut by MIG, or the partition planner's",
-    "gpu_count": "no node has enough whole GPUs free",
-    "gpu_share": "no GPU has so large a share free",
-    "cpu": "nodes with free GPUs lack CPU",
-    "memory": "nodes with free GPUs lack memory",
-    "cpu+memory": "nodes with free GPUs lack CPU or memory",
-    "replicas": "there is room for some replicas, not for all",
-}
-_REASONS_WITHOUT_GPU: Mapping[str, str] = {
-    "cpu": "no node has enough CPU free",
-    "memory": "no node has enough memory free",
-    "cpu+memory": "no node has enough CPU and memory free",
-}
-# Said where no remedy is known that would be enough.
-_HINTS: Mapping[str, str] = {
-    "unavailable": "eelctl uncordon cordoned nodes, bring the agents of lost nodes back, eelctl reconcile nodes that are ahead, or cancel small workloads there",
-    "traits": "label nodes or take taints away, or ask for less in its node selector, affinity and tolerations",
-    "processes": "start an agent there with --run-processes, or eelctl box start on this machine",
-    "gpu_mig": "take a pool from the partition planner and switch MIG off there, or allow other models",
-}
-
-
-_HINT = "wait for work to end there, or add nodes"
-# Constraints that hold before any node is tried.
-_HINTS_WITHOUT_NODES: Mapping[str, str] = {
-    "budget": "wait for work to end below that budget, or raise it with `eelctl policy set`",
-    "spending": "wait for the next period, or raise the limit with `eelctl policy set --spend`",
-    "quota": "wait for work of that queue to end, or raise its quota with `eelctl queue apply`",
-    "max_quota": "raise its quota with `eelctl queue apply`, or cancel the work",
-    "queue": "move it to a queue with `eelctl queue move`",
-    "partitions": "see what `eelctl partition plan` finds, and apply it",
-    "backfill": "wait, or say how long it runs with --expect, so that it can start before others",
-    "reservation": "wait for the reservation to end, or say how long it runs with --expect",
-}
-
-
-def waiting_hint(constraint: str) -> str:
-    """Returns what helps work that waits for a constraint in general, without trying it; see `explain_workload`."""
-    return _HINTS.get(constraint) or _HINTS_WITHOUT_NODES.get(constraint, _HINT)
 
 
 def describe_pending_reason(request: ResourceRequest, decision: PlacementDecision) -> str:
@@ -333,10 +276,9 @@ def describe_pending_reason(request: ResourceRequest, decision: PlacementDecisio
     if decision.withheld:
         return decision.withheld
     if decision.lack is not None:
-        return f"budget: waits for watts of {describe_budget(decision.lack.budget)}"
-    constraint = select_binding_constraint(decision.removals, decision.room)
-    said = _REASONS[constraint] if request.gpu_count else _REASONS_WITHOUT_GPU.get(constraint, _REASONS[constraint])
-    return f"{constraint}: {said}"
+        return PendingConstraint.BUDGET.describe(budget=describe_budget(decision.lack.budget))
+    constraint = find_constraint(select_binding_constraint(decision.removals, decision.room))
+    return constraint.describe("no_gpu" if not request.gpu_count and "no_gpu" in constraint.sentences else "")
 
 
 def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlacer, queues: QueueIndex) -> Explanation:
@@ -405,17 +347,21 @@ def _explain_placement(
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.get(workload_id))
     if workload_id in state.nominations:
-        return Explanation(workload=workload, remedy=PREEMPTING_REMEDY, constraint="preempting")
+        return Explanation(workload=workload, remedy=PREEMPTING_REMEDY, constraint=PendingConstraint.PREEMPTING.value)
     hold = state.spending.blocking_limit(spec)
     if hold is not None:
-        return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")
+        return Explanation(
+            workload=workload, remedy=spending_remedy(hold, state.policy), constraint=PendingConstraint.SPENDING.value
+        )
     if is_sliced(workload):
-        return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
+        return Explanation(
+            workload=workload, remedy=_slices_remedy(state), constraint=PendingConstraint.PARTITIONS.value
+        )
     if queues.is_active:
         admitted = queues.admit(spec, lambda: placer.snapshot().models)
         if isinstance(admitted, QueueHold):
             remedy = describe_queue_remedy(admitted, queues.tree)
-            return Explanation(workload=workload, remedy=remedy, constraint=admitted.constraint)
+            return Explanation(workload=workload, remedy=remedy, constraint=admitted.constraint.value)
         # What has no quota left is no way to help.
         spec = admitted
     decision = placer.decide_placement(spec, workload_id=workload_id)
@@ -438,7 +384,7 @@ def _explain_placement(
             _describe_found(decision, gaps, spec),
             select_binding_constraint(decision.removals, decision.room),
         )
-    remedy = f"{found}. To help: {_join_ways(ways) if ways else _HINTS.get(constraint, _HINT)}."
+    remedy = f"{found}. To help: {_join_ways(ways) if ways else describe_hint(constraint)}."
     before = 0 if queues.is_active else state.pending.count_before(workload_id)
     if before:
         remedy += f" {_count(before, 'workload')} that wait{'s' if before == 1 else ''} {'is' if before == 1 else 'are'} tried before it."

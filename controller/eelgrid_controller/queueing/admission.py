@@ -5,15 +5,17 @@ and the capacity of the nodes. It decides on the state as it is at that moment, 
 limit together. Owns the sentences about queues. Must not know where work is placed.
 
 Of the models that a request allows, those whose quota all its replicas fit into are left: a narrowed request is never
-placed beyond a quota, and one that would fit only on several models together waits.
+placed beyond a quota, and one that would fit only on several models together waits. Watts are counted in the same way,
+each model at its most powerful registered GPU, so that what is placed is never charged with more than was admitted.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import islice
 
-from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
+from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_watts
 from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree, compute_age_check
 from eelgrid_controller.queueing.quota import QuotaShortage, QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -26,19 +28,25 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import (
     QueueCharge,
+    count_milliwatts,
     count_placed,
     count_request,
     list_leaf_queues,
+    qualify_queue,
     resolve_queue,
     resolve_user,
+    scale_milliwatts,
 )
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, PermissionDenied
 from eelgrid_protos.messages import (
     DEFAULT_QUEUE,
     MODEL_PREFIX,
+    POWER_RESOURCE,
+    Inventory,
     Queue,
     QueueStatus,
     Workload,
@@ -47,7 +55,7 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _NAMED = 8
-_FIELDS = {"gpu": "gpu_count", "cpu": "cpu_milli", "memory": "memory_bytes"}
+_FIELDS = {"gpu": "gpu_count", "cpu": "cpu_milli", "memory": "memory_bytes", POWER_RESOURCE: "gpu_count"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +70,11 @@ class QueueHold:
     is_lasting: bool = False
 
     @property
-    def constraint(self) -> str:
-        """The constraint's name in reasons."""
-        return "queue" if self.shortage is None else "max_quota" if self.is_lasting else "quota"
+    def constraint(self) -> PendingConstraint:
+        """The constraint that holds it back."""
+        if self.shortage is None:
+            return PendingConstraint.QUEUE
+        return PendingConstraint.MAX_QUOTA if self.is_lasting else PendingConstraint.QUOTA
 
 
 def format_resource_amount(resource: str, amount: int) -> str:
@@ -75,6 +85,8 @@ def format_resource_amount(resource: str, amount: int) -> str:
         return f"{format_cpu(amount)} CPU{'' if amount == GPU_MILLI_WHOLE else 's'}"
     if resource == "gpu":
         return f"{format_gpu(amount)} GPU{'' if amount == GPU_MILLI_WHOLE else 's'}"
+    if resource == POWER_RESOURCE:
+        return f"{format_watts(amount)} of power"
     return f"{format_gpu(amount)} {resource.removeprefix(MODEL_PREFIX)}"
 
 
@@ -82,15 +94,9 @@ def describe_queue_hold(hold: QueueHold) -> str:
     """Returns why work waits for its queue: the constraint, a colon and a sentence without numbers."""
     shortage = hold.shortage
     if shortage is None:
-        return f"queue: no queue {hold.queue} holds work" if hold.queue else "queue: it names none"
-    if hold.is_lasting:
-        return f"max_quota: queue {shortage.queue} can never have so much {shortage.resource}"
-    words = {
-        "quota": f"queue {shortage.queue} has too little {shortage.resource} quota left",
-        "borrowing": f"queue {shortage.queue} may not borrow so much {shortage.resource}",
-        "usage": f"queue {shortage.queue} may not use so much more {shortage.resource}",
-    }
-    return f"quota: {words[shortage.bound]}"
+        return hold.constraint.describe("" if hold.queue else "unnamed", queue=hold.queue)
+    case = "" if hold.is_lasting else shortage.bound
+    return hold.constraint.describe(case, queue=shortage.queue, resource=shortage.resource)
 
 
 _BOUNDS: Mapping[str, tuple[str, str]] = {
@@ -140,6 +146,10 @@ class QueueIndex:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._capacity: dict[str, tuple[int, int, int]] = {}
+        # By node: the inventory that was counted, and by model the milliwatts that its GPUs would be charged with.
+        self._counted: dict[str, tuple[Inventory, Mapping[str, int]]] = {}
+        # By model: the most of these of any GPU; None until it is needed.
+        self._milliwatts: dict[str, int] | None = None
         self._capacity_sum: list[int] = [0, 0, 0]
         # Rises with every change of the queues, so that a round over others ends.
         self.generation = 0
@@ -160,6 +170,7 @@ class QueueIndex:
         self._running: dict[str, int] = {}
         self._charged: dict[str, dict[str, QueueCharge]] = {}
         self._capacity, self._capacity_sum = {}, [0, 0, 0]
+        self._counted, self._milliwatts = {}, None
         if not self._queues:
             return
         for workload_id in state.queue_usage.charges:
@@ -212,7 +223,15 @@ class QueueIndex:
 
     def _refresh_capacity(self, names: Iterable[str]) -> None:
         for name in names:
-            new = _capacity_of(self._state.nodes.get(name))
+            record = self._state.nodes.get(name)
+            counted = self._counted.pop(name, None)
+            if counted is not None and record is not None and counted[0] is record.inventory:
+                self._counted[name] = counted
+                continue
+            if record is not None:
+                self._counted[name] = record.inventory, _count_milliwatts(record.inventory)
+            self._milliwatts = None
+            new = _capacity_of(record)
             old = self._capacity.pop(name, (0, 0, 0))
             self._capacity[name] = new
             self._capacity_sum = [total + a - b for total, a, b in zip(self._capacity_sum, new, old, strict=True)]
@@ -240,6 +259,10 @@ class QueueIndex:
             lambda workload_id: state.workloads[workload_id].submitted_ns, now_ns, policy.queue_age_limit_s
         )
         return FairRound(self.tree, self._pending, past, is_aged=is_aged)
+
+    def list_order(self, now_ns: int, most: int) -> list[str]:
+        """Returns the ids of the work that a round that began now would try first."""
+        return [workload_id for _, _, workload_id in islice(self.begin_round(now_ns), most)]
 
     def note_start(self, fair_round: FairRound, workload: Workload) -> None:
         """Brings a round's past use up to date after work of it was placed."""
@@ -296,10 +319,11 @@ class QueueIndex:
             return QueueHold(queue=queue, shortage=lasting or shortage, is_lasting=lasting is not None)
         governed = self.tree.governed_models(queue) if amounts.get("gpu") else frozenset()
         allowed = spec.request.gpu_models
-        if not governed or (allowed and governed.isdisjoint(allowed)):
+        has_power = bool(amounts.get("gpu")) and self.tree.is_bounded(queue, POWER_RESOURCE)
+        if not has_power and (not governed or (allowed and governed.isdisjoint(allowed))):
             return spec
         models = allowed or tuple(known_models())
-        short = self._find_short_models(queue, models, amounts["gpu"])
+        short = self._find_short_models(queue, models, spec)
         if not short:
             return spec
         left = tuple(model for model in models if model not in short)
@@ -309,18 +333,31 @@ class QueueIndex:
         never = [
             found
             for model in models
-            if (found := self.tree.find_shortage(queue, {MODEL_PREFIX + model: amounts["gpu"]}, when_empty=True))
+            if (found := self.tree.find_shortage(queue, self._amounts_of(model, spec), when_empty=True))
         ]
         is_lasting = len(never) == len(models)
         return QueueHold(queue=queue, shortage=never[0] if is_lasting else first, is_lasting=is_lasting)
 
-    def _find_short_models(self, queue: str, models: Iterable[str], amount: int) -> dict[str, QuotaShortage]:
+    def _find_short_models(self, queue: str, models: Iterable[str], spec: WorkloadSpec) -> dict[str, QuotaShortage]:
         found = {}
         for model in models:
-            shortage = self.tree.find_shortage(queue, {MODEL_PREFIX + model: amount})
+            shortage = self.tree.find_shortage(queue, self._amounts_of(model, spec))
             if shortage is not None:
                 found[model] = shortage
         return found
+
+    def _amounts_of(self, model: str, spec: WorkloadSpec) -> dict[str, int]:
+        """Returns what all replicas are charged with on GPUs of one model, at the most."""
+        if self._milliwatts is None:
+            self._milliwatts = {}
+            for _, found in self._counted.values():
+                for name, milliwatts in found.items():
+                    self._milliwatts[name] = max(milliwatts, self._milliwatts.get(name, 0))
+        gpus, milli = spec.replicas * spec.request.gpu_count, spec.request.gpu_milli
+        return {
+            MODEL_PREFIX + model: gpus * milli,
+            POWER_RESOURCE: gpus * scale_milliwatts(self._milliwatts.get(model, 0), milli),
+        }
 
     def count_admitted(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> int:
         """Returns how many of the replicas the quota allows to start now."""
@@ -340,6 +377,7 @@ class QueueIndex:
 
         An unknown queue is refused, a user or namespace without access to it, and work that it could never hold.
         """
+        spec = self.qualify(spec)
         spec = replace(spec, queue=self.find_queue(spec.queue))
         self._check_access(spec, owner)
         found = self.admit(spec, known_models)
@@ -358,6 +396,11 @@ class QueueIndex:
                 f"queue {found.queue} could never hold this, even with nothing else in it", (violation,)
             )
         return spec
+
+    def qualify(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Returns the specification with the queue of its own namespace, where one of that name is declared."""
+        queue = qualify_queue(self._queues, spec.queue, spec.namespace)
+        return spec if queue == spec.queue else replace(spec, queue=queue)
 
     def find_queue(self, name: str) -> str:
         """Returns the queue of a submission, which must hold work; raises InvalidArgument with near names."""
@@ -435,6 +478,14 @@ def _list_named(event: Event) -> tuple[str, ...]:
     """Lists workloads that begin or end to wait, or wait elsewhere, by an event."""
     changes = WorkloadSubmitted | WorkloadQueueChanged
     return (event.workload_id,) if isinstance(event, changes) else ()
+
+
+def _count_milliwatts(inventory: Inventory) -> Mapping[str, int]:
+    """Returns the most that a GPU of each model is charged with."""
+    found: dict[str, int] = {}
+    for gpu in inventory.gpus:
+        found[gpu.model] = max(count_milliwatts(gpu), found.get(gpu.model, 0))
+    return found
 
 
 def _capacity_of(record: NodeRecord | None) -> tuple[int, int, int]:

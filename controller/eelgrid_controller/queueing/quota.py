@@ -200,6 +200,12 @@ class QuotaTree:
             more = max(0, held + more - cell.kept) - max(0, held - cell.kept)
         return None
 
+    def is_bounded(self, queue: str, resource: str) -> bool:
+        """Returns whether a resource has a quota in the queue's tree."""
+        cells = self._cells.get(resource)
+        cell = None if cells is None else cells[self.numbers[queue]]
+        return cell is not None and cell.is_bounded
+
     def governed_models(self, queue: str) -> frozenset[str]:
         """Returns the GPU models that have a quota in the queue's tree."""
         number = self.numbers[queue]

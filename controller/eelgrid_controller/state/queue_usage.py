@@ -3,7 +3,9 @@
 Changed by events only. A workload is charged to the queue that it names if that is declared, else to the queue `default`;
 without either it is charged to none. A replica on whole GPUs or a share is charged with them in thousandths,
 one in a MIG slice with the larger of the slice's shares of the GPU's compute and memory slices; GPUs count under `gpu`
-and under `gpu/MODEL`. What an engine or the partition planner started counts as everything else, whatever the quota.
+and under `gpu/MODEL`. Of power it is charged with the default limits of its GPUs, in milliwatts, of a share its part: what
+they may draw whatever limit is set later, so that a charge depends on nothing but the placement, and what is released
+is what was charged. What an engine or the partition planner started counts as everything else, whatever the quota.
 
 Theory of the past use. With the half-life h, use at the rate r from a to b weighs at the time t
 
@@ -14,10 +16,10 @@ nothing, and a restart neither. An admission is charged with its first minute at
 the time between two decisions is not free: the r h / ln 2 (1 - 2^(-60/h)) of a minute's run that has just ended.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from math import log
 from typing import Any, NamedTuple, Self
 
 from eelgrid_controller.state.mig_layouts import compute_share_milli, find_mig_geometry
@@ -27,6 +29,7 @@ from eelgrid_controller.state.spending import SpendingDimension, subject_name
 from eelgrid_protos.messages import (
     DEFAULT_QUEUE,
     MODEL_PREFIX,
+    POWER_RESOURCE,
     QUEUE_RESOURCES,
     Gpu,
     Placement,
@@ -41,7 +44,9 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 ADMISSION_CHARGE_S = 60.0
 _NS = 1e9
-_LN2 = log(2.0)
+_LN2 = math.log(2.0)
+# Of a GPU that reports no limit: a V100, the middle of the data-centre boards.
+_UNKNOWN_LIMIT_W = 300.0
 # Past use is kept for each user of a queue. From here on, at each power of two, negligible entries are dropped.
 _PRUNED_FROM = 1 << 17
 _NEGLIGIBLE = 1.0
@@ -70,6 +75,12 @@ def resolve_queue(queues: tuple[Queue, ...], name: str) -> str | None:
     return name if name in names else DEFAULT_QUEUE if DEFAULT_QUEUE in names else None
 
 
+def qualify_queue(queues: tuple[Queue, ...], name: str, namespace: str) -> str:
+    """Returns the queue NAMESPACE/NAME where it holds work, else the name: queues of Kueue have names by namespace."""
+    own = f"{namespace}/{name}"
+    return own if namespace and name and own in list_leaf_queues(queues) else name
+
+
 def resolve_user(workload: Workload) -> str:
     """Returns the user that a workload is charged to: that of the certificate, else the one that it names."""
     return workload.owner or subject_name(workload.spec, _USER)
@@ -82,6 +93,16 @@ def count_request(spec: WorkloadSpec) -> dict[str, int]:
     return {
         resource: spec.replicas * amount for resource, amount in zip(QUEUE_RESOURCES, amounts, strict=True) if amount
     }
+
+
+def count_milliwatts(gpu: Gpu) -> int:
+    """Returns what a whole GPU is charged with: its default limit, else its largest, rounded up."""
+    return math.ceil(1000.0 * (gpu.power_limit_default_w or gpu.power_limit_max_w or _UNKNOWN_LIMIT_W))
+
+
+def scale_milliwatts(milliwatts: int, milli: int) -> int:
+    """Returns what thousandths of a GPU are charged with, rounded up."""
+    return -(-milliwatts * milli // GPU_MILLI_WHOLE)
 
 
 def _slice_milli(gpu: Gpu, placement: Placement) -> int:
@@ -116,6 +137,7 @@ def count_placed(workload: Workload, nodes: Mapping[str, NodeRecord]) -> dict[st
             add("gpu", milli)
             if gpu is not None:
                 add(MODEL_PREFIX + gpu.model, milli)
+                add(POWER_RESOURCE, scale_milliwatts(count_milliwatts(gpu), milli))
     return found
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Annotated, Any, NamedTuple, Self
 
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import (
     EnforcementMode,
     Policy,
@@ -500,7 +501,9 @@ def spending_reason(over: OverspentLimit) -> str:
     """Formats why work waits: the constraint, a colon and a sentence without numbers."""
     limit = over.limit
     what = describe_unit(limit.quantity, "")
-    return f"spending: {describe_subject(limit)} has spent its {what} of the {limit.period.name.lower()}"
+    return PendingConstraint.SPENDING.describe(
+        subject=describe_subject(limit), unit=what, period=limit.period.name.lower()
+    )
 
 
 def spending_remedy(over: OverspentLimit, policy: Policy) -> str:

@@ -268,6 +268,7 @@ from eelgrid_protos.messages.proposals import (
 from eelgrid_protos.messages.queue import (
     DEFAULT_QUEUE,
     MODEL_PREFIX,
+    POWER_RESOURCE,
     QUEUE_DEPTH_MOST,
     QUEUE_RESOURCES,
     QUEUES_MOST,

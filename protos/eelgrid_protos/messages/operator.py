@@ -303,6 +303,7 @@ class ListWorkloadsRequest:
     queue: Label = ""
     node_name: Label = ""
     name_contains: Label = ""
+    queue_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ DEFAULT_QUEUE = "default"
 QUEUE_RESOURCES = ("gpu", "cpu", "memory")
 # Before the name of a GPU model.
 MODEL_PREFIX = "gpu/"
+# Counted where a queue of the tree has a quota of it.
+POWER_RESOURCE = "power"
 
 _QUOTAS_MOST = 64
 _NAMES_MOST = 1000
@@ -25,7 +27,10 @@ Share = Annotated[float, Range(0.0, 1e18)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueQuota:
-    """What a queue may use of a resource: GPUs and CPUs in thousandths, memory in bytes; None is no limit."""
+    """What a queue may use of a resource: GPUs and CPUs in thousandths, memory in bytes, power in milliwatts.
+
+    None is no limit.
+    """
 
     resource: Name
     nominal: QueueAmount = 0
@@ -35,8 +40,9 @@ class QueueQuota:
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the resource is known."""
-        if self.resource not in QUEUE_RESOURCES and not self.resource.removeprefix(MODEL_PREFIX) < self.resource:
-            known = ", ".join((*QUEUE_RESOURCES, f"{MODEL_PREFIX}MODEL"))
+        is_model = self.resource.removeprefix(MODEL_PREFIX) < self.resource
+        if self.resource not in (*QUEUE_RESOURCES, POWER_RESOURCE) and not is_model:
+            known = ", ".join((*QUEUE_RESOURCES, POWER_RESOURCE, f"{MODEL_PREFIX}MODEL"))
             yield Violation("resource", f"is {self.resource!r}", f"use one of {known}")
 
 

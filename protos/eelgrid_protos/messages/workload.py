@@ -407,6 +407,8 @@ class Workload:
     preempted_for: Label = ""
     preemptions: Uint32 = 0
     promise: StartPromise | None = None
+    # Its place in the order in which pending work is tried, from 1; only in answers that were asked for it, never kept.
+    queue_position: Uint32 = 0
 
     @property
     def exit_code(self) -> int | None:

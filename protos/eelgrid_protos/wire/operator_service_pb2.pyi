@@ -348,7 +348,7 @@ class GetWorkloadResponse(_message.Message):
     def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
 class ListWorkloadsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains")
+    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains", "queue_positions")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class ListWorkloadsRequest(_message.Message):
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     phases: _containers.RepeatedScalarFieldContainer[_workload_pb2.WorkloadPhase]
@@ -365,7 +366,8 @@ class ListWorkloadsRequest(_message.Message):
     queue: str
     node_name: str
     name_contains: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ...) -> None: ...
+    queue_positions: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ..., queue_positions: bool = ...) -> None: ...
 
 class ListWorkloadsResponse(_message.Message):
     __slots__ = ("workloads", "next_page_token", "total", "omitted")

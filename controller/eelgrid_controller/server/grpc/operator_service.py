@@ -88,6 +88,7 @@ from eelgrid_protos.messages import (
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
     Workload,
+    WorkloadPhase,
     resolve_pool,
 )
 from eelgrid_protos.rpc import Encoded
@@ -398,12 +399,19 @@ class OperatorService:
             )
 
         def view(core: Core) -> Encoded:
+            places = self._views.queue_positions(core) if request.queue_positions else {}
+
+            def element(workload: Workload) -> tuple[str, Workload]:
+                shown = self._views.workload(workload, core.state.nodes)
+                place = places.get(workload.workload_id, 0) if workload.phase is WorkloadPhase.PENDING else 0
+                return "workloads", replace(shown, queue_position=place) if place else shown
+
             return build_page(
                 request,
                 ListWorkloadsResponse,
                 filter(matches, _by_submission(core)),
                 place_of=_submission,
-                element_of=lambda workload: ("workloads", self._views.workload(workload, core.state.nodes)),
+                element_of=element,
             )
 
         return await self._loop.read(view)

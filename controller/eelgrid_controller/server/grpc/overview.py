@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_controller.formatting import format_age, format_power
-from eelgrid_controller.placement.explanations import waiting_hint
 from eelgrid_controller.server.grpc.resource_views import free_milli
 from eelgrid_controller.state.attention import (
     BudgetProblem,
@@ -30,6 +29,7 @@ from eelgrid_controller.state.attention import (
 )
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.pending_reasons import describe_hint
 from eelgrid_controller.state.spending import (
     SpendingDimension,
     describe_subject,
@@ -371,7 +371,7 @@ class OverviewModel:
                 oldest_since_ns=min(since_ns for _, since_ns in rows.values()),
                 example_workload_id=firsts[constraint],
                 example_reason=state.workloads[firsts[constraint]].reason,
-                remedy=f"{waiting_hint(constraint)}; `eelctl explain {firsts[constraint]}` tries what would help",
+                remedy=f"{describe_hint(constraint)}; `eelctl explain {firsts[constraint]}` tries what would help",
             )
             for constraint, rows in self._waiting.items()
         ]

@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.openmetrics import MetricDescription, MetricFamily, MetricType
 
 # Services, jobs and budgets that have series of their own; those that stand worst, where there are more.
@@ -14,31 +15,7 @@ SERIES_MOST = 100
 POOLS_MOST = 100
 MODELS_MOST = 1000
 # Constraints that pending work is counted by; a reason that is none of them is counted under OTHER.
-PENDING_REASONS = (
-    "backfill",
-    "budget",
-    "cpu",
-    "cpu+memory",
-    "gpu_count",
-    "gpu_mig",
-    "gpu_model",
-    "gpu_share",
-    "max_quota",
-    "memory",
-    "no_nodes",
-    OTHER_NAMESPACES,
-    "partitions",
-    "preempted",
-    "preempting",
-    "processes",
-    "queue",
-    "quota",
-    "replicas",
-    "reservation",
-    "spending",
-    "traits",
-    "unavailable",
-)
+PENDING_REASONS = tuple(sorted((*PendingConstraint, OTHER_NAMESPACES)))
 PLAN_CHANGES = (
     "cancelled",
     "corrected",
