@@ -710,7 +710,6 @@ class _RetryStep:
                 # An engine's rules apply to this workload only.
                 is_judged = has_rules(ticket[2])
                 why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))
-                is_blocked = True
                 if why is None or spec.replicas < why[0]:
                     if self._tries >= _TRIES_MOST:
                         return ticket
@@ -719,11 +718,11 @@ class _RetryStep:
                         self._place(workload, spec, decision)
                         continue
                     why = (spec.replicas, describe_pending_reason(spec.request, decision))
-                    is_blocked = decision.is_blocked
                     if not is_judged:
                         failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
                 reason = why[1]
-                if is_blocked and self._backfill.reserves_more:
+                # Watts are not what the ends of work are known to free.
+                if self._backfill.reserves_more and not reason.startswith("budget:"):
                     searches = self._chooser.searches
                     self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
                     self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
