@@ -69,6 +69,14 @@ def change_setting(context: click.Context, parameter: click.Parameter, value: An
         context.obj = replace(context.obj, **{parameter.name: value})
 
 
+def preemption_options(command: _Command) -> _Command:
+    """Adds --priority-class and --no-preempt to a command that submits work."""
+    command = click.option("--no-preempt", "never_preempts", is_flag=True, help="Wait rather than preempt other work.")(
+        command
+    )
+    return click.option("--priority-class", default="", help="Priority class, instead of a priority.")(command)
+
+
 def output_option(command: _Command) -> _Command:
     """Adds -o and --no-headers to a command that prints an answer."""
     for option in (

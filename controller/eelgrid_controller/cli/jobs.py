@@ -28,11 +28,12 @@ from eelgrid_controller.cli.connection import (
     connect_operators,
     iterate_pages,
     output_option,
+    preemption_options,
 )
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
-from eelgrid_controller.cli.workloads import never_preempts_option, priority_class_option, read_clock
+from eelgrid_controller.cli.workloads import read_clock
 from eelgrid_controller.formatting import (
     format_age,
     format_energy,
@@ -182,8 +183,7 @@ def _name_of(program: str) -> str:
 @click.option("--user", default="", help="User who submits it. Default: you.")
 @click.option("--queue", default="", help="Queue in which it waits.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
-@priority_class_option
-@never_preempts_option
+@preemption_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj

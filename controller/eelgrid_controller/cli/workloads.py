@@ -41,6 +41,7 @@ from eelgrid_controller.cli.connection import (
     connect_operators,
     iterate_pages,
     output_option,
+    preemption_options,
     read_input,
 )
 from eelgrid_controller.cli.nodes import limit_option
@@ -513,12 +514,6 @@ def _labels(pairs: Iterable[str]) -> dict[str, str]:
     return labels
 
 
-priority_class_option = click.option("--priority-class", default="", help="Priority class, instead of a priority.")
-never_preempts_option = click.option(
-    "--no-preempt", "never_preempts", is_flag=True, help="Wait rather than preempt other work."
-)
-
-
 def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
     """Builds the submission that the flags describe; raises UsageError or BadParameter."""
     if not flags["name"]:
@@ -588,8 +583,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 @click.option("--user", default="", help="User who submits it.", shell_complete=complete_users)
 @click.option("--queue", default="", help="Queue in which it waits.", shell_complete=complete_queues)
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
-@priority_class_option
-@never_preempts_option
+@preemption_options
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="Label, key=value; repeatable.")
 @click.option(
     "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves workloads. [movable]"

@@ -444,18 +444,23 @@ class OperatorService:
         """The output of a process of the caller's own; raises NotFound, and FailedPrecondition without one."""
         call = self._call_of("ReadLogs", request, context)
         offset, tail_lines = request.offset, request.tail_lines
+        # Of the attempt that is read to its end, even if the workload has another by then.
+        node_name, attempt = "", 0
         self._enter()
         try:
             while not self._closing.is_set():
-                workload, node_name = await self._loop.read(lambda core: self._find_process(core, request, call))
+                workload, place = await self._loop.read(lambda core: self._find_process(core, request, call))
+                if not node_name:
+                    node_name, attempt = place, workload.attempt
                 if not node_name:
                     await self._changes.wait_change()
                     continue
+                is_past = workload.phase.is_ended or workload.attempt != attempt
                 asked = LogRequest(
                     request_id=0,
                     workload_id=request.workload_id,
                     replica=request.replica,
-                    attempt=workload.attempt,
+                    attempt=attempt,
                     offset=offset,
                     tail_lines=tail_lines,
                     wait_s=_LOG_WAIT_S if request.follow else 0.0,
@@ -463,31 +468,31 @@ class OperatorService:
                 try:
                     chunk = await self._agents.read_log(node_name, asked)
                 except Unavailable:
-                    if not request.follow or workload.phase.is_ended:
+                    if not request.follow or is_past:
                         raise
                     await asyncio.sleep(_LOG_AGAIN_S)
                     continue
                 if chunk.problem:
-                    if not request.follow or workload.phase.is_ended:
+                    if not request.follow or is_past:
                         raise NotFound(f"there is no output of {request.workload_id}: {chunk.problem}")
                     continue
                 if chunk.text:
                     yield ReadLogsResponse(text=chunk.text, next_offset=chunk.next_offset)
                 offset, tail_lines = chunk.next_offset, None
-                if chunk.is_end and request.follow and await self._runs_again(workload):
-                    offset = 0
+                if chunk.is_end and request.follow and await self._runs_again(request.workload_id, attempt):
+                    node_name, offset = "", 0
                 elif chunk.is_end or not (chunk.text or request.follow):
                     return
             raise Unavailable("the controller is stopping; read the output again when it is back")
         finally:
             self._watchers -= 1
 
-    async def _runs_again(self, before: Workload) -> bool:
-        """Waits while a process that was preempted is in the queue; returns whether it runs again."""
+    async def _runs_again(self, workload_id: str, attempt: int) -> bool:
+        """Waits while a process that was preempted is in the queue; returns whether it has a later attempt."""
         while not self._closing.is_set():
-            now = await self._loop.read(lambda core: core.state.workloads.get(before.workload_id))
-            if now is None or now.phase.is_ended or now.attempt > before.attempt:
-                return now is not None and now.attempt > before.attempt
+            now = await self._loop.read(lambda core: core.state.workloads.get(workload_id))
+            if now is None or now.phase.is_ended or now.attempt > attempt:
+                return now is not None and now.attempt > attempt
             if now.placements and not now.preempted_for:
                 return False
             await self._changes.wait_change()
