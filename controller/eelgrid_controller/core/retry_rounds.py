@@ -187,8 +187,8 @@ class _RetryStep:
             reason = "" if hold is None else spending_reason(hold)
             if has_queues and not reason:
                 spec, reason = self._admit(spec)
-            is_blocked = not reason
-            if not reason:
+            waits_for_capacity = not reason
+            if waits_for_capacity:
                 closed = self._backfill.list_closed_nodes(workload, self._now_ns)
                 kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed)
                 # An engine's rules apply to this workload only.
@@ -202,7 +202,6 @@ class _RetryStep:
                         self._place(workload, spec, decision)
                         continue
                     why = (spec.replicas, describe_pending_reason(spec.request, decision))
-                    is_blocked = decision.is_blocked
                     if not is_judged:
                         failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
                 reason = why[1]
@@ -211,7 +210,8 @@ class _RetryStep:
                     return ticket
                 if self._preempt(workload):
                     continue
-            if is_blocked and self._backfill.reserves_more:
+            # Watts are not what the ends of work are known to free.
+            if waits_for_capacity and self._backfill.reserves_more and not reason.startswith("budget:"):
                 searches = self._chooser.searches
                 self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
                 self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
