@@ -221,6 +221,7 @@ placement          eelgrid
 lease              60 s
 send interval      5 s
 sample interval    1 s
+backfill           easy, by stated run times and time limits
 every other pool   observe: plans are shown, nothing is changed on the nodes
 """)
 
