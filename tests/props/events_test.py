@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import strategies
 
-from eelgrid_controller.core.core import REPORTED_EPOCH_MOST
+from eelgrid_controller.core.nodes import REPORTED_EPOCH_MOST
 from eelgrid_controller.state import events
 from eelgrid_controller.state.events import check_readable, event_from_plain, event_to_plain
 from eelgrid_protos.messages import (

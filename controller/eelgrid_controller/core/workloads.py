@@ -43,7 +43,7 @@ from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import FairRound
-from eelgrid_controller.state.cluster_state import ClusterState, PendingTicket
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
@@ -57,6 +57,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced, make_assignment
+from eelgrid_controller.state.pending_queue import PendingTicket
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power

@@ -7,6 +7,8 @@ Must not know who reacts to an event.
     WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
     -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
     WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
+    WorkloadDeferred -> WorkloadHeld -> WorkloadReleased -> WorkloadPlaced
+    AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
     WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
@@ -41,7 +43,18 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.plain_messages import from_plain, to_plain
-from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Nanoseconds, Sentence, Uint64, Watts
+from eelgrid_protos.quantities import (
+    Count,
+    Identifier,
+    Label,
+    Many,
+    Name,
+    Nanoseconds,
+    RequiredLabel,
+    Sentence,
+    Uint64,
+    Watts,
+)
 from eelgrid_protos.schema import is_valid_message, list_violations
 
 # Replicas of one workload have equal requests, so the first few explain all; ten thousand would fill the journal.
@@ -316,10 +329,11 @@ class DevicesCorrected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
-    """A workload was cancelled by its owner and holds nothing any more."""
+    """A workload was cancelled and holds nothing any more; by its owner, or else for this reason."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
+    reason: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +355,36 @@ class WorkloadQueueChanged:
     time_ns: Nanoseconds
     workload_id: Identifier
     queue: Label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadHeld:
+    """A pending workload must not start until it is released; it keeps its place in the order of submissions."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    user: RequiredLabel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadReleased:
+    """A held workload may start again."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRetried:
+    """An attempt of a placed workload failed; it gave up all its places and waits for the next attempt.
+
+    It does not start before `not_before_ns`, and keeps its place in the order of submissions.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+    not_before_ns: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,6 +500,9 @@ Event = (
     | AttemptEnded
     | WorkloadCompleted
     | WorkloadPromised
+    | WorkloadHeld
+    | WorkloadReleased
+    | WorkloadRetried
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -493,9 +540,20 @@ _KINDS: Mapping[str, type[Event]] = {
     "attempt_ended": AttemptEnded,
     "workload_completed": WorkloadCompleted,
     "workload_promised": WorkloadPromised,
+    "workload_held": WorkloadHeld,
+    "workload_released": WorkloadReleased,
+    "workload_retried": WorkloadRetried,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
-_WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured, NodeCordoned, AttemptEnded, WorkloadCompleted)
+_WITH_WORDS = (
+    WorkloadSubmitted,
+    PolicyChanged,
+    PointsMeasured,
+    NodeCordoned,
+    AttemptEnded,
+    WorkloadCompleted,
+    WorkloadRetried,
+)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
@@ -505,6 +563,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     if isinstance(event, WorkloadSubmitted) and not event.owner:
         # An absent owner is left out, as in the format without owners, which older versions read.
         del body["owner"]
+    if isinstance(event, WorkloadCancelled) and not event.reason:
+        del body["reason"]
     if isinstance(event, PolicyChanged):
         body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body

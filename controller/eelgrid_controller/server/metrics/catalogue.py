@@ -16,13 +16,16 @@ MODELS_MOST = 1000
 # Constraints that pending work is counted by; a reason that is none of them is counted under OTHER.
 PENDING_REASONS = (
     "backfill",
+    "begin_time",
     "budget",
     "cpu",
     "cpu+memory",
+    "dependency",
     "gpu_count",
     "gpu_mig",
     "gpu_model",
     "gpu_share",
+    "held",
     "max_quota",
     "memory",
     "no_nodes",
@@ -33,6 +36,7 @@ PENDING_REASONS = (
     "quota",
     "replicas",
     "reservation",
+    "retry",
     "spending",
     "traits",
     "unavailable",
@@ -47,6 +51,7 @@ PLAN_CHANGES = (
     "moved",
     "partitioned",
     "placed",
+    "retried",
     "scaled",
 )
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
