@@ -267,6 +267,10 @@ def test_a_failed_attempt_is_tried_again_after_a_growing_pause_until_its_retries
     found = core.workload("j")
     assert (found.phase, found.failures, found.attempts) == (WorkloadPhase.PENDING, 1, ())
     assert found.reason == "retry: attempt 1 failed: exited with 3"
+    assert core.explain_workload("j").remedy == (
+        "Attempt 1 failed: exited with 3. So far 1 attempt has failed; the next starts not before 1970-01-01 00:00:11 UTC. "
+        "To help: wait, or cancel it."
+    )
     assert not core.is_round_due(11 * SECOND - 1)
     core.retry_waiting(now_ns=11 * SECOND)
     assert (phase(core, "j"), core.workload("j").attempt) == (WorkloadPhase.PLACED, 2)
@@ -366,3 +370,18 @@ def test_work_on_a_node_that_is_removed_ends_its_children_too():
     core.mark_node_lost("a", now_ns=5)
     core.remove_node("a", force=True, is_connected=False, now_ns=6)
     assert phase(core, "b") is WorkloadPhase.CANCELLED
+
+
+def test_many_children_end_in_bounded_steps_and_none_is_left():
+    core = build_core(node(gpus=1))
+    submit(core, "a")
+    for number in range(1200):
+        submit(core, f"c{number}", schedule=after("a"))
+    step = finish(core, "a", 3)
+    first = [event for event in step.events if isinstance(event, WorkloadCancelled)]
+    assert 0 < len(first) < 1200
+    assert core.has_backlog
+    while core.has_backlog:
+        core.retry(now_ns=60)
+    assert core.state.live_workloads == 0
+    check_invariants(core.state)

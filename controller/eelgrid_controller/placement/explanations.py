@@ -313,7 +313,7 @@ _HINTS_WITHOUT_NODES: Mapping[str, str] = {
     "held": "release it with `eelctl release`",
     "dependency": "wait for what it depends on to end",
     "begin_time": "wait for its begin time",
-    "retry": "see why its last attempt failed with `eelctl logs`",
+    "retry": "wait for its next attempt, or cancel it",
     "partitions": "see what `eelctl partition plan` finds, and apply it",
     "backfill": "wait, or say how long it runs with --expect, so that it can start before others",
     "reservation": "wait for the reservation to end, or say how long it runs with --expect",

@@ -107,7 +107,9 @@ def describe_condition_remedy(workload: Workload, unmet: UnmetCondition) -> str:
         case "begin_time":
             return f"It starts {sentence}. To help: wait, or cancel it and submit it without --begin."
         case _:
-            return f"{sentence[:1].upper()}{sentence[1:]}. To help: eelctl logs {key} says why; fix it, or cancel it."
+            said = workload.reason.partition(": ")[2] if workload.reason.startswith("retry: ") else ""
+            failed = f"{said[:1].upper()}{said[1:]}. " if said and workload.reason != unmet.reason else ""
+            return f"{failed}So far {sentence}. To help: wait, or cancel it."
 
 
 class JobConditionIndex:
