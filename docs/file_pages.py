@@ -17,6 +17,8 @@ from eelgrid_protos.messages import (
     AddNodes,
     CancelWorkloads,
     DrainNodes,
+    JobDependency,
+    JobSchedule,
     LatencyObjective,
     MetricsSource,
     NodeShape,
@@ -55,6 +57,17 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "process": "the command that agents run for each replica: [process](#process); with it `mobility` is `fixed`",
         "expected_runtime_s": "how long it is expected to run; nothing ends for it, and others may start before it by it: "
         "[queueing](../explanation/queueing.md#backfill)",
+        "schedule": "what it waits for before capacity, queue and priority count: [schedule](#schedule)",
+    },
+    JobSchedule: {
+        "begin_ns": "it does not start before this time, in nanoseconds since 1970; 0 for at once",
+        "after": "the workloads that must have ended before, all of them; each once",
+        "retries_most": "how often it is started again after a failed attempt, 10 s later, then 20 s, up to 6 minutes; "
+        "only with a process",
+    },
+    JobDependency: {
+        "workload_id": "a workload that the controller knows",
+        "condition": "how it must have ended: `succeeded`; `ended` in any way; `not_succeeded` is failed or cancelled",
     },
     ProcessSpec: {
         "argv": "the program and its arguments; a program without a slash is searched for in `PATH`",
@@ -439,6 +452,11 @@ def workload_file_page() -> str:
         "## process",
         "For a `batch_job` or a `training_job` that agents run themselves, as `eelctl run` submits it.",
         message_table(ProcessSpec),
+        "## schedule",
+        "How these work together: [jobs](../how-to/jobs.md).",
+        message_table(JobSchedule),
+        "### after",
+        message_table(JobDependency),
         "## service",
         "For `kind: inference_service`; without it nothing is scaled. How to choose the values: "
         "[objectives and budgets](../how-to/promises.md).",

@@ -1,6 +1,7 @@
 """Invariants of the cluster state and of its node records, which hold after every event."""
 
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.job_dependencies import list_parents
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slices_problem
 from eelgrid_controller.state.node_allocations import NodeRecord, make_assignment
 from eelgrid_protos.messages import WorkloadPhase
@@ -25,8 +26,14 @@ def check_invariants(state: ClusterState) -> None:
             raise InvariantBroken(f"{name} does not hold what the workloads say")
         check_record(record)
     gone = {key for key, item in state.workloads.items() if item.phase.is_ended}
-    if gone != set(state._ended) or len(state._ended) > state._ended_most:
+    if gone != set(state._ended) | state._kept or len(state._ended) > state._ended_most:
         raise InvariantBroken("the list of ended workloads is not that of the workloads")
+    live = [item for item in state.workloads.values() if not item.phase.is_ended]
+    parents = {parent for item in live for parent in list_parents(item)}
+    if state._kept & set(state._ended) or not state._kept <= parents or not parents <= state.workloads.keys():
+        raise InvariantBroken("ended workloads are kept for nothing, or one that live work depends on is gone")
+    if any(parent not in state.dependents for parent in parents):
+        raise InvariantBroken("live work is not among the dependents of what it depends on")
 
 
 def check_record(record: NodeRecord) -> None:

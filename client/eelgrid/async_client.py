@@ -246,7 +246,7 @@ class AsyncClient:
     # Workloads
 
     async def submit_workload(
-        self, spec: messages.WorkloadSpec, *, workload_id: str = "", dry_run: bool = False
+        self, spec: messages.WorkloadSpec, *, workload_id: str = "", dry_run: bool = False, hold: bool = False
     ) -> messages.Workload:
         """Submits a workload; returns once it is stored and either placed or known to wait.
 
@@ -254,7 +254,7 @@ class AsyncClient:
         nothing is submitted twice. To repeat a submission across restarts of your program, give an id of your own.
         """
         key = workload_id or ("" if dry_run else f"c-{secrets.token_hex(8)}")
-        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run)
+        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run, hold=hold)
         answer = await self._call(request, messages.SubmitWorkloadResponse, is_repeatable=True)
         return answer.workload
 
@@ -464,6 +464,20 @@ class AsyncClient:
         """Moves a pending workload to another queue; it keeps its time of submission."""
         request = messages.MoveToQueueRequest(workload_id=workload_id, queue=queue)
         answer = await self._call(request, messages.MoveToQueueResponse)
+        return answer.workload
+
+    # What keeps work from starting
+
+    async def hold_workload(self, workload_id: str) -> messages.Workload:
+        """Keeps a pending workload from starting until it is released."""
+        request = messages.HoldWorkloadRequest(workload_id=workload_id)
+        answer = await self._call(request, messages.HoldWorkloadResponse)
+        return answer.workload
+
+    async def release_workload(self, workload_id: str) -> messages.Workload:
+        """Lets a held workload start again."""
+        request = messages.ReleaseWorkloadRequest(workload_id=workload_id)
+        answer = await self._call(request, messages.ReleaseWorkloadResponse)
         return answer.workload
 
     # What would happen

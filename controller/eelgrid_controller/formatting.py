@@ -7,12 +7,15 @@ thousandths of a CPU or GPU, and bytes.
 import math
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from eelgrid_protos.quantities import MIB
 
 if TYPE_CHECKING:
     from eelgrid_protos.messages import Workload
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def format_cpu(milli: int) -> str:
@@ -132,6 +135,12 @@ def format_age(age_s: float) -> str:
 
 _DURATION = re.compile(r"(\d{1,9})\s*(s|min|m|h|d)?")
 _DURATION_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def format_time(time_ns: int) -> str:
+    """Formats nanoseconds since the epoch to the second, in UTC."""
+    moment = _EPOCH + timedelta(seconds=time_ns // 10**9)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_phase(workload: "Workload") -> str:

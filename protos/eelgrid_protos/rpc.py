@@ -108,8 +108,8 @@ NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetN
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "WhoAmI GetSummary GetOverview ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload "
-    "ExplainWorkload ListPlans GetPolicy UpdatePolicy ListQueues MoveToQueue WhatIf PlanCapacity StartShadow GetShadow "
-    "StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
+    "ExplainWorkload ListPlans GetPolicy UpdatePolicy ListQueues MoveToQueue HoldWorkload ReleaseWorkload WhatIf PlanCapacity StartShadow "
+    "GetShadow StopShadow RecommendMoves ApplyMoves ScaleWorkload RecordPoints ListPoints ReportProgress ListPromises "
     "ImagineBudgets RecommendPartitions ApplyPartitions ListPartitions QueryEnergy ListSpending "
     "QueryEnergyReport ConfirmEnergyExport ListEnergyExporters RemoveEnergyExporter "
     "ReconcileNode RemoveNode CordonNode UncordonNode DrainNode ListAuditEntries",

@@ -233,3 +233,40 @@ def test_a_job_that_runs_while_the_agent_is_away_is_adopted_and_its_end_reported
     begin_agent(cluster)
     assert until_ended(cluster, key).exit_code == 6
     assert cluster.eelctl("logs", key).stdout == "begun\ndone\n"
+
+
+def test_what_keeps_jobs_from_starting_holds_over_a_restart_and_lets_each_start_at_its_turn(cluster):
+    controller, _ = begin(cluster)
+    held = submit(cluster, "--hold", "--", "echo", "held")
+    first = submit(cluster, "--hold", "--", "sh", "-c", "exit 3")
+    needs = submit(cluster, "--after", first, "--", "true")
+    behind = submit(cluster, "--after", needs, "--", "true")
+    cleanup = submit(cluster, "--after-not-ok", f"{first},{needs}", "--", "true")
+    early = submit(cluster, "--begin", "+1h", "--", "true")
+    flaky = f"test -e {cluster.folder}/tried && exit 0; touch {cluster.folder}/tried; exit 7"
+    retried = submit(cluster, "--retries", 1, "--", "sh", "-c", flaky)
+    cluster.until(lambda: get(cluster, retried).failures, what="it failed once")
+    assert get(cluster, retried).reason == "retry: attempt 1 failed: exited with 7"
+    ghost = cluster.eelctl("run", "--after", "ghost", "--", "true", code=125)
+    assert "ghost" in ghost.stderr
+    controller.kill()
+    cluster.controller()
+    cluster.until_ready(1)
+    assert get(cluster, held).reason == f"held: by {get(cluster, held).spec.user}"
+    assert get(cluster, early).reason.startswith("begin_time: not before")
+    assert "eelctl release" in cluster.eelctl("explain", held).stdout
+    assert cluster.eelctl("release", first).stdout.startswith(f"{first}: released; ")
+    assert until_ended(cluster, cleanup).phase is WorkloadPhase.SUCCEEDED
+    assert get(cluster, first).phase is WorkloadPhase.FAILED
+    for key, why in ((needs, f"{first} failed"), (behind, f"{needs} was cancelled")):
+        assert get(cluster, key).phase is WorkloadPhase.CANCELLED
+        assert get(cluster, key).reason == f"dependency_failed: {why}, and this starts only if it succeeds"
+    done = until_ended(cluster, retried)
+    assert (done.phase, done.attempt, done.failures) == (WorkloadPhase.SUCCEEDED, 2, 1)
+    again = cluster.eelctl("rerun", retried).stdout.strip()
+    assert until_ended(cluster, again).phase is WorkloadPhase.SUCCEEDED
+    assert "only pending work is held" in cluster.eelctl("hold", again, code=5).stderr
+    assert get(cluster, held).phase is WorkloadPhase.PENDING
+    cluster.eelctl("release", held)
+    assert until_ended(cluster, held).phase is WorkloadPhase.SUCCEEDED
+    assert cluster.eelctl("hold", early).stdout.startswith(f"{early}: held: by ")

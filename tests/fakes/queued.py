@@ -19,6 +19,15 @@ class FakeQueues:
     async def list_queues(self, request: Any, context: Any) -> messages.ListQueuesResponse:
         return messages.ListQueuesResponse(queues=tuple(self.statuses), total=len(self.statuses))
 
+    async def hold_workload(self, request: messages.HoldWorkloadRequest, context: Any) -> messages.HoldWorkloadResponse:
+        held = replace(self.find(request.workload_id), held_by="ana", reason="held: by ana")
+        return messages.HoldWorkloadResponse(workload=held)
+
+    async def release_workload(
+        self, request: messages.ReleaseWorkloadRequest, context: Any
+    ) -> messages.ReleaseWorkloadResponse:
+        return messages.ReleaseWorkloadResponse(workload=self.find(request.workload_id))
+
     async def move_to_queue(self, request: messages.MoveToQueueRequest, context: Any) -> messages.MoveToQueueResponse:
         found = self.find(request.workload_id)
         return messages.MoveToQueueResponse(

@@ -18,6 +18,7 @@ from eelgrid_controller.state.events import (
     WorkloadEvicted,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadRetried,
     WorkloadScaled,
     event_from_plain,
 )
@@ -169,7 +170,7 @@ class Ledger:
             demand(2, event.workload_id in self.placed, f"{event.workload_id} was evicted and is not placed")
             del self.placed[event.workload_id]
             self.evictions += 1
-        elif isinstance(event, WorkloadCancelled):
+        elif isinstance(event, WorkloadCancelled | WorkloadRetried):
             self.placed.pop(event.workload_id, None)
 
     def recovered(self, state: ClusterState) -> None:

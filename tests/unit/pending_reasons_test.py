@@ -21,6 +21,12 @@ NAMES = {
     "victims": "train",
     "gainer": "urgent",
     "reservation": "upgrade",
+    "user": "ann",
+    "parents": "prepare",
+    "time": "noon",
+    "failures": "one attempt has",
+    "attempt": "one",
+    "why": "exited",
 }
 # In order of precedence. A reason is part of the API: add rows, and change none.
 GOLDEN = (
@@ -28,6 +34,11 @@ GOLDEN = (
     ("preempted", "", "preempted: for urgent of queue vision"),
     ("preempted", "gone", "preempted: its place is gone"),
     ("evicted", "", "evicted: node a was drained by ann: kernel"),
+    ("held", "", "held: by ann"),
+    ("dependency", "", "dependency: waits for prepare to end"),
+    ("begin_time", "", "begin_time: not before noon"),
+    ("retry", "", "retry: one attempt has failed; the next starts not before noon"),
+    ("retry", "failed", "retry: attempt one failed: exited"),
     ("spending", "", "spending: queue vision has spent its kWh of the day"),
     ("partitions", "", "partitions: waits for the partition planner"),
     ("queue", "", "queue: no queue vision holds work"),

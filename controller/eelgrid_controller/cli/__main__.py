@@ -56,6 +56,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "jobs": ("jobs", "List jobs that wait or run."),
     "logs": ("jobs", "Print the output of a job."),
     "wait": ("jobs", "Wait until jobs have ended."),
+    "hold": ("job_control", "Keep pending workloads from starting."),
+    "release": ("job_control", "Let held workloads start."),
+    "rerun": ("job_control", "Run a job that has ended again."),
     "box": ("box", "Start, show or stop a controller and an agent on this machine."),
     "get": ("workloads", "Show one workload."),
     "submit": ("workloads", "Submit workloads, from flags or a YAML file."),
@@ -92,7 +95,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 # Help lists commands in groups, by what somebody wants to do.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Jobs": ("run", "jobs", "logs", "wait", "box"),
+    "Jobs": ("run", "jobs", "logs", "wait", "hold", "release", "rerun", "box"),
     "Look": (
         "overview",
         "top",

@@ -30,6 +30,7 @@ from eelgrid_controller.cli.connection import (
     output_option,
     preemption_options,
 )
+from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
@@ -184,6 +185,7 @@ def _name_of(program: str) -> str:
 @click.option("--queue", default="", help="Queue in which it waits.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
 @preemption_options
+@schedule_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
@@ -199,7 +201,7 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **f
     """  # noqa: D301
     with connect_operators(settings) as client:
         try:
-            request = build_job(command, flags)
+            request = add_schedule(client, settings, build_job(command, flags), flags)
             workload = client.submit_workload(request, timeout=settings.timeout_s).workload
         except click.ClickException:
             raise

@@ -14,7 +14,7 @@ from eelgrid_protos.errors import Violation
 
 # Parameters that fill a field, besides the one of the field's own name.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "begin_ns": ("since", "month"),
+    "begin_ns": ("since", "month", "begin"),
     "cpu_milli": ("cpu",),
     "end_ns": ("duration",),
     "expected_runtime_s": ("expect",),
@@ -33,6 +33,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "placement": ("policy",),
     "pool": ("pool", "pool_mode"),
     "profile": ("name",),
+    "retries_most": ("retries",),
     "recommendation_id": ("recommendation",),
     "weights": ("weight",),
     "workload_id": ("workload", "id", "cancel"),

@@ -39,8 +39,8 @@ _NS = 10**9
 _NAMED = 4
 
 
-def _parse_start_ns(text: str, now_ns: int) -> int:
-    """Parses `now`, `+2h` from now, or a time in UTC; raises BadParameter."""
+def parse_start_ns(text: str, now_ns: int, option: str = "--start") -> int:
+    """Parses `now`, `+2h` from now, or a time in UTC; raises BadParameter, which names the option."""
     if text == "now":
         return now_ns
     try:
@@ -49,7 +49,7 @@ def _parse_start_ns(text: str, now_ns: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r}; write now, +2h, or a time in UTC such as 2027-01-31T08:00", param_hint="--start"
+            f"{text!r}; write now, +2h, or a time in UTC such as 2027-01-31T08:00", param_hint=option
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return max(0, int(moment.timestamp())) * _NS
@@ -99,7 +99,8 @@ def _read_policy(client: Any, settings: CliSettings) -> Policy:
     return found
 
 
-def _read_now_ns(client: Any, settings: CliSettings) -> int:
+def read_now_ns(client: Any, settings: CliSettings) -> int:
+    """Reads the controller's clock."""
     now_ns: int = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary.time_ns
     return now_ns
 
@@ -147,8 +148,8 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
     if bool(nodes) == bool(flags["pool"]):
         raise click.UsageError("give --nodes or --pool, one of them")
     with connect_operators(settings) as client:
-        now_ns, found = _read_now_ns(client, settings), _read_policy(client, settings)
-        start_ns = _parse_start_ns(start, now_ns)
+        now_ns, found = read_now_ns(client, settings), _read_policy(client, settings)
+        start_ns = parse_start_ns(start, now_ns)
         wanted = Reservation(
             name=name,
             node_names=nodes,
@@ -178,7 +179,7 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
 def list_reservations(settings: CliSettings) -> None:
     """List reservations, those too that have ended and were not replaced."""
     with connect_operators(settings) as client:
-        found, now_ns = _read_policy(client, settings), _read_now_ns(client, settings)
+        found, now_ns = _read_policy(client, settings), read_now_ns(client, settings)
     rows = sorted(found.reservations, key=lambda one: (one.start_ns, one.name))
     lines = ["no node is reserved; reserve some with eelctl reservation create"]
     if rows:

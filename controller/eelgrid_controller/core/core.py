@@ -19,6 +19,15 @@ from typing import Generic, TypeVar
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
+from eelgrid_controller.core.job_control import (
+    JobControl,
+    begin_workload,
+    check_dependencies,
+    make_waiting,
+    plan_end,
+    plan_hold,
+    plan_release,
+)
 from eelgrid_controller.core.node_plans import build_node_plan
 from eelgrid_controller.core.nodes import (
     NodeRemoval,
@@ -28,8 +37,8 @@ from eelgrid_controller.core.nodes import (
     plan_device_correction,
     plan_device_renaming,
     plan_node_removal,
+    plan_room_for_node,
     select_forgettable_nodes,
-    select_longest_lost_nodes,
 )
 from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_class
 from eelgrid_controller.core.retry_rounds import RetryRounds
@@ -56,6 +65,7 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueIndex
+from eelgrid_controller.queueing.job_conditions import JobConditionIndex
 from eelgrid_controller.state.attempts import find_outcome, has_stopped, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
@@ -84,13 +94,13 @@ from eelgrid_controller.state.events import (
     WorkloadLimited,
     WorkloadPlaced,
     WorkloadQueueChanged,
+    WorkloadRetried,
     WorkloadStopping,
-    WorkloadSubmitted,
     check_readable,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
 from eelgrid_controller.state.pending_reasons import PendingConstraint
-from eelgrid_controller.state.policy import revise_policy
+from eelgrid_controller.state.policy import changes_starts, revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
@@ -164,17 +174,20 @@ class Core:
         self._joins_closed = joins_closed
         self._chooser = WorkloadPlacer(state, catalogue)
         self._live_most = live_most
+        # Parks what may not start, before the queues read what waits.
+        self._conditions = JobConditionIndex(state)
         self.queues = QueueIndex(state)
         self._backfill = BackfillPlanner(state, self._chooser)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
+        self._jobs = JobControl(state, self.queues, self._conditions)
         self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
         self._drains = DrainRounds(state, self._chooser)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a round over the pending work is unfinished, or a preemption; `retry` continues it."""
-        return self._retrying.is_due or self._preemptions.is_ready
+        """Whether a round, a preemption or changed conditions of pending work are unfinished; `retry` continues them."""
+        return self._retrying.is_due or self._preemptions.is_ready or self._conditions.has_due
 
     def snapshot(self) -> Snapshot:
         """Returns the cluster as arrays, read-only, valid until the next step."""
@@ -199,8 +212,11 @@ class Core:
 
     def explain_workload(self, workload_id: str) -> Explanation:
         """Explains the placement of a workload; raises NotFound."""
-        problem = self._preemptions.describe_problem(self.workload(workload_id))
-        found = explain_workload(self.state, workload_id, self._chooser, self.queues)
+        workload = self.workload(workload_id)
+        is_parked = self.state.pending.is_parked(workload_id)
+        unmet = self._conditions.find_unmet(workload, 0) if is_parked else None
+        found = explain_workload(self.state, workload_id, self._chooser, self.queues, unmet)
+        problem = "" if unmet is not None else self._preemptions.describe_problem(workload)
         return replace(found, remedy=f"{found.remedy} {problem}") if problem else found
 
     def node_plan(self, node_name: str) -> NodePlan:
@@ -221,23 +237,28 @@ class Core:
         validate_spec(spec)
         if self.queues.is_active:
             spec = self.queues.check_submission(spec, owner, self._starts.list_models)
+        check_dependencies(self.state, spec)
         self._refuse_too_many()
         # Numbers only rise, past every generated id that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
-        waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns, owner=owner)
+        waiting = make_waiting(key, spec, owner, is_held=request.hold, now_ns=now_ns)
+        early = self._jobs.find_reason(waiting, now_ns)
         if is_sliced(waiting):
-            return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
+            return self._submit_sliced(
+                waiting, early or PendingConstraint.PARTITIONS.describe(), now_ns, dry_run=request.dry_run
+            )
         quoted = self._quote_if_due(now_ns)
-        decision = self._starts.decide_start(waiting, quoted, now_ns)
+        decision = PlacementDecision(placements=(), explanation=(), room=0, withheld=early)
+        if not early:
+            decision = self._starts.decide_start(waiting, quoted, now_ns)
         if not decision.placements:
             check_feasibility(self.state, self._chooser, spec)
         if request.dry_run:
-            return CoreStep((), replace(preview_workload(key, spec, decision, now_ns), owner=owner), frozenset())
-        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
-        step = self._finish_step(
-            (*quoted, submitted), key, now_ns, last=make_outcome_event(key, spec.request, decision, now_ns)
-        )
-        if decision.placements or decision.hold is not None:
+            preview = replace(preview_workload(key, spec, decision, now_ns), owner=owner, held_by=waiting.held_by)
+            return CoreStep((), preview, frozenset())
+        outcome = make_outcome_event(key, spec.request, decision, now_ns)
+        step = self._finish_step((*quoted, *begin_workload(waiting)), key, now_ns, last=outcome)
+        if early or decision.placements or decision.hold is not None:
             return step
         more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
         if more.events:
@@ -267,14 +288,13 @@ class Core:
                 f"{self.state.live_workloads} workloads wait or run, which is the limit; cancel some and submit again"
             )
 
-    def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> CoreStep[Workload]:
-        """Accepts a workload that waits for the partition planner."""
+    def _submit_sliced(self, workload: Workload, reason: str, now_ns: int, *, dry_run: bool) -> CoreStep[Workload]:
+        """Accepts a workload that waits for the partition planner, or before that for what keeps it from starting."""
         if dry_run:
-            return CoreStep((), replace(workload, reason=PendingConstraint.PARTITIONS.describe()), frozenset())
+            return CoreStep((), replace(workload, reason=reason), frozenset())
         key = workload.workload_id
-        submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
-        deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=PendingConstraint.PARTITIONS.describe())
-        return self._finish_step((submitted, deferred), key, now_ns)
+        deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=reason)
+        return self._finish_step((*begin_workload(workload), deferred), key, now_ns)
 
     def _quote_if_due(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """Returns new quotes if they are due, not yet applied."""
@@ -316,7 +336,8 @@ class Core:
     def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus], *, now_ns: int) -> CoreStep[int]:
         """Records what an agent reports of processes; returns how many reports are about earlier attempts.
 
-        The end of the last process of a workload ends the workload; then pending work is tried.
+        The end of the last process of a workload ends the workload, or lets it wait for another attempt; then pending work
+        is tried.
         """
         events: list[Event] = []
         nodes, stale = frozenset[str](), 0
@@ -334,11 +355,11 @@ class Core:
             events.append(event)
             outcome = find_outcome(self.state.workloads[key])
             if outcome is not None:
-                phase, reason = outcome
-                ended = WorkloadCompleted(time_ns=now_ns, workload_id=key, phase=phase, reason=reason)
+                ended = plan_end(self.state.workloads[key], *outcome, now_ns=now_ns)
                 nodes |= self._apply(ended)
                 events.append(ended)
-        frees = any(isinstance(event, WorkloadCompleted) for event in events) or self._preemptions.is_ready
+        frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried) for event in events)
+        frees = frees or self._preemptions.is_ready
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
@@ -375,9 +396,17 @@ class Core:
         if spec.queue == workload.spec.queue:
             return CoreStep((), workload, frozenset())
         event = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload_id, queue=spec.queue)
-        step = self._finish_step((event,), workload_id, now_ns, frees=True)
-        # It may have been placed by the retry.
-        return replace(step, result=self.state.workloads[workload_id])
+        return self._finish_step((event,), workload_id, now_ns, frees=True)
+
+    def hold(self, workload_id: str, *, user: str = "", now_ns: int) -> CoreStep[Workload]:
+        """Keeps pending work from starting until it is released; idempotent. Raises NotFound and FailedPrecondition."""
+        workload = self.workload(workload_id)
+        events = plan_hold(workload, user, now_ns=now_ns)
+        return self._finish_step(events, workload_id, now_ns, frees=bool(events) and workload.promise is not None)
+
+    def release(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
+        """Lets held work start again, and tries it; idempotent. Raises NotFound."""
+        return self._finish_step(plan_release(self.workload(workload_id), now_ns=now_ns), workload_id, now_ns)
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> CoreStep[Workload]:
         """Sets the power limit of each GPU of a running workload, None for the default; raises FailedPrecondition."""
@@ -418,7 +447,8 @@ class Core:
         """
         self.check_plan_epoch(inventory.node_name, plan_epoch)
         record = self.state.nodes.get(inventory.node_name)
-        gone = self._make_room_for_a_node(now_ns) if record is None else ()
+        gone = plan_room_for_node(self.state, self._nodes_most, now_ns=now_ns) if record is None else ()
+        self._apply_all(gone)
         name = inventory.node_name
         before = None if record is None else record.inventory
         compared = compare_claim(record, name, claim, now_ns=now_ns)
@@ -427,7 +457,12 @@ class Core:
         if record is None or not record.matches_inventory(inventory) or plan_epoch > record.plan_epoch:
             joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
             nodes |= self._apply(joined)
-            events += [joined, *self._node_joined_events(name, before, now_ns)]
+            events.append(joined)
+            if before is not None:
+                renamed = plan_device_renaming(self.state, self.state.nodes[name], before, now_ns=now_ns)
+                events += [] if renamed is None else [renamed]
+            elif self._joins_closed:
+                events.append(NodeOccupied(time_ns=now_ns, node_name=name, others=UNREPORTED_USAGE))
         events += compared
         for event in events:
             if not isinstance(event, NodeJoined):
@@ -439,14 +474,6 @@ class Core:
                 self._retrying.on_capacity_freed()
             return CoreStep(tuple(events), None, frozenset())
         return self._with_retry((*gone, *events), None, nodes, now_ns)
-
-    def _node_joined_events(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
-        """Returns the events that accompany a node's joining, so that nothing is placed there in between."""
-        if before is None:
-            closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED_USAGE)
-            return [closed] if self._joins_closed else []
-        renamed = plan_device_renaming(self.state, self.state.nodes[node_name], before, now_ns=now_ns)
-        return [] if renamed is None else [renamed]
 
     def expect_reports(self, *, now_ns: int) -> CoreStep[None]:
         """Blocks placement on every node until its engine has reported again what runs there."""
@@ -479,21 +506,7 @@ class Core:
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
         """Checks a plan epoch; raises InvalidArgument for one that no controller can have sent."""
-        check_plan_epoch(self.state.nodes.get(node_name), node_name, plan_epoch)
-
-    def _make_room_for_a_node(self, now_ns: int) -> tuple[Event, ...]:
-        """Removes the longest lost, empty nodes if the number of nodes is exhausted; raises ResourceExhausted."""
-        if len(self.state.nodes) < self._nodes_most:
-            return ()
-        names = tuple(name for _, name in select_longest_lost_nodes(self.state, max(1, self._nodes_most // 100)))
-        if not names:
-            raise ResourceExhausted(
-                f"{self._nodes_most} nodes are registered, which is the limit of one controller, and none of them is "
-                "lost and empty; remove some with `eelctl node remove`"
-            )
-        event = NodesRemoved(time_ns=now_ns, node_names=names, reason="made room for nodes that are there")
-        self._apply(event)
-        return (event,)
+        check_plan_epoch(self.state, node_name, plan_epoch)
 
     def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> CoreStep[NodeRemoval]:
         """Removes a node, and ends the work on it if forced; raises NotFound and FailedPrecondition."""
@@ -628,13 +641,7 @@ class Core:
         current, over = self.state.policy, self.state.spending.over
         event = PolicyChanged(time_ns=now_ns, policy=revise_policy(current, policy))
         nodes = self._apply(event)
-        is_other = event.policy.budgets != current.budgets or self.state.spending.over != over
-        is_other |= event.policy.queues != current.queues
-        is_other |= (event.policy.backfill, event.policy.default_runtime_s, event.policy.reservations) != (
-            current.backfill,
-            current.default_runtime_s,
-            current.reservations,
-        )
+        is_other = self.state.spending.over != over or changes_starts(current, event.policy)
         frees = is_other and len(self.state.pending) > 0
         return self._with_retry((event,), self.state.policy, nodes, now_ns, frees=frees)
 
@@ -691,7 +698,7 @@ class Core:
 
     def is_round_due(self, now_ns: int) -> bool:
         """Returns whether pending work must be tried again because time has passed; `retry_waiting` does so."""
-        return self._backfill.is_round_due(now_ns)
+        return self._backfill.is_round_due(now_ns) or self._conditions.is_due(now_ns)
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """Tries pending work again, since the rules of an engine may have changed."""
@@ -701,8 +708,9 @@ class Core:
 
     def retry(self, *, now_ns: int) -> CoreStep[None]:
         """Continues an unfinished round over the pending work."""
-        events, nodes = self._retry(now_ns) if self.has_backlog else ([], frozenset[str]())
-        return CoreStep(tuple(events), None, nodes)
+        return self._with_retry(
+            (), None, frozenset(), now_ns, frees=self._retrying.is_due or self._preemptions.is_ready, is_new=False
+        )
 
     def _apply(self, event: Event) -> frozenset[str]:
         check_readable(event)
@@ -715,6 +723,7 @@ class Core:
         touched = self.state.apply(event)
         self._chooser.refresh(touched)
         self._backfill.refresh(event)
+        self._conditions.refresh(event)
         if self.queues.is_active or isinstance(event, PolicyChanged):
             self.queues.refresh(event, touched)
         self._preemptions.refresh(event)
@@ -751,15 +760,31 @@ class Core:
         if last is not None:
             settled, touched = self._apply_outcome(last)
             events, nodes = (*events, settled), nodes | touched
-        return self._with_retry(events, self.state.workloads[workload_id], nodes, now_ns, frees=frees)
+        before = self.state.workloads[workload_id]
+        step = self._with_retry(events, before, nodes, now_ns, frees=frees)
+        # It may have been placed by the retry, or have ended, and be gone, if it can never start.
+        return replace(step, result=self.state.workloads.get(workload_id, before))
 
     def _with_retry(
-        self, events: Sequence[Event], result: _Result, nodes: frozenset[str], now_ns: int, *, frees: bool = True
+        self,
+        events: Sequence[Event],
+        result: _Result,
+        nodes: frozenset[str],
+        now_ns: int,
+        *,
+        frees: bool = True,
+        is_new: bool = True,
     ) -> CoreStep[_Result]:
-        """Ends a step whose events are applied; tries pending work if they free capacity."""
-        if not frees:
-            return CoreStep(tuple(events), result, nodes)
-        self._retrying.on_capacity_freed()
+        """Ends a step whose events are applied; tries pending work if they free capacity, or if work became ready.
+
+        Without `is_new` the round that is under way goes on, and no other follows.
+        """
+        settled, is_ready = self._jobs.settle(self._apply, now_ns)
+        events = (*events, *settled)
+        if is_ready or (frees and is_new):
+            self._retrying.on_capacity_freed()
+        elif not frees:
+            return CoreStep(events, result, nodes)
         more, touched = self._retry(now_ns)
         return CoreStep((*events, *more), result, nodes | touched)
 

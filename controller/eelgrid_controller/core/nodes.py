@@ -39,7 +39,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, apply_device_correction, is_sliced
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, ResourceExhausted
 from eelgrid_protos.messages import (
     UNKNOWN_WORKLOADS_MOST,
     Assignment,
@@ -240,8 +240,22 @@ def known_epoch(record: NodeRecord | None) -> int:
     return record.plan_epoch if record.doubted_epoch is None else record.doubted_epoch
 
 
-def check_plan_epoch(record: NodeRecord | None, node_name: str, plan_epoch: int) -> None:
-    """Checks a plan epoch that an agent reports; raises InvalidArgument for one that no controller can have sent."""
+def plan_room_for_node(state: ClusterState, nodes_most: int, *, now_ns: int) -> tuple[Event, ...]:
+    """Returns the event that removes the longest lost, empty nodes if so many are registered; raises ResourceExhausted."""
+    if len(state.nodes) < nodes_most:
+        return ()
+    names = tuple(name for _, name in select_longest_lost_nodes(state, max(1, nodes_most // 100)))
+    if not names:
+        raise ResourceExhausted(
+            f"{nodes_most} nodes are registered, which is the limit of one controller, and none of them is "
+            "lost and empty; remove some with `eelctl node remove`"
+        )
+    return (NodesRemoved(time_ns=now_ns, node_names=names, reason="made room for nodes that are there"),)
+
+
+def check_plan_epoch(state: ClusterState, node_name: str, plan_epoch: int) -> None:
+    """Checks a plan epoch; raises InvalidArgument for one that no controller can have sent."""
+    record = state.nodes.get(node_name)
     most = max(REPORTED_EPOCH_MOST, record.plan_epoch if record else 0)
     if plan_epoch > most:
         remedy = "remove the plan that the agent keeps in its state directory, and start it again"

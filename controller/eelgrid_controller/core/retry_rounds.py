@@ -22,7 +22,7 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import FairRound
-from eelgrid_controller.state.cluster_state import ClusterState, PendingTicket
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
     PricesQuoted,
@@ -30,6 +30,7 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
 )
 from eelgrid_controller.state.node_allocations import is_sliced
+from eelgrid_controller.state.pending_queue import PendingTicket
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.messages import (
     Workload,

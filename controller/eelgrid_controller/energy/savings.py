@@ -47,6 +47,7 @@ from eelgrid_controller.state.events import (
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadRetried,
     WorkloadScaled,
     WorkloadSubmitted,
 )
@@ -597,7 +598,7 @@ class PlacementSavings:
                 self._on_scaled(event)
             case WorkloadCancelled(workload_id=key) | WorkloadCompleted(workload_id=key):
                 self._on_ended(key)
-            case WorkloadEvicted(workload_id=key):
+            case WorkloadEvicted(workload_id=key) | WorkloadRetried(workload_id=key):
                 # It begins anew under both plans; what waits was placed under neither.
                 spec, replicas = self._works[key].spec, tuple(range(self._works[key].spec.replicas))
                 self._on_ended(key)

@@ -182,6 +182,8 @@ def _services(state: ClusterState) -> Iterator[SurveyedService]:
         promise = workload.spec.service
         if workload.phase.is_ended or promise is None or not is_sliced(workload):
             continue
+        if state.pending.is_parked(workload.workload_id):
+            continue
         if workload.phase is WorkloadPhase.PENDING and state.spending.blocking_limit(workload.spec) is not None:
             continue
         allowed: Sequence[str] = workload.spec.request.gpu_models

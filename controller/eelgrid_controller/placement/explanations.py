@@ -14,9 +14,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
-from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
+from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_time
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.power import ExceededBudget
@@ -38,6 +37,7 @@ from eelgrid_controller.placement.remedies import (
     measure_gaps,
 )
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold, describe_queue_remedy
+from eelgrid_controller.queueing.job_conditions import UnmetCondition, describe_condition_remedy
 from eelgrid_controller.queueing.runtime_estimates import SOURCE_NAMES, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
@@ -57,7 +57,6 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB, SENTENCE_LETTERS_MOST
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _NAMED = 8
 _SHORTAGES_NAMED = 4
 _WAYS_LETTERS_MOST = SENTENCE_LETTERS_MOST - 500
@@ -281,22 +280,28 @@ def describe_pending_reason(request: ResourceRequest, decision: PlacementDecisio
     return constraint.describe("no_gpu" if not request.gpu_count and "no_gpu" in constraint.sentences else "")
 
 
-def explain_workload(state: ClusterState, workload_id: str, placer: WorkloadPlacer, queues: QueueIndex) -> Explanation:
+def explain_workload(
+    state: ClusterState,
+    workload_id: str,
+    placer: WorkloadPlacer,
+    queues: QueueIndex,
+    unmet: UnmetCondition | None = None,
+) -> Explanation:
     """Explains a workload: the candidates of its placement, or, if it is pending, what currently prevents one.
 
-    With it, how long it is expected to run, and what it was promised.
+    `unmet` is the condition that keeps it from starting whatever the capacity. With it, how long it is expected to run, and
+    what it was promised.
     """
     workload = state.workloads[workload_id]
-    found = _explain_placement(state, workload, placer, queues)
+    if unmet is not None:
+        remedy = describe_condition_remedy(workload, unmet)
+        found = Explanation(workload=workload, remedy=remedy, constraint=unmet.constraint)
+    else:
+        found = _explain_placement(state, workload, placer, queues)
     remedy = f"{found.remedy}{_describe_promise(workload)}".strip()
     if not workload.phase.is_ended:
         found = replace(found, runtime=estimate_runtime(workload, state.policy, state.runtimes))
     return replace(found, remedy=remedy[:SENTENCE_LETTERS_MOST])
-
-
-def _format_time(time_ns: int) -> str:
-    moment = _EPOCH + timedelta(seconds=time_ns // 10**9)
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _describe_promise(workload: Workload) -> str:
@@ -304,7 +309,7 @@ def _describe_promise(workload: Workload) -> str:
     promise = workload.promise
     if promise is None or workload.phase is not WorkloadPhase.PENDING:
         return ""
-    said = f" Promised to start by {_format_time(promise.start_ns)}"
+    said = f" Promised to start by {format_time(promise.start_ns)}"
     if promise.waits_for:
         more = promise.ends - len(promise.waits_for)
         names = [*promise.waits_for, *([f"{more} more"] if more > 0 else [])]
@@ -325,7 +330,7 @@ def _describe_withheld(state: ClusterState, workload: Workload) -> Explanation |
         held = next((one for one in state.policy.reservations if one.name == name), None)
         if held is None:
             return None
-        span = f"{_format_time(held.start_ns)} to {_format_time(held.end_ns)}"
+        span = f"{format_time(held.start_ns)} to {format_time(held.end_ns)}"
         remedy = f"Reservation {name} holds nodes from {span}, and it would not have ended before.{hint}"
         return Explanation(workload=workload, remedy=remedy, constraint=constraint)
     if constraint != "backfill":
@@ -335,7 +340,7 @@ def _describe_withheld(state: ClusterState, workload: Workload) -> Explanation |
         return None
     remedy = (
         f"There is room, but it would still run when {first.workload_id} starts, which is promised a start by "
-        f"{_format_time(first.promise.start_ns)}.{hint or ' It starts once it delays nothing.'}"
+        f"{format_time(first.promise.start_ns)}.{hint or ' It starts once it delays nothing.'}"
     )
     return Explanation(workload=workload, remedy=remedy, constraint=constraint)
 

@@ -24,7 +24,9 @@ from eelgrid_controller.state.events import (
     PolicyChanged,
     PreemptionStarted,
     WorkloadDeferred,
+    WorkloadHeld,
     WorkloadQueueChanged,
+    WorkloadReleased,
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
@@ -176,7 +178,7 @@ class QueueIndex:
         for workload_id in state.queue_usage.charges:
             self._sync_charge(workload_id)
         for workload_id in state.pending:
-            self._sync_pending(workload_id)
+            self.sync_pending(workload_id)
         self._refresh_capacity(state.nodes)
 
     def refresh(self, event: Event, touched: Iterable[str]) -> None:
@@ -192,7 +194,7 @@ class QueueIndex:
             return
         for workload_id in (*_list_named(event), *list_rechargeable_workloads(event, self._state.nodes)):
             self._sync_charge(workload_id)
-            self._sync_pending(workload_id)
+            self.sync_pending(workload_id)
         self._refresh_capacity(touched)
 
     def _sync_charge(self, workload_id: str) -> None:
@@ -209,7 +211,10 @@ class QueueIndex:
         if charge is not None:
             self._charges[workload_id] = charge
 
-    def _sync_pending(self, workload_id: str) -> None:
+    def sync_pending(self, workload_id: str) -> None:
+        """Follows a workload that began or ceased to wait, or was parked or unparked in the pending queue."""
+        if not self._queues:
+            return
         self._pending.discard(workload_id)
         ticket = self._state.pending.ticket(workload_id)
         if ticket is not None:
@@ -476,7 +481,7 @@ class QueueIndex:
 
 def _list_named(event: Event) -> tuple[str, ...]:
     """Lists workloads that begin or end to wait, or wait elsewhere, by an event."""
-    changes = WorkloadSubmitted | WorkloadQueueChanged
+    changes = WorkloadSubmitted | WorkloadQueueChanged | WorkloadHeld | WorkloadReleased
     return (event.workload_id,) if isinstance(event, changes) else ()
 
 

@@ -21,7 +21,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from eelgrid_controller.queueing.quota import QuotaTree
-from eelgrid_controller.state.cluster_state import PendingTicket
+from eelgrid_controller.state.pending_queue import PendingTicket
 from eelgrid_controller.state.queue_usage import DecayedUsage, ResourceVector
 from eelgrid_protos.messages import ResourceRequest
 

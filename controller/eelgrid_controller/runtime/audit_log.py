@@ -30,6 +30,8 @@ JOURNALLED = frozenset(
         "CancelWorkload",
         "ScaleWorkload",
         "MoveToQueue",
+        "HoldWorkload",
+        "ReleaseWorkload",
         "UpdatePolicy",
         "ApplyMoves",
         "ApplyPartitions",

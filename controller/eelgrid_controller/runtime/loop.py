@@ -343,6 +343,25 @@ class ControllerLoop:
 
         return await self.command(apply, is_decision=True, call=call)
 
+    async def hold(self, workload_id: str, *, call: AuditedCall | None = None) -> Workload:
+        """Keeps pending work from starting until it is released; raises RoleRefused as `cancel` does."""
+        caller = None if call is None else call.caller
+
+        def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
+            self.check_owner(core, workload_id, call)
+            return core.hold(workload_id, user="" if caller is None else caller.user, now_ns=now_ns)
+
+        return await self.command(apply, call=call)
+
+    async def release(self, workload_id: str, *, call: AuditedCall | None = None) -> Workload:
+        """Lets held work start; raises RoleRefused as `cancel` does."""
+
+        def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
+            self.check_owner(core, workload_id, call)
+            return core.release(workload_id, now_ns=now_ns)
+
+        return await self.command(apply, is_decision=True, call=call)
+
     async def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus]) -> int:
         """Records what an agent reports of processes; returns how many reports are about earlier attempts."""
         return await self.command(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))
@@ -720,7 +739,7 @@ class ControllerLoop:
             self._queue_own(lambda core, now_ns: core.continue_drains(now_ns=now_ns), self._drained)
 
     def _retry_by_time(self) -> None:
-        """Queues a round over pending work if a reservation has begun or ended, or a promised start has passed."""
+        """Queues a round over pending work if a reservation has begun or ended, a promised start has passed, or work may begin."""
         if self._is_round_queued or self._journal_fault is not None or self._core is None:
             return
         if self.core.is_round_due(self.clock.now_ns()):

@@ -45,6 +45,7 @@ from eelgrid_controller.state.events import (
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadRetried,
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -73,6 +74,7 @@ class PowerLimitedNodes:
                     WorkloadLimited(workload_id=key)
                     | WorkloadCancelled(workload_id=key)
                     | WorkloadEvicted(workload_id=key)
+                    | WorkloadRetried(workload_id=key)
                     | WorkloadCompleted(workload_id=key)
                 ):
                     self._ids.discard(key)
@@ -100,6 +102,7 @@ _CHANGES: Mapping[type[Event], str] = {
     WorkloadCancelled: "cancelled",
     WorkloadDeferred: "deferred",
     WorkloadEvicted: "evicted",
+    WorkloadRetried: "retried",
     WorkloadCompleted: "ended",
     DevicesCorrected: "corrected",
     PartitionsPlanned: "partitioned",

@@ -31,6 +31,7 @@ from eelgrid_controller.state.events import (
     WorkloadDeferred,
     WorkloadEvicted,
     WorkloadPlaced,
+    WorkloadRetried,
     WorkloadSubmitted,
 )
 from eelgrid_protos.messages import (
@@ -267,6 +268,8 @@ class PlacementTraces:
                     self._end(event.workload_id, event.phase.name.lower(), now_ns)
                 case WorkloadEvicted() if event.workload_id in self._followed:
                     self._end(event.workload_id, "evicted", now_ns)
+                case WorkloadRetried() if event.workload_id in self._followed:
+                    self._end(event.workload_id, "failed", now_ns)
                 case _:
                     pass
         # What is left was undone together with its batch.

@@ -10,18 +10,17 @@ event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
-    PENDING --WorkloadQueueChanged, WorkloadPromised--> PENDING
+    PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
     PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
-    PLACED --WorkloadEvicted--> PENDING
+    PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
     PLACED --AttemptStarted, AttemptEnded, WorkloadStopping--> PLACED
 """
 
 import json
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -59,16 +58,20 @@ from eelgrid_controller.state.events import (
     WorkloadCompleted,
     WorkloadDeferred,
     WorkloadEvicted,
+    WorkloadHeld,
     WorkloadLimited,
     WorkloadMoved,
     WorkloadPlaced,
     WorkloadPromised,
     WorkloadQueueChanged,
+    WorkloadReleased,
+    WorkloadRetried,
     WorkloadScaled,
     WorkloadStopping,
     WorkloadSubmitted,
     policy_to_plain,
 )
+from eelgrid_controller.state.job_dependencies import DependentWorkloads
 from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, digest_of, encode_explanation
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
@@ -89,6 +92,7 @@ from eelgrid_controller.state.node_allocations import (
     reallocate_slices,
 )
 from eelgrid_controller.state.nominations import Nominations
+from eelgrid_controller.state.pending_queue import PendingQueue
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
@@ -128,60 +132,6 @@ class ExplanationStore:
         return dict(self._texts)
 
 
-# Sorts by falling priority, then by rising submission number.
-PendingTicket = tuple[int, int, str]
-
-
-class PendingQueue:
-    """The pending queue: a sorted list, since even a million entries shift by one in under a millisecond."""
-
-    __slots__ = ("_places", "_tickets")
-
-    def __init__(self) -> None:
-        self._tickets: list[PendingTicket] = []
-        self._places: dict[str, PendingTicket] = {}
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def __iter__(self) -> Iterator[str]:
-        return (ticket[2] for ticket in self._tickets)
-
-    def __contains__(self, workload_id: object) -> bool:
-        return workload_id in self._places
-
-    def copy(self) -> "PendingQueue":
-        """Returns an independent copy."""
-        twin = PendingQueue()
-        twin._tickets, twin._places = self._tickets.copy(), self._places.copy()
-        return twin
-
-    def add(self, workload_id: str, *, priority: int, number: int) -> None:
-        """Adds a workload to the queue."""
-        ticket = (-priority, number, workload_id)
-        self._places[workload_id] = ticket
-        insort(self._tickets, ticket)
-
-    def discard(self, workload_id: str) -> None:
-        """Removes a workload from the queue, if present."""
-        ticket = self._places.pop(workload_id, None)
-        if ticket is not None:
-            del self._tickets[bisect_left(self._tickets, ticket)]
-
-    def ticket(self, workload_id: str) -> PendingTicket | None:
-        """Returns where a workload is in the queue; None if it is not."""
-        return self._places.get(workload_id)
-
-    def count_before(self, workload_id: str) -> int:
-        """Returns how many workloads are tried before one that is in the queue."""
-        return bisect_left(self._tickets, self._places[workload_id])
-
-    def next_tickets(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
-        """Returns at most `most` tickets after a given one, from the first if None."""
-        start = 0 if ticket is None else bisect_right(self._tickets, ticket)
-        return self._tickets[start : start + most]
-
-
 # Ended workloads kept for queries; the first to end is the first to be removed.
 ENDED_WORKLOADS_MOST = 100_000
 _FORMAT = 1
@@ -216,7 +166,10 @@ class ClusterState:
         # The submission number of each live workload, by which it waits.
         self._numbers: dict[str, int] = {}
         self._ended: deque[str] = deque()
-        # By phase; as many as `_ended`.
+        # Live work by what it depends on, and ended work beyond `_ended` that is kept for it.
+        self.dependents = DependentWorkloads()
+        self._kept: set[str] = set()
+        # By phase; as many as `_ended` and `_kept`.
         self._ended_counts: Counter[WorkloadPhase] = Counter()
         self._ended_most = ended_most
 
@@ -231,6 +184,7 @@ class ClusterState:
         twin.nominations = self.nominations.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
+        twin.dependents, twin._kept = self.dependents.copy(), self._kept.copy()
         return twin
 
     def requeue_workload(self, workload_id: str, *, number: int) -> None:
@@ -250,15 +204,15 @@ class ClusterState:
     @property
     def live_workloads(self) -> int:
         """Number of pending and placed workloads."""
-        return len(self.workloads) - len(self._ended)
+        return len(self.workloads) - len(self._ended) - len(self._kept)
 
     @property
     def phases(self) -> dict[WorkloadPhase, int]:
         """Number of workloads by phase."""
-        waiting, ended = len(self.pending), len(self._ended)
+        waiting = len(self.pending)
         return {
             WorkloadPhase.PENDING: waiting,
-            WorkloadPhase.PLACED: len(self.workloads) - waiting - ended,
+            WorkloadPhase.PLACED: self.live_workloads - waiting,
             **{phase: self._ended_counts[phase] for phase in WorkloadPhase if phase.is_ended},
         }
 
@@ -271,7 +225,7 @@ class ClusterState:
                 touched = self._apply_placed(event)
             case WorkloadMoved():
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
-            case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised():
+            case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | WorkloadHeld() | WorkloadReleased():
                 touched = self._apply_waiting(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
@@ -308,7 +262,7 @@ class ClusterState:
                 touched = frozenset()
             case NodeCordoned() | NodeUncordoned():
                 touched = self._apply_cordon(event)
-            case WorkloadEvicted():
+            case WorkloadEvicted() | WorkloadRetried():
                 touched = self._apply_evicted(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
@@ -364,6 +318,7 @@ class ClusterState:
         self.submissions += 1
         self._numbers[key] = self.submissions
         self.pending.add(key, priority=event.spec.priority, number=self.submissions)
+        self.dependents.add(self.workloads[key])
         mix = self.demand.mix
         if not is_sliced(self.workloads[key]):  # placed by the partition planner, so no demand on unpartitioned GPUs
             self.demand.observe(event.spec.request, event.spec.replicas)
@@ -374,18 +329,24 @@ class ClusterState:
             self.next_number = max(self.next_number, int(digits) + 1)
         return frozenset()
 
-    def _apply_waiting(self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised) -> frozenset[str]:
+    def _apply_waiting(
+        self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised | WorkloadHeld | WorkloadReleased
+    ) -> frozenset[str]:
         """Changes a workload that goes on to wait."""
         before = self._waiting(event.workload_id)
+        if isinstance(event, WorkloadDeferred | WorkloadQueueChanged | WorkloadHeld):
+            self.nominations.end(event.workload_id)
         match event:
             case WorkloadDeferred():
-                self.nominations.end(event.workload_id)
                 after = replace(before, reason=event.reason)
             case WorkloadQueueChanged():
-                self.nominations.end(event.workload_id)
                 after = replace(before, spec=replace(before.spec, queue=event.queue))
             case WorkloadPromised():
                 after = replace(before, promise=event.promise)
+            case WorkloadHeld():
+                after = replace(before, held_by=event.user)
+            case WorkloadReleased():
+                after = replace(before, held_by="")
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
@@ -408,6 +369,7 @@ class ClusterState:
             revision=self.revision + 1,
             attempt=workload.attempt + (workload.spec.process is not None),
             promise=None,
+            not_before_ns=0,
         )
         return self._bump_plans(event.placements)
 
@@ -458,7 +420,7 @@ class ClusterState:
         workload = self.workloads.get(event.workload_id)
         if workload is None or workload.phase.is_ended:
             raise ContradictoryEvent(f"workload {event.workload_id} is not there or has ended")
-        return self._end_workload(workload, WorkloadPhase.CANCELLED, "", event.time_ns)
+        return self._end_workload(workload, WorkloadPhase.CANCELLED, event.reason, event.time_ns)
 
     def _end_workload(self, workload: Workload, phase: WorkloadPhase, reason: str, now_ns: int) -> frozenset[str]:
         """Frees everything that a workload holds, for good."""
@@ -478,13 +440,25 @@ class ClusterState:
             revision=self.revision + 1,
             promise=None,
             preempted_for="",
+            held_by="",
         )
         self._numbers.pop(key, None)
         self._ended.append(key)
         self._ended_counts[phase] += 1
+        for parent in self.dependents.discard(workload):
+            if parent in self._kept:
+                self._kept.discard(parent)
+                self._forget_workload(parent)
         while len(self._ended) > self._ended_most:
-            self._ended_counts[self.workloads.pop(self._ended.popleft()).phase] -= 1
+            oldest = self._ended.popleft()
+            if oldest in self.dependents:
+                self._kept.add(oldest)
+            else:
+                self._forget_workload(oldest)
         return self._bump_plans(workload.placements)
+
+    def _forget_workload(self, workload_id: str) -> None:
+        self._ended_counts[self.workloads.pop(workload_id).phase] -= 1
 
     def _apply_process_event(
         self, event: WorkloadStopping | AttemptStarted | AttemptEnded | WorkloadCompleted
@@ -551,11 +525,18 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {workload_id} runs no process")
         return workload
 
-    def _apply_evicted(self, event: WorkloadEvicted) -> frozenset[str]:
+    def _apply_evicted(self, event: WorkloadEvicted | WorkloadRetried) -> frozenset[str]:
         key = event.workload_id
         workload = self.workloads.get(key)
         if workload is None or workload.phase is not WorkloadPhase.PLACED:
             raise ContradictoryEvent(f"workload {key} does not run")
+        failures, not_before_ns, is_preempted = workload.failures, 0, False
+        if isinstance(event, WorkloadEvicted):
+            is_preempted = bool(event.preempted_for)
+        else:
+            if find_outcome(self._running(key)) is None:
+                raise ContradictoryEvent(f"processes of workload {key} may still run")
+            failures, not_before_ns = failures + 1, event.not_before_ns
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.explanations.forget_workload(key)
@@ -574,7 +555,9 @@ class ClusterState:
             attempts=(),
             stopping_ns=0,
             preempted_for="",
-            preemptions=workload.preemptions + bool(event.preempted_for),
+            preemptions=workload.preemptions + is_preempted,
+            failures=failures,
+            not_before_ns=not_before_ns,
         )
         self.pending.add(key, priority=workload.spec.priority, number=self._numbers[key])
         return self._bump_plans(workload.placements)
@@ -722,13 +705,17 @@ class ClusterState:
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:
         # Submission numbers are only compared, so they may restart at the first workload that is kept.
         first = self.submissions - len(plain["workloads"])
+        ended = set(self._ended)
         for number, row in enumerate(plain["workloads"], first + 1):
             workload = healer.read(Workload, row)
             self.workloads[workload.workload_id] = workload
             if workload.phase.is_ended:
                 self._ended_counts[workload.phase] += 1
+                if workload.workload_id not in ended:
+                    self._kept.add(workload.workload_id)
             else:
                 self._numbers[workload.workload_id] = number
+                self.dependents.add(workload)
             if workload.phase is WorkloadPhase.PENDING:
                 self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
             elif workload.phase is WorkloadPhase.PLACED:

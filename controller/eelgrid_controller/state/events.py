@@ -7,6 +7,8 @@ Must not know who reacts to an event.
     WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
     -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
     WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
+    WorkloadDeferred -> WorkloadHeld -> WorkloadReleased -> WorkloadPlaced
+    AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
@@ -42,7 +44,18 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.plain_messages import from_plain, to_plain
-from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Nanoseconds, Sentence, Uint64, Watts
+from eelgrid_protos.quantities import (
+    Count,
+    Identifier,
+    Label,
+    Many,
+    Name,
+    Nanoseconds,
+    RequiredLabel,
+    Sentence,
+    Uint64,
+    Watts,
+)
 from eelgrid_protos.schema import is_valid_message, list_violations
 
 # Replicas of one workload have equal requests, so the first few explain all; ten thousand would fill the journal.
@@ -320,10 +333,11 @@ class DevicesCorrected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
-    """A workload was cancelled by its owner and holds nothing any more."""
+    """A workload was cancelled and holds nothing any more; by its owner, or else for this reason."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
+    reason: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +377,36 @@ class WorkloadQueueChanged:
     time_ns: Nanoseconds
     workload_id: Identifier
     queue: Label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadHeld:
+    """A pending workload must not start until it is released; it keeps its place in the order of submissions."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    user: RequiredLabel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadReleased:
+    """A held workload may start again."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRetried:
+    """An attempt of a placed workload failed; it gave up all its places and waits for the next attempt.
+
+    It does not start before `not_before_ns`, and keeps its place in the order of submissions.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+    not_before_ns: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,6 +523,9 @@ Event = (
     | WorkloadCompleted
     | WorkloadPromised
     | PreemptionStarted
+    | WorkloadHeld
+    | WorkloadReleased
+    | WorkloadRetried
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -517,9 +564,20 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_completed": WorkloadCompleted,
     "workload_promised": WorkloadPromised,
     "workload_preemption_started": PreemptionStarted,
+    "workload_held": WorkloadHeld,
+    "workload_released": WorkloadReleased,
+    "workload_retried": WorkloadRetried,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
-_WITH_WORDS = (WorkloadSubmitted, PolicyChanged, PointsMeasured, NodeCordoned, AttemptEnded, WorkloadCompleted)
+_WITH_WORDS = (
+    WorkloadSubmitted,
+    PolicyChanged,
+    PointsMeasured,
+    NodeCordoned,
+    AttemptEnded,
+    WorkloadCompleted,
+    WorkloadRetried,
+)
 _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
@@ -538,6 +596,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
             del body["status"]["checkpointed_ns"]
+        case WorkloadCancelled() if not event.reason:
+            del body["reason"]
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body

@@ -31,6 +31,7 @@ from eelgrid_controller.state.events import (
     WorkloadEvicted,
     WorkloadMoved,
     WorkloadPlaced,
+    WorkloadRetried,
     WorkloadScaled,
 )
 from eelgrid_controller.state.journal import JournalSanitizer
@@ -469,7 +470,14 @@ def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy)
 def list_affected_workloads(event: Event) -> tuple[str, ...]:
     """Lists the workloads whose allocations an event may change."""
     match event:
-        case WorkloadPlaced() | WorkloadScaled() | WorkloadCancelled() | WorkloadEvicted() | WorkloadCompleted():
+        case (
+            WorkloadPlaced()
+            | WorkloadScaled()
+            | WorkloadCancelled()
+            | WorkloadEvicted()
+            | WorkloadCompleted()
+            | WorkloadRetried()
+        ):
             return (event.workload_id,)
         case PartitionsPlanned():
             return event.workload_ids

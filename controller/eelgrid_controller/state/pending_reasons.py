@@ -49,6 +49,19 @@ class PendingConstraint(StrEnum):
         "nothing is needed: it is tried again, at the place in the queue that it had",
         {"": "node {node} was drained{cause}"},
     )
+    # Before its turn, whatever room and quota there is.
+    HELD = ("held", "release it with `eelctl release`", {"": "by {user}"})
+    DEPENDENCY = (
+        "dependency",
+        "wait for what it depends on to end",
+        {"": "waits for {parents} to end"},
+    )
+    BEGIN_TIME = ("begin_time", "wait for its begin time", {"": "not before {time}"})
+    RETRY = (
+        "retry",
+        "wait for its next attempt, or cancel it",
+        {"": "{failures} failed; the next starts not before {time}", "failed": "attempt {attempt} failed: {why}"},
+    )
     # Whatever room and quota there is.
     SPENDING = (
         "spending",

@@ -223,3 +223,9 @@ def find_queue_violations(queues: tuple[Queue, ...]) -> list[Violation]:
                 )
             )
     return found
+
+
+def changes_starts(before: Policy, after: Policy) -> bool:
+    """Returns whether pending work may start under one policy that waits under the other, spending limits aside."""
+    names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations")
+    return any(getattr(before, name) != getattr(after, name) for name in names)

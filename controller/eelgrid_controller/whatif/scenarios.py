@@ -47,6 +47,8 @@ from eelgrid_controller.state.events import (
     SpendingJudged,
     WorkloadCancelled,
     WorkloadCompleted,
+    WorkloadHeld,
+    WorkloadReleased,
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import is_sliced
@@ -62,6 +64,7 @@ from eelgrid_protos.messages import (
     Candidate,
     ClassRoom,
     ClusterFigures,
+    DependencyCondition,
     DrainNodes,
     Gpu,
     ImaginedOutcome,
@@ -83,6 +86,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadDifference,
     WorkloadPhase,
+    WorkloadSpec,
 )
 
 # Classes of the mix that room is counted for, the most frequent first.
@@ -512,6 +516,14 @@ _DIFFERENCES_MOST = 100
 _SHADOW_ROUNDS_MOST = 16
 
 
+def _follow_ends(spec: WorkloadSpec) -> WorkloadSpec:
+    """Returns a specification whose dependencies are met by any end: the cluster decides which of them fail."""
+    if spec.schedule is None or not spec.schedule.after:
+        return spec
+    after = tuple(replace(one, condition=DependencyCondition.ENDED) for one in spec.schedule.after)
+    return replace(spec, schedule=replace(spec.schedule, after=after))
+
+
 class ShadowPolicy:
     """One policy beside the one in force, on a copy that is handed over."""
 
@@ -543,7 +555,12 @@ class ShadowPolicy:
         match event:
             case WorkloadSubmitted(workload_id=key, spec=spec):
                 self._since.append(key)
-                core.submit(SubmitWorkloadRequest(spec=spec, workload_id=key), now_ns=now_ns)
+                request = SubmitWorkloadRequest(spec=_follow_ends(spec), workload_id=key)
+                core.submit(request, now_ns=now_ns)
+            case WorkloadHeld(workload_id=key, user=user):
+                core.hold(key, user=user, now_ns=now_ns)
+            case WorkloadReleased(workload_id=key):
+                core.release(key, now_ns=now_ns)
             case WorkloadCancelled(workload_id=key) | WorkloadCompleted(workload_id=key):
                 core.cancel(key, now_ns=now_ns, is_immediate=True)
             case NodeJoined(inventory=inventory, plan_epoch=epoch):

@@ -268,6 +268,8 @@ class SubmitWorkloadRequest:
     spec: WorkloadSpec
     workload_id: OptionalIdentifier = ""
     dry_run: bool = False
+    # Accept it held: it starts no earlier than it is released.
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,6 +453,34 @@ class MoveToQueueRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveToQueueResponse:
     """The workload in its new queue, placed if it fits there."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldWorkloadRequest:
+    """Names a pending workload that must not start until it is released."""
+
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldWorkloadResponse:
+    """The held workload."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseWorkloadRequest:
+    """Names a held workload that may start again."""
+
+    workload_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseWorkloadResponse:
+    """The released workload, placed if it fits."""
 
     workload: Workload
 

@@ -198,6 +198,9 @@ GpuModel = RequiredLabel
 Replicas = Annotated[int, Range(1, 10_000)]
 
 
+# Workloads on which one may depend, and how often it may be started again after a failure.
+DEPENDENCIES_MOST = 64
+RETRIES_MOST = 100
 # Workloads that a promise names of those that end before it.
 PROMISE_ENDS_MOST = 8
 
@@ -271,6 +274,46 @@ class ResourceRequest:
             yield Violation("cpu_milli", "the request asks for nothing", "ask for CPU, memory or a GPU")
 
 
+class DependencyCondition(OpenEnum):
+    """How another workload must have ended; NOT_SUCCEEDED is failed or cancelled."""
+
+    UNSPECIFIED = 0
+    SUCCEEDED = 1
+    ENDED = 2
+    NOT_SUCCEEDED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDependency:
+    """A workload that must have ended before another one starts."""
+
+    workload_id: Identifier
+    condition: DependencyCondition = DependencyCondition.SUCCEEDED
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that the condition is set."""
+        if self.condition is DependencyCondition.UNSPECIFIED:
+            yield Violation("condition", "is not set or not known here", "choose succeeded, ended or not_succeeded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSchedule:
+    """What a workload waits for before capacity, queue and priority count."""
+
+    # It does not start before this time; 0 for at once.
+    begin_ns: Nanoseconds = 0
+    # All of them must be met.
+    after: Annotated[tuple[JobDependency, ...], Many(DEPENDENCIES_MOST)] = ()
+    # How often it is started again after a failed attempt.
+    retries_most: Annotated[int, Range(0, RETRIES_MOST)] = 0
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that each dependency is named once."""
+        names = [one.workload_id for one in self.after]
+        if len(set(names)) < len(names):
+            yield Violation("after", "names a workload twice", "name each workload once, with one condition")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """What a user requests."""
@@ -294,6 +337,8 @@ class WorkloadSpec:
     priority_class: Label = ""
     # How long its user expects it to run; nothing ends for it.
     expected_runtime_s: RuntimeSeconds | None = None
+    # What keeps it from starting before its turn.
+    schedule: JobSchedule | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
@@ -314,6 +359,9 @@ class WorkloadSpec:
                 yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
         if self.process is not None:
             yield from self._check_process()
+        elif self.schedule is not None and self.schedule.retries_most:
+            remedy = "leave it out: only attempts of processes that agents run are counted"
+            yield Violation("schedule.retries_most", "is set without a process", remedy)
 
     def _check_process(self) -> Iterator[Violation]:
         """Checks that nothing is asked of a process that agents cannot do yet."""
@@ -409,6 +457,11 @@ class Workload:
     promise: StartPromise | None = None
     # Its place in the order in which pending work is tried, from 1; only in answers that were asked for it, never kept.
     queue_position: Uint32 = 0
+    # Who holds it back, if it is pending and held.
+    held_by: Label = ""
+    # How many of its attempts failed and were followed by another; and when the next may start.
+    failures: Count = 0
+    not_before_ns: Nanoseconds = 0
 
     @property
     def exit_code(self) -> int | None:

@@ -320,14 +320,16 @@ class ListGpusResponse(_message.Message):
     def __init__(self, gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class SubmitWorkloadRequest(_message.Message):
-    __slots__ = ("spec", "workload_id", "dry_run")
+    __slots__ = ("spec", "workload_id", "dry_run", "hold")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     spec: _workload_pb2.WorkloadSpec
     workload_id: str
     dry_run: bool
-    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+    hold: bool
+    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ..., hold: bool = ...) -> None: ...
 
 class SubmitWorkloadResponse(_message.Message):
     __slots__ = ("workload",)
@@ -520,6 +522,30 @@ class MoveToQueueRequest(_message.Message):
     def __init__(self, workload_id: _Optional[str] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class MoveToQueueResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class HoldWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id",)
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    def __init__(self, workload_id: _Optional[str] = ...) -> None: ...
+
+class HoldWorkloadResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
+class ReleaseWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id",)
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    def __init__(self, workload_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseWorkloadResponse(_message.Message):
     __slots__ = ("workload",)
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     workload: _workload_pb2.Workload

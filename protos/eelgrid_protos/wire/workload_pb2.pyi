@@ -29,6 +29,13 @@ class Mobility(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOBILITY_MOVABLE: _ClassVar[Mobility]
     MOBILITY_RESTARTABLE: _ClassVar[Mobility]
 
+class DependencyCondition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEPENDENCY_CONDITION_UNSPECIFIED: _ClassVar[DependencyCondition]
+    DEPENDENCY_CONDITION_SUCCEEDED: _ClassVar[DependencyCondition]
+    DEPENDENCY_CONDITION_ENDED: _ClassVar[DependencyCondition]
+    DEPENDENCY_CONDITION_NOT_SUCCEEDED: _ClassVar[DependencyCondition]
+
 class RuntimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RUNTIME_SOURCE_UNSPECIFIED: _ClassVar[RuntimeSource]
@@ -56,6 +63,10 @@ MOBILITY_UNSPECIFIED: Mobility
 MOBILITY_FIXED: Mobility
 MOBILITY_MOVABLE: Mobility
 MOBILITY_RESTARTABLE: Mobility
+DEPENDENCY_CONDITION_UNSPECIFIED: DependencyCondition
+DEPENDENCY_CONDITION_SUCCEEDED: DependencyCondition
+DEPENDENCY_CONDITION_ENDED: DependencyCondition
+DEPENDENCY_CONDITION_NOT_SUCCEEDED: DependencyCondition
 RUNTIME_SOURCE_UNSPECIFIED: RuntimeSource
 RUNTIME_SOURCE_USER: RuntimeSource
 RUNTIME_SOURCE_TIME_LIMIT: RuntimeSource
@@ -83,7 +94,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "expected_runtime_s")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "expected_runtime_s", "schedule")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +120,7 @@ class WorkloadSpec(_message.Message):
     NEVER_PREEMPTS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_CLASS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -127,7 +139,26 @@ class WorkloadSpec(_message.Message):
     never_preempts: bool
     priority_class: str
     expected_runtime_s: float
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., expected_runtime_s: _Optional[float] = ...) -> None: ...
+    schedule: JobSchedule
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ...) -> None: ...
+
+class JobDependency(_message.Message):
+    __slots__ = ("workload_id", "condition")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    condition: DependencyCondition
+    def __init__(self, workload_id: _Optional[str] = ..., condition: _Optional[_Union[DependencyCondition, str]] = ...) -> None: ...
+
+class JobSchedule(_message.Message):
+    __slots__ = ("begin_ns", "after", "retries_most")
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_MOST_FIELD_NUMBER: _ClassVar[int]
+    begin_ns: int
+    after: _containers.RepeatedCompositeFieldContainer[JobDependency]
+    retries_most: int
+    def __init__(self, begin_ns: _Optional[int] = ..., after: _Optional[_Iterable[_Union[JobDependency, _Mapping]]] = ..., retries_most: _Optional[int] = ...) -> None: ...
 
 class RuntimeEstimate(_message.Message):
     __slots__ = ("expected_s", "source")
@@ -166,7 +197,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +219,9 @@ class Workload(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMISE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_NS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -209,7 +243,10 @@ class Workload(_message.Message):
     preemptions: int
     promise: StartPromise
     queue_position: int
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ...) -> None: ...
+    held_by: str
+    failures: int
+    not_before_ns: int
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")

@@ -55,6 +55,8 @@ from eelgrid_protos.messages import (
     GetSummaryResponse,
     GetWorkloadRequest,
     GetWorkloadResponse,
+    HoldWorkloadRequest,
+    HoldWorkloadResponse,
     ListGpusRequest,
     ListGpusResponse,
     ListNodesRequest,
@@ -75,6 +77,8 @@ from eelgrid_protos.messages import (
     RecommendMovesResponse,
     ReconcileNodeRequest,
     ReconcileNodeResponse,
+    ReleaseWorkloadRequest,
+    ReleaseWorkloadResponse,
     RemoveNodeRequest,
     RemoveNodeResponse,
     SubmitWorkloadRequest,
@@ -558,6 +562,18 @@ class OperatorService:
         call = self._call_of("MoveToQueue", request, context)
         workload = await self._loop.move_to_queue(request.workload_id, request.queue, call=call)
         return MoveToQueueResponse(workload=workload)
+
+    # What keeps work from starting
+
+    async def hold_workload(self, request: HoldWorkloadRequest, context: Context) -> HoldWorkloadResponse:
+        """Keep a pending workload of the caller's own from starting."""
+        call = self._call_of("HoldWorkload", request, context)
+        return HoldWorkloadResponse(workload=await self._loop.hold(request.workload_id, call=call))
+
+    async def release_workload(self, request: ReleaseWorkloadRequest, context: Context) -> ReleaseWorkloadResponse:
+        """Let a held workload of the caller's own start."""
+        call = self._call_of("ReleaseWorkload", request, context)
+        return ReleaseWorkloadResponse(workload=await self._loop.release(request.workload_id, call=call))
 
     # Moves
 

@@ -47,6 +47,7 @@ _WORDS: Mapping[type[Any], str] = {
     events.WorkloadLimited: "limited",
     events.WorkloadCancelled: "ended",
     events.WorkloadEvicted: "evicted",
+    events.WorkloadRetried: "retried",
     events.WorkloadCompleted: "ended",
     events.WorkloadDeferred: "waits",
     events.PartitionsPlanned: "sliced",
@@ -188,7 +189,7 @@ def _rows(event: Event) -> Iterator[tuple[int, str, str, str]]:
             limit_w = event.power_limit_w
             words = "to the default" if limit_w is None else f"to {limit_w:.0f} W a GPU"
             yield event.time_ns, kind, event.workload_id, words
-        case events.WorkloadEvicted():
+        case events.WorkloadEvicted() | events.WorkloadRetried():
             yield event.time_ns, kind, event.workload_id, event.reason.partition(":")[0]
         case events.WorkloadCompleted():
             yield event.time_ns, kind, event.workload_id, event.phase.name.lower()

@@ -27,6 +27,7 @@ PLAN_CHANGES = (
     "partitioned",
     "placed",
     "preempted",
+    "retried",
     "scaled",
 )
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(

@@ -1,0 +1,153 @@
+"""eelctl hold, release and rerun, and the options of run that say what a job waits for before its turn.
+
+Times are by the controller's clock, in UTC. What a job depends on is named by id, by name or as `last`; the controller gets ids.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from eelgrid_controller.cli.completion import complete_workloads
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
+from eelgrid_controller.cli.output import print_document
+from eelgrid_controller.cli.reservation import parse_start_ns, read_now_ns
+from eelgrid_controller.cli.workload_names import call_with_workload, find_workload
+from eelgrid_controller.formatting import format_phase
+from eelgrid_protos.messages import (
+    RETRIES_MOST,
+    DependencyCondition,
+    HoldWorkloadRequest,
+    JobDependency,
+    JobSchedule,
+    ReleaseWorkloadRequest,
+    SubmitWorkloadRequest,
+    Workload,
+)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CONDITIONS = {
+    "after": DependencyCondition.SUCCEEDED,
+    "after_any": DependencyCondition.ENDED,
+    "after_not_ok": DependencyCondition.NOT_SUCCEEDED,
+}
+_OPTIONS = (
+    click.option("--hold", is_flag=True, help="Submit it held: it starts no earlier than `eelctl release`."),
+    click.option("--begin", default="", metavar="TIME", help="Start it no earlier: +2h, or 2027-01-31T08:00 in UTC."),
+    click.option(
+        "--after",
+        multiple=True,
+        metavar="JOB[,JOB]",
+        help="Start it once these have succeeded.",
+        shell_complete=complete_workloads,
+    ),
+    click.option("--after-any", multiple=True, metavar="JOB[,JOB]", help="Start it once these have ended in any way."),
+    click.option(
+        "--after-not-ok", multiple=True, metavar="JOB[,JOB]", help="Start it once these have failed or were cancelled."
+    ),
+    click.option(
+        "--retries",
+        type=click.IntRange(0, RETRIES_MOST),
+        default=0,
+        show_default=True,
+        help="Start it again so often after it failed.",
+    ),
+)
+
+
+def schedule_options(command: _Command) -> _Command:
+    """Adds the options of what a job waits for."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def add_schedule(
+    client: Any, settings: CliSettings, request: SubmitWorkloadRequest, flags: dict[str, Any]
+) -> SubmitWorkloadRequest:
+    """Returns a submission with what the job waits for; raises BadParameter, and NotFound for what it depends on."""
+    begin = flags["begin"]
+    after = tuple(
+        JobDependency(workload_id=find_workload(client, settings, name).workload_id, condition=condition)
+        for option, condition in _CONDITIONS.items()
+        for name in _split(flags[option])
+    )
+    schedule = JobSchedule(
+        begin_ns=parse_start_ns(begin, read_now_ns(client, settings), "--begin") if begin else 0,
+        after=after,
+        retries_most=flags["retries"],
+    )
+    spec = request.spec if schedule == JobSchedule() else replace(request.spec, schedule=schedule)
+    return replace(request, spec=spec, hold=flags["hold"])
+
+
+def _split(texts: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+@click.command()
+@click.argument("workload", nargs=-1, required=True, shell_complete=complete_workloads)
+@output_option
+@click.pass_obj
+def hold(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
+    """Keep pending workloads from starting until they are released.
+
+    They keep their place in the queue; work that runs is not held.
+    """
+    with connect_operators(settings) as client:
+
+        def call(workload_id: str) -> Workload:
+            request = HoldWorkloadRequest(workload_id=workload_id)
+            found: Workload = client.hold_workload(request, timeout=settings.timeout_s).workload
+            return found
+
+        for name in dict.fromkeys(workload):
+            held = call_with_workload(client, settings, name, call)
+            print_document(settings, held, [f"{held.workload_id}: {held.reason or format_phase(held)}"])
+
+
+@click.command()
+@click.argument("workload", nargs=-1, required=True, shell_complete=complete_workloads)
+@output_option
+@click.pass_obj
+def release(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
+    """Let held workloads start, which they do at once if there is room."""
+    with connect_operators(settings) as client:
+
+        def call(workload_id: str) -> Workload:
+            request = ReleaseWorkloadRequest(workload_id=workload_id)
+            found: Workload = client.release_workload(request, timeout=settings.timeout_s).workload
+            return found
+
+        for name in dict.fromkeys(workload):
+            found = call_with_workload(client, settings, name, call)
+            state = f"waits: {found.reason}" if found.reason else format_phase(found)
+            print_document(settings, found, [f"{found.workload_id}: released; {state}"])
+
+
+@click.command()
+@click.argument("workload", shell_complete=complete_workloads)
+@click.pass_obj
+def rerun(settings: CliSettings, /, workload: str) -> None:
+    """Run a job that has ended again as a new job, and print its id.
+
+    The new job has the same command, variables, folder and resources, and its retries; it waits for no other job.
+    """
+    with connect_operators(settings) as client:
+        request = build_rerun(find_workload(client, settings, workload))
+        click.echo(client.submit_workload(request, timeout=settings.timeout_s).workload.workload_id)
+
+
+def build_rerun(ended: Workload) -> SubmitWorkloadRequest:
+    """Builds the submission that runs an ended job again; raises RequestRefused."""
+    key, spec = ended.workload_id, ended.spec
+    if spec.process is None:
+        raise RequestRefused(f"{key} runs no command of its own", "submit it again with `eelctl submit`")
+    if not ended.phase.is_ended:
+        raise RequestRefused(
+            f"{key} has not ended; it is {format_phase(ended)}", f"wait for it (`eelctl wait {key}`), or cancel it"
+        )
+    retries_most = 0 if spec.schedule is None else spec.schedule.retries_most
+    schedule = JobSchedule(retries_most=retries_most) if retries_most else None
+    return SubmitWorkloadRequest(spec=replace(spec, schedule=schedule))

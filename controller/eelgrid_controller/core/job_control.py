@@ -1,0 +1,155 @@
+"""Job control as decisions and events: hold and release, dependencies at submission, retries, and what becomes ready.
+
+`JobControl` settles, in each step, what the conditions of pending work have become (queueing.job_conditions): it cancels work
+whose dependency failed, gives work its new reason, and says whether work became ready, which the core then tries. Bounded for
+each step; what is left is settled in the next. Must not know how work is placed.
+"""
+
+from collections.abc import Callable
+
+from eelgrid_controller.queueing.admission import QueueIndex
+from eelgrid_controller.queueing.job_conditions import (
+    JobConditionIndex,
+    compute_backoff_ns,
+    find_failed_dependency,
+)
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    Event,
+    WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadDeferred,
+    WorkloadHeld,
+    WorkloadReleased,
+    WorkloadRetried,
+    WorkloadSubmitted,
+)
+from eelgrid_controller.state.node_allocations import is_sliced
+from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
+from eelgrid_protos.messages import DependencyCondition, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
+
+# Looked at in one step; each costs some tens of microseconds.
+_SETTLED_MOST = 512
+# Who holds work, where the caller has no certificate.
+_UNNAMED = "an operator"
+
+
+def check_dependencies(state: ClusterState, spec: WorkloadSpec) -> None:
+    """Checks that what a workload depends on is there and can end as it must; raises InvalidArgument."""
+    for index, one in enumerate(spec.schedule.after if spec.schedule is not None else ()):
+        parent, field = state.workloads.get(one.workload_id), f"spec.schedule.after[{index}]"
+        violation = None
+        if parent is None:
+            violation = Violation(
+                f"{field}.workload_id",
+                f"is {one.workload_id!r}, and there is no such workload",
+                "name one that eelctl workloads --all lists, or leave it out",
+            )
+        elif parent.spec.process is None and one.condition is not DependencyCondition.ENDED:
+            violation = Violation(
+                f"{field}.condition",
+                f"is {one.condition.name.lower()}, and {one.workload_id} runs no process of which that would be known",
+                "set it to ended (--after-any)",
+            )
+        if violation is not None:
+            raise InvalidArgument("a dependency cannot be met", (violation,))
+
+
+def make_waiting(workload_id: str, spec: WorkloadSpec, owner: str, *, is_held: bool, now_ns: int) -> Workload:
+    """Makes a workload as it begins to wait, held by its user or not."""
+    return Workload(
+        workload_id=workload_id,
+        spec=spec,
+        phase=WorkloadPhase.PENDING,
+        submitted_ns=now_ns,
+        owner=owner,
+        held_by=(owner or spec.user or _UNNAMED) if is_held else "",
+    )
+
+
+def plan_hold(workload: Workload, user: str, *, now_ns: int) -> tuple[Event, ...]:
+    """Returns the event that holds a pending workload; none if it is held. Raises FailedPrecondition."""
+    if workload.phase is not WorkloadPhase.PENDING:
+        state = "has ended" if workload.phase.is_ended else "does not wait any more"
+        raise FailedPrecondition(
+            f"workload {workload.workload_id} {state}; only pending work is held: cancel it to stop it"
+        )
+    if workload.held_by:
+        return ()
+    return (WorkloadHeld(time_ns=now_ns, workload_id=workload.workload_id, user=user or _UNNAMED),)
+
+
+def begin_workload(workload: Workload) -> tuple[Event, ...]:
+    """Returns the events by which a workload begins to wait, as it is to be: submitted, and held if it is."""
+    key, now_ns = workload.workload_id, workload.submitted_ns
+    submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
+    held = WorkloadHeld(time_ns=now_ns, workload_id=key, user=workload.held_by) if workload.held_by else None
+    return (submitted,) if held is None else (submitted, held)
+
+
+def plan_release(workload: Workload, *, now_ns: int) -> tuple[Event, ...]:
+    """Returns the event that releases a held workload; none if nobody holds it."""
+    return (WorkloadReleased(time_ns=now_ns, workload_id=workload.workload_id),) if workload.held_by else ()
+
+
+def plan_end(workload: Workload, phase: WorkloadPhase, reason: str, *, now_ns: int) -> Event:
+    """Returns the event that follows the end of a workload's last process: it ends, or waits for its next attempt."""
+    schedule, failures = workload.spec.schedule, workload.failures + 1
+    if phase is not WorkloadPhase.FAILED or schedule is None or failures > schedule.retries_most:
+        return WorkloadCompleted(time_ns=now_ns, workload_id=workload.workload_id, phase=phase, reason=reason)
+    return WorkloadRetried(
+        time_ns=now_ns,
+        workload_id=workload.workload_id,
+        reason=PendingConstraint.RETRY.describe("failed", attempt=str(workload.attempt), why=reason)[
+            :SENTENCE_LETTERS_MOST
+        ],
+        not_before_ns=now_ns + compute_backoff_ns(failures),
+    )
+
+
+class JobControl:
+    """The conditions of one state's pending work, step by step."""
+
+    def __init__(self, state: ClusterState, queues: QueueIndex, conditions: JobConditionIndex) -> None:
+        self._state, self._queues, self._conditions = state, queues, conditions
+
+    def find_reason(self, workload: Workload, now_ns: int) -> str:
+        """Returns why a workload may not start now, if it is submitted or waits; empty if it may."""
+        unmet = self._conditions.find_unmet(workload, now_ns)
+        return find_failed_dependency(workload, self._state) or ("" if unmet is None else unmet.reason)
+
+    def settle(self, apply: Callable[[Event], object], now_ns: int) -> tuple[list[Event], bool]:
+        """Settles what has changed, up to the bound; returns the events, already applied, and whether work became ready."""
+        events: list[Event] = []
+        is_ready = False
+
+        def do(event: Event) -> None:
+            apply(event)
+            events.append(event)
+
+        for key in self._conditions.iterate_due(now_ns, _SETTLED_MOST):
+            workload = self._state.workloads[key]
+            failed = find_failed_dependency(workload, self._state)
+            if failed is not None:
+                do(WorkloadCancelled(time_ns=now_ns, workload_id=key, reason=failed))
+                continue
+            was_parked = self._state.pending.is_parked(key)
+            unmet = self._conditions.classify(key)
+            if unmet is not None:
+                constraint = workload.reason.partition(":")[0]
+                # How its attempt failed says more than that it did.
+                if workload.reason != unmet.reason and not constraint == unmet.constraint == "retry":
+                    do(WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=unmet.reason))
+            elif was_parked:
+                self._queues.sync_pending(key)
+                is_ready = True
+                if is_sliced(workload):
+                    do(
+                        WorkloadDeferred(
+                            time_ns=now_ns, workload_id=key, reason=PendingConstraint.PARTITIONS.describe()
+                        )
+                    )
+        return events, is_ready

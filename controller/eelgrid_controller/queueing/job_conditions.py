@@ -1,0 +1,193 @@
+"""Job conditions: why pending work may not start yet, whatever the capacity: a hold, a dependency, a time, a back-off.
+
+`find_unmet_condition` is the rule, a function of the workload, the state and the time; `JobConditionIndex` applies it to all
+pending work of a state as events and time go by, so that work that may not start costs rounds nothing: it is parked in the
+pending queue. Owns the sentences about conditions. Must not know of queues, capacity or places.
+
+Theory. Of several conditions the first unmet is named, in the order hold, dependency, begin time, retry. How a workload ended
+is final, so a dependency that is met stays met, and one that failed can never be met: the workload is cancelled, and so is what
+depends on it in turn. A workload is looked at again when an event names it, when something that it depends on has ended, and at
+the time that its first unmet condition names; nothing else can change the answer. After the nth failed attempt the next one
+waits 10 s times 2^(n - 1), at most six minutes (the back-off of Kubernetes Jobs).
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eelgrid_controller.formatting import count_noun, format_time
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    Event,
+    WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadEvicted,
+    WorkloadHeld,
+    WorkloadReleased,
+    WorkloadRetried,
+    WorkloadSubmitted,
+)
+from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_protos.messages import DependencyCondition, JobDependency, Workload, WorkloadPhase
+
+_BACKOFF_NS = 10 * 10**9
+_BACKOFF_MOST_NS = 360 * 10**9
+# Stale wake-up times are removed once there are so many more than work that waits for a time.
+_STALE_MOST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetCondition:
+    """A condition that keeps a workload from starting: its name, why in a sentence, and when it is met if time meets it."""
+
+    constraint: str
+    reason: str
+    until_ns: int | None = None
+
+
+def find_unmet_condition(workload: Workload, state: ClusterState, now_ns: int) -> UnmetCondition | None:
+    """Returns the first condition that keeps a pending workload from starting now; None if it may start."""
+    if workload.held_by:
+        return UnmetCondition("held", PendingConstraint.HELD.describe(user=workload.held_by))
+    schedule = workload.spec.schedule
+    if schedule is not None:
+        left = [one for one in schedule.after if not _is_met(one, state)]
+        if left:
+            more = f" and {count_noun(len(left) - 1, 'other')}" if len(left) > 1 else ""
+            parents = f"{left[0].workload_id}{more}"
+            return UnmetCondition("dependency", PendingConstraint.DEPENDENCY.describe(parents=parents))
+        if schedule.begin_ns > now_ns:
+            reason = PendingConstraint.BEGIN_TIME.describe(time=format_time(schedule.begin_ns))
+            return UnmetCondition("begin_time", reason, schedule.begin_ns)
+    if workload.not_before_ns > now_ns:
+        failed = count_noun(workload.failures, "attempt has", "attempts have")
+        reason = PendingConstraint.RETRY.describe(failures=failed, time=format_time(workload.not_before_ns))
+        return UnmetCondition("retry", reason, workload.not_before_ns)
+    return None
+
+
+def _is_met(one: JobDependency, state: ClusterState) -> bool:
+    parent = state.workloads.get(one.workload_id)
+    # The state keeps what live work depends on. In a copy without it, what is gone has ended.
+    if parent is None:
+        return True
+    match one.condition:
+        case DependencyCondition.SUCCEEDED:
+            return parent.phase is WorkloadPhase.SUCCEEDED
+        case DependencyCondition.NOT_SUCCEEDED:
+            return parent.phase in (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED)
+        case _:
+            return parent.phase.is_ended
+
+
+def find_failed_dependency(workload: Workload, state: ClusterState) -> str | None:
+    """Returns why a workload can never start: something that it depends on ended in another way; None if it still may."""
+    for one in workload.spec.schedule.after if workload.spec.schedule is not None else ():
+        parent = state.workloads.get(one.workload_id)
+        if parent is not None and parent.phase.is_ended and not _is_met(one, state):
+            succeeds = "succeeds" if one.condition is DependencyCondition.SUCCEEDED else "does not succeed"
+            ended = "was cancelled" if parent.phase is WorkloadPhase.CANCELLED else parent.phase.name.lower()
+            return f"dependency_failed: {one.workload_id} {ended}, and this starts only if it {succeeds}"
+    return None
+
+
+def compute_backoff_ns(failures: int) -> int:
+    """Returns how long the next attempt waits after so many failed ones."""
+    return min(_BACKOFF_MOST_NS, _BACKOFF_NS << min(max(0, failures - 1), 16))
+
+
+def describe_condition_remedy(workload: Workload, unmet: UnmetCondition) -> str:
+    """Describes what would let a workload start."""
+    key = workload.workload_id
+    sentence = unmet.reason.partition(": ")[2]
+    match unmet.constraint:
+        case "held":
+            return f"It is held {sentence}. To help: eelctl release {key}."
+        case "dependency":
+            return f"It {sentence}. To help: wait, or cancel it and submit it without --after."
+        case "begin_time":
+            return f"It starts {sentence}. To help: wait, or cancel it and submit it without --begin."
+        case _:
+            said = workload.reason.partition(": ")[2] if workload.reason.startswith("retry: ") else ""
+            failed = f"{said[:1].upper()}{said[1:]}. " if said and workload.reason != unmet.reason else ""
+            return f"{failed}So far {sentence}. To help: wait, or cancel it."
+
+
+class JobConditionIndex:
+    """The pending work of one state that may not start, which it parks, and when it must be looked at again."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        # The latest time of an event or a step: what was met by then stays met, if a clock is set back.
+        self._now_ns = 0
+        # Wake-up times with their workloads; an entry counts if `_wakes` has the same.
+        self._times: list[tuple[int, str]] = []
+        self._wakes: dict[str, int] = {}
+        # Work to look at in the next step, in order.
+        self._due: dict[str, None] = {}
+        for key in tuple(state.pending):
+            workload = state.workloads[key]
+            if workload.held_by or workload.not_before_ns or workload.spec.schedule is not None:
+                self.classify(key)
+                self._due[key] = None
+
+    def refresh(self, event: Event) -> None:
+        """Follows an event that was applied."""
+        self._now_ns = max(self._now_ns, event.time_ns)
+        match event:
+            case WorkloadSubmitted() | WorkloadHeld() | WorkloadEvicted() | WorkloadRetried():
+                if self.classify(event.workload_id) is not None:
+                    self._due[event.workload_id] = None
+            case WorkloadReleased():
+                self._due[event.workload_id] = None
+            case WorkloadCancelled() | WorkloadCompleted():
+                self._wakes.pop(event.workload_id, None)
+                self._due.update(dict.fromkeys(self._state.dependents.list_children(event.workload_id)))
+            case _:
+                return
+
+    def find_unmet(self, workload: Workload, now_ns: int) -> UnmetCondition | None:
+        """Returns the first condition that keeps a workload from starting now, submitted or not."""
+        self._now_ns = max(self._now_ns, now_ns)
+        return find_unmet_condition(workload, self._state, self._now_ns)
+
+    def classify(self, workload_id: str) -> UnmetCondition | None:
+        """Parks a pending workload, or unparks it, by the condition that it returns; None if it may start."""
+        unmet = find_unmet_condition(self._state.workloads[workload_id], self._state, self._now_ns)
+        if unmet is None:
+            self._state.pending.unpark(workload_id)
+        else:
+            self._state.pending.park(workload_id)
+        if unmet is None or unmet.until_ns is None:
+            self._wakes.pop(workload_id, None)
+        elif self._wakes.get(workload_id) != unmet.until_ns:
+            self._wakes[workload_id] = unmet.until_ns
+            heapq.heappush(self._times, (unmet.until_ns, workload_id))
+            if len(self._times) > 2 * len(self._wakes) + _STALE_MOST:
+                self._times = sorted((until_ns, key) for key, until_ns in self._wakes.items())
+        return unmet
+
+    @property
+    def has_due(self) -> bool:
+        """Whether work must be looked at, at whatever time."""
+        return bool(self._due)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Returns whether work must be looked at now."""
+        return self.has_due or bool(self._times and self._times[0][0] <= now_ns)
+
+    def iterate_due(self, now_ns: int, most: int) -> Iterator[str]:
+        """Yields at most so many pending workloads that must be looked at now, also what falls due meanwhile."""
+        self._now_ns = max(self._now_ns, now_ns)
+        for _ in range(most):
+            while self._times and self._times[0][0] <= self._now_ns:
+                time_ns, key = heapq.heappop(self._times)
+                if self._wakes.get(key) == time_ns:
+                    del self._wakes[key]
+                    self._due[key] = None
+            if not self._due:
+                return
+            key = next(iter(self._due))
+            del self._due[key]
+            if key in self._state.pending:
+                yield key
