@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -216,8 +217,8 @@ def test_what_a_process_leaves_behind_is_killed_when_it_ends(engine):
 
 def test_a_process_may_end_in_its_own_way_when_it_is_stopped_by_the_signal_of_its_choice(engine):
     item = python(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'saved\\n'), sys.exit(0)))\n"
         "print('ready', flush=True); time.sleep(600)",
         stop_signal="USR1",
         grace_s=30.0,
@@ -468,9 +469,11 @@ def test_a_killed_fork_server_costs_no_attempt_and_starts_none_twice(engine, tmp
         if when == "during":
             # It takes the request, and is killed at some moment of its work on it.
             server = engine.fork_server.pid
-            killer = subprocess.Popen(["/bin/sh", "-c", f"kill -CONT {server}; sleep 0.002; kill -9 {server}"])
+            killer = threading.Timer(0.002, os.kill, (server, signal.SIGKILL))
+            killer.start()
+            os.kill(server, signal.SIGCONT)
             engine.start(first)
-            killer.wait()
+            killer.join()
         engine.start(first)
         engine.start(second)
         return [(await ended(engine, item)).exit_code for item in (first, second)]

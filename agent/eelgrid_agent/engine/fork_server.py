@@ -35,7 +35,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._end = lambda: None
+        self._finalizer: weakref.finalize[..., ForkServer] | None = None
 
     @property
     def pid(self) -> int:
@@ -65,11 +65,12 @@ class ForkServer:
             theirs.close()
         ours.settimeout(_ANSWER_S)
         self._control, self._process = ours, process
-        self._end = weakref.finalize(self, _end_server, ours, process)
+        self._finalizer = weakref.finalize(self, _end_server, ours, process)
 
     def close(self) -> None:
         """Ends the server; launchers go on."""
-        self._end()
+        if self._finalizer is not None:
+            self._finalizer()
         self._control = self._process = None
 
     def start_launcher(self, folder: Path) -> int:

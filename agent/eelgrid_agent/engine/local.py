@@ -23,6 +23,7 @@ import os
 import shutil
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,8 @@ class LocalEngine:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"
+        # Folders of collected attempts, the oldest first.
+        self._kept: deque[Path] = deque()
         self._cgroups = cgroups or AttemptCgroups(None)
         self.fork_server = ForkServer()
         for made in (self._folder, self._checkpoints):
@@ -85,8 +88,11 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             # So that the first start does not wait for it; one that fails says why.
             self.fork_server.prepare()
-        for folder in sorted(self._folder.iterdir()):
-            if (folder / _COLLECTED).exists():
+        folders = sorted(self._folder.iterdir())
+        for folder in sorted((one for one in folders if (one / _COLLECTED).exists()), key=_modified_ns):
+            self._keep(folder)
+        for folder in folders:
+            if (folder / _COLLECTED).exists() or not folder.exists():
                 continue
             spec = _read_json(folder / _SPEC)
             if spec is None:
@@ -169,7 +175,7 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             # One without a checkpoint.
             self._checkpoint_folder(key).rmdir()
-        self._remove_oldest()
+        self._keep(attempt.folder)
 
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""
@@ -301,10 +307,11 @@ class LocalEngine:
     def _checkpoint_folder(self, key: AttemptKey) -> Path:
         return self._checkpoints / _folder_name(AttemptKey(key.workload_id, key.replica, 0)).removesuffix(".0")
 
-    def _remove_oldest(self) -> None:
-        kept = [folder for folder in self._folder.iterdir() if (folder / _COLLECTED).exists()]
-        for folder in sorted(kept, key=_modified_ns)[: max(0, len(kept) - _KEPT_MOST)]:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _keep(self, folder: Path) -> None:
+        """Keeps the folder of a collected attempt for its output, and removes the oldest beyond the bound."""
+        self._kept.append(folder)
+        while len(self._kept) > _KEPT_MOST:
+            shutil.rmtree(self._kept.popleft(), ignore_errors=True)
 
 
 def _ignore_change() -> None:
