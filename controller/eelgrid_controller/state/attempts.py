@@ -10,8 +10,8 @@ process was reported, and the first that fails stops the others.
 """
 
 from dataclasses import replace
-from signal import Signals
 
+from eelgrid_controller.formatting import describe_attempt
 from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
@@ -70,17 +70,3 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
     first = min(failed, key=lambda one: one.ended_ns)
     whose = f"replica {first.replica}: " if len(workload.placements) > 1 else ""
     return WorkloadPhase.FAILED, whose + describe_attempt(first)
-
-
-def describe_attempt(status: AttemptStatus) -> str:
-    """Says how a process ended, in a few words; or that it runs."""
-    if status.state is AttemptState.RUNNING:
-        return "running"
-    if status.signal:
-        name = Signals(status.signal).name if status.signal in set(Signals) else str(status.signal)
-        end = f"ended by {name}"
-    elif status.exit_code is not None:
-        end = f"exited with {status.exit_code}"
-    else:
-        end = "lost" if status.state is AttemptState.LOST else "not started"
-    return f"{end}: {status.reason}" if status.reason else end
