@@ -169,8 +169,9 @@ class Gflow:
         self._programs = programs
         self._home = folder / "home"
         self._home.mkdir()
+        # tmux starts login shells, which set PATH anew; jobs call gflow's own programs when they end.
+        (self._home / ".profile").write_text(f"export PATH={programs}:$PATH\n")
         self._memory_mb = psutil.virtual_memory().total // 2**20 // SLOTS
-        # Its jobs call its own programs when they end.
         self._environment = {
             "HOME": str(self._home), "PATH": f"{programs}:/usr/bin:/bin", "TMUX_TMPDIR": str(self._home), "USER": "bench",
             "LANG": "C.UTF-8", "SHELL": "/bin/sh",

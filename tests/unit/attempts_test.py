@@ -6,7 +6,8 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.server.metric_collectors import IdleGaps
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import (
@@ -52,6 +53,27 @@ def running(key, replica=0, attempt=1, started_ns=10):
 def ended(key, code=0, replica=0, ended_ns=20, **known):
     begun = replace(running(key, replica), state=AttemptState.ENDED, ended_ns=ended_ns, exit_code=code)
     return replace(begun, **known)
+
+
+def test_the_idle_gap_of_a_gpu_counts_only_while_the_next_job_waits():
+    core = build_core(node(gpus=1))
+    seen = []
+    gaps = IdleGaps(lambda: core, seen.append)
+
+    def commit(step):
+        gaps.on_commit(CommitResult(step.events, step.nodes, core.state.revision))
+
+    for key, submitted_ns in (("first", 1), ("second", 2)):
+        commit(core.submit(job(key), now_ns=submitted_ns))
+    commit(report(core, running("first", started_ns=10), now_ns=20))
+    commit(report(core, ended("first", ended_ns=1_000_000_000), now_ns=30))
+    commit(report(core, running("second", started_ns=1_040_000_000), now_ns=40))
+    assert seen == [0.04]
+    commit(report(core, ended("second", ended_ns=2_000_000_000), now_ns=50))
+    commit(core.submit(job("third"), now_ns=5_000_000_000))
+    # So short that only its end is reported.
+    commit(report(core, replace(ended("third", ended_ns=5_030_000_000), started_ns=5_020_000_000), now_ns=60))
+    assert seen == [0.04, 0.02]
 
 
 def report(core, *statuses, node_name="a", now_ns=50):

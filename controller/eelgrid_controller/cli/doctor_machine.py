@@ -282,10 +282,14 @@ def check_processes(
     limited = [name for name in ("memory", "cpu", "pids") if name in controllers]
     if len(limited) < 3:
         missing = join_names(name for name in ("memory", "cpu", "pids") if name not in controllers)
-        remedy = "give the unit Delegate=yes; for a user's services: systemctl edit user@.service, Delegate=cpu memory pids"
+        remedy = (
+            "give the unit Delegate=yes; for a user's services: systemctl edit user@.service, Delegate=cpu memory pids"
+        )
         what = f"below {cgroup} jobs are killed as a whole, but have no limits of {missing}"
         return report_warning("jobs", what, remedy)
-    return report_ok("jobs", f"cgroups below {cgroup}: memory, CPUs and processes are limited; a tree is killed at once")
+    return report_ok(
+        "jobs", f"cgroups below {cgroup}: memory, CPUs and processes are limited; a tree is killed at once"
+    )
 
 
 @dataclass(frozen=True, slots=True)
