@@ -365,7 +365,6 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     keeper = _keeper(
         node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
     )  # fmt: skip
-
     telling = AllocationReporter(
         gpus=lambda: node.inventory.gpus, tell=node.report_held_devices, steers=config.device_plugin != "off"
     )

@@ -8,6 +8,7 @@ from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.server.metric_collectors import IdleGaps
+from eelgrid_controller.state.attempts import describe_start_hold
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import (
@@ -74,6 +75,20 @@ def test_the_idle_gap_of_a_gpu_counts_only_while_the_next_job_waits():
     # So short that only its end is reported.
     commit(report(core, replace(ended("third", ended_ns=5_030_000_000), started_ns=5_020_000_000), now_ns=60))
     assert seen == [0.04, 0.02]
+
+
+def test_a_placed_job_whose_gpu_another_process_holds_is_explained_by_that():
+    core = build_core(node(gpus=1))
+    core.submit(job("w"), now_ns=1)
+    workload, record = core.state.workloads["w"], core.state.nodes["a"]
+    assert describe_start_hold(workload, {"a": record}) == ""
+    held = replace(record.inventory.gpus[0], cordon="held by process 7 (eve, miner)")
+    core.register_node(replace(record.inventory, gpus=(held,)), now_ns=2)
+    assert describe_start_hold(workload, core.state.nodes) == (
+        "replica 0 has not started: GPU 0 of a is held by process 7 (eve, miner)"
+    )
+    report(core, running("w"))
+    assert describe_start_hold(core.state.workloads["w"], core.state.nodes) == ""
 
 
 def report(core, *statuses, node_name="a", now_ns=50):

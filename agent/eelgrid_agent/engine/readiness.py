@@ -62,9 +62,11 @@ def read_gpu_use(device: DevicePort, uuids: Collection[str]) -> dict[str, GpuUse
 def read_process_name(pid: int) -> str:
     """Returns a process's program, as the kernel has it; empty if it cannot be seen from here."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
     except OSError:
         return ""
+    # A program may name itself as it likes.
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name)
 
 
 def describe_process(pid: int) -> str:

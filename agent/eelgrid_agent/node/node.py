@@ -273,7 +273,12 @@ class AgentNode:
         self.batches_total = 0
         self.last_tick: SampleTick | None = None
         self.last_tick_ns = 0
-        # The uplink, the loop and whoever carries out the guard's orders put themselves here.
+        self._clear_listeners()
+        if processes is not None:
+            processes.on_change = self._on_attempts_changed
+
+    def _clear_listeners(self) -> None:
+        """Nobody listens: the uplink, the loop and whoever carries out the guard's orders put themselves here."""
         self.wake: Callable[[], None] = _nothing
         self.retime: Callable[[], None] = _nothing
         # Attempts wait for a look at their GPUs.
@@ -283,8 +288,6 @@ class AgentNode:
         # A device was lost, or came back: once each.
         self.turned: Callable[[NodeEvent], object] = _ignore_event
         self.stamp: Callable[[Iterable[Gpu]], tuple[Gpu, ...]] = tuple
-        if processes is not None:
-            processes.on_change = self._on_attempts_changed
 
     @property
     def name(self) -> str:

@@ -9,11 +9,12 @@ process was reported, and the first that fails stops the others.
     all of them ENDED, LOST --WorkloadCompleted
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from eelgrid_controller.formatting import describe_attempt
 from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
-from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
 
 
@@ -70,3 +71,16 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
     first = min(failed, key=lambda one: one.ended_ns)
     whose = f"replica {first.replica}: " if len(workload.placements) > 1 else ""
     return WorkloadPhase.FAILED, whose + describe_attempt(first)
+
+
+def describe_start_hold(workload: Workload, nodes: Mapping[str, NodeRecord]) -> str:
+    """Says what keeps a process of a placed workload from its start: a GPU that its agent found in use; else empty."""
+    if workload.spec.process is None or workload.phase is not WorkloadPhase.PLACED:
+        return ""
+    begun = {one.replica for one in workload.attempts}
+    for place in workload.placements:
+        record = nodes.get(place.node_name)
+        for gpu in record.inventory.gpus if record is not None and place.replica not in begun else ():
+            if gpu.uuid in place.gpu_uuids and gpu.cordon:
+                return f"replica {place.replica} has not started: GPU {gpu.index} of {place.node_name} is {gpu.cordon}"
+    return ""
