@@ -195,7 +195,8 @@ class Gflow:
         """Kills the daemon."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.name() == "gflowd" and process.environ().get("HOME") == str(self._home):
+                # One program with many names.
+                if "gflowd" in process.cmdline() and process.environ().get("HOME") == str(self._home):
                     os.kill(process.pid, signal.SIGKILL)
         # The session of tmux that had it would keep the next from starting.
         self._call("tmux", "kill-session", "-t", "gflow_server")
