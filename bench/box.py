@@ -1,64 +1,54 @@
 """One box: idle gaps of GPUs between short jobs, `eelctl run` to its first output, a list of many queued jobs.
 
 A controller and an agent with 8 simulated GPUs run real processes. The gap of a GPU is the time from the end of one
-job's process to the start of the next job's on it, by the agent's clock. `run` is measured by its client's calls, from
+job's process to the start of the next job's on it, by the launcher's clock. `run` is measured by its client's calls, from
 the submission to the first output, and as a whole process of eelctl. Then every GPU is held and jobs are queued.
+
+Trees of processes that ignore TERM are stopped; a daemon is killed at random moments while jobs run; and the same jobs
+go through gflow and task-spooler (`box_peers`).
 
 Targets: no device held twice, every exit code right, a gap of 50 ms at p99, 150 ms to the first output, and a list in
 0.3 s as the client receives it.
 """
 
+import math
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import click
+import psutil
 
-from bench.processes import fleet_file, free_port, running, spread
+from bench.box_peers import EelgridBox, RunLog, open_queues
+from bench.processes import spread
 from bench.runner import Options, Progress, benchmark, report_promise
 from bench.tables import write_csv
-from eelgrid import Client, Mobility, ProcessSpec, ResourceRequest, Workload, WorkloadPhase, WorkloadSpec, errors
+from eelgrid import Client, Mobility, ProcessSpec, ResourceRequest, Workload, WorkloadPhase, WorkloadSpec
 
 GPUS = 8
 _GAP_P99_MOST_S, _FIRST_OUTPUT_MOST_S, _LIST_MOST_S = 0.050, 0.150, 0.300
-_START_S = 120.0
 _CODES = 5
 
 
 @contextmanager
-def _box(folder: Path) -> Iterator[Client]:
+def _box(folder: Path) -> Iterator[EelgridBox]:
     """A controller and an agent over simulated GPUs, which run processes."""
-    port = free_port()
-    fleet = fleet_file(folder / "fleet.json", 1, GPUS)
-    controller = ["--listen", f"127.0.0.1:{port}", "--metrics", "127.0.0.1:0", "--data", str(folder / "data")]
-    agent = [
-        "--controller", f"127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
-        "--simulate", str(fleet), "--run-processes", "--state", str(folder / "agent"),
-    ]  # fmt: skip
-    if Path("/proc/self").stat().st_uid == 0:
-        agent.append("--allow-root")
-    with (
-        running("eelgrid_controller", controller, folder / "controller.log"),
-        running("eelgrid_agent", agent, folder / "agent.log"),
-        Client(f"127.0.0.1:{port}", timeout_s=30.0) as client,
-    ):
-        deadline_s = time.monotonic() + _START_S
-        while True:
-            try:
-                if client.get_summary().nodes_ready:
-                    break
-            except errors.EelgridError:
-                pass
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no node is ready; see {folder}")
-            time.sleep(0.1)
-        yield client
+    box = EelgridBox(folder, GPUS)
+    box.start()
+    try:
+        yield box
+    finally:
+        box.close()
 
 
 def _spec(folder: Path, *argv: str, gpus: int = 1, name: str = "job") -> WorkloadSpec:
@@ -123,23 +113,153 @@ def _time_list(client: Client, folder: Path, queued: int) -> list[float]:
     return taken
 
 
+def _time_command(box: EelgridBox, *words: str) -> float:
+    """Times eelctl as a whole process."""
+    begun = time.perf_counter()
+    environment = os.environ | {"EELGRID_CONTROLLER": box.address}
+    subprocess.run(
+        [sys.executable, "-m", "eelgrid_controller.cli", *words], env=environment, check=True, capture_output=True
+    )
+    return time.perf_counter() - begun
+
+
+_STUBBORN = """
+import os, signal, time
+def child(level):
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("pid", os.getpid(), flush=True)
+        if level:
+            child(level - 1)
+            os._exit(0)
+        time.sleep(600)
+child(1); child(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("pid", os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def _stop_trees(client: Client, folder: Path, count: int) -> tuple[list[float], int]:
+    """Stops trees that ignore TERM and left their session; returns seconds beyond the grace, and processes left."""
+    beyond, left = [], 0
+    for _ in range(count):
+        spec = _spec(folder, sys.executable, "-I", "-S", "-c", _STUBBORN)
+        assert spec.process is not None
+        job = client.submit_workload(replace(spec, process=replace(spec.process, grace_s=0.5)))
+        pids: list[int] = []
+        for text in client.read_logs(job.workload_id, follow=True):
+            pids += [int(line.split()[1]) for line in text.splitlines() if line.startswith("pid")]
+            if len(pids) == 4:
+                break
+        begun = time.perf_counter()
+        client.cancel_workload(job.workload_id)
+        client.wait(job.workload_id, until=lambda found: found.phase.is_ended)
+        beyond.append(time.perf_counter() - begun - 0.5)
+        left += sum(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    return beyond, left
+
+
+def _kill_daemons(folder: Path, kills: int) -> tuple[int, int, int]:
+    """Kills a daemon at random moments while jobs run; returns jobs lost, started twice, and with a wrong code."""
+    log, random = RunLog(folder / "runs"), Random(1)
+    submitted: list[str] = []
+    with _box(folder) as box:
+        progress = Progress("kills")
+        for n in range(kills):
+            for _ in range(4):
+                tag = f"k-{len(submitted)}"
+                code = len(submitted) % _CODES
+                command = f"{log.command(tag, random.uniform(0.0, 1.0))}; exit {code}"
+                box.client.submit_workload(_spec(folder, "/bin/sh", "-c", command), workload_id=tag)
+                submitted.append(tag)
+            time.sleep(random.uniform(0.0, 0.5))
+            box.kill((box.daemons[n % 2],))
+            box.start()
+            progress.show(n + 1, kills)
+        for tag in submitted:
+            box.client.wait(tag, until=lambda found: found.phase.is_ended, timeout_s=120.0)
+        codes = [box.client.get_workload(tag).exit_code for tag in submitted]
+    starts = log.count_starts()
+    wrong = sum(code != n % _CODES for n, code in enumerate(codes))
+    return sum(tag not in starts for tag in submitted), sum(count > 1 for count in starts.values()), wrong
+
+
+def _compare_queues(folder: Path, installed: Path, jobs: int) -> list[tuple[str, str, float]]:
+    """The same jobs through each scheduler: submission, makespan, and what is left after a kill."""
+    random = Random(2)
+    lengths_s = [random.choice((0.05, 0.1, 0.2, 0.5, 1.0)) for _ in range(jobs)]
+    ideal_s = sum(lengths_s) / GPUS
+    rows: list[tuple[str, str, float]] = []
+    for queue in open_queues(folder, installed):
+        log = RunLog(folder / f"{queue.name}.runs")
+        queue.start()
+        try:
+            taken, begun_s = [], time.time()
+            for n, seconds in enumerate(lengths_s):
+                one_s = time.perf_counter()
+                queue.submit(log.command(f"m-{n}", seconds))
+                taken.append(time.perf_counter() - one_s)
+            is_whole = log.wait_ended(jobs, idle_s=30.0)
+            last_s = max((at for kind, _, at in log.read() if kind == "e"), default=begun_s)
+            kept = RunLog(folder / f"{queue.name}.kept")
+            for n in range(jobs):
+                queue.submit(kept.command(f"k-{n}", 0.3))
+            kept.wait_ended(3, idle_s=30.0)
+            killed_s = time.time()
+            queue.kill()
+            queue.start()
+            kept.wait_ended(jobs, idle_s=20.0)
+            starts = kept.count_starts()
+            after = [at for kind, _, at in kept.read() if kind == "s" and at > killed_s + 0.3]
+            found = {
+                "submit_s": statistics.median(taken),
+                "makespan_s": last_s - begun_s if is_whole else math.nan,
+                "ideal_makespan_s": ideal_s,
+                "lost_after_kill": float(jobs - len(starts)),
+                "twice_after_kill": float(sum(count > 1 for count in starts.values())),
+                "first_start_after_kill_s": min(after) - killed_s if after else math.nan,
+            }
+        finally:
+            queue.close()
+        rows += [(queue.name, metric, value) for metric, value in found.items()]
+        print(f"{queue.name:>13}  " + ", ".join(f"{metric} {value:.3g}" for metric, value in found.items()))
+    return rows
+
+
 @benchmark()
 @click.option("--jobs", default=1000, help="Short jobs for the gaps.")
 @click.option("--seconds", default=0.1, help="How long each of them takes.")
 @click.option("--queued", default=10_000, help="Queued jobs for the list; 0 for none.")
 @click.option("--runs", default=20, help="Runs to the first output.")
+@click.option("--trees", default=5, help="Trees of processes to stop.")
+@click.option("--kills", default=200, help="Kills of a daemon at random moments; 0 for none.")
+@click.option("--compared", default=60, help="Jobs through each scheduler of the comparison; 0 for none.")
 def main(options: Options) -> int:
     """Measures one box after another, each with an empty state."""
     rows: list[tuple[str, float, float]] = []
     kept = True
     with tempfile.TemporaryDirectory(prefix="box") as name:
         folder = Path(name)
-        with _box(folder) as client:
+        own = folder / "box"
+        own.mkdir()
+        with _box(own) as box:
+            client = box.client
             jobs = _run_jobs(client, folder, options.jobs, options.seconds)
             gaps, twice = _find_gaps(jobs)
             wrong = sum(job.exit_code != n % _CODES for n, job in enumerate(jobs))
             first = _time_first_output(client, folder, options.runs)
+            commands = [_time_command(box, "run", "--cpus", "10m", "--", "echo", "hello") for _ in range(5)]
+            beyond, left = _stop_trees(client, folder, options.trees) if options.trees else ([], 0)
             listed = _time_list(client, folder, options.queued) if options.queued else []
+            list_commands = [_time_command(box, "jobs") for _ in range(5)]
+            memory = box.read_memory_bytes()
+        lost, again, wrong_codes = 0, 0, 0
+        if options.kills:
+            (folder / "kills").mkdir()
+            lost, again, wrong_codes = _kill_daemons(folder / "kills", options.kills)
+        peers = _compare_queues(folder, options.out / "gflow", options.compared) if options.compared else []
     p99_s = statistics.quantiles(gaps, n=100)[98]
     begun_ns = min(job.attempts[0].started_ns for job in jobs)
     makespan_s = (max(job.attempts[0].ended_ns for job in jobs) - begun_ns) / 1e9
@@ -155,6 +275,24 @@ def main(options: Options) -> int:
         print(f"list of {options.queued} queued jobs {spread(listed)} s")
         rows += [("list_s", statistics.median(listed), _LIST_MOST_S)]
         kept = kept and statistics.median(listed) <= _LIST_MOST_S
+    print(f"eelctl run {spread(commands)} s, eelctl jobs {spread(list_commands)} s as whole processes")
+    print("memory with them: " + ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in memory.items()))
+    rows += [
+        ("run_command_s", statistics.median(commands), 0.0),
+        ("jobs_command_s", statistics.median(list_commands), 0.0),
+    ]
+    rows += [(f"memory_{name}_bytes", float(size), 0.0) for name, size in memory.items()]
+    if beyond:
+        print(f"trees gone {max(beyond):.2f} s after the grace at the latest; processes left {left}")
+        rows += [("tree_beyond_grace_s", max(beyond), 1.0), ("tree_processes_left", float(left), 0.0)]
+        kept = kept and max(beyond) <= 1.0 and not left
+    if options.kills:
+        print(f"{options.kills} kills: jobs lost {lost}, started twice {again}, wrong exit codes {wrong_codes}")
+        rows += [("kills", float(options.kills), 0.0), ("kills_lost", float(lost), 0.0)]
+        rows += [("kills_twice", float(again), 0.0), ("kills_wrong_codes", float(wrong_codes), 0.0)]
+        kept = kept and not (lost or again or wrong_codes)
+    if peers:
+        write_csv(options.out / "box_peers.csv", ("scheduler", "metric", "value"), peers)
     write_csv(options.out / "box.csv", ("metric", "value", "target"), rows)
     return report_promise("none held twice, gap p99 50 ms, first output 150 ms, list 0.3 s", kept=kept)
 

@@ -46,6 +46,7 @@ from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import ProcessEngine
+from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
 from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
@@ -57,7 +58,14 @@ from eelgrid_agent.node.enforcement_loop import (
     check_budget_reach,
 )
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
-from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop, run_process_engine
+from eelgrid_agent.node.loop import (
+    DriverThread,
+    MachineLoop,
+    SimulatedNodesLoop,
+    read_uses_by_driver,
+    read_uses_in_place,
+    run_process_engine,
+)
 from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
 from eelgrid_agent.simulation.node import SimulatedNode
@@ -158,6 +166,7 @@ def build_simulated_node(
             phase=send_phase,
         ),
         processes=processes,
+        readiness=None if processes is None else GpuReadiness(),
     )
     enforcer = PowerExecutor(control, MemoryState(()), origin=lambda: DriverOrigin(boot_id=host.boot_id))
     layouts = _simulated_layouts(device, control, host, clock)
@@ -230,7 +239,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
 
     def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
         wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
-        processes = (run_process_engine(agent.node) for agent in agents)
+        processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in pairs)
         return wheel.run(), keeper.run(), *processes, *(faults.follow_file() for faults in followed)
 
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
@@ -350,13 +359,12 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     node = AgentNode(
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
         ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy, outbox=outbox,
-        processes=processes,
+        processes=processes, readiness=None if processes is None else GpuReadiness(),
     )  # fmt: skip
     layouts = _layouts(device, memory, clock)
     keeper = _keeper(
         node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
     )  # fmt: skip
-
     telling = AllocationReporter(
         gpus=lambda: node.inventory.gpus, tell=node.report_held_devices, steers=config.device_plugin != "off"
     )
@@ -371,10 +379,11 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         loop = MachineLoop(
             node, device, clock=clock, driver=driver, stalled=drop, looking=device, collection_s=collection_s
         )
+        started = run_process_engine(node, read_uses_by_driver(device, driver))
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
         written = () if folder is None else (write_periodically(outbox, windows),)
-        return loop.run(), keeper.run(), kubelet.run(), run_process_engine(node), *offered, *readied, *written
+        return loop.run(), keeper.run(), kubelet.run(), started, *offered, *readied, *written
 
     def close() -> None:
         driver.call(device.close)

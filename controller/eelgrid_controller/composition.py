@@ -43,7 +43,13 @@ from eelgrid_controller.server.grpc.planner_services import (
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, MetricSources
-from eelgrid_controller.server.metric_collectors import FleetMetrics, LedgerMetrics, ObjectiveMetrics, ShellMetrics
+from eelgrid_controller.server.metric_collectors import (
+    FleetMetrics,
+    IdleGaps,
+    LedgerMetrics,
+    ObjectiveMetrics,
+    ShellMetrics,
+)
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.server.tracing import CollectorEndpoint, LoopInstrumentation, Tracing, resolve_endpoint
 from eelgrid_controller.state.agent_liveness import RegistrationLimiter, RegistrationRefused
@@ -270,6 +276,7 @@ class Controller:
             now_ns=self._clock.now_ns,
         )
         loop.listeners.append(fleet.on_commit)
+        loop.listeners.append(IdleGaps(lambda: loop.core, self.metrics.idle_gap.observe).on_commit)
         self.metrics.attach(
             MetricSources(
                 settled=lambda: loop.read(lambda _: None),

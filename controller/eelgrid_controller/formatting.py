@@ -8,12 +8,13 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from signal import Signals
 from typing import TYPE_CHECKING, NamedTuple
 
 from eelgrid_protos.quantities import MIB
 
 if TYPE_CHECKING:
-    from eelgrid_protos.messages import Workload
+    from eelgrid_protos.messages import AttemptStatus, Workload
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -150,6 +151,20 @@ def format_phase(workload: "Workload") -> str:
     if workload.stopping_ns:
         return "stopping"
     return "running" if workload.attempts else "starting"
+
+
+def describe_attempt(status: "AttemptStatus") -> str:
+    """Says how a process ended, in a few words; or that it runs."""
+    if status.state.name == "RUNNING":
+        return "running"
+    if status.signal:
+        name = Signals(status.signal).name if status.signal in set(Signals) else str(status.signal)
+        end = f"ended by {name}"
+    elif status.exit_code is not None:
+        end = f"exited with {status.exit_code}"
+    else:
+        end = "lost" if status.state.name == "LOST" else "not started"
+    return f"{end}: {status.reason}" if status.reason else end
 
 
 def parse_duration_s(text: str) -> int:

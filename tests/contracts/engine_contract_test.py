@@ -4,10 +4,12 @@ An agent that is killed is a process of its own that starts attempts and is then
 """
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,6 @@ import pytest
 from tests.waiting import wait_until
 
 from eelgrid_agent.engine.cgroups import AttemptCgroups
-from eelgrid_agent.engine.launcher import list_descendants
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import AttemptKey, attempt_key, plan_actions
 from eelgrid_protos.messages import Assignment, AttemptState, LogRequest, ProcessSpec
@@ -216,8 +217,8 @@ def test_what_a_process_leaves_behind_is_killed_when_it_ends(engine):
 
 def test_a_process_may_end_in_its_own_way_when_it_is_stopped_by_the_signal_of_its_choice(engine):
     item = python(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'saved\\n'), sys.exit(0)))\n"
         "print('ready', flush=True); time.sleep(600)",
         stop_signal="USR1",
         grace_s=30.0,
@@ -426,18 +427,15 @@ def test_a_killed_launcher_is_a_lost_attempt_and_nothing_of_it_is_left(tmp_path,
     text = f"sleep 600 & echo $! > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; setsid sleep 601; true"
     item = shell(text)
 
-    def kill_launcher(engine):
-        launchers = [pid for pid in list_descendants(1) + list_descendants(os.getpid()) if _is_launcher(pid, tmp_path)]
-        assert launchers
-        for pid in set(launchers):
-            os.kill(pid, signal.SIGKILL)
+    def kill_launcher():
+        os.kill(launcher_pid(tmp_path, "w-1"), signal.SIGKILL)
 
     async def scene():
         engine = LocalEngine(tmp_path)
         if is_watched:
             engine.start(item)
             await wait_until((tmp_path / "pid").exists)
-            kill_launcher(engine)
+            kill_launcher()
         else:
             engine.adopt()
         return await ended(engine, item)
@@ -447,18 +445,63 @@ def test_a_killed_launcher_is_a_lost_attempt_and_nothing_of_it_is_left(tmp_path,
 
     if not is_watched:
         killed_agent(tmp_path, text, after=began)
-        kill_launcher(None)
+        kill_launcher()
     found = asyncio.run(scene())
     assert found.state is AttemptState.LOST
     assert found.reason == "its launcher was killed, or the machine restarted"
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def _is_launcher(pid, folder):
-    try:
-        return str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"launcher.py\0")[1]
-    except (OSError, IndexError):
-        return False
+def launcher_pid(folder, key):
+    return json.loads((folder / "attempts" / f"{key}.0.1" / "running.json").read_bytes())["pid"]
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_killed_fork_server_costs_no_attempt_and_starts_none_twice(engine, tmp_path, when):
+    first, second = (shell(f"echo x >> {tmp_path}/s{n}; sleep 0.3; exit {n}", key=f"w-{n}") for n in (1, 2))
+
+    async def scene():
+        engine.adopt()
+        if when == "after":
+            engine.start(first)
+        number = signal.SIGSTOP if when == "during" else signal.SIGKILL
+        os.kill(engine.fork_server.pid, number)
+        if when == "during":
+            # It takes the request, and is killed at some moment of its work on it.
+            server = engine.fork_server.pid
+            killer = threading.Timer(0.002, os.kill, (server, signal.SIGKILL))
+            killer.start()
+            os.kill(server, signal.SIGCONT)
+            engine.start(first)
+            killer.join()
+        engine.start(first)
+        engine.start(second)
+        return [(await ended(engine, item)).exit_code for item in (first, second)]
+
+    assert asyncio.run(scene()) == [1, 2]
+    assert [(tmp_path / f"s{n}").read_text() for n in (1, 2)] == ["x\n"] * 2
+
+
+def test_the_fork_server_ends_with_its_agent_and_leaves_the_attempts_alone(tmp_path):
+    item = shell("sleep 600")
+    servers = []
+
+    def find_server():
+        asyncio.run(wait_until((tmp_path / "attempts" / "w-1.0.1" / "running.json").exists))
+        launcher = launcher_pid(tmp_path, "w-1")
+        servers.append(int(Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[1]))
+
+    killed_agent(tmp_path, "sleep 600", after=find_server)
+
+    async def scene():
+        await wait_until(lambda: not is_alive(servers[0]))
+        assert is_alive(launcher_pid(tmp_path, "w-1"))
+        engine = LocalEngine(tmp_path)
+        engine.adopt()
+        engine.stop(attempt_key(item))
+        return await ended(engine, item)
+
+    assert asyncio.run(scene()).reason == "stopped"
 
 
 def test_an_attempt_whose_start_was_cut_short_is_started_by_the_next_plan(engine, tmp_path):

@@ -6,7 +6,9 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.server.metric_collectors import IdleGaps
+from eelgrid_controller.state.attempts import describe_start_hold
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import (
@@ -52,6 +54,41 @@ def running(key, replica=0, attempt=1, started_ns=10):
 def ended(key, code=0, replica=0, ended_ns=20, **known):
     begun = replace(running(key, replica), state=AttemptState.ENDED, ended_ns=ended_ns, exit_code=code)
     return replace(begun, **known)
+
+
+def test_the_idle_gap_of_a_gpu_counts_only_while_the_next_job_waits():
+    core = build_core(node(gpus=1))
+    seen = []
+    gaps = IdleGaps(lambda: core, seen.append)
+
+    def commit(step):
+        gaps.on_commit(CommitResult(step.events, step.nodes, core.state.revision))
+
+    for key, submitted_ns in (("first", 1), ("second", 2)):
+        commit(core.submit(job(key), now_ns=submitted_ns))
+    commit(report(core, running("first", started_ns=10), now_ns=20))
+    commit(report(core, ended("first", ended_ns=1_000_000_000), now_ns=30))
+    commit(report(core, running("second", started_ns=1_040_000_000), now_ns=40))
+    assert seen == [0.04]
+    commit(report(core, ended("second", ended_ns=2_000_000_000), now_ns=50))
+    commit(core.submit(job("third"), now_ns=5_000_000_000))
+    # So short that only its end is reported.
+    commit(report(core, replace(ended("third", ended_ns=5_030_000_000), started_ns=5_020_000_000), now_ns=60))
+    assert seen == [0.04, 0.02]
+
+
+def test_a_placed_job_whose_gpu_another_process_holds_is_explained_by_that():
+    core = build_core(node(gpus=1))
+    core.submit(job("w"), now_ns=1)
+    workload, record = core.state.workloads["w"], core.state.nodes["a"]
+    assert describe_start_hold(workload, {"a": record}) == ""
+    held = replace(record.inventory.gpus[0], cordon="held by process 7 (eve, miner)")
+    core.register_node(replace(record.inventory, gpus=(held,)), now_ns=2)
+    assert describe_start_hold(workload, core.state.nodes) == (
+        "replica 0 has not started: GPU 0 of a is held by process 7 (eve, miner)"
+    )
+    report(core, running("w"))
+    assert describe_start_hold(core.state.workloads["w"], core.state.nodes) == ""
 
 
 def report(core, *statuses, node_name="a", now_ns=50):

@@ -201,6 +201,16 @@ def test_help_and_version_import_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("module", ["jobs", "workloads", "nodes", "queue", "box", "top"])
+def test_commands_of_every_day_import_no_planner(module):
+    program = (
+        f"import sys; import eelgrid_controller.cli.{module}; "
+        "print(sorted({'grpc', 'rich', 'numpy', 'numba', 'scipy', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nope"]])
 def test_the_light_commands_stay_light(arguments):
     program = (

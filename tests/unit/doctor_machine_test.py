@@ -288,6 +288,14 @@ def test_how_jobs_would_be_limited(cgroup, is_root, status, said):
     assert said in finding.what
 
 
+def test_limits_that_a_delegated_cgroup_lacks_are_named(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpuset memory pids\n")
+    finding = checks.check_processes(tmp_path, reading.read_cgroup_controllers(tmp_path), is_root=False)
+    assert finding.status is WARN
+    assert "no limits of cpu" in finding.what
+    assert reading.read_cgroup_controllers(None) == ()
+
+
 def test_a_cgroup_is_delegated_where_this_process_may_make_others(tmp_path):
     own = tmp_path / "own"
     own.write_text("12:memory:/x\n0::/user/box\n")

@@ -84,6 +84,15 @@ def test_a_unit_comes_back_and_stops_only_its_daemon(name):
     assert "multi-user.target" in _settings(name)["Install"]["WantedBy"]
 
 
+def test_jobs_of_an_agent_go_on_while_its_unit_restarts_and_are_limited():
+    text = (FOLDER / "eelgrid-agent-jobs.conf").read_text()
+    settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    assert settings["KillMode"] == "process"
+    assert set(settings["Delegate"].split()) == {"cpu", "memory", "pids"}
+    assert settings["DelegateSubgroup"] == "agent"
+    assert "eelgrid-agent-jobs.conf" in GUIDE
+
+
 @pytest.mark.parametrize("name", DAEMONS)
 def test_a_unit_is_hardened(name):
     service = _service(name)

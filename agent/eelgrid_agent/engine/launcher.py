@@ -1,8 +1,9 @@
 """The launcher: runs one process of a workload, and stays until everything that it started is gone.
 
-Started by `local` as a program of its own, by path, without site-packages: it imports the standard library only, has
-one thread, and outlives the agent. Its folder has the command (`spec.json`); it writes there `running.json` before the
-start, the output (`output.log`), and the exit record (`exit.json`) by rename when nothing is left.
+The program is the fork server of `fork_server`: it is run by path, without site-packages, imports the standard library
+only, has one thread, and forks a launcher for each request of the agent. A launcher has a session of its own and
+outlives both. Its folder has the command (`spec.json`); it writes there `running.json` before the start, the output
+(`output.log`), and the exit record (`exit.json`) by rename when nothing is left.
 
 As a subreaper it is the parent of every orphan below it, so that a process that left its session is found as well; in a
 cgroup of its own they are killed at once, without a race against fork. It reads the output through a pipe, so that
@@ -13,13 +14,15 @@ its group, then KILL to all that is left when the grace is over. Time limits cou
 import contextlib
 import ctypes
 import errno
-import fcntl
+import gc
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
+import traceback
 
 _SUBREAPER = 36
 _CHUNK_BYTES = 65_536
@@ -29,6 +32,8 @@ _KILL_AGAIN_S = 0.02
 _DRAIN_CHUNKS_MOST = 64
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _UMASK = 0o022
+# Linux takes 4096 bytes for a path.
+_REQUEST_BYTES_MOST = 8192
 
 
 def write_durably(folder: str, name: str, content: object) -> None:
@@ -317,11 +322,75 @@ def _become(spec: dict[str, object], output: int) -> str:
     return "cannot start"
 
 
+def serve(control: socket.socket) -> None:
+    """Forks a launcher for each folder that is named on the socket, until the agent closes its end.
+
+    A request carries the folder's locked descriptor and that of its log. The answer carries a pidfd, which is opened
+    before the launcher can be reaped, so that it names no other process; or the number of an error.
+    """
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _on_child)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # What is here already is not looked at again, so that its pages stay shared with every launcher.
+    gc.freeze()
+    poll = select.poll()
+    for descriptor in (control.fileno(), wake_read):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        if any(descriptor == control.fileno() for descriptor, _ in poll.poll()):
+            request, passed, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MOST, 2)
+            if not request:
+                return
+            for descriptor in passed:
+                os.set_inheritable(descriptor, False)
+            _answer(control, os.fsdecode(request), passed, (wake_read, wake_write))
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake_read, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _answer(control: socket.socket, folder: str, passed: list[int], own: tuple[int, ...]) -> None:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        control.send(str(error.errno).encode())
+    else:
+        if pid == 0:
+            control.close()
+            _run_launcher(folder, passed[-1], own)
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [b"0"], [pidfd])
+        os.close(pidfd)
+    for descriptor in passed:
+        os.close(descriptor)
+
+
+def _run_launcher(folder: str, log: int, unused: tuple[int, ...]) -> None:
+    """In the child: is the launcher of a folder; never returns. The folder's lock stays open until the end."""
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        os.dup2(log, 2)
+        for descriptor in (log, *unused):
+            os.close(descriptor)
+        Launcher(folder).run()
+        code = 0
+    except BaseException:  # noqa: BLE001  # whatever it is, two servers must not run on
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 def main() -> None:
-    """Runs the process of the folder that is named; the lock that the agent holds on it stays ours until the end."""
-    folder, lock = sys.argv[1], int(sys.argv[2])
-    fcntl.fcntl(lock, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    Launcher(folder).run()
+    """Serves the socket whose descriptor is named."""
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        control.set_inheritable(False)
+        serve(control)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ since it inherits the descriptor: so whether one lives is known without a proces
     lock free, running.json alone   its process may have run: LOST, after what is left of it was killed
     lock free, neither              its process never began: a plan that still names it starts it
 
+A fork server starts the launchers. If it is killed during a start, the table says what became of that start.
+
 Used on one event loop; files and starts are small enough for it (about 2 ms for a start).
 """
 
@@ -20,9 +22,8 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +33,12 @@ from urllib.parse import quote
 
 from eelgrid_agent.engine import launcher
 from eelgrid_agent.engine.cgroups import AttemptCgroups
+from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_lock
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
 from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, LogChunk, LogRequest
 
 _LOG = logging.getLogger("eelgrid.agent")
-_LAUNCHER = str(Path(launcher.__file__).resolve())
 _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
 # A launcher says within milliseconds that it runs.
 _LOOK_AGAIN_S = 0.01
@@ -47,6 +48,7 @@ _CHECKPOINT_NOTE = ".eelgrid-checkpoint"
 _CHECKPOINTS_READ_S = 2.0
 _CHECKPOINT_NOTE_BYTES_MOST = 4096
 _KILL_AGAIN_S = 0.05
+_STARTS_MOST = 3
 # Folders of ended attempts that are kept for their output.
 _KEPT_MOST = 1000
 _FOLDER_NAME_MOST = 180
@@ -63,8 +65,6 @@ class _Attempt:
         self.folder = folder
         self.status = status
         self.pidfd = -1
-        # Only of a launcher that this process started: its child.
-        self.child: subprocess.Popen[bytes] | None = None
         self.is_stop_due = False
         # Of the note of its checkpoint that was read last.
         self.checkpoint_mtime_ns = 0
@@ -85,8 +85,11 @@ class LocalEngine:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"
+        # Folders of collected attempts, the oldest first.
+        self._kept: deque[Path] = deque()
         self._cgroups = cgroups or AttemptCgroups(None)
         self._is_reading_due, self._checkpoints_read_s = False, checkpoints_read_s
+        self.fork_server = ForkServer()
         for made in (self._folder, self._checkpoints):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -96,8 +99,14 @@ class LocalEngine:
 
     def adopt(self) -> None:
         """Finds the attempts of the agent's previous run."""
-        for folder in sorted(self._folder.iterdir()):
-            if (folder / _COLLECTED).exists():
+        with contextlib.suppress(OSError):
+            # So that the first start does not wait for it; one that fails says why.
+            self.fork_server.prepare()
+        folders = sorted(self._folder.iterdir())
+        for folder in sorted((one for one in folders if (one / _COLLECTED).exists()), key=_modified_ns):
+            self._keep(folder)
+        for folder in folders:
+            if (folder / _COLLECTED).exists() or not folder.exists():
                 continue
             spec = _read_json(folder / _SPEC)
             if spec is None:
@@ -122,16 +131,31 @@ class LocalEngine:
                 folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes
             )
             self._write_spec(folder, assignment, cgroup)
-            attempt.child = _spawn_launcher(folder)
+            pidfd = self._start_launcher(folder)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             reason = f"cannot start: {error.strerror or error}"
             attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
             _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
+            self._attempts[key] = attempt
         else:
-            self._watch(attempt, key, os.pidfd_open(attempt.child.pid))
-        self._attempts[key] = attempt
+            self._attempts[key] = attempt
+            if pidfd < 0:
+                self._look(key)
+            else:
+                self._watch(attempt, key, pidfd)
         self.on_change()
+
+    def _start_launcher(self, folder: Path) -> int:
+        """Returns the launcher's pidfd; -1 if the fork server ended after it had forked it. Raises OSError."""
+        for _ in range(_STARTS_MOST):
+            try:
+                return self.fork_server.start_launcher(folder)
+            except ForkServerEnded as error:
+                _LOG.warning("event=fork_server_ended reason=%r", str(error))
+                if _is_lock_held(folder) or (folder / _RUNNING).exists():
+                    return -1
+        raise OSError("the fork server ended several times")
 
     def refuse(self, assignment: Assignment, reason: str) -> None:
         """Records that an attempt ended before it was started."""
@@ -165,7 +189,7 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             # One without a checkpoint.
             self._checkpoint_folder(key).rmdir()
-        self._remove_oldest()
+        self._keep(attempt.folder)
 
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""
@@ -242,9 +266,6 @@ class LocalEngine:
         asyncio.get_running_loop().remove_reader(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
-        if attempt.child is not None:
-            attempt.child.wait()
-            attempt.child = None
         self._finish(key)
 
     def _finish(self, key: AttemptKey) -> None:
@@ -332,10 +353,11 @@ class LocalEngine:
     def _checkpoint_folder(self, key: AttemptKey) -> Path:
         return self._checkpoints / _folder_name(AttemptKey(key.workload_id, key.replica, 0)).removesuffix(".0")
 
-    def _remove_oldest(self) -> None:
-        kept = [folder for folder in self._folder.iterdir() if (folder / _COLLECTED).exists()]
-        for folder in sorted(kept, key=_modified_ns)[: max(0, len(kept) - _KEPT_MOST)]:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _keep(self, folder: Path) -> None:
+        """Keeps the folder of a collected attempt for its output, and removes the oldest beyond the bound."""
+        self._kept.append(folder)
+        while len(self._kept) > _KEPT_MOST:
+            shutil.rmtree(self._kept.popleft(), ignore_errors=True)
 
 
 def _ignore_change() -> None:
@@ -385,13 +407,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _open_lock(folder: Path) -> int:
-    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
 def _is_lock_held(folder: Path) -> bool:
     try:
-        lock = _open_lock(folder)
+        lock = open_lock(folder)
     except OSError:
         return False
     try:
@@ -401,26 +419,6 @@ def _is_lock_held(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def _spawn_launcher(folder: Path) -> subprocess.Popen[bytes]:
-    """Starts the launcher of a folder, with its lock; raises OSError, also where the lock is held."""
-    lock = _open_lock(folder)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with (folder / "launcher.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", _LAUNCHER, str(folder), str(lock)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                env={},
-                pass_fds=(lock,),
-                start_new_session=True,
-            )
-    finally:
-        os.close(lock)
 
 
 def _find_left(environment: Mapping[str, str]) -> list[int]:

@@ -7,10 +7,11 @@ burst.
 """
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from queue import SimpleQueue
 from eelgrid_agent.devices.port import DevicePort
 from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
+from eelgrid_agent.engine.readiness import GpuUse, read_gpu_use
 from eelgrid_agent.node.inventory import (
     BatchReader,
     DeviceSurvey,
@@ -47,6 +49,7 @@ READ_TIMEOUT_SHARE = 0.8
 READ_TIMEOUT_LEAST_S = 2.0
 
 
+GpuUses = dict[str, GpuUse]
 _LOG = logging.getLogger("eelgrid.agent")
 
 
@@ -93,12 +96,48 @@ class DriverThread:
                 future.set_exception(error)
 
 
-async def run_process_engine(node: AgentNode) -> None:
-    """Adopts the processes of the agent's previous run, and answers whoever follows output; until cancelled."""
+async def run_process_engine(node: AgentNode, read_uses: Callable[[tuple[str, ...]], Awaitable[GpuUses]]) -> None:
+    """Runs what processes need of this loop, until cancelled.
+
+    Adopts those of the agent's previous run, asks the driver about GPUs before starts, and answers whoever follows
+    output.
+    """
     node.adopt_processes()
+    starting = asyncio.Event()
+    node.starting = starting.set
     while True:
-        await asyncio.sleep(OUTPUT_POLL_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(starting.wait(), OUTPUT_POLL_S)
+        starting.clear()
+        uuids = node.list_gpus_to_check()
+        if uuids:
+            node.on_gpu_use(await read_uses(uuids))
         node.answer_log_requests()
+
+
+def read_uses_in_place(device: DevicePort) -> Callable[[tuple[str, ...]], Awaitable[GpuUses]]:
+    """Reads simulated GPUs, which answer at once."""
+
+    async def read_uses(uuids: tuple[str, ...]) -> GpuUses:
+        return read_gpu_use(device, uuids)
+
+    return read_uses
+
+
+def read_uses_by_driver(device: DevicePort, driver: DriverThread) -> Callable[[tuple[str, ...]], Awaitable[GpuUses]]:
+    """Reads GPUs on the driver's thread; one that does not answer is asked again, and no attempt starts meanwhile."""
+    asked: list[asyncio.Future[object]] = []
+
+    async def read_uses(uuids: tuple[str, ...]) -> GpuUses:
+        if not asked:
+            asked.append(asyncio.wrap_future(driver.call(lambda: read_gpu_use(device, uuids))))
+        done, _ = await asyncio.wait(asked, timeout=READ_TIMEOUT_LEAST_S)
+        if not done:
+            return {}
+        found: GpuUses = asked.pop().result()  # type: ignore[assignment]
+        return found
+
+    return read_uses
 
 
 class MachineLoop:

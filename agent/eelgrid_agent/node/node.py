@@ -28,7 +28,8 @@ from eelgrid_agent.devices.sampler import (
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, NodeEnergy, SourceReadings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.plan import Guard
-from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, plan_actions
+from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, attempt_key, plan_actions
+from eelgrid_agent.engine.readiness import GpuReadiness, GpuUse, needs_free_gpus
 from eelgrid_agent.node.inventory import (
     DeviceSurvey,
     GpuReadings,
@@ -223,12 +224,16 @@ class AgentNode:
         energy: NodeEnergy | None = None,
         outbox: EnergyOutbox | None = None,
         processes: ProcessEngine | None = None,
+        readiness: GpuReadiness | None = None,
     ) -> None:
         self._identity = identity
         self._host = host
         self._engine = engine
         # None where the agent runs no processes.
         self._processes = processes
+        # None where nobody asks the driver before a start.
+        self._readiness = readiness
+        self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks: deque[LogChunk] = deque()
@@ -268,16 +273,21 @@ class AgentNode:
         self.batches_total = 0
         self.last_tick: SampleTick | None = None
         self.last_tick_ns = 0
-        # The uplink, the loop and whoever carries out the guard's orders put themselves here.
+        self._clear_listeners()
+        if processes is not None:
+            processes.on_change = self._on_attempts_changed
+
+    def _clear_listeners(self) -> None:
+        """Nobody listens: the uplink, the loop and whoever carries out the guard's orders put themselves here."""
         self.wake: Callable[[], None] = _nothing
         self.retime: Callable[[], None] = _nothing
+        # Attempts wait for a look at their GPUs.
+        self.starting: Callable[[], None] = _nothing
         self.ordered: Callable[[], None] = _nothing
         self.returned: Callable[[str], object] = _nothing
         # A device was lost, or came back: once each.
         self.turned: Callable[[NodeEvent], object] = _ignore_event
         self.stamp: Callable[[Iterable[Gpu]], tuple[Gpu, ...]] = tuple
-        if processes is not None:
-            processes.on_change = self._on_attempts_changed
 
     @property
     def name(self) -> str:
@@ -575,22 +585,56 @@ class AgentNode:
 
     def _apply_assignments(self, possible: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
         """Runs the plan in force; `possible` are its assignments whose devices are there."""
-        results = self._engine.apply(possible)
+        self._possible = possible
         if self._processes is None:
-            return results
+            return self._engine.apply(possible)
         actions = plan_actions(self._assignments() or (), possible, self._processes.list_attempts())
-        for item in actions.start:
-            self._processes.start(item)
+        checked = [item for item in actions.start if self._readiness is not None and needs_free_gpus(item)]
+        if self._readiness is not None:
+            self._readiness.set_wanted(checked)
         for item in actions.refuse:
             self._processes.refuse(item, "stopped before it started")
         for key in actions.stop:
             self._processes.stop(key)
         for key in actions.forget:
             self._processes.forget(key)
+        results = self._apply_running()
+        for item in actions.start:
+            if item not in checked:
+                self._processes.start(item)
+        if checked:
+            self.starting()
         return results
+
+    def _apply_running(self) -> tuple[ApplyResult, ...]:
+        """Tells the engine what it holds: all but processes that have not started, or have ended."""
+        known = {} if self._processes is None else self._processes.list_attempts()
+        return self._engine.apply(
+            tuple(
+                item
+                for item in self._possible
+                if item.process is None or not getattr(known.get(attempt_key(item)), "is_over", True)
+            )
+        )
+
+    def list_gpus_to_check(self) -> tuple[str, ...]:
+        """Returns the GPUs whose processes and memory are to be read before attempts start."""
+        return () if self._readiness is None else self._readiness.list_due_gpus(self._clock.monotonic_ns())
+
+    def on_gpu_use(self, uses: Mapping[str, GpuUse]) -> None:
+        """Starts the attempts whose GPUs are free, and cordons those that others hold."""
+        if self._readiness is None or self._processes is None:
+            return
+        before = dict(self._readiness.cordons)
+        for item in self._readiness.observe(uses, self._clock.monotonic_ns()):
+            self._processes.start(item)
+        if self._readiness.cordons != before:
+            self._report_health()
+            self.wake()
 
     def _on_attempts_changed(self) -> None:
         """Wakes the stream, which sends what changed, and readers of output that has ended."""
+        self._apply_running()
         self.answer_log_requests()
         self.wake()
 
@@ -658,7 +702,8 @@ class AgentNode:
 
     def _cordons(self) -> Mapping[str, str]:
         """Devices that should take no new work, and why."""
-        return {**self.guard.quarantines(self._clock.monotonic_ns()), **self.health.cordons()}
+        held = {} if self._readiness is None else self._readiness.cordons
+        return {**held, **self.guard.quarantines(self._clock.monotonic_ns()), **self.health.cordons()}
 
 
 def _ignore_event(_event: NodeEvent) -> None:

@@ -165,7 +165,9 @@ def _machine(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
     if has_gpus:
         yield doctor_machine.check_driver(answer.version)
         yield from doctor_machine.check_rights(doctor_machine.read_rights())
-    yield doctor_machine.check_processes(doctor_machine.find_own_cgroup(), is_root=os.geteuid() == 0)
+    cgroup = doctor_machine.find_own_cgroup()
+    controllers = doctor_machine.read_cgroup_controllers(cgroup)
+    yield doctor_machine.check_processes(cgroup, controllers, is_root=os.geteuid() == 0)
     state, data = doctor_machine.read_folder(looks.state), doctor_machine.read_folder(looks.data)
     yield doctor_machine.check_folder("state directory", state, "--state", here=has_gpus)
     yield doctor_machine.check_disk_room("disk, agent", state)

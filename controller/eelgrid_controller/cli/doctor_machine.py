@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -264,7 +264,9 @@ def check_rights(found: ProcessRights) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def check_processes(cgroup: Path | None, *, is_root: bool) -> Finding:
+def check_processes(
+    cgroup: Path | None, controllers: Collection[str] = ("cpu", "memory", "pids"), *, is_root: bool
+) -> Finding:
     """Checks how jobs of `eelctl run` would be held to what they ask for by an agent started as this process was."""
     if is_root:
         remedy = "start the agent, or eelctl box, as a user; --allow-root is for machines that only root uses"
@@ -272,9 +274,22 @@ def check_processes(cgroup: Path | None, *, is_root: bool) -> Finding:
     if cgroup is None:
         remedy = "start it in a unit with Delegate=yes and DelegateSubgroup=agent"
         return report_skipped(
-            "jobs", "no delegated cgroup: memory and CPUs of jobs are counted, not limited; their ends are sure", remedy
+            "jobs",
+            "no delegated cgroup: memory and CPUs of jobs are counted, not limited; a tree, with children that left its "
+            "session, is killed by going through it",
+            remedy,
         )
-    return report_ok("jobs", f"cgroups of jobs go below {cgroup}")
+    limited = [name for name in ("memory", "cpu", "pids") if name in controllers]
+    if len(limited) < 3:
+        missing = join_names(name for name in ("memory", "cpu", "pids") if name not in controllers)
+        remedy = (
+            "give the unit Delegate=yes; for a user's services: systemctl edit user@.service, Delegate=cpu memory pids"
+        )
+        what = f"below {cgroup} jobs are killed as a whole, but have no limits of {missing}"
+        return report_warning("jobs", what, remedy)
+    return report_ok(
+        "jobs", f"cgroups below {cgroup}: memory, CPUs and processes are limited; a tree is killed at once"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,6 +543,11 @@ def find_own_cgroup(mount: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
     folder = mount / name.lstrip("/")
     is_delegated = name != "/" and (folder / "cgroup.kill").exists()
     return folder if is_delegated and os.access(folder / "cgroup.procs", os.W_OK) else None
+
+
+def read_cgroup_controllers(cgroup: Path | None) -> tuple[str, ...]:
+    """Returns the controllers that are delegated to a cgroup."""
+    return () if cgroup is None else tuple(_text(cgroup / "cgroup.controllers").split())
 
 
 def find_state_folder(environ: Mapping[str, str], *, is_root: bool) -> Path:

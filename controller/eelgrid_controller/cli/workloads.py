@@ -58,6 +58,7 @@ from eelgrid_controller.cli.output import (
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload, find_workload, get_workload
 from eelgrid_controller.formatting import (
     count_noun,
+    describe_attempt,
     format_age,
     format_cpu,
     format_gpu,
@@ -69,7 +70,6 @@ from eelgrid_controller.formatting import (
     parse_gpu_milli,
     parse_memory_bytes,
 )
-from eelgrid_controller.state.attempts import describe_attempt
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,

@@ -35,6 +35,8 @@ from eelgrid_controller.server.metrics.catalogue import (
     build_family,
 )
 from eelgrid_controller.state.events import (
+    AttemptEnded,
+    AttemptStarted,
     DevicesCorrected,
     Event,
     PartitionsPlanned,
@@ -55,6 +57,44 @@ from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.messages import BudgetScope, BudgetStatus, NodeState, Policy, Summary, Workload, WorkloadPhase
 from eelgrid_protos.openmetrics import MetricFamily
+
+
+class IdleGaps:
+    """Measures how long whole GPUs were idle between the processes of two workloads while the second waited.
+
+    A gap begins when the GPU's last process has ended and the next workload was submitted, and ends when that starts,
+    by the node's clock: so what nobody wanted is no gap.
+    """
+
+    def __init__(self, core: Callable[[], Core], observe: Callable[[float], object]) -> None:
+        self._core = core
+        self._observe = observe
+        # By GPU: when its last process ended.
+        self._ended_ns: dict[str, int] = {}
+        self._started: set[tuple[str, int, int]] = set()
+
+    def on_commit(self, committed: CommitResult) -> None:
+        """Observes the processes that started, and notes those that ended."""
+        for event in committed.events:
+            if not isinstance(event, AttemptStarted | AttemptEnded):
+                continue
+            status = event.status
+            workload = self._core().state.workloads.get(event.workload_id)
+            if workload is None or workload.spec.request.gpu_milli != GPU_WHOLE_MILLI:
+                continue
+            key = event.workload_id, status.replica, status.attempt
+            places = [place for place in workload.placements if place.replica == status.replica]
+            uuids = [uuid for place in places for uuid in place.gpu_uuids]
+            # One that ended soon is reported once, by its end.
+            if key not in self._started and status.started_ns:
+                self._started.add(key)
+                for uuid in uuids:
+                    ended_ns = self._ended_ns.pop(uuid, None)
+                    if ended_ns is not None:
+                        self._observe(max(0, status.started_ns - max(ended_ns, workload.submitted_ns)) / 1e9)
+            if isinstance(event, AttemptEnded):
+                self._started.discard(key)
+                self._ended_ns |= dict.fromkeys(uuids, status.ended_ns)
 
 
 class PowerLimitedNodes:

@@ -9,11 +9,12 @@ process was reported, and the first that fails stops the others.
     all of them ENDED, LOST --WorkloadCompleted, or WorkloadEvicted if it is preempted
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from signal import Signals
 
+from eelgrid_controller.formatting import describe_attempt
 from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
-from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
 
 
@@ -79,15 +80,14 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
     return WorkloadPhase.FAILED, whose + describe_attempt(first)
 
 
-def describe_attempt(status: AttemptStatus) -> str:
-    """Says how a process ended, in a few words; or that it runs."""
-    if status.state is AttemptState.RUNNING:
-        return "running"
-    if status.signal:
-        name = Signals(status.signal).name if status.signal in set(Signals) else str(status.signal)
-        end = f"ended by {name}"
-    elif status.exit_code is not None:
-        end = f"exited with {status.exit_code}"
-    else:
-        end = "lost" if status.state is AttemptState.LOST else "not started"
-    return f"{end}: {status.reason}" if status.reason else end
+def describe_start_hold(workload: Workload, nodes: Mapping[str, NodeRecord]) -> str:
+    """Says what keeps a process of a placed workload from its start: a GPU that its agent found in use; else empty."""
+    if workload.spec.process is None or workload.phase is not WorkloadPhase.PLACED:
+        return ""
+    begun = {one.replica for one in workload.attempts}
+    for place in workload.placements:
+        record = nodes.get(place.node_name)
+        for gpu in record.inventory.gpus if record is not None and place.replica not in begun else ():
+            if gpu.uuid in place.gpu_uuids and gpu.cordon:
+                return f"replica {place.replica} has not started: GPU {gpu.index} of {place.node_name} is {gpu.cordon}"
+    return ""

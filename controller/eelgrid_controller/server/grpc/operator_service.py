@@ -24,6 +24,7 @@ from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
+from eelgrid_controller.state.attempts import describe_start_hold
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.node_changes import mark_lost_replicas
@@ -524,7 +525,9 @@ class OperatorService:
 
         def view(core: Core) -> Explanation:
             explanation = core.explain_workload(request.workload_id)
-            return replace(explanation, workload=mark_lost_replicas(explanation.workload, core.state.nodes))
+            workload = mark_lost_replicas(explanation.workload, core.state.nodes)
+            hold = describe_start_hold(workload, core.state.nodes)
+            return replace(explanation, workload=replace(workload, reason=workload.reason or hold))
 
         return ExplainWorkloadResponse(explanation=await self._loop.read(view))
 

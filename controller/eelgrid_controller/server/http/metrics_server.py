@@ -54,6 +54,7 @@ class ControllerMetrics:
         }
         self.decision = made["eelgrid_decision_duration_seconds"]
         self.commit = made["eelgrid_journal_commit_duration_seconds"]
+        self.idle_gap = made["eelgrid_gpu_idle_gap_seconds"]
         self.lag = made["eelgrid_event_loop_lag_seconds"]
         self.turn = made["eelgrid_steward_turn_duration_seconds"]
         self.division = made["eelgrid_steward_division_duration_seconds"]

@@ -30,12 +30,20 @@ PLAN_CHANGES = (
     "retried",
     "scaled",
 )
-BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
-    ("eelgrid_decision_duration_seconds", "eelgrid_journal_commit_duration_seconds", "eelgrid_event_loop_lag_seconds"),
-    (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
-) | dict.fromkeys(
-    ("eelgrid_steward_turn_duration_seconds", "eelgrid_steward_division_duration_seconds"),
-    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+BUCKETS_S: Mapping[str, tuple[float, ...]] = (
+    dict.fromkeys(
+        (
+            "eelgrid_decision_duration_seconds",
+            "eelgrid_journal_commit_duration_seconds",
+            "eelgrid_event_loop_lag_seconds",
+        ),
+        (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+    )
+    | dict.fromkeys(
+        ("eelgrid_steward_turn_duration_seconds", "eelgrid_steward_division_duration_seconds"),
+        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    )
+    | {"eelgrid_gpu_idle_gap_seconds": (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)}
 )
 
 
@@ -117,6 +125,11 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_workloads", _G, "Workloads by phase", ("phase",)),
         MetricDescription("eelgrid_workloads_refused_total", _C, "Submissions refused"),
         MetricDescription("eelgrid_decision_duration_seconds", _H, "Time to decide on one submission"),
+        MetricDescription(
+            "eelgrid_gpu_idle_gap_seconds",
+            _H,
+            "Time that a whole GPU was idle between processes of two jobs while the second waited, by the node's clock",
+        ),
         MetricDescription("eelgrid_gpus", _G, "GPUs by model", ("model",)),
         MetricDescription("eelgrid_gpus_allocated_ratio", _G, "Allocated share of all GPUs"),
         MetricDescription("eelgrid_cpus_allocated_ratio", _G, "Allocated share of all CPUs"),

@@ -1,0 +1,161 @@
+"""Whole GPUs are free for a start only when the driver says so: others' processes and memory that is not back."""
+
+from tests.builders.agent import ManualClock, build_agent_node, build_devices
+
+from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.engine.port import attempt_key
+from eelgrid_agent.engine.readiness import (
+    MEMORY_BACK_WITHIN_NS,
+    GpuReadiness,
+    GpuUse,
+    describe_process,
+    needs_free_gpus,
+    read_gpu_use,
+)
+from eelgrid_agent.simulation.gpu import GpuLoad
+from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, NodePlan, ProcessSpec, Slice
+
+SECOND = 1_000_000_000
+GIB = 2**30
+
+
+def assignment(key="w", *gpus, milli=1000, **fields):
+    process = ProcessSpec(argv=("true",), working_directory="/")
+    return Assignment(
+        workload_id=key, replica=0, gpu_uuids=gpus, gpu_milli=milli, process=process, attempt=1, replicas=1, **fields
+    )
+
+
+def waiting(*items):
+    found = GpuReadiness(describe=lambda pid: f"process {pid} (eve, miner)", name=lambda pid: "miner")
+    found.set_wanted(items)
+    return found
+
+
+def free(memory=GIB):
+    return GpuUse((), memory)
+
+
+def test_only_whole_gpus_are_waited_for():
+    assert needs_free_gpus(assignment("w", "A"))
+    assert not needs_free_gpus(assignment("w", "A", milli=500))
+    assert not needs_free_gpus(assignment("w", milli=0))
+    slice_ = Slice(profile="1g.5gb")
+    assert not needs_free_gpus(assignment("w", "A", gpu_instance=slice_))
+
+
+def test_an_attempt_starts_at_the_first_look_that_finds_its_gpus_free():
+    one = assignment("w", "A", "B")
+    found = waiting(one)
+    assert found.list_due_gpus(0) == ("A", "B")
+    assert found.observe({"A": free(), "B": free()}, 0) == (one,)
+    assert found.list_due_gpus(0) == ()
+
+
+def test_a_gpu_that_another_holds_is_cordoned_with_its_name_and_looked_at_every_second():
+    one = assignment("w", "A")
+    found = waiting(one)
+    assert found.observe({"A": GpuUse((7,), GIB)}, 0) == ()
+    assert "process 7 (eve, miner)" in found.cordons["A"]
+    assert found.list_due_gpus(SECOND - 1) == ()
+    # Also when nobody waits for it any more, so that the cordon ends with the process.
+    found.set_wanted(())
+    assert found.list_due_gpus(SECOND) == ("A",)
+    assert found.observe({"A": free()}, SECOND) == ()
+    assert found.cordons == {}
+
+
+def test_a_waiting_attempt_starts_when_the_other_process_has_ended():
+    one = assignment("w", "A", "B")
+    found = waiting(one)
+    assert found.observe({"A": free(), "B": GpuUse((7, 8), GIB)}, 0) == ()
+    assert found.observe({"A": free(), "B": free()}, SECOND) == (one,)
+
+
+def test_an_attempt_waits_until_memory_is_back_but_not_for_ever(caplog):
+    first, second = assignment("first", "A"), assignment("second", "A")
+    found = waiting(first)
+    assert found.observe({"A": free(GIB)}, 0) == (first,)
+    found.set_wanted((second,))
+    assert found.observe({"A": free(20 * GIB)}, SECOND) == ()
+    assert found.observe({"A": free(GIB)}, 2 * SECOND) == (second,)
+    third = assignment("third", "A")
+    found.set_wanted((third,))
+    assert found.observe({"A": free(20 * GIB)}, SECOND) == ()
+    assert found.observe({"A": free(20 * GIB)}, SECOND + MEMORY_BACK_WITHIN_NS) == (third,)
+    assert "gpu_memory_not_returned" in caplog.text
+
+
+def test_what_the_driver_does_not_tell_keeps_nothing_waiting():
+    one = assignment("w", "A")
+    assert waiting(one).observe({"A": GpuUse(None, None)}, 0) == (one,)
+    # One that did not answer at all is asked again.
+    assert waiting(one).observe({}, 0) == ()
+
+
+def test_a_server_that_shares_gpus_does_not_hold_them():
+    one = assignment("w", "A")
+    found = GpuReadiness(name=lambda pid: "nvidia-cuda-mps")
+    found.set_wanted((one,))
+    assert found.observe({"A": GpuUse((7,), GIB)}, 0) == (one,)
+
+
+def test_a_process_is_named_by_user_and_program_where_it_can_be_seen():
+    assert "process 1 (root, " in describe_process(1)
+    assert describe_process(2**30) == f"process {2**30}"
+
+
+class RecordedProcesses:
+    """A process engine that records starts and never ends anything."""
+
+    def __init__(self):
+        self.attempts = {}
+        self.on_change = lambda: None
+
+    def list_attempts(self):
+        return self.attempts
+
+    def start(self, item):
+        key = attempt_key(item)
+        self.attempts[key] = AttemptStatus(
+            workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=AttemptState.RUNNING
+        )
+        self.on_change()
+
+    def stop(self, key):
+        pass
+
+    def forget(self, key):
+        pass
+
+
+def test_a_node_starts_nothing_on_a_simulated_gpu_that_another_process_holds_and_tells_who_does():
+    clock = ManualClock()
+    device = build_devices(clock)
+    (gpu,) = device.gpus()
+    device.start_process(gpu.uuid, GpuProcess(pid=4711, kind=ProcessKind.COMPUTE, memory_bytes=GIB))
+    device.set_load(gpu.uuid, GpuLoad(utilization_ratio=0.5, memory_bytes=GIB))
+    processes = RecordedProcesses()
+    node = build_agent_node(device, clock, processes=processes, readiness=GpuReadiness())
+    looks = []
+    node.starting = lambda: looks.append(node.list_gpus_to_check())
+    plan = NodePlan(node_name="n", epoch=1, lease_s=60.0, assignments=(assignment("w", gpu.uuid),))
+
+    node.on_message(plan_message(plan))
+    assert looks == [(gpu.uuid,)]
+    node.on_gpu_use(read_gpu_use(device, looks[0]))
+    assert processes.attempts == {}
+    assert "held by process 4711" in node.inventory.gpus[0].cordon
+
+    device.end_process(gpu.uuid, 4711)
+    device.set_load(gpu.uuid, GpuLoad())
+    clock.now_ns += SECOND
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    assert [key.workload_id for key in processes.attempts] == ["w"]
+    assert node.inventory.gpus[0].cordon == ""
+
+
+def plan_message(plan):
+    from eelgrid_protos.messages import ConnectResponse
+
+    return ConnectResponse(message=plan)
