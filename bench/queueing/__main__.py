@@ -1,6 +1,7 @@
 """Queueing on published loads, peers recomputed first: python -m bench.queueing [SET...] --data DIR --out DIR.
 
-Owns the command. Without a SET all run, in this order: muri (400 jobs on 64 GPUs, SIGCOMM'22), kueue (Kueue's own load
+Owns the command. Without a SET all run, in this order: muri (400 jobs on 64 GPUs, SIGCOMM'22), shockwave (120 jobs whose
+batch sizes change, NSDI'23), kueue (Kueue's own load
 of 15,000 workloads on a core of ours). Each needs its folder in DIR. Writes summary.csv (set, policy, metric, ours,
 published, bound, seeds) and a picture for each set. The exit status is 1 if a target is missed.
 """
@@ -13,13 +14,14 @@ from types import ModuleType
 
 import click
 
-from bench.queueing import kueue, muri
+from bench.queueing import kueue, muri, shockwave
 from bench.queueing.summary import SetResult, SummaryRow, find_folder, format_rows, write_summary
 from bench.runner import Options, benchmark, data_option, plots_option
 
 # By name: the folder of its data, and the module with run_set(folder, quick=...) and draw(path, rows).
 SETS: dict[str, tuple[str, ModuleType]] = {
     "muri": ("muri", muri),
+    "shockwave": ("shockwave", shockwave),
 }
 
 
