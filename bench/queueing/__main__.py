@@ -1,7 +1,7 @@
 """Queueing on published loads, peers recomputed first: python -m bench.queueing [SET...] --data DIR --out DIR.
 
 Owns the command. Without a SET all run, in this order: muri (400 jobs on 64 GPUs, SIGCOMM'22), shockwave (120 jobs whose
-batch sizes change, NSDI'23), kueue (Kueue's own load
+batch sizes change, NSDI'23), elasticflow (deadlines of eight clusters, ASPLOS'23), kueue (Kueue's own load
 of 15,000 workloads on a core of ours). Each needs its folder in DIR. Writes summary.csv (set, policy, metric, ours,
 published, bound, seeds) and a picture for each set. The exit status is 1 if a target is missed.
 """
@@ -14,7 +14,7 @@ from types import ModuleType
 
 import click
 
-from bench.queueing import kueue, muri, shockwave
+from bench.queueing import elasticflow, kueue, muri, shockwave
 from bench.queueing.summary import SetResult, SummaryRow, find_folder, format_rows, write_summary
 from bench.runner import Options, benchmark, data_option, plots_option
 
@@ -22,6 +22,7 @@ from bench.runner import Options, benchmark, data_option, plots_option
 SETS: dict[str, tuple[str, ModuleType]] = {
     "muri": ("muri", muri),
     "shockwave": ("shockwave", shockwave),
+    "elasticflow": ("elasticflow", elasticflow),
 }
 
 
