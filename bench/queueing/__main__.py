@@ -1,7 +1,8 @@
 """Queueing on published loads, peers recomputed first: python -m bench.queueing [SET...] --data DIR --out DIR.
 
 Owns the command. Without a SET all run, in this order: muri (400 jobs on 64 GPUs, SIGCOMM'22), shockwave (120 jobs whose
-batch sizes change, NSDI'23), elasticflow (deadlines of eight clusters, ASPLOS'23), kueue (Kueue's own load
+batch sizes change, NSDI'23), elasticflow (deadlines of eight clusters, ASPLOS'23), philly (quotas by
+virtual cluster), pai (published rows only), oscillation (KAI's two queues), kueue (Kueue's own load
 of 15,000 workloads on a core of ours). Each needs its folder in DIR. Writes summary.csv (set, policy, metric, ours,
 published, bound, seeds) and a picture for each set. The exit status is 1 if a target is missed.
 """
@@ -14,15 +15,18 @@ from types import ModuleType
 
 import click
 
-from bench.queueing import elasticflow, kueue, muri, shockwave
+from bench.queueing import elasticflow, estimates, kueue, muri, oscillation, philly, shockwave
 from bench.queueing.summary import SetResult, SummaryRow, find_folder, format_rows, write_summary
 from bench.runner import Options, benchmark, data_option, plots_option
 
-# By name: the folder of its data, and the module with run_set(folder, quick=...) and draw(path, rows).
+# By name: the folder of its data, and the module with run_set(folder, quick=...) and draw(path, result).
 SETS: dict[str, tuple[str, ModuleType]] = {
     "muri": ("muri", muri),
     "shockwave": ("shockwave", shockwave),
     "elasticflow": ("elasticflow", elasticflow),
+    "philly": ("philly", philly),
+    "pai": ("pai", estimates),
+    "oscillation": ("kai_kueue", oscillation),
 }
 
 
@@ -33,7 +37,7 @@ def _run_one(name: str, options: Options) -> SetResult:
     run_set: Callable[..., SetResult] = module.run_set
     result = run_set(find_folder(options.data, folder), quick=options.quick)
     if not options.no_plots:
-        module.draw(options.out / f"{name}.png", result.rows)
+        module.draw(options.out / f"{name}.png", result)
     return result
 
 

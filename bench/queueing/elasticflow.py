@@ -112,10 +112,11 @@ def _judge(rows: list[SummaryRow], names: list[str]) -> tuple[tuple[str, bool], 
     return (*targets, (what, better >= 0.8 * len(names)))
 
 
-def draw(path: Path, rows: tuple[SummaryRow, ...]) -> None:
+def draw(path: Path, result: SetResult) -> None:
     """Draws the share of deadlines that each policy meets, a panel for each trace."""
     from bench.plotting import draw_figure  # a second to import
 
+    rows = result.rows
     names = list(dict.fromkeys(row.set_name for row in rows))
     lines = -(-len(names) // 3)
     with draw_figure(path, lines, 3, size=(15, 3.6 * lines), grid="x") as panels:

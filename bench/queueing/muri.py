@@ -207,10 +207,11 @@ def _judge(rows: list[SummaryRow]) -> tuple[tuple[str, bool], ...]:
     return tuple(targets)
 
 
-def draw(path: Path, rows: tuple[SummaryRow, ...]) -> None:
+def draw(path: Path, result: SetResult) -> None:
     """Draws the testbed's averages and makespans, with their bounds, and the averages on the simulator's traces."""
     from bench.plotting import draw_figure  # a second to import
 
+    rows = result.rows
     testbed = [row for row in rows if row.set_name == "muri testbed"]
     others = [row for row in rows if row.set_name != "muri testbed" and row.metric == "avg_jct_s"]
     with draw_figure(path, 1, 3, size=(16, 6), grid="x") as panels:

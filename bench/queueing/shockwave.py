@@ -132,10 +132,11 @@ def _judge(rows: list[SummaryRow]) -> tuple[tuple[str, bool], ...]:
     return tuple(targets)
 
 
-def draw(path: Path, rows: tuple[SummaryRow, ...]) -> None:
+def draw(path: Path, result: SetResult) -> None:
     """Draws makespan, average JCT, the worst finish-time fairness and the share of unfair jobs."""
     from bench.plotting import draw_figure  # a second to import
 
+    rows = result.rows
     metrics = {
         "makespan_s": "makespan, s",
         "avg_jct_s": "average JCT, s",

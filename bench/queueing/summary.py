@@ -5,8 +5,8 @@ policy of ours or for a peer that is played again; `published` is the peer's own
 pass. Must not know how a figure came about.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class SetResult:
-    """What a set measured: its rows, and a line for each target with whether it is met."""
+    """What a set measured: its rows, a line for each target with whether it is met, and values over time by policy."""
 
     rows: tuple[SummaryRow, ...]
     targets: tuple[tuple[str, bool], ...] = ()
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def write_summary(path: Path, rows: Sequence[SummaryRow]) -> None:
