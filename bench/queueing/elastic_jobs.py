@@ -59,7 +59,6 @@ class PlanOrder(Enum):
     DEADLINE = "deadline"
     LAXITY = "laxity"  # time to the deadline less the shortest run time
     NEWEST_LAST = "newest last"
-    LARGEST_FIRST = "largest first"  # by GPU-seconds on one GPU
 
 
 class FreeProfile:
@@ -117,18 +116,31 @@ class FreeProfile:
                 self.free[piece] -= min(LEVELS[take], self.free[piece])
 
 
-def plan_jobs(
-    jobs: Iterable[ElasticJob], now_s: float, gpus: int, order: PlanOrder, slot_s: float = SLOT_S
-) -> tuple[dict[int, int], list[ElasticJob]]:
-    """Returns the GPUs of each planned job now, by index, and the jobs that cannot be planned."""
-    profile, found, failed = FreeProfile(now_s, gpus, slot_s), dict[int, int](), list[ElasticJob]()
-    for job in sorted(jobs, key=lambda one: _order_key(one, order)):
-        now = profile.reserve(job) if job.deadline_s > now_s else None
+@dataclass
+class ElasticPlan:
+    """A plan: in which order jobs were served, what is left free, the GPUs of each job now, and who cannot be planned."""
+
+    sequence: list[ElasticJob]
+    profile: FreeProfile
+    gpus: dict[int, int]
+    failed: list[ElasticJob]
+
+
+def plan_jobs(sequence: list[ElasticJob], now_s: float, gpus: int, slot_s: float = SLOT_S) -> ElasticPlan:
+    """Plans jobs one after the other."""
+    plan = ElasticPlan(sequence, FreeProfile(now_s, gpus, slot_s), {}, [])
+    for job in sequence:
+        now = plan.profile.reserve(job) if job.deadline_s > now_s else None
         if now is None:
-            failed.append(job)
+            plan.failed.append(job)
         else:
-            found[job.index] = now
-    return found, failed
+            plan.gpus[job.index] = now
+    return plan
+
+
+def sort_jobs(jobs: Iterable[ElasticJob], order: PlanOrder) -> list[ElasticJob]:
+    """Returns the jobs in an order."""
+    return sorted(jobs, key=lambda job: _order_key(job, order))
 
 
 def _order_key(job: ElasticJob, order: PlanOrder) -> tuple[float, float]:
@@ -136,8 +148,6 @@ def _order_key(job: ElasticJob, order: PlanOrder) -> tuple[float, float]:
         return job.deadline_s - job.left / max(job.rates), job.deadline_s
     if order is PlanOrder.NEWEST_LAST:
         return job.submit_s, job.deadline_s
-    if order is PlanOrder.LARGEST_FIRST:
-        return -job.left / next(job.rates[level] for level in job.useful), job.deadline_s
     return job.deadline_s, job.submit_s
 
 
@@ -191,7 +201,7 @@ class ElasticSimulation:
         self._active: list[ElasticJob] = []
         self._lost_s: dict[int, float] = {}
         self._sizes: dict[int, set[int]] = {}
-        self._order = rules.orders[0] if rules.orders else PlanOrder.DEADLINE
+        self._sequence: list[ElasticJob] = []
         self.met: set[int] = set()
         self.admitted = 0
         self._now_s = 0.0
@@ -211,8 +221,7 @@ class ElasticSimulation:
             begin = place
             while place < count and self._jobs[place].submit_s <= slot_s:
                 place += 1
-            self._admit(self._jobs[begin:place])
-            self._allocate()
+            self._decide(self._jobs[begin:place])
         return len(self.met) / count
 
     def _end_s(self, job: ElasticJob) -> float:
@@ -231,41 +240,63 @@ class ElasticSimulation:
             kept.append(job)
         self._active, self._now_s = kept, slot_s
 
-    def _admit(self, jobs: list[ElasticJob]) -> None:
+    def _decide(self, arrived: list[ElasticJob]) -> None:
+        """Admits or declines what arrived, and assigns GPUs."""
         if not self._rules.orders:
-            self._active += jobs
-            self.admitted += len(jobs)
+            self._active += arrived
+            self.admitted += len(arrived)
+            self._assign(self._serve_deadlines())
             return
-        for group in [jobs] if self._rules.as_group else [[job] for job in jobs]:
-            for order in self._rules.orders if group else ():
-                if not self._plan([*self._active, *group], order)[1]:
-                    self._active += group
-                    self._order = order
-                    self.admitted += len(group)
-                    break
-
-    def _plan(self, jobs: list[ElasticJob], order: PlanOrder) -> tuple[dict[int, int], list[ElasticJob]]:
-        return plan_jobs(jobs, self._now_s, self._gpus, order, self._slot_s)
-
-    def _allocate(self) -> None:
-        if not self._rules.orders:
-            free, gpus = self._gpus, dict[int, int]()
-            for job in sorted(self._active, key=lambda one: one.deadline_s):
-                gpus[job.index] = max((LEVELS[level] for level in job.levels if LEVELS[level] <= free), default=0)
-                free -= gpus[job.index]
-            self._assign(gpus)
-            return
-        best: tuple[dict[int, int], list[ElasticJob]] | None = None
-        for order in dict.fromkeys((self._order, *self._rules.orders)):
-            planned = self._plan(self._active, order)
-            if best is None or len(planned[1]) < len(best[1]):
-                best, self._order = planned, order
-            if not best[1]:
-                break
-        gpus, failed = best or ({}, [])
-        gpus |= {job.index: 0 for job in failed}  # late: on idle GPUs only
+        plan = self._find_plan(self._active, [self._sequence])
+        for group in [arrived] if self._rules.as_group else [[job] for job in arrived]:
+            plan = self._admit(plan, group) if group else plan
+        # What is late runs on idle GPUs only.
+        gpus = plan.gpus | {job.index: 0 for job in plan.failed}
+        self._sequence = plan.sequence
         share_idle(self._active, gpus, self._gpus)
         self._assign(gpus)
+
+    def _admit(self, plan: ElasticPlan, group: list[ElasticJob]) -> ElasticPlan:
+        """Returns the plan with a group of jobs if there is one, else as it is."""
+        now = plan.profile.reserve(group[0]) if not self._rules.as_group and group[0].deadline_s > self._now_s else None
+        if now is not None:  # fits into what the others leave
+            plan.gpus[group[0].index] = now
+            plan.sequence = [*plan.sequence, group[0]]
+        else:
+            found = self._find_plan([*self._active, *group], [])
+            if len(found.failed) > len(plan.failed):
+                return plan
+            plan = found
+        self._active += group
+        self.admitted += len(group)
+        return plan
+
+    def _find_plan(self, jobs: list[ElasticJob], sequences: list[list[ElasticJob]]) -> ElasticPlan:
+        """Returns the first plan without a failure, by known sequences and then by order; else that with the fewest."""
+        best: ElasticPlan | None = None
+        kept = {job.index for job in jobs}
+        for sequence in sequences if not self._rules.as_group else []:
+            best = self._plan([job for job in sequence if job.index in kept])
+            if not best.failed:
+                return best
+        for order in self._rules.orders:
+            plan = self._plan(sort_jobs(jobs, order))
+            if best is None or len(plan.failed) < len(best.failed):
+                best = plan
+            if not best.failed:
+                break
+        return best or self._plan([])
+
+    def _plan(self, sequence: list[ElasticJob]) -> ElasticPlan:
+        return plan_jobs(sequence, self._now_s, self._gpus, self._slot_s)
+
+    def _serve_deadlines(self) -> dict[int, int]:
+        """EDF without admission: each job gets all GPUs that it can run on, the next the rest."""
+        free, gpus = self._gpus, dict[int, int]()
+        for job in sort_jobs(self._active, PlanOrder.DEADLINE):
+            gpus[job.index] = max((LEVELS[level] for level in job.levels if LEVELS[level] <= free), default=0)
+            free -= gpus[job.index]
+        return gpus
 
     def _assign(self, gpus: dict[int, int]) -> None:
         self._lost_s = {}

@@ -143,7 +143,7 @@ class GangSimulation:
         self.trace, self.policy, self.restart, self.round_s = trace, policy, restart, round_s
         self.nodes, self.gpus_per_node = nodes, gpus_per_node
         count = len(trace.gpus)
-        self.now_s = 0.0
+        self.now_s = -round_s  # the first round begins at 0
         self.remaining = trace.iterations.copy()  # iterations
         self.attained_s = np.zeros(count)  # of running, with what restarts cost
         self.is_running = np.zeros(count, dtype=bool)

@@ -1,7 +1,7 @@
-"""Philly's busiest 15 days on 640 GPUs with a quota for each virtual cluster: FIFO, EASY, Kueue's rules and ours.
+"""Philly's busiest 15 days on 512 GPUs with a quota for each virtual cluster: FIFO, EASY, Kueue's rules and ours.
 
 Owns reading DATA/philly and the rows of this set. Nothing is published for this table alone; the pool is our choice, so
-that the 15 days from 2017-10-10 offer 92 % of it. A virtual cluster's nominal quota is its part of the GPU-hours that
+that work waits: what the 15 days from 2017-10-10 submit would keep 586 GPUs busy, part of it later. A virtual cluster's nominal quota is its part of the GPU-hours that
 were submitted before. EASY knows the true run times, which is the most that it can be given; ours knows what has ended.
 
 `eelgrid today` is what the product has: quotas, share and past use, no backfill and no preemption. The rows with
@@ -14,20 +14,18 @@ import numpy as np
 import pandas as pd
 
 from bench.queueing.summary import SetResult, SummaryRow, draw_bars
-from bench.queueing.virtual_clusters import QueueOrder, TenantJob, TenantRules, TenantRun, TenantSimulation, VictimOrder
+from bench.queueing.virtual_clusters import QueueOrder, TenantJob, TenantRules, TenantRun, TenantSimulation
 from bench.runner import Progress
 
-BEGIN, DAYS, GPUS = "2017-10-10", 15, 640
+BEGIN, DAYS, GPUS = "2017-10-10", 15, 512
 _LEAST_QUOTA = 8
 RULES = {
     "FIFO": TenantRules(QueueOrder.SUBMISSION, quotas=False, blocks=True),
     "EASY, true run times": TenantRules(QueueOrder.SUBMISSION, quotas=False, backfill=True, knows_run_times=True),
-    "Kueue: fair sharing, reclaim": TenantRules(QueueOrder.SHARE, reclaim=VictimOrder.NEWEST),
+    "Kueue: fair sharing, reclaim": TenantRules(QueueOrder.SHARE, reclaim_after_s=0.0),
     "eelgrid today": TenantRules(QueueOrder.SHARE_AND_PAST),
     "eelgrid with backfill": TenantRules(QueueOrder.SHARE_AND_PAST, backfill=True),
-    "eelgrid with backfill, reclaim": TenantRules(
-        QueueOrder.SHARE_AND_PAST, backfill=True, reclaim=VictimOrder.LEAST_LOST
-    ),
+    "eelgrid with reclaim after 10 min": TenantRules(QueueOrder.SHARE_AND_PAST, backfill=True, reclaim_after_s=600.0),
 }
 
 
@@ -77,9 +75,13 @@ def run_set(folder: Path, *, quick: bool) -> SetResult:
         rows += describe_run(policy, jobs, TenantSimulation(jobs, GPUS, nominal, rules).run())
         progress.show(done, len(RULES), policy)
     by = {(row.policy, row.metric): row.ours or 0.0 for row in rows}
-    best, ours = by["Kueue: fair sharing, reclaim", "lost_gpu_h"], by["eelgrid with backfill, reclaim", "lost_gpu_h"]
-    targets = ((f"reclaim by least lost loses {ours:,.0f} GPU-h, by Kueue's order {best:,.0f}", ours <= best),)
-    return SetResult(tuple(rows), targets)
+    targets = []
+    for metric in ("wait_mean_s", "lost_gpu_h"):
+        theirs, ours = by["Kueue: fair sharing, reclaim", metric], by["eelgrid with reclaim after 10 min", metric]
+        targets.append(
+            (f"{metric} with reclaim {ours:,.0f} at most that of Kueue's rules {theirs:,.0f}", ours <= theirs)
+        )
+    return SetResult(tuple(rows), tuple(targets))
 
 
 def draw(path: Path, result: SetResult) -> None:

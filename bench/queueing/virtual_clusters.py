@@ -6,8 +6,9 @@ the product's when it has it. A preempted job begins anew: all that it ran is lo
 
 Rules: work is tried in an order of queues, within a queue by submission, and what does not fit is passed over, or, with
 `blocks`, ends the pass. `backfill` promises the first that does not fit the time by which enough GPUs are free, and lets
-others pass only if they end before it or leave it what it needs (EASY, Lifka 1995). `reclaim` lets work within its
-queue's nominal quota preempt work of queues that borrow.
+others pass only if they end before it or leave it what it needs (EASY, Lifka 1995). Reclaim lets work within its
+queue's nominal quota preempt work of queues that borrow, what started last first: without checkpoints that loses the
+least for each GPU.
 """
 
 import heapq
@@ -24,6 +25,8 @@ ROOT = "all"
 _DEPTH = 100  # of one queue and size, how many a backfill looks at
 _NS = 1_000_000_000
 _FIRST_GUESS_S = 3600.0
+# Kinds of events, by which is first of one moment; the last only causes a decision.
+_ENDS, _SUBMITTED, _MAY_RECLAIM = 0, 1, 2
 
 
 class QueueOrder(Enum):
@@ -32,13 +35,6 @@ class QueueOrder(Enum):
     SUBMISSION = "submission"
     SHARE = "share"  # what is borrowed over what could be, then submission
     SHARE_AND_PAST = "share and past use"
-
-
-class VictimOrder(Enum):
-    """Which borrower is preempted first."""
-
-    NEWEST = "newest"
-    LEAST_LOST = "least lost"  # GPU-seconds since it started
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class TenantRules:
     blocks: bool = False
     backfill: bool = False
     knows_run_times: bool = False  # else the mean of what has ended in the queue
-    reclaim: VictimOrder | None = None
+    reclaim_after_s: float | None = None  # how long work waits before it preempts; None for never
     half_life_s: float = 7 * 86_400.0
 
 
@@ -92,15 +88,17 @@ class TenantSimulation:
         self._free = gpus
         self._tree = QuotaTree(build_queues(nominal))
         self._past = dict.fromkeys(nominal, DecayedUsage(0))
+        self._held = dict.fromkeys(nominal, 0)  # GPUs
         # By queue and GPUs, in the order of submission.
         self._pending: dict[tuple[str, int], dict[int, None]] = {}
         self._started_s: dict[int, float] = {}
+        self._waiting_since_s = [0.0] * len(jobs)
         self._runs = [0] * len(jobs)
         self._waits_s, self._ends_s = [0.0] * len(jobs), [0.0] * len(jobs)
         self._ended: dict[str, tuple[int, float]] = {}
         self._last_submit_s = max(job.submit_s for job in jobs)
         self._preemptions, self._lost_gpu_s, self._used_gpu_s = 0, 0.0, 0.0
-        self._events = [(job.submit_s, 1, number, 0) for number, job in enumerate(jobs)]
+        self._events = [(job.submit_s, _SUBMITTED, number, 0) for number, job in enumerate(jobs)]
         heapq.heapify(self._events)
         self.now_s = 0.0
 
@@ -109,10 +107,10 @@ class TenantSimulation:
         while self._events:
             self.now_s = self._events[0][0]
             while self._events and self._events[0][0] == self.now_s:
-                _, is_submission, number, run = heapq.heappop(self._events)
-                if is_submission:
+                _, kind, number, run = heapq.heappop(self._events)
+                if kind == _SUBMITTED:
                     self._wait(number)
-                elif run == self._runs[number] and number in self._started_s:
+                elif kind == _ENDS and run == self._runs[number] and number in self._started_s:
                     self._end(number)
             self._decide()
         return TenantRun(self._waits_s, self._ends_s, self._preemptions, self._lost_gpu_s, self._used_gpu_s)
@@ -121,6 +119,9 @@ class TenantSimulation:
         job = self._jobs[number]
         group = self._pending.setdefault((job.queue, job.gpus), {})
         group[number] = None
+        self._waiting_since_s[number] = self.now_s
+        if self._rules.reclaim_after_s:
+            heapq.heappush(self._events, (self.now_s + self._rules.reclaim_after_s, _MAY_RECLAIM, number, 0))
         if self._runs[number]:  # a preempted job keeps its place
             self._pending[job.queue, job.gpus] = dict(
                 sorted(group.items(), key=lambda item: self._jobs[item[0]].submit_s)
@@ -128,6 +129,7 @@ class TenantSimulation:
 
     def _charge(self, job: TenantJob, sign: int) -> None:
         self._free -= sign * job.gpus
+        self._held[job.queue] += sign * job.gpus
         self._tree.add(job.queue, {"gpu": 1000 * job.gpus}, sign)
         rate = (sign * 1000.0 * job.gpus, 0.0, 0.0)
         past = self._past[job.queue]
@@ -141,7 +143,7 @@ class TenantSimulation:
         self._started_s[number] = self.now_s
         self._runs[number] += 1
         self._waits_s[number] = self.now_s - job.submit_s
-        heapq.heappush(self._events, (self.now_s + job.run_s, 0, number, self._runs[number]))
+        heapq.heappush(self._events, (self.now_s + job.run_s, _ENDS, number, self._runs[number]))
 
     def _stop(self, number: int) -> float:
         """Frees the GPUs of a job; returns how long it ran."""
@@ -193,28 +195,29 @@ class TenantSimulation:
         )
 
     def _decide(self) -> None:
-        passed, promise = set[tuple[str, int]](), None
-        while self._free or (self._rules.reclaim and not passed):
-            key = next(self._list_heads(passed), None)
-            if key is None:
-                return
-            queue, gpus = key
-            number = next(iter(self._pending[key]))
-            lacks_quota = self._rules.quotas and self._tree.find_shortage(queue, {"gpu": 1000 * gpus}) is not None
-            if gpus <= self._free and not lacks_quota:
-                fitting = number if promise is None else self._find_fitting(key, promise)
+        """Starts work until nothing waiting fits; each queue and size that does not is passed over once."""
+        passed, promise, is_changed = set[tuple[str, int]](), None, True
+        while is_changed and (self._free or self._rules.reclaim_after_s is not None):
+            is_changed = False
+            for key in list(self._list_heads(passed)):
+                queue, gpus = key
+                number = next(iter(self._pending[key]))
+                lacks_quota = self._rules.quotas and self._tree.find_shortage(queue, {"gpu": 1000 * gpus}) is not None
+                fitting: int | None = None
+                if gpus <= self._free and not lacks_quota:
+                    fitting = number if promise is None else self._find_fitting(key, promise)
+                elif self._may_reclaim(number) and self._reclaim(queue, gpus):
+                    fitting = number
+                elif self._rules.backfill and promise is None and not lacks_quota:
+                    promise = self._promise(gpus)
                 if fitting is not None:
                     promise = self._shrink(promise, fitting)
                     self._start(fitting)
-                    continue
-            elif self._rules.reclaim and self._reclaim(queue, gpus):
-                self._start(number)
-                continue
-            elif self._rules.backfill and promise is None and not lacks_quota:
-                promise = self._promise(gpus)
-            if self._rules.blocks and not self._rules.backfill:
-                return
-            passed.add(key)
+                    is_changed = True  # and with it the order
+                    break
+                if self._rules.blocks:
+                    return
+                passed.add(key)
 
     def _promise(self, gpus: int) -> tuple[float, int]:
         """Returns when so many GPUs are expected to be free, and how many are then left over."""
@@ -238,26 +241,20 @@ class TenantSimulation:
             return promise
         return promise[0], promise[1] - self._jobs[number].gpus
 
+    def _may_reclaim(self, number: int) -> bool:
+        after_s = self._rules.reclaim_after_s
+        return after_s is not None and self.now_s - self._waiting_since_s[number] >= after_s
+
     def _reclaim(self, queue: str, gpus: int) -> bool:
         """Preempts borrowers for work within its nominal quota; False, and nothing happens, if that does not suffice."""
-        amounts = {"gpu": 1000 * gpus}
-        used = sum(self._jobs[number].gpus for number in self._started_s if self._jobs[number].queue == queue)
-        if used + gpus > self._nominal[queue]:
+        borrowed = sum(max(0, self._held[name] - self._nominal[name]) for name in self._nominal if name != queue)
+        if self._held[queue] + gpus > self._nominal[queue] or self._free + borrowed < gpus:
             return False
-        held = dict.fromkeys(self._nominal, 0)
-        for number in self._started_s:
-            held[self._jobs[number].queue] += self._jobs[number].gpus
-
-        def rank(number: int) -> float:
-            passed_s = self.now_s - self._started_s[number]
-            return passed_s if self._rules.reclaim is VictimOrder.NEWEST else passed_s * self._jobs[number].gpus
-
-        victims, free = list[int](), self._free
-        for number in sorted(self._started_s, key=rank):
+        held, victims, free = dict(self._held), list[int](), self._free
+        for number in sorted(self._started_s, key=self._started_s.__getitem__, reverse=True):
             if free >= gpus:
                 break
             job = self._jobs[number]
-            # A victim's queue borrows before, and stays at its quota or above without it.
             if job.queue != queue and held[job.queue] > self._nominal[job.queue]:
                 held[job.queue] -= job.gpus
                 free += job.gpus
@@ -265,10 +262,10 @@ class TenantSimulation:
         if free < gpus:
             return False
         spare = free - gpus
-        for number in sorted(victims, key=rank, reverse=True):  # put back what turned out unneeded
+        for number in victims[::-1]:  # put back what turned out unneeded, what has run longest first
             if self._jobs[number].gpus <= spare:
                 spare -= self._jobs[number].gpus
                 victims.remove(number)
         for number in victims:
             self._preempt(number)
-        return self._free >= gpus and self._tree.find_shortage(queue, amounts) is None
+        return True
