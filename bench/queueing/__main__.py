@@ -1,10 +1,16 @@
 """Queueing on published loads, peers recomputed first: python -m bench.queueing [SET...] --data DIR --out DIR.
 
-Owns the command. Without a SET all run, in this order: muri (400 jobs on 64 GPUs, SIGCOMM'22), shockwave (120 jobs whose
-batch sizes change, NSDI'23), elasticflow (deadlines of eight clusters, ASPLOS'23), philly (quotas by
-virtual cluster), pai (published rows only), oscillation (KAI's two queues), kueue (Kueue's own load
-of 15,000 workloads on a core of ours). Each needs its folder in DIR. Writes summary.csv (set, policy, metric, ours,
-published, bound, seeds) and a picture for each set. The exit status is 1 if a target is missed.
+Owns the command. Without a SET all run, in this order; each needs its folder in DIR:
+  muri         400 jobs on 64 GPUs and its simulator's traces (SIGCOMM'22)
+  shockwave    120 jobs whose batch sizes change (NSDI'23)
+  elasticflow  deadlines on six clusters and Philly (ASPLOS'23); the two largest take most of the time
+  philly       quotas by virtual cluster
+  pai          what run-time estimates are worth: published rows only
+  oscillation  KAI's two queues that alternate
+  hierarchy    Gavel's fair shares of a tree
+  kueue        Kueue's own load of 15,000 workloads on a core of ours
+Writes summary.csv (set, policy, metric, ours, published, bound, seeds) and a picture for each set. The exit status is 1
+if a target is missed.
 """
 
 import sys
@@ -15,7 +21,7 @@ from types import ModuleType
 
 import click
 
-from bench.queueing import elasticflow, estimates, kueue, muri, oscillation, philly, shockwave
+from bench.queueing import elasticflow, estimates, hierarchy, kueue, muri, oscillation, philly, shockwave
 from bench.queueing.summary import SetResult, SummaryRow, find_folder, format_rows, write_summary
 from bench.runner import Options, benchmark, data_option, plots_option
 
@@ -27,6 +33,7 @@ SETS: dict[str, tuple[str, ModuleType]] = {
     "philly": ("philly", philly),
     "pai": ("pai", estimates),
     "oscillation": ("kai_kueue", oscillation),
+    "hierarchy": ("gavel", hierarchy),
 }
 
 

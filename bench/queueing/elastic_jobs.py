@@ -31,6 +31,7 @@ class ElasticJob:
     iterations: float
     rates: tuple[float, ...]
     useful: tuple[int, ...] = field(init=False)  # levels by number, each faster than all below
+    fitting: tuple[int, ...] = field(init=False)  # by free GPUs, the largest useful level; -1 for none
     left: float = field(init=False)
     gpus: int = 0
 
@@ -42,6 +43,9 @@ class ElasticJob:
                 found.append(level)
                 best = rate
         self.useful = tuple(found)
+        self.fitting = tuple(
+            max((level for level in found if LEVELS[level] <= free), default=-1) for free in range(LEVELS[-1] + 1)
+        )
 
     @property
     def levels(self) -> list[int]:
@@ -78,32 +82,25 @@ class FreeProfile:
 
     def reserve(self, job: ElasticJob) -> int | None:
         """Takes the least GPUs with which the job meets its deadline; returns those of now, None if it cannot."""
-        due_s = job.deadline_s
+        due_s, begin_s = job.deadline_s, self.times_s[0]
         until = bisect_left(self.times_s, due_s)
-        starts = self.times_s[:until]
-        lengths_s = [end - begin for begin, end in zip(starts, [*starts[1:], due_s], strict=True)]
+        edges_s = [*self.times_s[:until], due_s]
         for level in job.useful:
-            takes = [self._usable(job, level, free) for free in self.free[:until]]
-            left = job.left
-            for piece, (take, length_s) in enumerate(zip(takes, lengths_s, strict=True)):
-                rate = job.rates[take] if take >= 0 else 0.0
-                if rate and left <= rate * length_s + 1e-6:
+            if job.left > job.rates[level] * (due_s - begin_s) + 1e-6:
+                continue  # too slow even if alone
+            most, left, takes = LEVELS[level], job.left, list[int]()
+            for piece in range(until):
+                take = job.fitting[min(self.free[piece], most)]
+                takes.append(take)
+                if take < 0:
+                    continue
+                rate, start_s = job.rates[take], edges_s[piece]
+                if left <= rate * (edges_s[piece + 1] - start_s) + 1e-6:
                     # GPUs are free again at the end of the slot.
-                    end_s = -(-(starts[piece] + left / rate) // self._slot_s) * self._slot_s
-                    self._take(takes[: piece + 1], end_s)
+                    self._take(takes, -(-(start_s + left / rate) // self._slot_s) * self._slot_s)
                     return LEVELS[takes[0]] if takes[0] >= 0 else 0
-                left -= rate * length_s
+                left -= rate * (edges_s[piece + 1] - start_s)
         return None
-
-    @staticmethod
-    def _usable(job: ElasticJob, most: int, free: int) -> int:
-        """The largest useful level up to one that fits; -1 for none."""
-        found = -1
-        for level in job.useful:
-            if level > most or LEVELS[level] > free:
-                break
-            found = level
-        return found
 
     def _take(self, takes: list[int], end_s: float) -> None:
         last = len(takes) - 1
