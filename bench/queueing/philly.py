@@ -25,7 +25,7 @@ RULES = {
     "Kueue: fair sharing, reclaim": TenantRules(QueueOrder.SHARE, reclaim_after_s=0.0),
     "eelgrid today": TenantRules(QueueOrder.SHARE_AND_PAST),
     "eelgrid with backfill": TenantRules(QueueOrder.SHARE_AND_PAST, backfill=True),
-    "eelgrid with reclaim after 10 min": TenantRules(QueueOrder.SHARE_AND_PAST, backfill=True, reclaim_after_s=600.0),
+    "eelgrid with reclaim after 10 min": TenantRules(QueueOrder.SHARE_AND_PAST, reclaim_after_s=600.0),
 }
 
 

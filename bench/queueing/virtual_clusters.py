@@ -208,7 +208,8 @@ class TenantSimulation:
                     fitting = number if promise is None else self._find_fitting(key, promise)
                 elif self._may_reclaim(number) and self._reclaim(queue, gpus):
                     fitting = number
-                elif self._rules.backfill and promise is None and not lacks_quota:
+                elif self._rules.backfill and promise is None:
+                    # Borrowing has no limit, so what lacks quota lacks free GPUs of the pool.
                     promise = self._promise(gpus)
                 if fitting is not None:
                     promise = self._shrink(promise, fitting)
