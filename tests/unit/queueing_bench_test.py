@@ -2,7 +2,8 @@
 
 import json
 
-from bench.queueing import QueueReplay, list_arrivals, main
+from bench.queueing.__main__ import main
+from bench.queueing.kueue import QueueReplay, list_arrivals
 
 LOAD = {
     "cohorts": 1,

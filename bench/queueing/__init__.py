@@ -1,0 +1,1 @@
+"""Queueing on published loads: peers recomputed from what is published, then ours on the same jobs."""
