@@ -46,6 +46,7 @@ from eelgrid_protos.messages import (
     ListWorkloadsRequest,
     OwnerKind,
     QueryEnergyRequest,
+    RemoveNodeRequest,
     WatchWorkloadsRequest,
     WindowDevice,
     WindowShare,
@@ -150,9 +151,9 @@ class Scene:
     def _of_now(self, request: Any) -> Any:
         """With the revision that is in force, where a request must name it; else it never gets further.
 
-        The honest node is not drained: an admin may do that, and its work would leave, which is no finding.
+        The honest node is not drained or removed: an admin may do that, and its work would leave, which is no finding.
         """
-        if isinstance(request, DrainNodeRequest) and request.node_name == HONEST_NODE:
+        if isinstance(request, DrainNodeRequest | RemoveNodeRequest) and request.node_name == HONEST_NODE:
             return replace(request, node_name="evil-1")
         policy = getattr(request, "policy", None)
         if policy is not None and self.rng.random() < 0.8:

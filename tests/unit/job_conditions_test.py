@@ -151,7 +151,7 @@ def test_a_child_starts_in_the_step_in_which_the_last_of_its_parents_succeeds():
     submit(core, "a")
     submit(core, "b")
     child = submit(core, "c", schedule=after("a", "b"))
-    assert child.reason == "dependency: waits for a to end, and for 1 other"
+    assert child.reason == "dependency: waits for a and 1 other to end"
     finish(core, "a")
     assert reason(core, "c") == "dependency: waits for b to end"
     step = finish(core, "b")
