@@ -76,6 +76,7 @@ _OWN_CHANGES = (
 )  # fmt: skip
 
 ApplyEvent = Callable[[Event], frozenset[str]]
+# Applies an outcome, or defers the workload instead; returns the event that was applied.
 SettleDecision = Callable[[WorkloadPlaced | WorkloadDeferred], tuple[Event, frozenset[str]]]
 Plan = PreemptionPlan[PlacementDecision]
 

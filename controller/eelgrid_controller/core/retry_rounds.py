@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable
 
 from eelgrid_controller.core.backfill import BackfillPlanner
-from eelgrid_controller.core.preemptions import Preemptions
+from eelgrid_controller.core.preemptions import ApplyEvent, Preemptions, SettleDecision
 from eelgrid_controller.placement.explanations import (
     describe_pending_reason,
     make_outcome_event,
@@ -27,7 +27,6 @@ from eelgrid_controller.state.events import (
     Event,
     PricesQuoted,
     WorkloadDeferred,
-    WorkloadPlaced,
 )
 from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.pending_queue import PendingTicket
@@ -46,9 +45,6 @@ _SCANNED_MOST = 4096
 # With queues the next of them costs 20 to 40 µs.
 _FAIR_SCANNED_MOST = 1024
 
-ApplyEvent = Callable[[Event], frozenset[str]]
-# Applies an outcome, or defers the workload instead; returns the event that was applied.
-SettleDecision = Callable[[WorkloadPlaced | WorkloadDeferred], tuple[Event, frozenset[str]]]
 QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
 
 

@@ -66,11 +66,6 @@ class PendingQueue:
         insort(self._tickets, ticket)
         return True
 
-    @property
-    def ready(self) -> int:
-        """Number of workloads that are not parked."""
-        return len(self._tickets)
-
     def is_parked(self, workload_id: str) -> bool:
         """Returns whether a workload waits and no round tries it."""
         ticket = self._places.get(workload_id)
