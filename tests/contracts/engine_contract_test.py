@@ -146,7 +146,10 @@ def test_a_process_has_its_variables_its_directory_and_its_devices_and_nothing_o
     assert Path(variables["EELGRID_CHECKPOINT_DIR"]).is_dir()
     assert "OF_THE_AGENT" not in variables
     # Standard input, output and error, and the folder that ls itself reads.
-    assert lines[-3:] == ["4", "0022", "SigIgn:\t0000000000000000"]
+    assert lines[-3:-1] == ["4", "0022"]
+    ignored = int(lines[-1].removeprefix("SigIgn:"), 16)
+    # The C library keeps signals 32 and 33 to itself: who started the tests may have left them ignored.
+    assert not [number for number in signal.valid_signals() if ignored >> (number - 1) & 1]
     assert bare == "[]\n"
 
 

@@ -545,6 +545,17 @@ def test_pending_work_moves_between_queues_and_keeps_its_time():
         _move_without_queues()
 
 
+def test_moved_work_is_not_said_to_wait_for_the_queue_before_while_nodes_have_not_reported():
+    nodes = [replace(build_node(name, gpus=8), agent_version="1") for name in ("a", "b")]
+    core = build_queued_core(*TEAMS, Queue(name="other"), nodes=nodes)
+    submit(core, "v", "vision", gpus=6)
+    assert submit(core, "w", "vision", gpus=1).reason.startswith("quota: queue vision")
+    core.record_controller_start(now_ns=8)
+    moved = core.move_to_queue("w", "other", now_ns=9).result
+    assert moved.phase is WorkloadPhase.PENDING
+    assert moved.reason.startswith("unavailable:")
+
+
 def _move_without_queues():
     core = build_core(build_node("a"))
     submit(core, "w")

@@ -395,8 +395,9 @@ class Core:
         spec = self.queues.check_submission(moved, workload.owner, self._starts.list_models)
         if spec.queue == workload.spec.queue:
             return CoreStep((), workload, frozenset())
-        event = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload_id, queue=spec.queue)
-        return self._finish_step((event,), workload_id, now_ns, frees=True)
+        changed = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload_id, queue=spec.queue)
+        events = (changed, *self._starts.renew_reason(workload, spec, now_ns))
+        return self._finish_step(events, workload_id, now_ns, frees=True)
 
     def hold(self, workload_id: str, *, user: str = "", now_ns: int) -> CoreStep[Workload]:
         """Keeps pending work from starting until it is released; idempotent. Raises NotFound and FailedPrecondition."""

@@ -8,12 +8,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.placement.explanations import make_outcome_event
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import PricesQuoted
+from eelgrid_controller.state.events import Event, PricesQuoted
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import Workload, WorkloadSpec
+
+_QUEUE_REASONS = tuple(
+    f"{one.value}:" for one in (PendingConstraint.QUEUE, PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA)
+)
 
 
 class StartDecider:
@@ -41,6 +47,18 @@ class StartDecider:
         quotes = quoted[0].quotes if quoted else None
         closed = self._backfill.list_closed_nodes(workload, now_ns)
         return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
+
+    def renew_reason(self, workload: Workload, spec: WorkloadSpec, now_ns: int) -> tuple[Event, ...]:
+        """Returns the reason of pending work that leaves the queue which holds it for the one of `spec`; none if it fits.
+
+        The round that follows writes no reasons while nodes have not reported.
+        """
+        if not workload.reason.startswith(_QUEUE_REASONS):
+            return ()
+        decision = self.decide_start(replace(workload, spec=spec), (), now_ns)
+        if decision.placements:
+            return ()
+        return (make_outcome_event(workload.workload_id, spec.request, decision, now_ns),)
 
     def decide_growth(
         self, workload: Workload, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], now_ns: int
