@@ -5,7 +5,7 @@ docs/explanation/energy-attribution.md. Of the ledger there are queries, reports
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -25,6 +25,7 @@ from eelgrid_protos.quantities import (
     Uint32,
     Uint64,
 )
+from eelgrid_protos.values import dataclass
 
 # One row for each reason, and spare rows for those of newer versions.
 _UNOWNED_MOST = 16

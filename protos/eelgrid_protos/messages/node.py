@@ -6,7 +6,7 @@ is ignored.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -42,6 +42,7 @@ from eelgrid_protos.quantities import (
     Uint32,
     Uint64,
 )
+from eelgrid_protos.values import dataclass
 
 
 class AccessLevel(OpenEnum):

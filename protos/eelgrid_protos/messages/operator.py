@@ -1,7 +1,6 @@
 """Requests and responses of the operators' API (operator_service.proto), the caller's identity and audit entries."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -36,6 +35,7 @@ from eelgrid_protos.quantities import (
     Uint64,
     Watts,
 )
+from eelgrid_protos.values import dataclass
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000

@@ -1,6 +1,5 @@
 """The overview of the cluster (overview.proto): what is going on at one moment, and what needs attention."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.messages.workload import BudgetStatus
@@ -20,6 +19,7 @@ from eelgrid_protos.quantities import (
     Uint32,
     Uint64,
 )
+from eelgrid_protos.values import dataclass
 
 # Of each list: what a person reads at once. Totals count the rest.
 ATTENTION_MOST = 100

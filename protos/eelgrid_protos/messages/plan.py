@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -31,6 +31,7 @@ from eelgrid_protos.quantities import (
     Uint64,
     Watts,
 )
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.queue import QUEUES_MOST, RESERVATIONS_MOST, BackfillMode, Queue, Reservation
 from eelgrid_protos.quantities import Label, Many, Name, OpenEnum, Range, Ratio, Text, Uint64
+from eelgrid_protos.values import dataclass
 
 SPENDING_LIMITS_MOST = 256
 PRIORITY_CLASSES_MOST = 100

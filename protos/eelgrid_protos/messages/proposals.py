@@ -5,7 +5,6 @@ layouts of partitioned pools (partition.proto).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -35,6 +34,7 @@ from eelgrid_protos.quantities import (
     Uint32,
     Uint64,
 )
+from eelgrid_protos.values import dataclass
 
 CHANGES_MOST = 64
 # Nodes and copies of one change; whatif.py bounds their sum.

@@ -1,11 +1,11 @@
 """Queues: quotas, limits, weights and what uses them; backfill and reservations; mirrored by queue.proto."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.quantities import Label, Many, Name, Nanoseconds, OpenEnum, Range, RequiredLabel, Uint32, Uint64
+from eelgrid_protos.values import dataclass
 
 QUEUES_MOST = 10_000
 QUEUE_DEPTH_MOST = 16

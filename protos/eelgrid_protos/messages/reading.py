@@ -6,11 +6,11 @@ reason, never a number.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.quantities import BOARD_POWER_MOST_W, Many, Nanoseconds, OpenEnum, Range, Uint32, Uint64
+from eelgrid_protos.values import dataclass
 
 GPUS_PER_NODE_MOST = 64
 INSTANCES_PER_GPU_MOST = 16

@@ -7,7 +7,7 @@ work, record measured points (profile.proto) and progress, and list status.
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
@@ -38,6 +38,7 @@ from eelgrid_protos.quantities import (
     Uint64,
     Watts,
 )
+from eelgrid_protos.values import dataclass
 
 RateHz = Annotated[float, Range(0.0, 1e9, "Hz")]
 _URL = re.compile(r"(https?://[^\s\x00-\x1f]+)?")
