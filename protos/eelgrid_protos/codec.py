@@ -93,21 +93,6 @@ def _variants(owner: type, oneof: str) -> dict[str, str]:
     return {entry.message_type.name: entry.name for entry in _wire_class(owner).DESCRIPTOR.oneofs_by_name[oneof].fields}
 
 
-def _encoder(shape: ValueShape) -> Callable[[Any], Any] | None:
-    """Returns the function that encodes a value of this shape; None if protobuf accepts the value as it is."""
-    match shape.kind:
-        case "message":
-            return _to_wire
-        case "enum":
-            return int
-        case "many":
-            assert shape.item is not None
-            item = _encoder(shape.item)
-            return None if item is None else lambda values: [item(value) for value in values]
-        case _:
-            return None
-
-
 def _decoder(shape: ValueShape) -> Callable[[Any], Any] | None:
     match shape.kind:
         case "message":
@@ -126,9 +111,44 @@ def _decoder(shape: ValueShape) -> Callable[[Any], Any] | None:
             return None
 
 
+def _encoder(shape: ValueShape, value: str, scope: dict[str, Any]) -> str:
+    """Returns the source of what protobuf accepts for a value of this shape."""
+    match shape.kind:
+        case "message":
+            name = f"write_{shape.type.__name__}"
+            scope[name] = _writer(shape.type)
+            return f"{name}({value})"
+        case "enum":
+            return f"int({value})"
+        case "many":
+            assert shape.item is not None
+            item = _encoder(shape.item, "item", scope)
+            return value if item == "item" else f"[{item} for item in {value}]"
+        case _:
+            return value
+
+
 @cache
-def _encoders(cls: type) -> tuple[tuple[str, Callable[[Any], Any] | None, bool], ...]:
-    return tuple((entry.name, _encoder(entry.shape), entry.shape.kind == "choice") for entry in fields_of(cls))
+def _writer(cls: Any) -> Callable[[Any], Any]:
+    """Returns a function from our message to the protobuf message, generated as `_reader` is.
+
+    What a field has when it is absent is not written, unless the field has presence.
+    """
+    descriptor = _wire_class(cls).DESCRIPTOR
+    scope: dict[str, Any] = {"wire": _wire_class(cls), "writer": _writer}
+    lines = []
+    for entry in fields_of(cls):
+        name = entry.name
+        if entry.shape.kind == "choice":
+            scope[f"variants_{name}"] = _variants(cls, name)
+            is_there, key, value = "is not None", f"variants_{name}[type(value).__name__]", "writer(type(value))(value)"
+        else:
+            is_there = "is not None" if descriptor.fields_by_name[name].has_presence else ""
+            key, value = repr(name), _encoder(entry.shape, "value", scope)
+        lines.append(f" value = message.{name}\n if value {is_there}: values[{key}] = {value}\n")
+    exec(f"def write(message):\n values = {{}}\n{''.join(lines)} return wire(**values)", scope)  # noqa: S102  # as above
+    writer: Callable[[Any], Any] = scope["write"]
+    return writer
 
 
 @cache
@@ -300,18 +320,9 @@ def _chooser(entry: SchemaField) -> Callable[[Any], Any]:
     return choose
 
 
-def _to_wire(message: Any) -> Any:
-    cls: Any = type(message)
-    values = {}
-    for name, encoder, choice in _encoders(cls):
-        value = getattr(message, name)
-        if value is None:
-            continue
-        if choice:
-            values[_variants(cls, name)[type(value).__name__]] = _to_wire(value)
-        else:
-            values[name] = value if encoder is None else encoder(value)
-    return _wire_class(cls)(**values)
+def _to_wire(message: object) -> Any:
+    kind: Any = type(message)
+    return _writer(kind)(message)
 
 
 def encode_message(message: object) -> bytes:
