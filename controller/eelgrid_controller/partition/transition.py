@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from eelgrid_controller.partition.integer_program import (
     RATE_TOLERANCE,
@@ -242,6 +240,9 @@ def _bound(
 def _solve_transition(
     programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float
 ) -> Ints:
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     first, _ = objective_weights(programme)
     options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
     targets_count, every = len(columns.kind), np.arange(options)

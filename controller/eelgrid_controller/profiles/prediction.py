@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from eelgrid_controller.profiles import prior
 from eelgrid_controller.profiles.features import (
@@ -154,6 +153,8 @@ def monotone_surface(values: Floats, weights: Floats, direction: int) -> Floats:
     weights: (S, L), positive. Along each axis it is the fit of scikit-learn's IsotonicRegression, by the function of
     scipy that this class calls.
     """
+    from scipy.optimize import isotonic_regression
+
     rising = direction > 0
     along = [
         isotonic_regression(row, weights=weight, increasing=rising).x
