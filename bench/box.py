@@ -186,13 +186,13 @@ def _kill_daemons(folder: Path, kills: int) -> tuple[int, int, int]:
     return sum(tag not in starts for tag in submitted), sum(count > 1 for count in starts.values()), wrong
 
 
-def _compare_queues(folder: Path, installed: Path, jobs: int) -> list[tuple[str, str, float]]:
+def _compare_queues(folder: Path, installed: Path, jobs: int, real_gpus: int) -> list[tuple[str, str, float]]:
     """The same jobs through each scheduler: submission, makespan, and what is left after a kill."""
     random = Random(2)
     lengths_s = [random.choice((0.05, 0.1, 0.2, 0.5, 1.0)) for _ in range(jobs)]
-    ideal_s = sum(lengths_s) / GPUS
+    ideal_s = sum(lengths_s) / (real_gpus or GPUS)
     rows: list[tuple[str, str, float]] = []
-    for queue in open_queues(folder, installed):
+    for queue in open_queues(folder, installed, real_gpus):
         log = RunLog(folder / f"{queue.name}.runs")
         queue.start()
         try:
@@ -236,6 +236,9 @@ def _compare_queues(folder: Path, installed: Path, jobs: int) -> list[tuple[str,
 @click.option("--trees", default=5, help="Trees of processes to stop.")
 @click.option("--kills", default=200, help="Kills of a daemon at random moments; 0 for none.")
 @click.option("--compared", default=60, help="Jobs through each scheduler of the comparison; 0 for none.")
+@click.option(
+    "--real-gpus", default=0, help="Compare on so many GPUs of this machine, all it has; 0 for simulated ones."
+)
 def main(options: Options) -> int:
     """Measures one box after another, each with an empty state."""
     rows: list[tuple[str, float, float]] = []
@@ -259,7 +262,11 @@ def main(options: Options) -> int:
         if options.kills:
             (folder / "kills").mkdir()
             lost, again, wrong_codes = _kill_daemons(folder / "kills", options.kills)
-        peers = _compare_queues(folder, options.out / "gflow", options.compared) if options.compared else []
+        peers = (
+            _compare_queues(folder, options.out / "gflow", options.compared, options.real_gpus)
+            if options.compared
+            else []
+        )
     p99_s = statistics.quantiles(gaps, n=100)[98]
     begun_ns = min(job.attempts[0].started_ns for job in jobs)
     makespan_s = (max(job.attempts[0].ended_ns for job in jobs) - begun_ns) / 1e9

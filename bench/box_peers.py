@@ -1,7 +1,8 @@
 """Queues for one machine, each behind the same four verbs: ours, gflow (`runqd` from PyPI), Debian's task-spooler.
 
 Eight jobs run at once in each: on simulated GPUs here, by a slot in task-spooler, by an eighth of the memory in gflow,
-which finds no GPUs on a machine without NVIDIA's driver. What became of a job is read from a file that it writes
+which finds no GPUs on a machine without NVIDIA's driver. With `real_gpus` each job takes one of the machine's own GPUs,
+in gflow too, and task-spooler has as many slots. What became of a job is read from a file that it writes
 itself, so that no scheduler is asked. A peer that cannot be installed is skipped by name.
 """
 
@@ -46,14 +47,14 @@ class JobQueue(Protocol):
 
 
 class EelgridBox:
-    """A controller and an agent with simulated GPUs; jobs are submitted by the Python client."""
+    """A controller and an agent with simulated GPUs, or the machine's own; jobs are submitted by the Python client."""
 
     name = "eelgrid"
 
-    def __init__(self, folder: Path, gpus: int = SLOTS) -> None:
+    def __init__(self, folder: Path, gpus: int = SLOTS, *, is_simulated: bool = True) -> None:
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
-        self._fleet = fleet_file(folder / "fleet.json", 1, gpus)
+        self._devices = ("--simulate", str(fleet_file(folder / "fleet.json", 1, gpus))) if is_simulated else ()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.client = Client(self._address, timeout_s=30.0)
 
@@ -72,8 +73,8 @@ class EelgridBox:
         commands = {
             "controller": ["--listen", self._address, "--metrics", "127.0.0.1:0", "--data", str(self._folder / "data")],
             "agent": [
-                "--controller", self._address, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--simulate",
-                str(self._fleet), "--run-processes", "--state", str(self._folder / "agent"),
+                "--controller", self._address, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+                *self._devices, "--run-processes", "--state", str(self._folder / "agent"),
                 *(["--allow-root"] if os.geteuid() == 0 else []),
             ],
         }  # fmt: skip
@@ -125,15 +126,15 @@ class EelgridBox:
 
 
 class TaskSpooler:
-    """Debian's tsp with eight slots."""
+    """Debian's tsp with as many slots as jobs may run at once."""
 
     name = "task-spooler"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, slots: int) -> None:
         (folder / "out").mkdir()
         self._environment = {
             "PATH": "/usr/bin:/bin", "TS_SOCKET": str(folder / "tsp"), "TMPDIR": str(folder / "out"),
-            "TS_SLOTS": str(SLOTS), "TS_MAXFINISHED": "100000", "TS_SAVELIST": str(folder / "list"),
+            "TS_SLOTS": str(slots), "TS_MAXFINISHED": "100000", "TS_SAVELIST": str(folder / "list"),
         }  # fmt: skip
 
     def start(self) -> None:
@@ -165,13 +166,14 @@ class Gflow:
 
     name = "gflow"
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, *, has_gpus: bool) -> None:
         self._programs = programs
         self._home = folder / "home"
         self._home.mkdir()
         # tmux starts login shells, which set PATH anew; jobs call gflow's own programs when they end.
         (self._home / ".profile").write_text(f"export PATH={programs}:$PATH\n")
-        self._memory_mb = psutil.virtual_memory().total // 2**20 // SLOTS
+        memory_mb = psutil.virtual_memory().total // 2**20 // SLOTS
+        self._share = ("--gpus", "1") if has_gpus else ("--memory", f"{memory_mb}M")
         self._environment = {
             "HOME": str(self._home), "PATH": f"{programs}:/usr/bin:/bin", "TMUX_TMPDIR": str(self._home), "USER": "bench",
             "LANG": "C.UTF-8", "SHELL": "/bin/sh",
@@ -185,11 +187,11 @@ class Gflow:
             time.sleep(0.02)
 
     def submit(self, command: str) -> None:
-        """Queues a shell command with an eighth of the memory."""
+        """Queues a shell command on one GPU, or with an eighth of the memory."""
         script = self._home / f"job-{time.monotonic_ns()}.sh"
         script.write_text(f"#!/bin/sh\n{command}\n")
         script.chmod(0o755)
-        self._call("gbatch", "--memory", f"{self._memory_mb}M", str(script))
+        self._call("gbatch", *self._share, str(script))
 
     def kill(self) -> None:
         """Kills the daemon."""
@@ -224,22 +226,22 @@ def install_gflow(folder: Path) -> Path | None:
     return programs if (programs / "gflowd").exists() else None
 
 
-def open_queues(folder: Path, installed: Path) -> Iterator[JobQueue]:
-    """Yields each scheduler that is here; says which are not."""
+def open_queues(folder: Path, installed: Path, real_gpus: int = 0) -> Iterator[JobQueue]:
+    """Yields each scheduler that is here; says which are not. Jobs run on simulated GPUs unless there are real ones."""
     for name in ("eelgrid", "gflow", "task-spooler"):
         own = folder / name
         own.mkdir()
         if name == "eelgrid":
-            yield EelgridBox(own)
+            yield EelgridBox(own, is_simulated=not real_gpus)
         elif name == "task-spooler":
             if Path("/usr/bin/tsp").exists():
-                yield TaskSpooler(own)
+                yield TaskSpooler(own, real_gpus or SLOTS)
             else:
                 print("task-spooler is not here: apt-get install task-spooler")
         else:
             programs = install_gflow(installed)
             if programs is not None:
-                yield Gflow(own, programs)
+                yield Gflow(own, programs, has_gpus=real_gpus > 0)
             else:
                 print("gflow cannot be installed here: it needs tmux, and runqd 0.4.18 from PyPI")
 
