@@ -97,15 +97,17 @@ class FinishTimeFairness(GangPolicy):
         self._alone: dict[int, float] = {}  # iterations over the share, until the last decision
         self._before: dict[int, tuple[float, float]] = {}  # iterations that were left, and the share
         self._owed_s: dict[int, float] = {}
+        self._rounds: dict[int, int] = {}  # decisions by which it ran
         self._last_s = 0.0
 
     def submit(self, job: int) -> None:
         """A job arrives that is owed nothing."""
         super().submit(job)
         self._alone[job] = self._owed_s[job] = 0.0
+        self._rounds[job] = 0
 
     def rank(self, simulation: GangSimulation) -> list[int]:
-        """Ranks by the share over the time that was attained, then by what is owed."""
+        """Ranks by the share over what was received, then by what is owed."""
         if not self.order:
             return []
         jobs, trace = np.array(self.order), simulation.trace
@@ -121,7 +123,13 @@ class FinishTimeFairness(GangPolicy):
         age_s = simulation.now_s - trace.submit_s[jobs]
         shares = minimise_ratio(age_s, left * trace.iteration_s[jobs], alone, gpus, total)
         attained_s = simulation.attained_s[jobs]
-        urgency = np.where(attained_s == 0.0, shares * 1e9, shares / np.maximum(attained_s, 1e-12))
+        for job in np.flatnonzero(simulation.is_running).tolist():
+            self._rounds[job] += 1
+        # The testbed divides by the decisions by which a job ran, the simulator by the time.
+        received = (
+            np.array([self._rounds[job] for job in self.order], dtype=np.float64) if self._round_s else attained_s
+        )
+        urgency = np.where(received == 0.0, shares * 1e9, shares / np.maximum(received, 1e-12))
         deficit_s = np.array([self._owed_s[job] for job in self.order]) - attained_s
         passed_s = self._round_s or simulation.now_s - self._last_s
         for job, one in zip(self.order, shares.tolist(), strict=True):
