@@ -260,9 +260,7 @@ class AsyncClient:
         nothing is submitted twice. To repeat a submission across restarts of your program, give an id of your own.
         """
         key = workload_id or ("" if dry_run else f"c-{secrets.token_hex(8)}")
-        request = messages.SubmitWorkloadRequest(
-            spec=spec, workload_id=key, dry_run=dry_run, hold=hold, array=array
-        )
+        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run, hold=hold, array=array)
         answer = await self._call(request, messages.SubmitWorkloadResponse, is_repeatable=True)
         return answer.workload
 

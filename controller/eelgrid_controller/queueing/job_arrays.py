@@ -146,7 +146,9 @@ def _split_limit(text: str) -> tuple[str, int | None]:
     if not percent:
         return written, None
     if _LIMIT.fullmatch(limit) is None or int(limit) < 1:
-        raise _refuse("array.indexes", f"has the limit {_shorten(limit)}", "write %N, at most N at once, with N of 1 or more")
+        raise _refuse(
+            "array.indexes", f"has the limit {_shorten(limit)}", "write %N, at most N at once, with N of 1 or more"
+        )
     return written, int(limit)
 
 

@@ -93,14 +93,26 @@ class ArrayElements:
         record = self._records.get(array_id)
         return None if record is None else _summarize([workloads[key] for key in record.elements])
 
+    def pick_element(self, array_id: str, workloads: Mapping[str, Workload]) -> str:
+        """Returns the first element of an array that waits, or else the first; the id itself if it is no array."""
+        elements = self.list_elements(array_id)
+        waiting = (key for key in elements if workloads[key].phase is WorkloadPhase.PENDING)
+        return next(waiting, elements[0] if elements else array_id)
+
     def copy(self) -> Self:
         """Returns an independent copy."""
         return type(self)({key: _Record(one.elements.copy(), one.ended.copy()) for key, one in self._records.items()})
 
 
+def preview_array(event: ArraySubmitted) -> Workload:
+    """Returns an array as a whole as it would begin to wait."""
+    return _summarize(list(list_submitted(event)))
+
+
 def _find_worst(ended: Mapping[WorkloadPhase, int]) -> WorkloadPhase:
     return next(
-        (phase for phase in (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED) if ended.get(phase)), WorkloadPhase.SUCCEEDED
+        (phase for phase in (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED) if ended.get(phase)),
+        WorkloadPhase.SUCCEEDED,
     )
 
 
@@ -173,7 +185,9 @@ def list_submitted(event: WorkloadSubmitted | ArraySubmitted) -> Iterator[Worklo
                 INDEX_VARIABLE: str(element.index),
                 f"{ARRAY_VARIABLE_PREFIX}COUNT": str(len(event.elements)),
             }
-            process = replace(process, argv=element.argv or process.argv, element_variables=variables | element.variables)
+            process = replace(
+                process, argv=element.argv or process.argv, element_variables={**variables, **element.variables}
+            )
         yield Workload(
             workload_id=make_element_id(array_id, element.index),
             spec=replace(

@@ -49,8 +49,11 @@ class Slice:
 # Linux accepts 128 kB of one argument; the journal keeps every command, and a plan all those of its node.
 ARGUMENTS_MOST = 1000
 _VARIABLES_MOST = 500
-_COMMAND_CHARACTERS_MOST = 65_536
-Argument = Annotated[str, Text(32_768, False, re.compile(r"[^\x00\ud800-\udfff]*"), "no NUL characters")]
+COMMAND_CHARACTERS_MOST = 65_536
+ARGUMENT_CHARACTERS_MOST = 32_768
+Argument = Annotated[
+    str, Text(ARGUMENT_CHARACTERS_MOST, False, re.compile(r"[^\x00\ud800-\udfff]*"), "no NUL characters")
+]
 VariableName = Annotated[str, Text(253, True, re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "letters, digits and '_'")]
 WorkingDirectory = Annotated[str, Text(4096, True, re.compile(r"/[^\x00-\x1f\x7f\ud800-\udfff]*"), "an absolute path")]
 STOP_SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
@@ -73,7 +76,9 @@ class ProcessSpec:
     time_limit_s: Annotated[float, Range(0.0, _TIME_LIMIT_S_MOST, "s")] = 0.0
     log_bytes_most: Annotated[int, Range(0, LOG_BYTES_MOST, "bytes")] = 64 * MIB
     # Of an element of an array; the controller sets them.
-    element_variables: Annotated[Mapping[VariableName, Argument], Many(PARAMETERS_MOST + 3)] = field(default_factory=dict)
+    element_variables: Annotated[Mapping[VariableName, Argument], Many(PARAMETERS_MOST + 3)] = field(
+        default_factory=dict
+    )
 
     def violations(self) -> Iterator[Violation]:
         """Checks the size of the command, its signal, and that it sets no variable of the agent."""
@@ -83,8 +88,8 @@ class ProcessSpec:
             yield Violation("stop_signal", f"is {self.stop_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
         variables = (*self.environment.items(), *self.element_variables.items())
         characters = sum(map(len, self.argv)) + sum(len(key) + len(text) for key, text in variables)
-        if characters > _COMMAND_CHARACTERS_MOST:
-            remedy = f"leave variables out, or pass a file: {_COMMAND_CHARACTERS_MOST} at the most"
+        if characters > COMMAND_CHARACTERS_MOST:
+            remedy = f"leave variables out, or pass a file: {COMMAND_CHARACTERS_MOST} at the most"
             yield Violation("environment", f"has {characters} characters together with argv", remedy)
         own = next((name for name in self.environment if name in OWN_VARIABLES or name.startswith("EELGRID_")), None)
         if own is not None:
