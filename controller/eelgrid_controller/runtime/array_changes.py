@@ -47,6 +47,6 @@ async def change_array(
     for first in range(0, len(ids), _ELEMENTS_A_STEP):
         batch = ids[first : first + _ELEMENTS_A_STEP]
         # One call, and one entry of the audit log.
-        await loop.command(apply, is_decision=True, call=None if first else call)
+        await loop.command(apply, call=None if first else call)
         found = await loop.read(lambda core, before=found: core.state.find_workload(array_id) or before)  # type: ignore[misc]
     return found
