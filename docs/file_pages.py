@@ -17,6 +17,7 @@ from eelgrid_protos.messages import (
     AddNodes,
     CancelWorkloads,
     DrainNodes,
+    JobArrayRequest,
     JobDependency,
     JobSchedule,
     LatencyObjective,
@@ -58,6 +59,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "expected_runtime_s": "how long it is expected to run; nothing ends for it, and others may start before it by it: "
         "[queueing](../explanation/queueing.md#backfill)",
         "schedule": "what it waits for before capacity, queue and priority count: [schedule](#schedule)",
+        "array": "submits many of it, which differ in index and parameters: [array](#array), or only its indexes",
     },
     JobSchedule: {
         "begin_ns": "it does not start before this time, in nanoseconds since 1970; 0 for at once",
@@ -66,8 +68,15 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "only with a process",
     },
     JobDependency: {
-        "workload_id": "a workload that the controller knows",
+        "workload_id": "a workload that the controller knows, or an array: all of its elements",
         "condition": "how it must have ended: `succeeded`; `ended` in any way; `not_succeeded` is failed or cancelled",
+        "each": "of an array for an array of the same indexes: each element waits only for the one with its own",
+    },
+    JobArrayRequest: {
+        "indexes": "`0-9`, `0-8:2`, `1,3,5-7`, and `%N` for at most N at once; with `parameters` only `%N`",
+        "parameters": "`lr=0.1,0.01` or `seed=0-3`: each combination is an element, counted from 0, and `{lr}` in `argv` is "
+        "replaced",
+        "rerun_of": "an ended array whose elements, or those of `indexes`, run again as they were",
     },
     ProcessSpec: {
         "argv": "the program and its arguments; a program without a slash is searched for in `PATH`",
@@ -77,6 +86,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "grace_s": "from the stop signal until everything that is left is killed",
         "time_limit_s": "it is asked to end after this long; 0 for never",
         "log_bytes_most": "output beyond this is discarded; 0 for 64 MiB",
+        "element_variables": "`EELGRID_ARRAY_` and `EELGRID_PARAM_` variables of an element of an array, which the "
+        "controller sets",
     },
     ResourceRequest: {
         "cpu_milli": "thousandths of a CPU; `cpu: 2.5` or `cpu: 2500m` instead",
@@ -322,6 +333,17 @@ may be written:
 | `gpu_share` | `0.5`, `50%` | `gpu_milli` |
 
 A request asks for CPU, memory or a GPU. Several GPUs are whole, and all on one node."""
+_ARRAY = """`array: 0-9%2` is short for `array: {indexes: 0-9%2}`. What a command of it finds, and how to see, change and wait
+for all of it: [jobs](../how-to/jobs.md#arrays-and-sweeps). The `id` is the array's; its elements have it with `_` and the
+index behind.
+
+```yaml
+name: train
+request: {gpus: 1}
+mobility: fixed
+process: {argv: [python, train.py, --lr, "{lr}"], working_directory: /work}
+array: {parameters: ["lr=0.1,0.01", seed=0-3], indexes: "%2"}
+```"""
 _SERVICE = """```yaml
 id: chat
 name: chat
@@ -457,6 +479,9 @@ def workload_file_page() -> str:
         message_table(JobSchedule),
         "### after",
         message_table(JobDependency),
+        "## array",
+        _ARRAY,
+        message_table(JobArrayRequest),
         "## service",
         "For `kind: inference_service`; without it nothing is scaled. How to choose the values: "
         "[objectives and budgets](../how-to/promises.md).",

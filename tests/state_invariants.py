@@ -30,10 +30,32 @@ def check_invariants(state: ClusterState) -> None:
         raise InvariantBroken("the list of ended workloads is not that of the workloads")
     live = [item for item in state.workloads.values() if not item.phase.is_ended]
     parents = {parent for item in live for parent in list_parents(item)}
-    if state._kept & set(state._ended) or not state._kept <= parents or not parents <= state.workloads.keys():
+    of_arrays = {one.spec.array.array_id for one in live if one.spec.array is not None} | parents
+    needed = {key for key in state._kept if key in parents or _array_id(state.workloads[key]) in of_arrays}
+    if state._kept & set(state._ended) or state._kept != needed or not all(map(state.is_known, parents)):
         raise InvariantBroken("ended workloads are kept for nothing, or one that live work depends on is gone")
     if any(parent not in state.dependents for parent in parents):
         raise InvariantBroken("live work is not among the dependents of what it depends on")
+
+    elements = {}
+    for item in state.workloads.values():
+        if item.spec.array is not None:
+            elements.setdefault(item.spec.array.array_id, []).append(item)
+    for array_id, found in elements.items():
+        if list(state.arrays.list_elements(array_id)) != [item.workload_id for item in found]:
+            raise InvariantBroken(f"the elements of {array_id} are others than those of the workloads")
+        status = state.arrays.summarize(array_id, state.workloads).array
+        sums = status.pending + status.placed + status.succeeded + status.failed + status.cancelled
+        is_live = any(not item.phase.is_ended for item in found)
+        if sums != len(found) or state.arrays.is_live(array_id) != is_live or (is_live and sums != status.size):
+            raise InvariantBroken(f"the phases of the elements of {array_id} do not sum to it")
+        running = sum(item.phase is WorkloadPhase.PLACED for item in found)
+        if status.running_most and running > status.running_most:
+            raise InvariantBroken(f"{running} elements of {array_id} run at once")
+
+
+def _array_id(workload):
+    return None if workload.spec.array is None else workload.spec.array.array_id
 
 
 def check_record(record: NodeRecord) -> None:

@@ -237,15 +237,21 @@ class Client:
     # Workloads
 
     def submit_workload(
-        self, spec: messages.WorkloadSpec, *, workload_id: str = "", dry_run: bool = False, hold: bool = False
+        self,
+        spec: messages.WorkloadSpec,
+        *,
+        workload_id: str = "",
+        dry_run: bool = False,
+        hold: bool = False,
+        array: messages.JobArrayRequest | None = None,
     ) -> messages.Workload:
-        """Submits a workload; returns once it is stored and either placed or known to wait.
+        """Submits a workload, or an array of them; returns once it is stored and either placed or known to wait.
 
         The id makes the call idempotent: without one the client draws it, so that a lost answer is asked for again and
         nothing is submitted twice. To repeat a submission across restarts of your program, give an id of your own.
         """
         key = workload_id or ("" if dry_run else f"c-{secrets.token_hex(8)}")
-        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run, hold=hold)
+        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run, hold=hold, array=array)
         answer = self._call(request, messages.SubmitWorkloadResponse, is_repeatable=True)
         return answer.workload
 
@@ -264,8 +270,13 @@ class Client:
         node_name: str = "",
         name_contains: str = "",
         queue_positions: bool = False,
+        array_id: str = "",
+        whole_arrays: bool = False,
     ) -> Iterator[messages.Workload]:
-        """Workloads in order of submission; `queue_positions` sets the places of pending ones where queues are declared."""
+        """Workloads in order of submission; `queue_positions` sets the places of pending ones where queues are declared.
+
+        `whole_arrays` lists each array once, in place of its elements; these are the workloads of its `array_id`.
+        """
         request = messages.ListWorkloadsRequest(
             phases=tuple(phases),
             namespace=namespace,
@@ -274,6 +285,8 @@ class Client:
             node_name=node_name,
             name_contains=name_contains,
             queue_positions=queue_positions,
+            array_id=array_id,
+            whole_arrays=whole_arrays,
         )
         return self._iterate(request, messages.ListWorkloadsResponse, lambda page: page.workloads)
 

@@ -118,6 +118,8 @@ COMMANDS = {
         (
             (("--gpus", "many", "--", "true"), WRONG_USE, "--gpus"),
             (("--begin", "soon", "--", "true"), WRONG_USE, "--begin"),
+            (("--array", "0-999999", "--", "true"), WRONG_USE, "--array"),
+            (("--param", "lr", "--", "true"), WRONG_USE, "--param"),
         ),
         untried=(("unreachable", "any code but 125 would be the job's"), ("command", "would wait for what it starts")),
     ),
@@ -136,6 +138,7 @@ COMMANDS = {
         2,
         (
             (("--name", "a", "--memory", "8"), WRONG_USE, "--memory"),
+            (("--name", "a", "--cpu", "1", "--array", "3-1"), WRONG_USE, "--array"),
             (("--name", "a", "--gpus", "1", "--gpu-model", "ghost"), REFUSED, "--gpu-model"),
             (("-f", "broken.yaml"), REFUSED, "line 2"),
         ),

@@ -39,6 +39,8 @@ GOLDEN = (
     ("begin_time", "", "begin_time: not before noon"),
     ("retry", "", "retry: one attempt has failed; the next starts not before noon"),
     ("retry", "failed", "retry: attempt one failed: exited"),
+    ("array", "", "array: its array runs as many elements at once as it may"),
+    ("array", "turn", "array: is tried after the elements before it"),
     ("spending", "", "spending: queue vision has spent its kWh of the day"),
     ("partitions", "", "partitions: waits for the partition planner"),
     ("queue", "", "queue: no queue vision holds work"),

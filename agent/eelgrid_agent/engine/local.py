@@ -323,6 +323,7 @@ class LocalEngine:
             "HOME": os.environ.get("HOME", "/"),
             "PYTHONUNBUFFERED": "1",
             **process.environment,
+            **process.element_variables,
             # By UUID: an index depends on the order. Empty for work without GPUs, which would see all.
             "CUDA_VISIBLE_DEVICES": ",".join(assignment.gpu_uuids),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

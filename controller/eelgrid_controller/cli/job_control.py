@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from eelgrid_controller.cli.arrays import build_array_rerun, prepare_rerun
 from eelgrid_controller.cli.completion import complete_workloads
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import print_document
@@ -31,6 +32,7 @@ _CONDITIONS = {
     "after": DependencyCondition.SUCCEEDED,
     "after_any": DependencyCondition.ENDED,
     "after_not_ok": DependencyCondition.NOT_SUCCEEDED,
+    "after_each": DependencyCondition.SUCCEEDED,
 }
 _OPTIONS = (
     click.option("--hold", is_flag=True, help="Submit it held: it starts no earlier than `eelctl release`."),
@@ -45,6 +47,12 @@ _OPTIONS = (
     click.option("--after-any", multiple=True, metavar="JOB[,JOB]", help="Start it once these have ended in any way."),
     click.option(
         "--after-not-ok", multiple=True, metavar="JOB[,JOB]", help="Start it once these have failed or were cancelled."
+    ),
+    click.option(
+        "--after-each",
+        multiple=True,
+        metavar="ARRAY[,ARRAY]",
+        help="Start each element once that of the same index has succeeded.",
     ),
     click.option(
         "--retries",
@@ -69,7 +77,11 @@ def add_schedule(
     """Returns a submission with what the job waits for; raises BadParameter, and NotFound for what it depends on."""
     begin = flags["begin"]
     after = tuple(
-        JobDependency(workload_id=find_workload(client, settings, name).workload_id, condition=condition)
+        JobDependency(
+            workload_id=find_workload(client, settings, name).workload_id,
+            condition=condition,
+            each=option == "after_each",
+        )
         for option, condition in _CONDITIONS.items()
         for name in _split(flags[option])
     )
@@ -128,14 +140,20 @@ def release(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("workload", shell_complete=complete_workloads)
+@click.option("--failed", is_flag=True, help="Of an array only the elements that failed or were cancelled.")
 @click.pass_obj
-def rerun(settings: CliSettings, /, workload: str) -> None:
-    """Run a job that has ended again as a new job, and print its id.
+def rerun(settings: CliSettings, /, workload: str, *, failed: bool) -> None:
+    """Run a job, or an array, that has ended again as a new one, and print its id.
 
-    The new job has the same command, variables, folder and resources, and its retries; it waits for no other job.
+    It has the same command, variables, folder and resources, and its retries; it waits for no other job.
     """
     with connect_operators(settings) as client:
-        request = build_rerun(find_workload(client, settings, workload))
+        ended = find_workload(client, settings, workload)
+        if failed and ended.array is None:
+            raise click.UsageError("--failed is of arrays; name one, or leave it out")
+        request = build_rerun(ended)
+        if ended.array is not None:
+            request = build_array_rerun(client, settings, ended, only_failed=failed)
         click.echo(client.submit_workload(request, timeout=settings.timeout_s).workload.workload_id)
 
 
@@ -148,6 +166,4 @@ def build_rerun(ended: Workload) -> SubmitWorkloadRequest:
         raise RequestRefused(
             f"{key} has not ended; it is {format_phase(ended)}", f"wait for it (`eelctl wait {key}`), or cancel it"
         )
-    retries_most = 0 if spec.schedule is None else spec.schedule.retries_most
-    schedule = JobSchedule(retries_most=retries_most) if retries_most else None
-    return SubmitWorkloadRequest(spec=replace(spec, schedule=schedule))
+    return SubmitWorkloadRequest(spec=prepare_rerun(spec))

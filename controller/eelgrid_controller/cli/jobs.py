@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.arrays import add_array, array_options, describe_reason, print_elements
 from eelgrid_controller.cli.connection import (
     CPU,
     DURATION,
@@ -186,10 +187,12 @@ def _name_of(program: str) -> str:
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
 @preemption_options
 @schedule_options
+@array_options
+@click.option("--dry-run", is_flag=True, help="Print what would be run, and submit nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
-def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **flags: Any) -> None:
+def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, dry_run: bool, **flags: Any) -> None:
     """Run COMMAND as a job: print what it prints, and exit with its code.
 
     It waits for its GPUs in the queue, runs as the agent's user in this directory, and goes on if you leave. Ctrl-C asks
@@ -198,10 +201,12 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **f
     \b
     eelctl run --gpus 1 -- python train.py
     eelctl run -d --gpus 0.5 --time 2h --env WANDB_API_KEY -- ./sweep.sh
+    eelctl run -d --array %4 --param lr=0.1,0.01 --param seed=0-3 -- python train.py --lr {lr} --seed {seed}
     """  # noqa: D301
     with connect_operators(settings) as client:
         try:
-            request = add_schedule(client, settings, build_job(command, flags), flags)
+            request = add_array(build_job(command, flags), flags["array"], flags["parameters"])
+            request = replace(add_schedule(client, settings, request, flags), dry_run=dry_run)
             workload = client.submit_workload(request, timeout=settings.timeout_s).workload
         except click.ClickException:
             raise
@@ -210,24 +215,30 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **f
             if stop is None:
                 raise
             raise JobNotRun(stop.message, stop.remedy, stop.violations) from None
+        if dry_run:
+            print_elements(settings, request)
+            return
         if detach:
             click.echo(workload.workload_id)
             return
-        sys.exit(_attach(client, settings, workload.workload_id))
+        if workload.array is not None:
+            elements = f"eelctl jobs --array {workload.workload_id}"
+            echo(f"{workload.workload_id}: waits for its elements to end; see {elements}", err=True)
+        sys.exit(_attach(client, settings, workload.workload_id, has_output=workload.array is None))
 
 
-def _attach(client: Any, settings: CliSettings, workload_id: str) -> int:
-    """Follows a job to its end; returns its exit code."""
-    asked = False
+def _attach(client: Any, settings: CliSettings, workload_id: str, *, has_output: bool = True) -> int:
+    """Follows a job to its end, or waits for that of an array, which has no output of its own; returns its exit code."""
+    asked, is_cancelled = not has_output, False
     while True:
         try:
             if not asked:
                 copy_output(client, settings, ReadLogsRequest(workload_id=workload_id, follow=True))
             return _finish(wait_end(client, settings, workload_id))
         except KeyboardInterrupt:
-            if not asked and _asks_to_detach(workload_id):
+            if not is_cancelled and _asks_to_detach(workload_id):
                 return 0
-            asked = True
+            asked = is_cancelled = True
             echo(f"cancelling {workload_id}", err=True)
             client.cancel_workload(CancelWorkloadRequest(workload_id=workload_id), timeout=settings.timeout_s)
 
@@ -338,7 +349,10 @@ def logs(settings: CliSettings, workload: str, *, follow: bool, tail_lines: int 
 @click.argument("workload", nargs=-1, required=True)
 @click.pass_obj
 def wait(settings: CliSettings, workload: tuple[str, ...]) -> None:
-    """Wait until jobs have ended; exit with the code of the first that did not succeed."""
+    """Wait until jobs have ended; exit with the code of the first that did not succeed.
+
+    Of an array that is the highest code of its elements.
+    """
     with connect_operators(settings) as client:
         ids = [find_workload(client, settings, name).workload_id for name in workload]
         codes = [_finish(wait_end(client, settings, workload_id)) for workload_id in ids]
@@ -359,10 +373,16 @@ def _read_energy(client: Any, settings: CliSettings, jobs: Sequence[Workload], n
         groups = client.query_energy(request, timeout=settings.timeout_s).groups
     except faults.Fault:
         return {}
-    return {
+    found = {
         group.values[0]: (group.spent.bare_idle_mj + group.spent.context_idle_mj + group.spent.active_mj) / 1e3
         for group in groups
     }
+    arrays = {job.workload_id for job in jobs if job.array is not None}
+    sums = dict.fromkeys(arrays & {key.rpartition("_")[0] for key in found}, 0.0)
+    for key, energy_j in found.items():
+        if key.rpartition("_")[0] in sums:
+            sums[key.rpartition("_")[0]] += energy_j
+    return {**found, **sums}
 
 
 def _build_job_columns(now_ns: Callable[[], int], energy_j: Mapping[str, float]) -> tuple[TableColumn[Workload], ...]:
@@ -393,24 +413,34 @@ def _build_job_columns(now_ns: Callable[[], int], energy_j: Mapping[str, float])
         TableColumn("RAN", took, right=True, width=6),
         TableColumn("ENERGY", energy, right=True, width=8),
         TableColumn("EXIT", lambda w: "-" if w.exit_code is None else str(w.exit_code), right=True, width=4),
-        TableColumn("REASON", lambda w: w.reason),
+        TableColumn("REASON", describe_reason),
     )
 
 
 @click.command()
 @click.option("-a", "--all", "every", is_flag=True, help="Also jobs that ended.")
 @click.option("--user", default="", help="Only jobs of this user.")
+@click.option("--elements", is_flag=True, help="Each element of an array, in place of the array.")
+@click.option("--array", metavar="ARRAY", help="Only the elements of this array, also those that ended.")
 @limit_option
 @list_options(*_build_job_columns(lambda: 0, {}))
 @output_option
 @click.pass_obj
-def jobs(settings: CliSettings, *, every: bool, user: str, limit: int | None) -> None:
-    """List jobs that wait or run, in order of submission.
+def jobs(
+    settings: CliSettings, *, every: bool, user: str, elements: bool, array: str | None, limit: int | None
+) -> None:
+    """List jobs that wait or run, in order of submission, and arrays in one line each.
 
     ENERGY is what the ledger has of a job, a minute later.
     """
     with connect_operators(settings) as client:
-        request = ListWorkloadsRequest(phases=() if every else LIVE_PHASES, user=user)
+        array_id = "" if array is None else find_workload(client, settings, array).workload_id
+        request = ListWorkloadsRequest(
+            phases=() if every or array_id else LIVE_PHASES,
+            user=user,
+            array_id=array_id,
+            whole_arrays=not (elements or array_id),
+        )
         found = iterate_pages(
             client.list_workloads,
             request,

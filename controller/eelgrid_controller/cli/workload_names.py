@@ -2,7 +2,8 @@
 
 An id comes first: a call is made with what was typed, and only if the controller knows no workload of that id is a
 workload of that name looked for, among the live ones and then among those that ended. Several of one name are an error
-that lists them. `last` is the workload of the calling user that was submitted last. The API itself knows ids alone.
+that lists them. `last` is the workload of the calling user that was submitted last. An array counts as one; its elements are named by id. The API itself
+knows ids alone.
 """
 
 import getpass
@@ -55,8 +56,8 @@ def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
     if name == LAST:
         return _find_last(client, settings)
     try:
-        live = ListWorkloadsRequest(name_contains=name, phases=LIVE_PHASES)
-        ended = ListWorkloadsRequest(name_contains=name, phases=_ENDED_PHASES)
+        live = ListWorkloadsRequest(name_contains=name, phases=LIVE_PHASES, whole_arrays=True)
+        ended = ListWorkloadsRequest(name_contains=name, phases=_ENDED_PHASES, whole_arrays=True)
         for request in (live, ended):
             rows = iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s)
             found = [row for row in rows if row.spec.name == name]
@@ -71,7 +72,7 @@ def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
 
 
 def _find_last(client: Any, settings: CliSettings) -> str | None:
-    request = ListWorkloadsRequest(user=getpass.getuser())
+    request = ListWorkloadsRequest(user=getpass.getuser(), whole_arrays=True)
     last = None
     for row in iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s):
         last = row

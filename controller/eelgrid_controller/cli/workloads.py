@@ -11,7 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.arrays import add_array, array_options, format_array_status, print_elements
 from eelgrid_controller.cli.completion import (
     complete_model_lists,
     complete_namespaces,
@@ -147,8 +148,13 @@ def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
     workload_id = given.pop("id", given.pop("workload_id", ""))
     if isinstance(given.get("spec"), Mapping):
         given = given["spec"] | {key: value for key, value in given.items() if key not in {"spec", *_ANSWERED}}
+    array = given.pop("array", None)
+    wanted: dict[str, Any] = {"spec": read_spec_amounts(given), "workload_id": workload_id}
+    # What `eelctl get` prints of an element names its array, which the controller sets.
+    if array is not None and not (isinstance(array, Mapping) and "array_id" in array):
+        wanted["array"] = array if isinstance(array, Mapping) else {"indexes": str(array)}
     try:
-        return from_plain(SubmitWorkloadRequest, {"spec": read_spec_amounts(given), "workload_id": workload_id})
+        return from_plain(SubmitWorkloadRequest, wanted)
     except InvalidMessage as error:
         violations = tuple(_as_written(v) for v in error.violations)
         raise RequestRefused(f"{place}: {error.message}", "correct the file; nothing was sent", violations) from None
@@ -271,6 +277,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
     """Formats a workload in lines for people."""
     spec = workload.spec
     yield f"{workload.workload_id}: {format_phase(workload)}" + (f" ({workload.reason})" if workload.reason else "")
+    if workload.array is not None:
+        yield f"  array      {format_array_status(workload.array)}"
     yield f"  name       {spec.name} ({spec.kind.name.lower()}), priority {spec.priority}"
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
     yield "  charged    " + ", ".join(f"{what} {value}" for what, value in owner if value)
@@ -589,6 +597,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
     "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves workloads. [movable]"
 )
 @click.option("--expect", type=DURATION, help="How long it is expected to run: 30m, 2h; nothing ends for it.")
+@array_options
 @click.option("--id", default="", help="Id of the workload; with it, repeating the command submits nothing twice.")
 @click.option("--dry-run", is_flag=True, help="Show where it would be placed, and change nothing.")
 @output_option
@@ -601,11 +610,17 @@ def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) ->
     eelctl submit -f jobs.yaml
     """  # noqa: D301
     settings: CliSettings = context.obj
-    wanted = _from_file(file, flags, context) if file else (submission_from_flags(flags),)
+    if file:
+        wanted = _from_file(file, flags, context)
+    else:
+        wanted = (add_array(submission_from_flags(flags), flags["array"], flags["parameters"]),)
     with connect_operators(settings) as client:
         for request in wanted:
-            sent = SubmitWorkloadRequest(spec=request.spec, workload_id=request.workload_id, dry_run=dry_run)
+            sent = replace(request, dry_run=dry_run)
             workload: Workload = client.submit_workload(sent, timeout=settings.timeout_s).workload
+            if dry_run and sent.array is not None and sent.spec.process is not None:
+                print_elements(settings, sent)
+                continue
             print_document(settings, workload, _lines(workload, dry_run=dry_run))
 
 

@@ -19,11 +19,13 @@ from typing import Generic, TypeVar
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
+from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
 from eelgrid_controller.core.job_control import (
     JobControl,
     begin_workload,
     check_dependencies,
     make_waiting,
+    plan_cancel,
     plan_end,
     plan_hold,
     plan_release,
@@ -46,6 +48,8 @@ from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.workloads import (
     check_feasibility,
     find_existing_workload,
+    get_workload,
+    get_workload_or_array,
     plan_adoption,
     plan_migration,
     plan_scaling,
@@ -66,7 +70,7 @@ from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.job_conditions import JobConditionIndex
-from eelgrid_controller.state.attempts import find_outcome, has_stopped, is_stale, make_attempt_event
+from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
@@ -93,9 +97,7 @@ from eelgrid_controller.state.events import (
     WorkloadDeferred,
     WorkloadLimited,
     WorkloadPlaced,
-    WorkloadQueueChanged,
     WorkloadRetried,
-    WorkloadStopping,
     check_readable,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
@@ -181,6 +183,7 @@ class Core:
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
         self._jobs = JobControl(state, self.queues, self._conditions)
+        self._arrays = ArrayPlanner(state, self._chooser, self.queues, self._jobs, self._starts)
         self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
         self._drains = DrainRounds(state, self._chooser)
 
@@ -198,11 +201,12 @@ class Core:
         return float(cluster_power(self.snapshot().nodes))
 
     def workload(self, workload_id: str) -> Workload:
-        """Returns one workload; raises NotFound."""
-        workload = self.state.workloads.get(workload_id)
-        if workload is None:
-            raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
-        return workload
+        """Returns one workload; raises NotFound, and FailedPrecondition for an array, whose elements are workloads."""
+        return get_workload(self.state, workload_id)
+
+    def workload_or_array(self, workload_id: str) -> Workload:
+        """Returns one workload, or an array as a whole; raises NotFound."""
+        return get_workload_or_array(self.state, workload_id)
 
     def _node(self, node_name: str) -> NodeRecord:
         record = self.state.nodes.get(node_name)
@@ -211,7 +215,8 @@ class Core:
         return record
 
     def explain_workload(self, workload_id: str) -> Explanation:
-        """Explains the placement of a workload; raises NotFound."""
+        """Explains the placement of a workload, or of the element of an array that is next; raises NotFound."""
+        workload_id = self.state.arrays.pick_element(workload_id, self.state.workloads)
         workload = self.workload(workload_id)
         is_parked = self.state.pending.is_parked(workload_id)
         unmet = self._conditions.find_unmet(workload, 0) if is_parked else None
@@ -228,7 +233,9 @@ class Core:
         return None if self._node(node_name).ahead is not None else self.node_plan(node_name)
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
-        """Accepts a workload and places it or lets it wait; repeating the call with the same id changes nothing."""
+        """Accepts a workload, or an array of them, and places it or lets it wait; repeating it with its id changes nothing."""
+        if request.array is not None:
+            return self._submit_array(request, owner, now_ns)
         request = resolve_priority_class(self.state, resolve_models(self.state, self.snapshot, request))
         spec = request.spec
         before = find_existing_workload(self.state, request)
@@ -270,6 +277,19 @@ class Core:
         promised = self._backfill.reserve_first(step.result, now_ns)
         self._apply_all(promised)
         return replace(step, events=(*step.events, *promised), result=self.state.workloads[key])
+
+    def _submit_array(self, request: SubmitWorkloadRequest, owner: str, now_ns: int) -> CoreStep[Workload]:
+        event = self._arrays.plan_submission(request, owner=owner, live_most=self._live_most, now_ns=now_ns)
+        if event is None or request.dry_run:
+            return CoreStep((), self._arrays.preview(request, event), frozenset())
+        return self._finish_step((event,), event.array_id, now_ns, frees=True)
+
+    def change_elements(
+        self, change: ElementChange, workload_ids: Iterable[str], word: str = "", *, now_ns: int
+    ) -> CoreStep[int]:
+        """Changes elements of arrays, with the user or queue that this is about; returns how many. Raises PermissionDenied."""
+        events = [event for key in workload_ids for event in self._arrays.plan_change(change, key, word, now_ns)]
+        return self._with_retry(events, len(events), self._apply_all(events), now_ns, frees=bool(events))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
@@ -318,15 +338,9 @@ class Core:
         Processes are told to end, and hold their devices until they have; on a copy, `is_immediate` frees these now.
         """
         workload = self.workload(workload_id)
-        is_running = workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED
-        if is_running and not has_stopped(workload) and not is_immediate:
-            if workload.stopping_ns and not workload.preempted_for:
-                return CoreStep((), workload, frozenset())
-            stopping = WorkloadStopping(time_ns=now_ns, workload_id=workload_id, reason=reason)
-            return self._finish_step((stopping,), workload_id, now_ns)
-        if workload.phase.is_ended:
-            return CoreStep((), workload, frozenset())
-        event = WorkloadCancelled(time_ns=now_ns, workload_id=workload_id)
+        event = plan_cancel(workload, reason, now_ns=now_ns, is_immediate=is_immediate)
+        if not isinstance(event, WorkloadCancelled):
+            return self._finish_step(() if event is None else (event,), workload_id, now_ns)
         nodes = self._apply(event)
         # The ended workload may be gone already, if the number of ended workloads that are kept is 0.
         fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
@@ -383,21 +397,8 @@ class Core:
 
         Raises NotFound, InvalidArgument for an unknown queue, PermissionDenied, and FailedPrecondition if it does not wait.
         """
-        workload = self.workload(workload_id)
-        if not self.queues.is_active:
-            raise FailedPrecondition("the policy declares no queues; declare them with eelctl queue apply")
-        if workload.phase is not WorkloadPhase.PENDING:
-            raise FailedPrecondition(
-                f"workload {workload_id} does not wait; only pending work moves between queues: cancel it and submit it "
-                "to the other queue"
-            )
-        moved = replace(workload.spec, queue=queue)
-        spec = self.queues.check_submission(moved, workload.owner, self._starts.list_models)
-        if spec.queue == workload.spec.queue:
-            return CoreStep((), workload, frozenset())
-        changed = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload_id, queue=spec.queue)
-        events = (changed, *self._starts.renew_reason(workload, spec, now_ns))
-        return self._finish_step(events, workload_id, now_ns, frees=True)
+        events = self._starts.plan_queue_change(self.workload(workload_id), queue, now_ns)
+        return self._finish_step(events, workload_id, now_ns, frees=bool(events))
 
     def hold(self, workload_id: str, *, user: str = "", now_ns: int) -> CoreStep[Workload]:
         """Keeps pending work from starting until it is released; idempotent. Raises NotFound and FailedPrecondition."""
@@ -761,10 +762,9 @@ class Core:
         if last is not None:
             settled, touched = self._apply_outcome(last)
             events, nodes = (*events, settled), nodes | touched
-        before = self.state.workloads[workload_id]
-        step = self._with_retry(events, before, nodes, now_ns, frees=frees)
+        step = self._with_retry(events, self.workload_or_array(workload_id), nodes, now_ns, frees=frees)
         # It may have been placed by the retry, or have ended, and be gone, if it can never start.
-        return replace(step, result=self.state.workloads.get(workload_id, before))
+        return replace(step, result=self.state.find_workload(workload_id) or step.result)
 
     def _with_retry(
         self,

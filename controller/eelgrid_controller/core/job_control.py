@@ -5,14 +5,16 @@ whose dependency failed, gives work its new reason, and says whether work became
 each step; what is left is settled in the next. Must not know how work is placed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.job_conditions import (
     JobConditionIndex,
     compute_backoff_ns,
     find_failed_dependency,
 )
+from eelgrid_controller.state.attempts import has_stopped
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
@@ -22,6 +24,7 @@ from eelgrid_controller.state.events import (
     WorkloadHeld,
     WorkloadReleased,
     WorkloadRetried,
+    WorkloadStopping,
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import is_sliced
@@ -37,12 +40,25 @@ _SETTLED_MOST = 512
 _UNNAMED = "an operator"
 
 
-def check_dependencies(state: ClusterState, spec: WorkloadSpec) -> None:
-    """Checks that what a workload depends on is there and can end as it must; raises InvalidArgument."""
-    for index, one in enumerate(spec.schedule.after if spec.schedule is not None else ()):
-        parent, field = state.workloads.get(one.workload_id), f"spec.schedule.after[{index}]"
+def check_dependencies(state: ClusterState, spec: WorkloadSpec, indexes: Sequence[int] = ()) -> None:
+    """Checks that what a workload, or an array of these indexes, depends on is there and can end as it must.
+
+    Raises InvalidArgument.
+    """
+    for number, one in enumerate(spec.schedule.after if spec.schedule is not None else ()):
+        field = f"spec.schedule.after[{number}]"
+        elements = state.arrays.list_elements(one.workload_id)
+        parent = state.workloads.get(elements[0] if elements else one.workload_id)
         violation = None
-        if parent is None:
+        if elements and parent is not None and parent.spec.array is not None and len(elements) < parent.spec.array.size:
+            violation = Violation(
+                f"{field}.workload_id",
+                f"is {one.workload_id}, and not all of its elements are kept any more",
+                "name one that has not ended, or leave it out",
+            )
+        elif one.each:
+            violation = _check_pairs(state, one.workload_id, elements, indexes, f"{field}.each")
+        elif parent is None:
             violation = Violation(
                 f"{field}.workload_id",
                 f"is {one.workload_id!r}, and there is no such workload",
@@ -56,6 +72,24 @@ def check_dependencies(state: ClusterState, spec: WorkloadSpec) -> None:
             )
         if violation is not None:
             raise InvalidArgument("a dependency cannot be met", (violation,))
+
+
+def _check_pairs(
+    state: ClusterState, parent_id: str, elements: Sequence[str], indexes: Sequence[int], field: str
+) -> Violation | None:
+    """Returns why the elements of an array cannot wait for one of another array each."""
+    if not indexes:
+        return Violation(field, "is set, and this is no array", "submit an array, or wait for all elements")
+    if not elements:
+        return Violation(field, f"is set, and {parent_id!r} is no array", "name an array, or leave it out")
+    parents = [element.index for key in elements if (element := state.workloads[key].spec.array) is not None]
+    if parents == list(indexes):
+        return None
+    return Violation(
+        field,
+        f"pairs {count_noun(len(indexes), 'element')} with the {len(parents)} of {parent_id}, whose indexes are others",
+        "give both the same indexes, or wait for all elements",
+    )
 
 
 def make_waiting(workload_id: str, spec: WorkloadSpec, owner: str, *, is_held: bool, now_ns: int) -> Workload:
@@ -88,6 +122,20 @@ def begin_workload(workload: Workload) -> tuple[Event, ...]:
     submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
     held = WorkloadHeld(time_ns=now_ns, workload_id=key, user=workload.held_by) if workload.held_by else None
     return (submitted,) if held is None else (submitted, held)
+
+
+def plan_cancel(
+    workload: Workload, reason: str, *, now_ns: int, is_immediate: bool = False
+) -> WorkloadStopping | WorkloadCancelled | None:
+    """Returns the event that ends a workload, or tells its processes to end; None if it has ended or is being stopped."""
+    is_running = workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED
+    if is_running and not has_stopped(workload) and not is_immediate:
+        if workload.stopping_ns and not workload.preempted_for:
+            return None
+        return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason)
+    if workload.phase.is_ended:
+        return None
+    return WorkloadCancelled(time_ns=now_ns, workload_id=workload.workload_id)
 
 
 def plan_release(workload: Workload, *, now_ns: int) -> tuple[Event, ...]:

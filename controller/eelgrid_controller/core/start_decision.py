@@ -13,9 +13,10 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import Event, PricesQuoted
+from eelgrid_controller.state.events import Event, PricesQuoted, WorkloadQueueChanged
 from eelgrid_controller.state.pending_reasons import PendingConstraint
-from eelgrid_protos.messages import Workload, WorkloadSpec
+from eelgrid_protos.faults import FailedPrecondition
+from eelgrid_protos.messages import Workload, WorkloadPhase, WorkloadSpec
 
 _QUEUE_REASONS = tuple(
     f"{one.value}:" for one in (PendingConstraint.QUEUE, PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA)
@@ -48,17 +49,29 @@ class StartDecider:
         closed = self._backfill.list_closed_nodes(workload, now_ns)
         return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
 
-    def renew_reason(self, workload: Workload, spec: WorkloadSpec, now_ns: int) -> tuple[Event, ...]:
-        """Returns the reason of pending work that leaves the queue which holds it for the one of `spec`; none if it fits.
+    def plan_queue_change(self, workload: Workload, queue: str, now_ns: int) -> tuple[Event, ...]:
+        """Returns the events that move a pending workload to another queue; none if it waits there.
 
-        The round that follows writes no reasons while nodes have not reported.
+        Raises InvalidArgument for an unknown queue, PermissionDenied, and FailedPrecondition if it does not wait.
         """
-        if not workload.reason.startswith(_QUEUE_REASONS):
+        if not self._queues.is_active:
+            raise FailedPrecondition("the policy declares no queues; declare them with eelctl queue apply")
+        if workload.phase is not WorkloadPhase.PENDING:
+            raise FailedPrecondition(
+                f"workload {workload.workload_id} does not wait; only pending work moves between queues: cancel it and "
+                "submit it to the other queue"
+            )
+        spec = self._queues.check_submission(replace(workload.spec, queue=queue), workload.owner, self.list_models)
+        if spec.queue == workload.spec.queue:
             return ()
+        changed = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload.workload_id, queue=spec.queue)
+        if not workload.reason.startswith(_QUEUE_REASONS):
+            return (changed,)
+        # What held it was of the queue before, and the round that follows writes no reasons while nodes have not reported.
         decision = self.decide_start(replace(workload, spec=spec), (), now_ns)
         if decision.placements:
-            return ()
-        return (make_outcome_event(workload.workload_id, spec.request, decision, now_ns),)
+            return (changed,)
+        return changed, make_outcome_event(workload.workload_id, spec.request, decision, now_ns)
 
     def decide_growth(
         self, workload: Workload, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], now_ns: int

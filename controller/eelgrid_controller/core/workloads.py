@@ -54,7 +54,7 @@ from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power
 from eelgrid_protos.catalogue import GpuNameError, is_canonical_model, resolve_gpu_models
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument
+from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     Gpu,
     Mobility,
@@ -69,9 +69,27 @@ from eelgrid_protos.messages import (
 )
 
 
+def get_workload(state: ClusterState, workload_id: str) -> Workload:
+    """Returns one workload; raises NotFound, and FailedPrecondition for an array."""
+    elements = state.arrays.list_elements(workload_id)
+    if elements:
+        raise FailedPrecondition(f"{workload_id} is an array; name an element of it, such as {elements[0]}")
+    return get_workload_or_array(state, workload_id)
+
+
+def get_workload_or_array(state: ClusterState, workload_id: str) -> Workload:
+    """Returns one workload, or an array as a whole; raises NotFound."""
+    workload = state.find_workload(workload_id)
+    if workload is None:
+        raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
+    return workload
+
+
 def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) -> Workload | None:
     """Returns the workload that this request submitted before, if any; raises AlreadyExists if another has its id."""
     found = state.workloads.get(request.workload_id)
+    if request.workload_id in state.arrays:
+        raise AlreadyExists(f"an array has the id {request.workload_id}; choose another id, or leave it empty")
     if found is None:
         return None
     # An operator may have moved it to another queue since.
@@ -120,6 +138,8 @@ def resolve_reported_models(
 def validate_spec(spec: WorkloadSpec) -> None:
     """Checks a request for contradictions; raises InvalidArgument."""
     broken = tuple(found.under("spec.request") for found in spec.request.violations())
+    if spec.array is not None:
+        broken += (Violation("spec.array", "is set, which the controller does", "leave it out, and set array"),)
     if broken:
         raise InvalidArgument("the request contradicts itself", broken)
 

@@ -24,11 +24,13 @@ import numpy as np
 
 from eelgrid_controller.placement.planner import Planner, make_task
 from eelgrid_controller.placement.snapshot import Snapshot, SnapshotMirror, WattsOf, limit_to_plan_size
+from eelgrid_controller.state.array_elements import list_submitted
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import (
+    ArraySubmitted,
     DevicesCorrected,
     Event,
     GpuLost,
@@ -590,8 +592,9 @@ class PlacementSavings:
     def follow_event(self, event: Event) -> None:
         """Takes in what happened, and lets best fit decide what there is to decide; `advance` weighs it."""
         match event:
-            case WorkloadSubmitted(workload_id=key, spec=spec):
-                self._on_submitted(key, spec, tuple(range(spec.replicas)))
+            case WorkloadSubmitted() | ArraySubmitted():
+                for workload in list_submitted(event):
+                    self._on_submitted(workload.workload_id, workload.spec, tuple(range(workload.spec.replicas)))
             case WorkloadPlaced() | WorkloadMoved():
                 self._on_placed(event.workload_id, event.placements)
             case WorkloadScaled():

@@ -56,7 +56,13 @@ from eelgrid_controller.objectives.status import (
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.budget_power import BudgetMeter, BudgetPower
 from eelgrid_controller.state.engine_reports import EngineOverrides
-from eelgrid_controller.state.events import PolicyChanged, WorkloadCancelled, WorkloadCompleted, WorkloadSubmitted
+from eelgrid_controller.state.events import (
+    ArraySubmitted,
+    PolicyChanged,
+    WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadSubmitted,
+)
 from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WorkInterval, make_job_profile_name
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_controller.state.telemetry import Telemetry
@@ -425,9 +431,10 @@ class ControlLoop:
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
-            if isinstance(event, WorkloadSubmitted):
+            if isinstance(event, WorkloadSubmitted | ArraySubmitted):
                 if event.spec.service is not None or event.spec.training is not None:
-                    self._promised[event.workload_id] = None
+                    ids = event.workload_ids if isinstance(event, ArraySubmitted) else (event.workload_id,)
+                    self._promised.update(dict.fromkeys(ids))
             elif isinstance(event, WorkloadCancelled | WorkloadCompleted):
                 self._promised.pop(event.workload_id, None)
                 self._progress.pop(event.workload_id, None)

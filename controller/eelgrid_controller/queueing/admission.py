@@ -20,6 +20,7 @@ from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTr
 from eelgrid_controller.queueing.quota import QuotaShortage, QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
+    ArraySubmitted,
     Event,
     PolicyChanged,
     PreemptionStarted,
@@ -481,6 +482,8 @@ class QueueIndex:
 
 def _list_named(event: Event) -> tuple[str, ...]:
     """Lists workloads that begin or end to wait, or wait elsewhere, by an event."""
+    if isinstance(event, ArraySubmitted):
+        return event.workload_ids
     changes = WorkloadSubmitted | WorkloadQueueChanged | WorkloadHeld | WorkloadReleased
     return (event.workload_id,) if isinstance(event, changes) else ()
 

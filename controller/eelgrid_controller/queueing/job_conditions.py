@@ -4,11 +4,12 @@
 pending work of a state as events and time go by, so that work that may not start costs rounds nothing: it is parked in the
 pending queue. Owns the sentences about conditions. Must not know of queues, capacity or places.
 
-Theory. Of several conditions the first unmet is named, in the order hold, dependency, begin time, retry. How a workload ended
+Theory. Of several conditions the first unmet is named, in the order hold, dependency, begin time, retry, array. How a workload ended
 is final, so a dependency that is met stays met, and one that failed can never be met: the workload is cancelled, and so is what
 depends on it in turn. A workload is looked at again when an event names it, when something that it depends on has ended, and at
 the time that its first unmet condition names; nothing else can change the answer. After the nth failed attempt the next one
-waits 10 s times 2^(n - 1), at most six minutes (the back-off of Kubernetes Jobs).
+waits 10 s times 2^(n - 1), at most six minutes (the back-off of Kubernetes Jobs). Last, an element of an array with a limit
+waits for a slot of its array (queueing.array_slots).
 """
 
 import heapq
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eelgrid_controller.formatting import count_noun, format_time
+from eelgrid_controller.queueing.array_slots import ArraySlots, get_limited_element
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
+    ArraySubmitted,
     Event,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -45,6 +48,9 @@ class UnmetCondition:
     until_ns: int | None = None
 
 
+_ARRAY_IS_FULL = UnmetCondition("array", PendingConstraint.ARRAY.describe())
+
+
 def find_unmet_condition(workload: Workload, state: ClusterState, now_ns: int) -> UnmetCondition | None:
     """Returns the first condition that keeps a pending workload from starting now; None if it may start."""
     if workload.held_by:
@@ -67,26 +73,32 @@ def find_unmet_condition(workload: Workload, state: ClusterState, now_ns: int) -
 
 
 def _is_met(one: JobDependency, state: ClusterState) -> bool:
-    parent = state.workloads.get(one.workload_id)
+    phase = find_phase(one.workload_id, state)
     # The state keeps what live work depends on. In a copy without it, what is gone has ended.
-    if parent is None:
+    if phase is None:
         return True
     match one.condition:
         case DependencyCondition.SUCCEEDED:
-            return parent.phase is WorkloadPhase.SUCCEEDED
+            return phase is WorkloadPhase.SUCCEEDED
         case DependencyCondition.NOT_SUCCEEDED:
-            return parent.phase in (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED)
+            return phase in (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED)
         case _:
-            return parent.phase.is_ended
+            return phase.is_ended
+
+
+def find_phase(workload_id: str, state: ClusterState) -> WorkloadPhase | None:
+    """Returns the phase of a workload, or how an array has ended and PENDING while it has not; None if neither is known."""
+    workload = state.workloads.get(workload_id)
+    return state.arrays.find_phase(workload_id) if workload is None else workload.phase
 
 
 def find_failed_dependency(workload: Workload, state: ClusterState) -> str | None:
     """Returns why a workload can never start: something that it depends on ended in another way; None if it still may."""
     for one in workload.spec.schedule.after if workload.spec.schedule is not None else ():
-        parent = state.workloads.get(one.workload_id)
-        if parent is not None and parent.phase.is_ended and not _is_met(one, state):
+        phase = find_phase(one.workload_id, state)
+        if phase is not None and phase.is_ended and not _is_met(one, state):
             succeeds = "succeeds" if one.condition is DependencyCondition.SUCCEEDED else "does not succeed"
-            ended = "was cancelled" if parent.phase is WorkloadPhase.CANCELLED else parent.phase.name.lower()
+            ended = "was cancelled" if phase is WorkloadPhase.CANCELLED else phase.name.lower()
             return f"dependency_failed: {one.workload_id} {ended}, and this starts only if it {succeeds}"
     return None
 
@@ -107,6 +119,8 @@ def describe_condition_remedy(workload: Workload, unmet: UnmetCondition) -> str:
             return f"It {sentence}. To help: wait, or cancel it and submit it without --after."
         case "begin_time":
             return f"It starts {sentence}. To help: wait, or cancel it and submit it without --begin."
+        case "array":
+            return "Its array runs as many elements at once as its limit says. To help: wait for one of them to end."
         case _:
             said = workload.reason.partition(": ")[2] if workload.reason.startswith("retry: ") else ""
             failed = f"{said[:1].upper()}{said[1:]}. " if said and workload.reason != unmet.reason else ""
@@ -125,9 +139,15 @@ class JobConditionIndex:
         self._wakes: dict[str, int] = {}
         # Work to look at in the next step, in order.
         self._due: dict[str, None] = {}
+        self._slots = ArraySlots()
+        # Slots are first of what runs, and of that for which others make room.
+        nominated = (state.workloads[event.workload_id] for event in state.nominations)
+        for workload in (*filter(lambda one: one.phase is WorkloadPhase.PLACED, state.workloads.values()), *nominated):
+            self._slots.claim(workload)
         for key in tuple(state.pending):
             workload = state.workloads[key]
-            if workload.held_by or workload.not_before_ns or workload.spec.schedule is not None:
+            is_limited = get_limited_element(workload) is not None
+            if workload.held_by or workload.not_before_ns or workload.spec.schedule is not None or is_limited:
                 self.classify(key)
                 self._due[key] = None
 
@@ -138,22 +158,54 @@ class JobConditionIndex:
             case WorkloadSubmitted() | WorkloadHeld() | WorkloadEvicted() | WorkloadRetried():
                 if self.classify(event.workload_id) is not None:
                     self._due[event.workload_id] = None
+            case ArraySubmitted():
+                self._classify_array(event)
             case WorkloadReleased():
                 self._due[event.workload_id] = None
             case WorkloadCancelled() | WorkloadCompleted():
-                self._wakes.pop(event.workload_id, None)
-                self._due.update(dict.fromkeys(self._state.dependents.list_children(event.workload_id)))
+                self._on_end(event)
             case _:
                 return
+
+    def _classify_array(self, event: ArraySubmitted) -> None:
+        """Parks the elements that may not start; those that were submitted with their reason are not looked at again."""
+        for key in event.workload_ids:
+            unmet = self.classify(key)
+            if unmet is None:
+                continue
+            if unmet.reason != event.reason or find_failed_dependency(self._state.workloads[key], self._state):
+                self._due[key] = None
+
+    def _on_end(self, event: WorkloadCancelled | WorkloadCompleted) -> None:
+        key = event.workload_id
+        self._wakes.pop(key, None)
+        self._release_slot(key)
+        self._due.update(dict.fromkeys(self._state.dependents.list_children(key)))
+        ended = self._state.workloads.get(key)
+        if ended is not None and ended.spec.array is not None:
+            array_id = ended.spec.array.array_id
+            if not self._state.arrays.is_live(array_id):
+                self._due.update(dict.fromkeys(self._state.dependents.list_children(array_id)))
+
+    def _release_slot(self, workload_id: str) -> None:
+        next_id = self._slots.release(workload_id)
+        if next_id is not None:
+            self._due[next_id] = None
 
     def find_unmet(self, workload: Workload, now_ns: int) -> UnmetCondition | None:
         """Returns the first condition that keeps a workload from starting now, submitted or not."""
         self._now_ns = max(self._now_ns, now_ns)
-        return find_unmet_condition(workload, self._state, self._now_ns)
+        unmet = find_unmet_condition(workload, self._state, self._now_ns)
+        return unmet if unmet is not None or self._slots.has_slot(workload) else _ARRAY_IS_FULL
 
     def classify(self, workload_id: str) -> UnmetCondition | None:
         """Parks a pending workload, or unparks it, by the condition that it returns; None if it may start."""
-        unmet = find_unmet_condition(self._state.workloads[workload_id], self._state, self._now_ns)
+        workload = self._state.workloads[workload_id]
+        unmet = find_unmet_condition(workload, self._state, self._now_ns)
+        if unmet is not None:
+            self._release_slot(workload_id)
+        elif not self._slots.claim(workload):
+            unmet = _ARRAY_IS_FULL
         if unmet is None:
             self._state.pending.unpark(workload_id)
         else:

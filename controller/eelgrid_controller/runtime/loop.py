@@ -320,7 +320,7 @@ class ControllerLoop:
     def check_owner(self, core: Core, workload_id: str, call: AuditedCall | None) -> None:
         """Checks that the caller may change the workload; raises RoleRefused and NotFound."""
         if call is not None:
-            check_owner(call.caller, core.workload(workload_id), call.method, self.config.roles)
+            check_owner(call.caller, core.workload_or_array(workload_id), call.method, self.config.roles)
 
     async def cancel(self, workload_id: str, *, call: AuditedCall | None = None) -> Workload:
         """Cancels a workload; raises RoleRefused if it is not the caller's."""

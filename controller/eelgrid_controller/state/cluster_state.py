@@ -26,11 +26,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self, assert_never
 
+from eelgrid_controller.state.array_elements import ArrayElements, list_submitted
 from eelgrid_controller.state.attempts import apply_attempt, find_outcome, must_stop
 from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
+    ArraySubmitted,
     AttemptEnded,
     AttemptStarted,
     ControllerStarted,
@@ -168,6 +170,7 @@ class ClusterState:
         self._ended: deque[str] = deque()
         # Live work by what it depends on, and ended work beyond `_ended` that is kept for it.
         self.dependents = DependentWorkloads()
+        self.arrays = ArrayElements()
         self._kept: set[str] = set()
         # By phase; as many as `_ended` and `_kept`.
         self._ended_counts: Counter[WorkloadPhase] = Counter()
@@ -184,7 +187,7 @@ class ClusterState:
         twin.nominations = self.nominations.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
-        twin.dependents, twin._kept = self.dependents.copy(), self._kept.copy()
+        twin.dependents, twin.arrays, twin._kept = self.dependents.copy(), self.arrays.copy(), self._kept.copy()
         return twin
 
     def requeue_workload(self, workload_id: str, *, number: int) -> None:
@@ -219,7 +222,7 @@ class ClusterState:
     def apply(self, event: Event) -> frozenset[str]:
         """Applies an event; returns the nodes on which something changed. Raises ContradictoryEvent."""
         match event:
-            case WorkloadSubmitted():
+            case WorkloadSubmitted() | ArraySubmitted():
                 touched = self._apply_submitted(event)
             case WorkloadPlaced():
                 touched = self._apply_placed(event)
@@ -303,31 +306,41 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {workload_id} does not wait")
         return self.workloads[workload_id]
 
-    def _apply_submitted(self, event: WorkloadSubmitted) -> frozenset[str]:
-        key = event.workload_id
-        if key in self.workloads:
-            raise ContradictoryEvent(f"workload {key} is there already")
-        self.workloads[key] = Workload(
-            workload_id=key,
-            spec=event.spec,
-            phase=WorkloadPhase.PENDING,
-            submitted_ns=event.time_ns,
-            revision=self.revision + 1,
-            owner=event.owner,
-        )
-        self.submissions += 1
-        self._numbers[key] = self.submissions
-        self.pending.add(key, priority=event.spec.priority, number=self.submissions)
-        self.dependents.add(self.workloads[key])
+    def _apply_submitted(self, event: WorkloadSubmitted | ArraySubmitted) -> frozenset[str]:
+        key = event.workload_id if isinstance(event, WorkloadSubmitted) else event.array_id
+        found = list(list_submitted(event))
+        taken = next((one for one in (key, *(one.workload_id for one in found)) if self.is_known(one)), None)
+        if taken is not None:
+            raise ContradictoryEvent(f"workload {taken} is there already")
         mix = self.demand.mix
-        if not is_sliced(self.workloads[key]):  # placed by the partition planner, so no demand on unpartitioned GPUs
-            self.demand.observe(event.spec.request, event.spec.replicas)
+        for workload in found:
+            self._add_submitted(workload)
         if self.demand.mix is not mix:
             self.market.invalidate()
         digits = key.removeprefix("w-")
         if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
             self.next_number = max(self.next_number, int(digits) + 1)
         return frozenset()
+
+    def _add_submitted(self, workload: Workload) -> None:
+        key, spec = workload.workload_id, workload.spec
+        self.workloads[key] = workload = replace(workload, revision=self.revision + 1)
+        self.submissions += 1
+        self._numbers[key] = self.submissions
+        self.pending.add(key, priority=spec.priority, number=self.submissions)
+        self.dependents.add(workload)
+        self.arrays.add(workload)
+        if not is_sliced(workload):  # placed by the partition planner, so no demand on unpartitioned GPUs
+            self.demand.observe(spec.request, spec.replicas)
+
+    def is_known(self, workload_id: str) -> bool:
+        """Returns whether a workload or an array has this id."""
+        return workload_id in self.workloads or workload_id in self.arrays
+
+    def find_workload(self, workload_id: str) -> Workload | None:
+        """Returns the workload of an id, or an array as a whole; None if neither has it."""
+        found = self.workloads.get(workload_id)
+        return self.arrays.summarize(workload_id, self.workloads) if found is None else found
 
     def _apply_waiting(
         self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised | WorkloadHeld | WorkloadReleased
@@ -445,20 +458,33 @@ class ClusterState:
         self._numbers.pop(key, None)
         self._ended.append(key)
         self._ended_counts[phase] += 1
-        for parent in self.dependents.discard(workload):
-            if parent in self._kept:
-                self._kept.discard(parent)
-                self._forget_workload(parent)
+        self.arrays.note_end(workload, phase)
+        needed_less = self.dependents.discard(workload)
+        if workload.spec.array is not None and not self.arrays.is_live(workload.spec.array.array_id):
+            needed_less.append(workload.spec.array.array_id)
+        for parent in needed_less:
+            for one in self.arrays.list_elements(parent) or (parent,):
+                if one in self._kept and not self._is_needed(one):
+                    self._kept.discard(one)
+                    self._forget_workload(one)
         while len(self._ended) > self._ended_most:
             oldest = self._ended.popleft()
-            if oldest in self.dependents:
+            if self._is_needed(oldest):
                 self._kept.add(oldest)
             else:
                 self._forget_workload(oldest)
         return self._bump_plans(workload.placements)
 
+    def _is_needed(self, workload_id: str) -> bool:
+        """Returns whether live work depends on ended work or on its array, or the array is live."""
+        array = self.workloads[workload_id].spec.array
+        in_array = array is not None and (self.arrays.is_live(array.array_id) or array.array_id in self.dependents)
+        return in_array or workload_id in self.dependents
+
     def _forget_workload(self, workload_id: str) -> None:
-        self._ended_counts[self.workloads.pop(workload_id).phase] -= 1
+        workload = self.workloads.pop(workload_id)
+        self.arrays.forget(workload)
+        self._ended_counts[workload.phase] -= 1
 
     def _apply_process_event(
         self, event: WorkloadStopping | AttemptStarted | AttemptEnded | WorkloadCompleted
@@ -709,6 +735,7 @@ class ClusterState:
         for number, row in enumerate(plain["workloads"], first + 1):
             workload = healer.read(Workload, row)
             self.workloads[workload.workload_id] = workload
+            self.arrays.add(workload)
             if workload.phase.is_ended:
                 self._ended_counts[workload.phase] += 1
                 if workload.workload_id not in ended:

@@ -11,6 +11,7 @@ Must not know who reacts to an event.
     AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
+    ArraySubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced, of each element
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
     WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
 """
@@ -18,7 +19,7 @@ Must not know who reacts to an event.
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from eelgrid_controller.state.cordons import DrainTerms
@@ -28,7 +29,9 @@ from eelgrid_controller.state.journal import JournalSanitizer, decode_explanatio
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
+    ARRAY_ELEMENTS_MOST,
     GPUS_PER_NODE_MOST,
+    PARAMETERS_MOST,
     POINTS_A_CALL_MOST,
     SPENDING_LIMITS_MOST,
     UNKNOWN_WORKLOADS_MOST,
@@ -43,6 +46,8 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
     WorkloadSpec,
 )
+from eelgrid_protos.messages.job_array import ArrayIndex
+from eelgrid_protos.messages.plan import ARGUMENTS_MOST, Argument, VariableName
 from eelgrid_protos.plain_messages import from_plain, to_plain
 from eelgrid_protos.quantities import (
     Count,
@@ -214,6 +219,37 @@ class WorkloadSubmitted:
     workload_id: Identifier
     spec: WorkloadSpec
     owner: Label = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedElement:
+    """What an element of an array has of its own; without a command, that of the array, and its variables beside the index."""
+
+    index: ArrayIndex
+    argv: Annotated[tuple[Argument, ...], Many(ARGUMENTS_MOST)] = ()
+    variables: Annotated[Mapping[VariableName, Argument], Many(PARAMETERS_MOST + 3)] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySubmitted:
+    """An array of workloads was accepted; all begin to wait with this reason, held by this user if any.
+
+    `spec` is what they have in common. At most `running_most` of them hold resources at once, 0 for any number.
+    """
+
+    time_ns: Nanoseconds
+    array_id: Identifier
+    spec: WorkloadSpec
+    elements: Annotated[tuple[SubmittedElement, ...], Many(ARRAY_ELEMENTS_MOST)]
+    reason: Sentence
+    running_most: ArrayIndex = 0
+    owner: Label = ""
+    held_by: Label = ""
+
+    @property
+    def workload_ids(self) -> tuple[str, ...]:
+        """Ids of the elements."""
+        return tuple(f"{self.array_id}_{element.index}" for element in self.elements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,6 +562,7 @@ Event = (
     | WorkloadHeld
     | WorkloadReleased
     | WorkloadRetried
+    | ArraySubmitted
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -567,10 +604,12 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_held": WorkloadHeld,
     "workload_released": WorkloadReleased,
     "workload_retried": WorkloadRetried,
+    "workload_array_submitted": ArraySubmitted,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (
     WorkloadSubmitted,
+    ArraySubmitted,
     PolicyChanged,
     PointsMeasured,
     NodeCordoned,
@@ -592,6 +631,11 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             for name in ("never_preempts", "priority_class"):
                 if not getattr(event.spec, name):
                     del body["spec"][name]
+            if event.spec.process is not None and not event.spec.process.element_variables:
+                del body["spec"]["process"]["element_variables"]
+            for one in body["spec"].get("schedule", {}).get("after", ()):
+                if not one["each"]:
+                    del one["each"]
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
@@ -640,6 +684,9 @@ def check_readable(event: Event) -> None:
     if not is_valid_message(event):
         found = "; ".join(map(str, itertools.islice(list_violations(event), 3)))
         raise UnreadableEvent(f"{_NAMES[type(event)]}: {found}")
+    if isinstance(event, ArraySubmitted):
+        # All elements are texts, which the check above knows.
+        event = replace(event, elements=event.elements[:1])
     if isinstance(event, _WITH_WORDS):
         kind, body = event_to_plain(event)
         try:

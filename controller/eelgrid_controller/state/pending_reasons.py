@@ -62,6 +62,11 @@ class PendingConstraint(StrEnum):
         "wait for its next attempt, or cancel it",
         {"": "{failures} failed; the next starts not before {time}", "failed": "attempt {attempt} failed: {why}"},
     )
+    ARRAY = (
+        "array",
+        "wait for elements of its array to end, or submit it with a higher limit",
+        {"": "its array runs as many elements at once as it may", "turn": "is tried after the elements before it"},
+    )
     # Whatever room and quota there is.
     SPENDING = (
         "spending",

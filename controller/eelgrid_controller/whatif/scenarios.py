@@ -33,6 +33,7 @@ from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_controller.state.events import (
+    ArraySubmitted,
     Event,
     GpuLost,
     GpuReturned,
@@ -69,6 +70,7 @@ from eelgrid_protos.messages import (
     Gpu,
     ImaginedOutcome,
     Inventory,
+    JobArrayRequest,
     NodeShape,
     NodeState,
     OutcomeCount,
@@ -524,6 +526,18 @@ def _follow_ends(spec: WorkloadSpec) -> WorkloadSpec:
     return replace(spec, schedule=replace(spec.schedule, after=after))
 
 
+def _repeat_array(event: ArraySubmitted) -> SubmitWorkloadRequest:
+    """Returns the submission of an array; what its elements run makes no difference to where they are placed."""
+    indexes = ",".join(str(element.index) for element in event.elements)
+    limit = f"%{event.running_most}" if event.running_most else ""
+    return SubmitWorkloadRequest(
+        spec=_follow_ends(event.spec),
+        workload_id=event.array_id,
+        hold=bool(event.held_by),
+        array=JobArrayRequest(indexes=indexes + limit),
+    )
+
+
 class ShadowPolicy:
     """One policy beside the one in force, on a copy that is handed over."""
 
@@ -557,6 +571,9 @@ class ShadowPolicy:
                 self._since.append(key)
                 request = SubmitWorkloadRequest(spec=_follow_ends(spec), workload_id=key)
                 core.submit(request, now_ns=now_ns)
+            case ArraySubmitted():
+                self._since += event.workload_ids
+                core.submit(_repeat_array(event), now_ns=now_ns)
             case WorkloadHeld(workload_id=key, user=user):
                 core.hold(key, user=user, now_ns=now_ns)
             case WorkloadReleased(workload_id=key):

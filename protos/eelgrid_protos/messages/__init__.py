@@ -45,6 +45,16 @@ from eelgrid_protos.messages.energy import (
     WindowDevice,
     WindowShare,
 )
+from eelgrid_protos.messages.job_array import (
+    ARRAY_ELEMENTS_MOST,
+    ARRAY_VARIABLE_PREFIX,
+    INDEX_VARIABLE,
+    PARAMETER_VARIABLE_PREFIX,
+    PARAMETERS_MOST,
+    ArrayElement,
+    ArrayStatus,
+    JobArrayRequest,
+)
 from eelgrid_protos.messages.node import (
     ATTEMPTS_MOST,
     ENERGY_ANOMALIES_MOST,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.job_array import JobArrayRequest
 from eelgrid_protos.messages.node import Gpu, Inventory, LogText
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import Policy
@@ -270,6 +271,8 @@ class SubmitWorkloadRequest:
     dry_run: bool = False
     # Accept it held: it starts no earlier than it is released.
     hold: bool = False
+    # An array of such workloads, all or none; the id is then the array's.
+    array: JobArrayRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +309,9 @@ class ListWorkloadsRequest:
     node_name: Label = ""
     name_contains: Label = ""
     queue_positions: bool = False
+    # Only elements of this array; or arrays as a whole in place of their elements.
+    array_id: OptionalIdentifier = ""
+    whole_arrays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.job_array import ARRAY_VARIABLE_PREFIX, PARAMETER_VARIABLE_PREFIX, PARAMETERS_MOST
 from eelgrid_protos.messages.reading import INSTANCES_PER_GPU_MOST
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
@@ -47,10 +48,13 @@ class Slice:
 
 
 # Linux accepts 128 kB of one argument; the journal keeps every command, and a plan all those of its node.
-_ARGUMENTS_MOST = 1000
+ARGUMENTS_MOST = 1000
 _VARIABLES_MOST = 500
-_COMMAND_CHARACTERS_MOST = 65_536
-Argument = Annotated[str, Text(32_768, False, re.compile(r"[^\x00\ud800-\udfff]*"), "no NUL characters")]
+COMMAND_CHARACTERS_MOST = 65_536
+ARGUMENT_CHARACTERS_MOST = 32_768
+Argument = Annotated[
+    str, Text(ARGUMENT_CHARACTERS_MOST, False, re.compile(r"[^\x00\ud800-\udfff]*"), "no NUL characters")
+]
 VariableName = Annotated[str, Text(253, True, re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "letters, digits and '_'")]
 WorkingDirectory = Annotated[str, Text(4096, True, re.compile(r"/[^\x00-\x1f\x7f\ud800-\udfff]*"), "an absolute path")]
 STOP_SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
@@ -65,13 +69,17 @@ OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 class ProcessSpec:
     """The command that each replica of a workload runs, as the agent's own user."""
 
-    argv: Annotated[tuple[Argument, ...], Many(_ARGUMENTS_MOST)]
+    argv: Annotated[tuple[Argument, ...], Many(ARGUMENTS_MOST)]
     environment: Annotated[Mapping[VariableName, Argument], Many(_VARIABLES_MOST)] = field(default_factory=dict)
     working_directory: WorkingDirectory
     stop_signal: Annotated[str, Text(8, True)] = "TERM"
     grace_s: Annotated[float, Range(0.0, _GRACE_S_MOST, "s")] = 10.0
     time_limit_s: Annotated[float, Range(0.0, _TIME_LIMIT_S_MOST, "s")] = 0.0
     log_bytes_most: Annotated[int, Range(0, LOG_BYTES_MOST, "bytes")] = 64 * MIB
+    # Of an element of an array; the controller sets them.
+    element_variables: Annotated[Mapping[VariableName, Argument], Many(PARAMETERS_MOST + 3)] = field(
+        default_factory=dict
+    )
 
     def violations(self) -> Iterator[Violation]:
         """Checks the size of the command, its signal, and that it sets no variable of the agent."""
@@ -79,13 +87,18 @@ class ProcessSpec:
             yield Violation("argv", "is empty", "give the program and its arguments")
         if self.stop_signal not in STOP_SIGNALS:
             yield Violation("stop_signal", f"is {self.stop_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
-        characters = sum(map(len, self.argv)) + sum(len(key) + len(text) for key, text in self.environment.items())
-        if characters > _COMMAND_CHARACTERS_MOST:
-            remedy = f"leave variables out, or pass a file: {_COMMAND_CHARACTERS_MOST} at the most"
+        variables = (*self.environment.items(), *self.element_variables.items())
+        characters = sum(map(len, self.argv)) + sum(len(key) + len(text) for key, text in variables)
+        if characters > COMMAND_CHARACTERS_MOST:
+            remedy = f"leave variables out, or pass a file: {COMMAND_CHARACTERS_MOST} at the most"
             yield Violation("environment", f"has {characters} characters together with argv", remedy)
         own = next((name for name in self.environment if name in OWN_VARIABLES or name.startswith("EELGRID_")), None)
         if own is not None:
             yield Violation("environment", f"sets {own}, which the agent sets", "leave it out")
+        allowed = (ARRAY_VARIABLE_PREFIX, PARAMETER_VARIABLE_PREFIX)
+        other = next((name for name in self.element_variables if not name.startswith(allowed)), None)
+        if other is not None:
+            yield Violation("element_variables", f"sets {other}, which is no variable of an element", "use environment")
 
 
 class AttemptState(OpenEnum):

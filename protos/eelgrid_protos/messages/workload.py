@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
 from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
 from eelgrid_protos.quantities import (
@@ -286,10 +287,12 @@ class DependencyCondition(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDependency:
-    """A workload that must have ended before another one starts."""
+    """A workload, or all elements of an array, that must have ended before another one starts."""
 
     workload_id: Identifier
     condition: DependencyCondition = DependencyCondition.SUCCEEDED
+    # Of an array for an array: each element waits only for the one with its own index.
+    each: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the condition is set."""
@@ -340,6 +343,8 @@ class WorkloadSpec:
     expected_runtime_s: RuntimeSeconds | None = None
     # What keeps it from starting before its turn.
     schedule: JobSchedule | None = None
+    # Which element of which array it is; the controller sets it.
+    array: ArrayElement | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
@@ -463,6 +468,8 @@ class Workload:
     # How many of its attempts failed and were followed by another; and when the next may start.
     failures: Count = 0
     not_before_ns: Nanoseconds = 0
+    # Of an array as a whole, with the spec of its first element; only in answers, never kept.
+    array: ArrayStatus | None = None
 
     @property
     def exit_code(self) -> int | None:

@@ -1,4 +1,5 @@
 from eelgrid_protos.wire import audit_pb2 as _audit_pb2
+from eelgrid_protos.wire import job_array_pb2 as _job_array_pb2
 from eelgrid_protos.wire import ledger_pb2 as _ledger_pb2
 from eelgrid_protos.wire import moves_pb2 as _moves_pb2
 from eelgrid_protos.wire import node_pb2 as _node_pb2
@@ -320,16 +321,18 @@ class ListGpusResponse(_message.Message):
     def __init__(self, gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class SubmitWorkloadRequest(_message.Message):
-    __slots__ = ("spec", "workload_id", "dry_run", "hold")
+    __slots__ = ("spec", "workload_id", "dry_run", "hold", "array")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
     spec: _workload_pb2.WorkloadSpec
     workload_id: str
     dry_run: bool
     hold: bool
-    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ..., hold: bool = ...) -> None: ...
+    array: _job_array_pb2.JobArrayRequest
+    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ..., hold: bool = ..., array: _Optional[_Union[_job_array_pb2.JobArrayRequest, _Mapping]] = ...) -> None: ...
 
 class SubmitWorkloadResponse(_message.Message):
     __slots__ = ("workload",)
@@ -350,7 +353,7 @@ class GetWorkloadResponse(_message.Message):
     def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
 class ListWorkloadsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains", "queue_positions")
+    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains", "queue_positions", "array_id", "whole_arrays")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +363,8 @@ class ListWorkloadsRequest(_message.Message):
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NAME_CONTAINS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_ARRAYS_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     phases: _containers.RepeatedScalarFieldContainer[_workload_pb2.WorkloadPhase]
@@ -369,7 +374,9 @@ class ListWorkloadsRequest(_message.Message):
     node_name: str
     name_contains: str
     queue_positions: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ..., queue_positions: bool = ...) -> None: ...
+    array_id: str
+    whole_arrays: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ..., queue_positions: bool = ..., array_id: _Optional[str] = ..., whole_arrays: bool = ...) -> None: ...
 
 class ListWorkloadsResponse(_message.Message):
     __slots__ = ("workloads", "next_page_token", "total", "omitted")

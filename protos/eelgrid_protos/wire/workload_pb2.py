@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from eelgrid_protos.wire import job_array_pb2 as eelgrid_dot_v1_dot_job__array__pb2
 from eelgrid_protos.wire import plan_pb2 as eelgrid_dot_v1_dot_plan__pb2
 from eelgrid_protos.wire import promise_pb2 as eelgrid_dot_v1_dot_promise__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x65lgrid/v1/workload.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/plan.proto\x1a\x18\x65\x65lgrid/v1/promise.proto\"t\n\x0fResourceRequest\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x11\n\tgpu_count\x18\x03 \x01(\r\x12\x11\n\tgpu_milli\x18\x04 \x01(\r\x12\x12\n\ngpu_models\x18\x05 \x03(\t\"\xad\x05\n\x0cWorkloadSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.eelgrid.v1.WorkloadKind\x12\x10\n\x08replicas\x18\x06 \x01(\r\x12,\n\x07request\x18\x07 \x01(\x0b\x32\x1b.eelgrid.v1.ResourceRequest\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x34\n\x06labels\x18\t \x03(\x0b\x32$.eelgrid.v1.WorkloadSpec.LabelsEntry\x12&\n\x08locality\x18\x0b \x01(\x0e\x32\x14.eelgrid.v1.Locality\x12&\n\x08mobility\x18\n \x01(\x0e\x32\x14.eelgrid.v1.Mobility\x12+\n\x07service\x18\x0c \x01(\x0b\x32\x1a.eelgrid.v1.ServicePromise\x12-\n\x08training\x18\r \x01(\x0b\x32\x1b.eelgrid.v1.TrainingPromise\x12\x17\n\x0frequired_traits\x18\x0e \x03(\t\x12(\n\x07process\x18\x0f \x01(\x0b\x32\x17.eelgrid.v1.ProcessSpec\x12\x16\n\x0enever_preempts\x18\x32 \x01(\x08\x12\x16\n\x0epriority_class\x18\x33 \x01(\t\x12\x1f\n\x12\x65xpected_runtime_s\x18< \x01(\x01H\x00\x88\x01\x01\x12)\n\x08schedule\x18( \x01(\x0b\x32\x17.eelgrid.v1.JobSchedule\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x15\n\x13_expected_runtime_s\"X\n\rJobDependency\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x32\n\tcondition\x18\x02 \x01(\x0e\x32\x1f.eelgrid.v1.DependencyCondition\"_\n\x0bJobSchedule\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x03\x12(\n\x05\x61\x66ter\x18\x02 \x03(\x0b\x32\x19.eelgrid.v1.JobDependency\x12\x14\n\x0cretries_most\x18\x03 \x01(\r\"P\n\x0fRuntimeEstimate\x12\x12\n\nexpected_s\x18\x01 \x01(\x01\x12)\n\x06source\x18\x02 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\"{\n\x0cStartPromise\x12\x10\n\x08start_ns\x18\x01 \x01(\x03\x12\x11\n\twaits_for\x18\x02 \x03(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\r\x12)\n\x06source\x18\x04 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"\x80\x01\n\tPlacement\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x13\n\x0bgpu_indexes\x18\x04 \x03(\r\x12\'\n\x0cgpu_instance\x18\x05 \x01(\x0b\x32\x11.eelgrid.v1.Slice\"\x83\x05\n\x08Workload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12(\n\x05phase\x18\x03 \x01(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12)\n\nplacements\x18\x05 \x03(\x0b\x32\x15.eelgrid.v1.Placement\x12\x14\n\x0csubmitted_ns\x18\x06 \x01(\x03\x12\x11\n\tplaced_ns\x18\x07 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x08 \x01(\x03\x12\x10\n\x08revision\x18\t \x01(\x04\x12\x1a\n\rpower_limit_w\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0ereplicas_begun\x18\x0b \x01(\r\x12\r\n\x05owner\x18\x0c \x01(\t\x12\x15\n\rlost_replicas\x18\r \x03(\r\x12\x14\n\x07power_w\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x0f \x01(\r\x12+\n\x08\x61ttempts\x18\x10 \x03(\x0b\x32\x19.eelgrid.v1.AttemptStatus\x12\x13\n\x0bstopping_ns\x18\x11 \x01(\x03\x12\x15\n\rpreempted_for\x18\x32 \x01(\t\x12\x13\n\x0bpreemptions\x18\x33 \x01(\r\x12)\n\x07promise\x18< \x01(\x0b\x32\x18.eelgrid.v1.StartPromise\x12\x16\n\x0equeue_position\x18P \x01(\r\x12\x0f\n\x07held_by\x18( \x01(\t\x12\x10\n\x08\x66\x61ilures\x18) \x01(\r\x12\x15\n\rnot_before_ns\x18* \x01(\x03\x42\x10\n\x0e_power_limit_wB\n\n\x08_power_w\"(\n\x08\x43ostTerm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ost_w\x18\x02 \x01(\x01\"h\n\tCandidate\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indexes\x18\x02 \x03(\r\x12\x0e\n\x06\x63ost_w\x18\x03 \x01(\x01\x12#\n\x05terms\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.CostTerm\",\n\x07Removal\x12\x12\n\nconstraint\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x01(\r\"\x8f\x01\n\x12ReplicaExplanation\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12)\n\ncandidates\x18\x02 \x03(\x0b\x32\x15.eelgrid.v1.Candidate\x12\x16\n\x0e\x66\x65\x61sible_nodes\x18\x03 \x01(\r\x12%\n\x08removals\x18\x04 \x03(\x0b\x32\x13.eelgrid.v1.Removal\"\xb9\x01\n\x0b\x45xplanation\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\x12\x30\n\x08replicas\x18\x02 \x03(\x0b\x32\x1e.eelgrid.v1.ReplicaExplanation\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x12\n\nconstraint\x18\x04 \x01(\t\x12,\n\x07runtime\x18< \x01(\x0b\x32\x1b.eelgrid.v1.RuntimeEstimate*\x8f\x01\n\x0cWorkloadKind\x12\x1d\n\x19WORKLOAD_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fWORKLOAD_KIND_INFERENCE_SERVICE\x10\x01\x12\x1e\n\x1aWORKLOAD_KIND_TRAINING_JOB\x10\x02\x12\x1b\n\x17WORKLOAD_KIND_BATCH_JOB\x10\x03*L\n\x08Locality\x12\x18\n\x14LOCALITY_UNSPECIFIED\x10\x00\x12\x11\n\rLOCALITY_PACK\x10\x01\x12\x13\n\x0fLOCALITY_SPREAD\x10\x02*h\n\x08Mobility\x12\x18\n\x14MOBILITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMOBILITY_FIXED\x10\x01\x12\x14\n\x10MOBILITY_MOVABLE\x10\x02\x12\x18\n\x14MOBILITY_RESTARTABLE\x10\x03*\xa7\x01\n\x13\x44\x65pendencyCondition\x12$\n DEPENDENCY_CONDITION_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45PENDENCY_CONDITION_SUCCEEDED\x10\x01\x12\x1e\n\x1a\x44\x45PENDENCY_CONDITION_ENDED\x10\x02\x12&\n\"DEPENDENCY_CONDITION_NOT_SUCCEEDED\x10\x03*\x9f\x01\n\rRuntimeSource\x12\x1e\n\x1aRUNTIME_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13RUNTIME_SOURCE_USER\x10\x01\x12\x1d\n\x19RUNTIME_SOURCE_TIME_LIMIT\x10\x02\x12\x1a\n\x16RUNTIME_SOURCE_HISTORY\x10\x03\x12\x1a\n\x16RUNTIME_SOURCE_DEFAULT\x10\x04*\xbd\x01\n\rWorkloadPhase\x12\x1e\n\x1aWORKLOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_PHASE_PENDING\x10\x01\x12\x19\n\x15WORKLOAD_PHASE_PLACED\x10\x02\x12\x1c\n\x18WORKLOAD_PHASE_CANCELLED\x10\x03\x12\x1c\n\x18WORKLOAD_PHASE_SUCCEEDED\x10\x04\x12\x19\n\x15WORKLOAD_PHASE_FAILED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x65lgrid/v1/workload.proto\x12\neelgrid.v1\x1a\x1a\x65\x65lgrid/v1/job_array.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\x1a\x18\x65\x65lgrid/v1/promise.proto\"t\n\x0fResourceRequest\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x11\n\tgpu_count\x18\x03 \x01(\r\x12\x11\n\tgpu_milli\x18\x04 \x01(\r\x12\x12\n\ngpu_models\x18\x05 \x03(\t\"\xd7\x05\n\x0cWorkloadSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.eelgrid.v1.WorkloadKind\x12\x10\n\x08replicas\x18\x06 \x01(\r\x12,\n\x07request\x18\x07 \x01(\x0b\x32\x1b.eelgrid.v1.ResourceRequest\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x34\n\x06labels\x18\t \x03(\x0b\x32$.eelgrid.v1.WorkloadSpec.LabelsEntry\x12&\n\x08locality\x18\x0b \x01(\x0e\x32\x14.eelgrid.v1.Locality\x12&\n\x08mobility\x18\n \x01(\x0e\x32\x14.eelgrid.v1.Mobility\x12+\n\x07service\x18\x0c \x01(\x0b\x32\x1a.eelgrid.v1.ServicePromise\x12-\n\x08training\x18\r \x01(\x0b\x32\x1b.eelgrid.v1.TrainingPromise\x12\x17\n\x0frequired_traits\x18\x0e \x03(\t\x12(\n\x07process\x18\x0f \x01(\x0b\x32\x17.eelgrid.v1.ProcessSpec\x12\x16\n\x0enever_preempts\x18\x32 \x01(\x08\x12\x16\n\x0epriority_class\x18\x33 \x01(\t\x12\x1f\n\x12\x65xpected_runtime_s\x18< \x01(\x01H\x00\x88\x01\x01\x12)\n\x08schedule\x18( \x01(\x0b\x32\x17.eelgrid.v1.JobSchedule\x12(\n\x05\x61rray\x18\xac\x02 \x01(\x0b\x32\x18.eelgrid.v1.ArrayElement\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x15\n\x13_expected_runtime_s\"g\n\rJobDependency\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x32\n\tcondition\x18\x02 \x01(\x0e\x32\x1f.eelgrid.v1.DependencyCondition\x12\r\n\x04\x65\x61\x63h\x18\xac\x02 \x01(\x08\"_\n\x0bJobSchedule\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x03\x12(\n\x05\x61\x66ter\x18\x02 \x03(\x0b\x32\x19.eelgrid.v1.JobDependency\x12\x14\n\x0cretries_most\x18\x03 \x01(\r\"P\n\x0fRuntimeEstimate\x12\x12\n\nexpected_s\x18\x01 \x01(\x01\x12)\n\x06source\x18\x02 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\"{\n\x0cStartPromise\x12\x10\n\x08start_ns\x18\x01 \x01(\x03\x12\x11\n\twaits_for\x18\x02 \x03(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\r\x12)\n\x06source\x18\x04 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"\x80\x01\n\tPlacement\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x13\n\x0bgpu_indexes\x18\x04 \x03(\r\x12\'\n\x0cgpu_instance\x18\x05 \x01(\x0b\x32\x11.eelgrid.v1.Slice\"\xac\x05\n\x08Workload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12(\n\x05phase\x18\x03 \x01(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12)\n\nplacements\x18\x05 \x03(\x0b\x32\x15.eelgrid.v1.Placement\x12\x14\n\x0csubmitted_ns\x18\x06 \x01(\x03\x12\x11\n\tplaced_ns\x18\x07 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x08 \x01(\x03\x12\x10\n\x08revision\x18\t \x01(\x04\x12\x1a\n\rpower_limit_w\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0ereplicas_begun\x18\x0b \x01(\r\x12\r\n\x05owner\x18\x0c \x01(\t\x12\x15\n\rlost_replicas\x18\r \x03(\r\x12\x14\n\x07power_w\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x0f \x01(\r\x12+\n\x08\x61ttempts\x18\x10 \x03(\x0b\x32\x19.eelgrid.v1.AttemptStatus\x12\x13\n\x0bstopping_ns\x18\x11 \x01(\x03\x12\x15\n\rpreempted_for\x18\x32 \x01(\t\x12\x13\n\x0bpreemptions\x18\x33 \x01(\r\x12)\n\x07promise\x18< \x01(\x0b\x32\x18.eelgrid.v1.StartPromise\x12\x16\n\x0equeue_position\x18P \x01(\r\x12\x0f\n\x07held_by\x18( \x01(\t\x12\x10\n\x08\x66\x61ilures\x18) \x01(\r\x12\x15\n\rnot_before_ns\x18* \x01(\x03\x12\'\n\x05\x61rray\x18\xac\x02 \x01(\x0b\x32\x17.eelgrid.v1.ArrayStatusB\x10\n\x0e_power_limit_wB\n\n\x08_power_w\"(\n\x08\x43ostTerm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ost_w\x18\x02 \x01(\x01\"h\n\tCandidate\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indexes\x18\x02 \x03(\r\x12\x0e\n\x06\x63ost_w\x18\x03 \x01(\x01\x12#\n\x05terms\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.CostTerm\",\n\x07Removal\x12\x12\n\nconstraint\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x01(\r\"\x8f\x01\n\x12ReplicaExplanation\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12)\n\ncandidates\x18\x02 \x03(\x0b\x32\x15.eelgrid.v1.Candidate\x12\x16\n\x0e\x66\x65\x61sible_nodes\x18\x03 \x01(\r\x12%\n\x08removals\x18\x04 \x03(\x0b\x32\x13.eelgrid.v1.Removal\"\xb9\x01\n\x0b\x45xplanation\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\x12\x30\n\x08replicas\x18\x02 \x03(\x0b\x32\x1e.eelgrid.v1.ReplicaExplanation\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x12\n\nconstraint\x18\x04 \x01(\t\x12,\n\x07runtime\x18< \x01(\x0b\x32\x1b.eelgrid.v1.RuntimeEstimate*\x8f\x01\n\x0cWorkloadKind\x12\x1d\n\x19WORKLOAD_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fWORKLOAD_KIND_INFERENCE_SERVICE\x10\x01\x12\x1e\n\x1aWORKLOAD_KIND_TRAINING_JOB\x10\x02\x12\x1b\n\x17WORKLOAD_KIND_BATCH_JOB\x10\x03*L\n\x08Locality\x12\x18\n\x14LOCALITY_UNSPECIFIED\x10\x00\x12\x11\n\rLOCALITY_PACK\x10\x01\x12\x13\n\x0fLOCALITY_SPREAD\x10\x02*h\n\x08Mobility\x12\x18\n\x14MOBILITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMOBILITY_FIXED\x10\x01\x12\x14\n\x10MOBILITY_MOVABLE\x10\x02\x12\x18\n\x14MOBILITY_RESTARTABLE\x10\x03*\xa7\x01\n\x13\x44\x65pendencyCondition\x12$\n DEPENDENCY_CONDITION_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45PENDENCY_CONDITION_SUCCEEDED\x10\x01\x12\x1e\n\x1a\x44\x45PENDENCY_CONDITION_ENDED\x10\x02\x12&\n\"DEPENDENCY_CONDITION_NOT_SUCCEEDED\x10\x03*\x9f\x01\n\rRuntimeSource\x12\x1e\n\x1aRUNTIME_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13RUNTIME_SOURCE_USER\x10\x01\x12\x1d\n\x19RUNTIME_SOURCE_TIME_LIMIT\x10\x02\x12\x1a\n\x16RUNTIME_SOURCE_HISTORY\x10\x03\x12\x1a\n\x16RUNTIME_SOURCE_DEFAULT\x10\x04*\xbd\x01\n\rWorkloadPhase\x12\x1e\n\x1aWORKLOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_PHASE_PENDING\x10\x01\x12\x19\n\x15WORKLOAD_PHASE_PLACED\x10\x02\x12\x1c\n\x18WORKLOAD_PHASE_CANCELLED\x10\x03\x12\x1c\n\x18WORKLOAD_PHASE_SUCCEEDED\x10\x04\x12\x19\n\x15WORKLOAD_PHASE_FAILED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,44 +36,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKLOADSPEC_LABELSENTRY']._loaded_options = None
   _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKLOADKIND']._serialized_start=2596
-  _globals['_WORKLOADKIND']._serialized_end=2739
-  _globals['_LOCALITY']._serialized_start=2741
-  _globals['_LOCALITY']._serialized_end=2817
-  _globals['_MOBILITY']._serialized_start=2819
-  _globals['_MOBILITY']._serialized_end=2923
-  _globals['_DEPENDENCYCONDITION']._serialized_start=2926
-  _globals['_DEPENDENCYCONDITION']._serialized_end=3093
-  _globals['_RUNTIMESOURCE']._serialized_start=3096
-  _globals['_RUNTIMESOURCE']._serialized_end=3255
-  _globals['_WORKLOADPHASE']._serialized_start=3258
-  _globals['_WORKLOADPHASE']._serialized_end=3447
-  _globals['_RESOURCEREQUEST']._serialized_start=90
-  _globals['_RESOURCEREQUEST']._serialized_end=206
-  _globals['_WORKLOADSPEC']._serialized_start=209
-  _globals['_WORKLOADSPEC']._serialized_end=894
-  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_start=826
-  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_end=871
-  _globals['_JOBDEPENDENCY']._serialized_start=896
-  _globals['_JOBDEPENDENCY']._serialized_end=984
-  _globals['_JOBSCHEDULE']._serialized_start=986
-  _globals['_JOBSCHEDULE']._serialized_end=1081
-  _globals['_RUNTIMEESTIMATE']._serialized_start=1083
-  _globals['_RUNTIMEESTIMATE']._serialized_end=1163
-  _globals['_STARTPROMISE']._serialized_start=1165
-  _globals['_STARTPROMISE']._serialized_end=1288
-  _globals['_PLACEMENT']._serialized_start=1291
-  _globals['_PLACEMENT']._serialized_end=1419
-  _globals['_WORKLOAD']._serialized_start=1422
-  _globals['_WORKLOAD']._serialized_end=2065
-  _globals['_COSTTERM']._serialized_start=2067
-  _globals['_COSTTERM']._serialized_end=2107
-  _globals['_CANDIDATE']._serialized_start=2109
-  _globals['_CANDIDATE']._serialized_end=2213
-  _globals['_REMOVAL']._serialized_start=2215
-  _globals['_REMOVAL']._serialized_end=2259
-  _globals['_REPLICAEXPLANATION']._serialized_start=2262
-  _globals['_REPLICAEXPLANATION']._serialized_end=2405
-  _globals['_EXPLANATION']._serialized_start=2408
-  _globals['_EXPLANATION']._serialized_end=2593
+  _globals['_WORKLOADKIND']._serialized_start=2722
+  _globals['_WORKLOADKIND']._serialized_end=2865
+  _globals['_LOCALITY']._serialized_start=2867
+  _globals['_LOCALITY']._serialized_end=2943
+  _globals['_MOBILITY']._serialized_start=2945
+  _globals['_MOBILITY']._serialized_end=3049
+  _globals['_DEPENDENCYCONDITION']._serialized_start=3052
+  _globals['_DEPENDENCYCONDITION']._serialized_end=3219
+  _globals['_RUNTIMESOURCE']._serialized_start=3222
+  _globals['_RUNTIMESOURCE']._serialized_end=3381
+  _globals['_WORKLOADPHASE']._serialized_start=3384
+  _globals['_WORKLOADPHASE']._serialized_end=3573
+  _globals['_RESOURCEREQUEST']._serialized_start=118
+  _globals['_RESOURCEREQUEST']._serialized_end=234
+  _globals['_WORKLOADSPEC']._serialized_start=237
+  _globals['_WORKLOADSPEC']._serialized_end=964
+  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_start=896
+  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_end=941
+  _globals['_JOBDEPENDENCY']._serialized_start=966
+  _globals['_JOBDEPENDENCY']._serialized_end=1069
+  _globals['_JOBSCHEDULE']._serialized_start=1071
+  _globals['_JOBSCHEDULE']._serialized_end=1166
+  _globals['_RUNTIMEESTIMATE']._serialized_start=1168
+  _globals['_RUNTIMEESTIMATE']._serialized_end=1248
+  _globals['_STARTPROMISE']._serialized_start=1250
+  _globals['_STARTPROMISE']._serialized_end=1373
+  _globals['_PLACEMENT']._serialized_start=1376
+  _globals['_PLACEMENT']._serialized_end=1504
+  _globals['_WORKLOAD']._serialized_start=1507
+  _globals['_WORKLOAD']._serialized_end=2191
+  _globals['_COSTTERM']._serialized_start=2193
+  _globals['_COSTTERM']._serialized_end=2233
+  _globals['_CANDIDATE']._serialized_start=2235
+  _globals['_CANDIDATE']._serialized_end=2339
+  _globals['_REMOVAL']._serialized_start=2341
+  _globals['_REMOVAL']._serialized_end=2385
+  _globals['_REPLICAEXPLANATION']._serialized_start=2388
+  _globals['_REPLICAEXPLANATION']._serialized_end=2531
+  _globals['_EXPLANATION']._serialized_start=2534
+  _globals['_EXPLANATION']._serialized_end=2719
 # @@protoc_insertion_point(module_scope)

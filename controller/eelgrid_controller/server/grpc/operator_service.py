@@ -15,9 +15,11 @@ import grpc.aio
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
 from eelgrid_controller.core.drains import find_node, resolve_gpus
+from eelgrid_controller.core.job_arrays import ElementChange
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.runtime.array_changes import change_array, is_array
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
@@ -381,10 +383,9 @@ class OperatorService:
         """One workload."""
 
         def view(core: Core) -> Workload:
-            try:
-                workload = core.state.workloads[request.workload_id]
-            except KeyError:
-                raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads") from None
+            workload = core.state.find_workload(request.workload_id)
+            if workload is None:
+                raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads")
             return self._views.workload(workload, core.state.nodes)
 
         return GetWorkloadResponse(workload=await self._loop.read(view))
@@ -400,6 +401,7 @@ class OperatorService:
                 and (not request.user or spec.user == request.user)
                 and (not request.queue or spec.queue == request.queue)
                 and request.name_contains in spec.name
+                and (not request.array_id or (spec.array is not None and spec.array.array_id == request.array_id))
                 and (not request.node_name or any(at.node_name == request.node_name for at in workload.placements))
             )
 
@@ -414,7 +416,7 @@ class OperatorService:
             return build_page(
                 request,
                 ListWorkloadsResponse,
-                filter(matches, _by_submission(core)),
+                _join_arrays(core, matches) if request.whole_arrays else filter(matches, _by_submission(core)),
                 place_of=_submission,
                 element_of=element,
             )
@@ -441,8 +443,11 @@ class OperatorService:
             self._watchers -= 1
 
     async def cancel_workload(self, request: CancelWorkloadRequest, context: Context) -> CancelWorkloadResponse:
-        """End a workload of the caller's own."""
+        """End a workload, or an array, of the caller's own."""
         call = self._call_of("CancelWorkload", request, context)
+        if is_array(self._loop, request.workload_id):
+            whole = await change_array(self._loop, ElementChange.CANCEL, request.workload_id, call=call)
+            return CancelWorkloadResponse(workload=whole)
         return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id, call=call))
 
     async def read_logs(self, request: ReadLogsRequest, context: Context) -> AsyncIterator[ReadLogsResponse]:
@@ -563,6 +568,9 @@ class OperatorService:
     async def move_to_queue(self, request: MoveToQueueRequest, context: Context) -> MoveToQueueResponse:
         """Move a pending workload of the caller's own to another queue."""
         call = self._call_of("MoveToQueue", request, context)
+        if is_array(self._loop, request.workload_id):
+            whole = await change_array(self._loop, ElementChange.MOVE, request.workload_id, request.queue, call=call)
+            return MoveToQueueResponse(workload=whole)
         workload = await self._loop.move_to_queue(request.workload_id, request.queue, call=call)
         return MoveToQueueResponse(workload=workload)
 
@@ -571,11 +579,18 @@ class OperatorService:
     async def hold_workload(self, request: HoldWorkloadRequest, context: Context) -> HoldWorkloadResponse:
         """Keep a pending workload of the caller's own from starting."""
         call = self._call_of("HoldWorkload", request, context)
+        if is_array(self._loop, request.workload_id):
+            user = "" if call is None or call.caller is None else call.caller.user
+            whole = await change_array(self._loop, ElementChange.HOLD, request.workload_id, user, call=call)
+            return HoldWorkloadResponse(workload=whole)
         return HoldWorkloadResponse(workload=await self._loop.hold(request.workload_id, call=call))
 
     async def release_workload(self, request: ReleaseWorkloadRequest, context: Context) -> ReleaseWorkloadResponse:
         """Let a held workload of the caller's own start."""
         call = self._call_of("ReleaseWorkload", request, context)
+        if is_array(self._loop, request.workload_id):
+            whole = await change_array(self._loop, ElementChange.RELEASE, request.workload_id, call=call)
+            return ReleaseWorkloadResponse(workload=whole)
         return ReleaseWorkloadResponse(workload=await self._loop.release(request.workload_id, call=call))
 
     # Moves
@@ -643,6 +658,20 @@ def _by_submission(core: Core) -> Iterable[Workload]:
     workloads = list(core.state.workloads.values())
     times = [workload.submitted_ns for workload in workloads]
     return workloads if all(map(operator.lt, times, times[1:])) else sorted(workloads, key=_submission)
+
+
+def _join_arrays(core: Core, matches: Callable[[Workload], bool]) -> Iterator[Workload]:
+    """Yields the workloads that match, and arrays of which an element does as a whole, in the place of their first one."""
+    ordered = list(_by_submission(core))
+    wanted = {one.spec.array.array_id for one in ordered if one.spec.array is not None and matches(one)}
+    for workload in ordered:
+        element = workload.spec.array
+        if element is None:
+            if matches(workload):
+                yield workload
+        elif element.array_id in wanted:
+            wanted.discard(element.array_id)
+            yield core.workload_or_array(element.array_id)
 
 
 def _submission(workload: Workload) -> tuple[int, str]:
