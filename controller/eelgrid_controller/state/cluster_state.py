@@ -11,6 +11,7 @@ event sequences give equal digests.
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
+    PENDING, PLACED --DeadlineBroken--> as it was
     PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
@@ -34,6 +35,7 @@ from eelgrid_controller.state.events import (
     AttemptEnded,
     AttemptStarted,
     ControllerStarted,
+    DeadlineBroken,
     DevicesCorrected,
     Event,
     GpuLost,
@@ -97,7 +99,7 @@ from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitione
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import DeadlineBreach, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
@@ -248,8 +250,10 @@ class ClusterState:
                 touched = self._apply_priced(event)
             case WorkloadScaled():
                 touched = self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
-            case WorkloadLimited():
-                touched = self._apply_limited(event)
+            case WorkloadLimited() | DeadlineBroken():
+                touched = (
+                    self._apply_limited(event) if isinstance(event, WorkloadLimited) else self._apply_breach(event)
+                )
             case PointsMeasured():
                 self.points.add_points(event.points)
                 touched = frozenset()
@@ -348,6 +352,14 @@ class ClusterState:
             case WorkloadReleased():
                 after = replace(before, held_by="")
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
+        return frozenset()
+
+    def _apply_breach(self, event: DeadlineBroken) -> frozenset[str]:
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or workload.phase.is_ended or workload.deadline_breach is not None:
+            raise ContradictoryEvent(f"workload {event.workload_id} has no deadline to break")
+        breach = DeadlineBreach(time_ns=event.time_ns, cause=event.cause)
+        self.workloads[event.workload_id] = replace(workload, deadline_breach=breach, revision=self.revision + 1)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:

@@ -9,7 +9,7 @@ Must not know who reacts to an event.
     WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> WorkloadHeld -> WorkloadReleased -> WorkloadPlaced
     AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
-    WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
+    WorkloadDeferred -> (WorkloadPromised | DeadlineBroken)* -> WorkloadPlaced -> DeadlineBroken
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
     WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
@@ -419,6 +419,15 @@ class WorkloadPromised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineBroken:
+    """A live workload will not have ended by its promised deadline, or has not; told once, with the cause."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    cause: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadStopping:
     """The processes of a placed workload must end; it holds its devices until the end of each was reported."""
 
@@ -526,6 +535,7 @@ Event = (
     | WorkloadHeld
     | WorkloadReleased
     | WorkloadRetried
+    | DeadlineBroken
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -567,6 +577,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_held": WorkloadHeld,
     "workload_released": WorkloadReleased,
     "workload_retried": WorkloadRetried,
+    "deadline_broken": DeadlineBroken,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (
@@ -598,6 +609,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             del body["status"]["checkpointed_ns"]
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
+        case WorkloadPromised() if event.promise is not None:
+            for name in ("placements", "assumes"):
+                if not getattr(event.promise, name):
+                    del body["promise"][name]
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
