@@ -30,6 +30,7 @@ from eelgrid_controller.cli.connection import (
     output_option,
     preemption_options,
 )
+from eelgrid_controller.cli.deadline import add_deadline, deadline_options
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
@@ -186,6 +187,7 @@ def _name_of(program: str) -> str:
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
 @preemption_options
 @schedule_options
+@deadline_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
@@ -202,6 +204,7 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **f
     with connect_operators(settings) as client:
         try:
             request = add_schedule(client, settings, build_job(command, flags), flags)
+            request = add_deadline(client, settings, request, flags)
             workload = client.submit_workload(request, timeout=settings.timeout_s).workload
         except click.ClickException:
             raise

@@ -20,6 +20,7 @@ import click
 from eelgrid_controller.cli import queue_tree
 from eelgrid_controller.cli.completion import complete_namespaces, complete_queues, complete_users
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
+from eelgrid_controller.cli.deadline import format_deadline
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -102,6 +103,11 @@ def _format_start(row: QueuedWorkload) -> str:
     return f"in {format_age(left_s)}" if left_s > 0.0 else "due"
 
 
+def _format_deadline(row: QueuedWorkload) -> str:
+    """Formats how long it is to a workload's deadline, by the controller's clock."""
+    return format_deadline(row.workload, row.workload.submitted_ns + int(row.waits_s * 1e9))
+
+
 QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("PLACE", lambda r: str(r.place), right=True),
     TableColumn("ID", lambda r: r.workload.workload_id),
@@ -116,6 +122,7 @@ QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
     TableColumn("WAITS", lambda r: format_age(r.waits_s), right=True),
     TableColumn("STARTS", _format_start),
+    TableColumn("DEADLINE", _format_deadline),
     TableColumn("REASON", lambda r: r.workload.reason),
 )
 

@@ -33,7 +33,7 @@ from eelgrid_protos.messages import RuntimeEstimate, RuntimeSource, Workload, Wo
 PROMISED_MOST = 128
 _S = 10**9
 _FIELD = "spec.deadline.end_ns"
-_BEST_EFFORT = "or set best_effort (--deadline-best-effort) to run it without the promise"
+_BEST_EFFORT = "or set best_effort to run it without the promise"
 
 
 def _refuse(field: str, problem: str, remedy: str) -> NoReturn:
