@@ -132,7 +132,7 @@ def release(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
 def rerun(settings: CliSettings, /, workload: str) -> None:
     """Run a job that has ended again as a new job, and print its id.
 
-    The new job has the same command, variables, folder and resources, and its retries; it waits for no other job.
+    The new job has the same command, variables, folder and resources, and its retries; it waits for no other job, and has no deadline.
     """
     with connect_operators(settings) as client:
         request = build_rerun(find_workload(client, settings, workload))
@@ -150,4 +150,4 @@ def build_rerun(ended: Workload) -> SubmitWorkloadRequest:
         )
     retries_most = 0 if spec.schedule is None else spec.schedule.retries_most
     schedule = JobSchedule(retries_most=retries_most) if retries_most else None
-    return SubmitWorkloadRequest(spec=replace(spec, schedule=schedule))
+    return SubmitWorkloadRequest(spec=replace(spec, schedule=schedule, deadline=None))

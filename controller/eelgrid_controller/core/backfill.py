@@ -160,7 +160,7 @@ class BackfillPlanner:
         self._promised &= kept
         events += [WorkloadPromised(time_ns=now_ns, workload_id=key) for key in gone if key in self._state.pending]
         reserved = {one.workload_id: one for one in self._reserved}
-        return [*events, *self._deadlines.list_breaches(reserved, self.ends, now_ns)]
+        return [*events, *self._deadlines.list_breaches(reserved, self.ends, now_ns, self._find_cause)]
 
     def has_late_deadline(self, now_ns: int) -> bool:
         """Returns whether a promised deadline has passed of which nothing was said."""
@@ -377,7 +377,7 @@ class BackfillPlanner:
         A start that is kept for it only becomes earlier.
         """
         own = self._find_own(workload.workload_id)
-        others = [one for one in self._reserved if one is not own]
+        others = [one for one in self._reserved if one is not own and one.workload_id in self._state.pending]
         binding = [one for one in others if one.priority >= workload.spec.priority]
         if own is None and not workload.spec.has_promised_deadline:
             if self._is_full:
@@ -389,7 +389,9 @@ class BackfillPlanner:
             workload, binding, now_ns, not_before_ns=get_earliest_start_ns(workload), before_ns=before_ns
         )
         if found is None:
-            return [] if own is not None else self._withdraw(workload, now_ns)
+            # What is promised for a deadline is withdrawn at the end of the round, with the cause.
+            is_left = own is not None or workload.spec.has_promised_deadline
+            return [] if is_left else self._withdraw(workload, now_ns)
         found = replace(found, is_kept=self._is_kept(workload))
         self._reserved = [*others, found]
         if len(binding) < len(others):

@@ -11,7 +11,7 @@ broken at most once, with the cause: when its reserved start becomes too late, o
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from eelgrid_controller.formatting import format_age, format_time
@@ -34,6 +34,11 @@ PROMISED_MOST = 128
 _S = 10**9
 _FIELD = "spec.deadline.end_ns"
 _BEST_EFFORT = "or set best_effort to run it without the promise"
+
+
+# A start that is reserved is too late, or none is known.
+_LATE = "start"
+FindCause = Callable[[Workload, int], str]
 
 
 def _refuse(field: str, problem: str, remedy: str) -> NoReturn:
@@ -124,13 +129,20 @@ class DeadlineIndex:
         return sorted(found, key=lambda one: (-one.spec.priority, _deadline_ns(one), one.workload_id))
 
     def list_breaches(
-        self, reserved: dict[str, ReservedStart], ends: EstimatedEnds, now_ns: int
+        self, reserved: Mapping[str, ReservedStart], ends: EstimatedEnds, now_ns: int, find_cause: FindCause
     ) -> Iterator[DeadlineBroken]:
-        """Yields an event for each promise that is broken as of now and was not before."""
+        """Yields an event for each promise that is broken as of now and was not before.
+
+        `find_cause` says why a promised start has become later.
+        """
         for key in sorted(self._live):
             workload = self._state.workloads[key]
             if workload.deadline_breach is None:
                 cause = self._find_breach(workload, reserved.get(key), ends, now_ns)
+                if cause == _LATE:
+                    promise, is_reserved = workload.promise, key in reserved
+                    known = promise.cause if promise is not None and is_reserved else ""
+                    cause = known or (workload.reason if promise is None else find_cause(workload, now_ns))
                 if cause:
                     yield DeadlineBroken(time_ns=now_ns, workload_id=key, cause=cause)
 
@@ -156,9 +168,7 @@ class DeadlineIndex:
                 return ""
         if workload.held_by or workload.not_before_ns:
             return workload.reason
-        if workload.promise is not None and workload.promise.cause:
-            return workload.promise.cause
-        return workload.reason or "capacity: no start is known that is early enough"
+        return _LATE
 
 
 def _deadline_ns(workload: Workload) -> int:

@@ -165,6 +165,8 @@ class ClusterState:
         self.rollbacks = 0
         # Nodes that are drained, or of which GPUs are.
         self.draining: set[str] = set()
+        # Live workloads whose promised deadline is not kept.
+        self.broken_deadlines: set[str] = set()
         # The submission number of each live workload, by which it waits.
         self._numbers: dict[str, int] = {}
         self._ended: deque[str] = deque()
@@ -184,6 +186,7 @@ class ClusterState:
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
         twin.nominations = self.nominations.copy()
+        twin.broken_deadlines = self.broken_deadlines.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin._kept = self.dependents.copy(), self._kept.copy()
@@ -360,6 +363,7 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {event.workload_id} has no deadline to break")
         breach = DeadlineBreach(time_ns=event.time_ns, cause=event.cause)
         self.workloads[event.workload_id] = replace(workload, deadline_breach=breach, revision=self.revision + 1)
+        self.broken_deadlines.add(event.workload_id)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
@@ -438,6 +442,7 @@ class ClusterState:
         """Frees everything that a workload holds, for good."""
         key = workload.workload_id
         self.pending.discard(key)
+        self.broken_deadlines.discard(key)
         self.nominations.end(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
@@ -728,6 +733,8 @@ class ClusterState:
             else:
                 self._numbers[workload.workload_id] = number
                 self.dependents.add(workload)
+                if workload.deadline_breach is not None:
+                    self.broken_deadlines.add(workload.workload_id)
             if workload.phase is WorkloadPhase.PENDING:
                 self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
             elif workload.phase is WorkloadPhase.PLACED:
