@@ -18,6 +18,7 @@ from eelgrid_protos.messages import (
     CancelWorkloads,
     DrainNodes,
     JobArrayRequest,
+    JobDeadline,
     JobDependency,
     JobSchedule,
     LatencyObjective,
@@ -58,8 +59,13 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "process": "the command that agents run for each replica: [process](#process); with it `mobility` is `fixed`",
         "expected_runtime_s": "how long it is expected to run; nothing ends for it, and others may start before it by it: "
         "[queueing](../explanation/queueing.md#backfill)",
+        "deadline": "by when it must have ended, promised or refused: [deadline](#deadline)",
         "schedule": "what it waits for before capacity, queue and priority count: [schedule](#schedule)",
         "array": "submits many of it, which differ in index and parameters: [array](#array), or only its indexes",
+    },
+    JobDeadline: {
+        "end_ns": "nanoseconds since 1970 in UTC; with `expected_runtime_s` or a time limit",
+        "best_effort": "accepted even if the time cannot be kept; nothing is reserved",
     },
     JobSchedule: {
         "begin_ns": "it does not start before this time, in nanoseconds since 1970; 0 for at once",
@@ -482,6 +488,9 @@ def workload_file_page() -> str:
         "## array",
         _ARRAY,
         message_table(JobArrayRequest),
+        "## deadline",
+        "Whether it can be kept is decided at submission: [deadlines](../how-to/deadlines.md).",
+        message_table(JobDeadline),
         "## service",
         "For `kind: inference_service`; without it nothing is scaled. How to choose the values: "
         "[objectives and budgets](../how-to/promises.md).",

@@ -36,3 +36,28 @@ class NaiveEasy:
                 self.waiting.remove((name, gpus, run_time))
                 started.append(name)
         return started
+
+
+class NaiveDeadlines:
+    """A slow twin of deadlines with admission: a job starts at the first moment from which on it fits beside all promises."""
+
+    def __init__(self, gpus):
+        self.gpus = gpus
+        self.held = []  # (start, end, gpus)
+
+    def free(self, begin, end):
+        """The GPUs that are free in a whole span."""
+        moments = [begin, *(start for start, _, _ in self.held if begin < start < end)]
+        return self.gpus - max(sum(n for start, stop, n in self.held if start <= at < stop) for at in moments)
+
+    def find_start(self, now, gpus, run_time):
+        """The earliest start, tried at every moment from now on."""
+        return next(at for at in range(now, 10**6) if self.free(at, at + run_time) >= gpus)
+
+    def admit(self, now, gpus, run_time, deadline):
+        """The start that is promised; None if the job is refused."""
+        start = self.find_start(now, gpus, run_time)
+        if start + run_time > deadline:
+            return None
+        self.held.append((start, start + run_time, gpus))
+        return start

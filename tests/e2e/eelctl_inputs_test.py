@@ -120,6 +120,8 @@ COMMANDS = {
             (("--begin", "soon", "--", "true"), WRONG_USE, "--begin"),
             (("--array", "0-999999", "--", "true"), WRONG_USE, "--array"),
             (("--param", "lr", "--", "true"), WRONG_USE, "--param"),
+            (("--deadline", "soon", "--", "true"), WRONG_USE, "--deadline"),
+            (("--deadline-best-effort", "--", "true"), WRONG_USE, "--deadline"),
         ),
         untried=(("unreachable", "any code but 125 would be the job's"), ("command", "would wait for what it starts")),
     ),
@@ -139,6 +141,9 @@ COMMANDS = {
         (
             (("--name", "a", "--memory", "8"), WRONG_USE, "--memory"),
             (("--name", "a", "--cpu", "1", "--array", "3-1"), WRONG_USE, "--array"),
+            (("--name", "a", "--cpu", "1", "--deadline", "6h"), REFUSED, "--expect"),
+            (("--name", "a", "--cpu", "1", "--expect", "2h", "--deadline", "1h"), REFUSED, "--deadline"),
+            (("--name", "a", "--cpu", "1", "--expect", "2h", "--deadline", "2001-01-01"), REFUSED, "--deadline"),
             (("--name", "a", "--gpus", "1", "--gpu-model", "ghost"), REFUSED, "--gpu-model"),
             (("-f", "broken.yaml"), REFUSED, "line 2"),
         ),

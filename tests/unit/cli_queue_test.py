@@ -10,7 +10,7 @@ from tests.builders.cluster import build_request
 from tests.tables import strip_table
 
 from eelgrid_protos import faults
-from eelgrid_protos.messages import Workload, WorkloadPhase
+from eelgrid_protos.messages import DeadlineBreach, JobDeadline, Workload, WorkloadPhase
 
 GPUS = "gpu_count: no node has enough whole GPUs free"
 WATTS = "budget: waits for watts of rack r1"
@@ -54,6 +54,24 @@ budget: 1 waits, with 2 GPUs and 4 CPUs, the longest for 3 h; waits for watts of
   mid, the first of them: free 1 T4, or let gpu_models name A10 too
 """)
     assert fake.calls.count("explain_workload") == 2, "once for each reason"
+
+
+def test_deadlines_are_shown_where_there_are_any(eelctl, crowd, fake):
+    for name, deadline, breach in (
+        ("old", JobDeadline(end_ns=NOW_NS + 5 * HOUR_NS), None),
+        ("mid", JobDeadline(end_ns=NOW_NS - 1), DeadlineBreach(time_ns=1, cause="node: n is lost")),
+        ("new", JobDeadline(end_ns=NOW_NS + HOUR_NS // 2, best_effort=True), None),
+    ):
+        row = fake.workloads[name]
+        spec = replace(row.spec, deadline=deadline)
+        fake.workloads[name] = replace(row, spec=spec, deadline_breach=breach)
+    header, *rows = eelctl("--no-headers", "queue").stdout.splitlines()
+    assert [line.split("gpu_count:")[0].split("budget:")[0].split()[-2:] for line in (header, *rows)] == [
+        ["-", "-"],
+        ["5", "h"],
+        ["passed", "(broken)"],
+        ["(best", "effort)"],
+    ]
 
 
 def test_places_that_the_controller_tells_come_before_priority_and_submission(eelctl, crowd, fake):

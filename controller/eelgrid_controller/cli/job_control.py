@@ -145,7 +145,8 @@ def release(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
 def rerun(settings: CliSettings, /, workload: str, *, failed: bool) -> None:
     """Run a job, or an array, that has ended again as a new one, and print its id.
 
-    It has the same command, variables, folder and resources, and its retries; it waits for no other job.
+    It has the same command, variables, folder and resources, and its retries; it waits for no other job, and has no
+    deadline.
     """
     with connect_operators(settings) as client:
         ended = find_workload(client, settings, workload)

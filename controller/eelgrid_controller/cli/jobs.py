@@ -31,6 +31,7 @@ from eelgrid_controller.cli.connection import (
     output_option,
     preemption_options,
 )
+from eelgrid_controller.cli.deadline import add_deadline, deadline_options
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
@@ -189,6 +190,7 @@ def _name_of(program: str) -> str:
 @schedule_options
 @array_options
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and submit nothing.")
+@deadline_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
@@ -206,7 +208,8 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, dry
     with connect_operators(settings) as client:
         try:
             request = add_array(build_job(command, flags), flags["array"], flags["parameters"])
-            request = replace(add_schedule(client, settings, request, flags), dry_run=dry_run)
+            request = add_deadline(client, settings, add_schedule(client, settings, request, flags), flags)
+            request = replace(request, dry_run=dry_run)
             workload = client.submit_workload(request, timeout=settings.timeout_s).workload
         except click.ClickException:
             raise

@@ -20,6 +20,7 @@ import click
 from eelgrid_controller.cli import queue_tree
 from eelgrid_controller.cli.completion import complete_namespaces, complete_queues, complete_users
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
+from eelgrid_controller.cli.deadline import format_deadline
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -102,6 +103,13 @@ def _format_start(row: QueuedWorkload) -> str:
     return f"in {format_age(left_s)}" if left_s > 0.0 else "due"
 
 
+def _format_deadline(row: QueuedWorkload) -> str:
+    """Formats how long it is to a workload's deadline, by the controller's clock."""
+    return format_deadline(row.workload, row.workload.submitted_ns + int(row.waits_s * 1e9))
+
+
+_DEADLINE = "DEADLINE"
+
 QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("PLACE", lambda r: str(r.place), right=True),
     TableColumn("ID", lambda r: r.workload.workload_id),
@@ -116,6 +124,7 @@ QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
     TableColumn("WAITS", lambda r: format_age(r.waits_s), right=True),
     TableColumn("STARTS", _format_start),
+    TableColumn(_DEADLINE, _format_deadline),
     TableColumn("REASON", lambda r: r.workload.reason),
 )
 
@@ -258,7 +267,7 @@ def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted
     """Show pending workloads in scheduling order, and what would help them.
 
     STARTS is by when a workload starts at the latest, if run times are as expected; only what waits for capacity first
-    is promised that, unless the policy says otherwise (`eelctl policy set --backfill`).
+    and what has a DEADLINE is promised that, unless the policy says otherwise (`eelctl policy set --backfill`).
     PLACE is the position in the whole queue: by priority and submission, or where queues are declared (`show`) as fair
     share has it now, for the first 1024. The lines below the table sum up what waits for each constraint;
     --no-headers omits them.
@@ -286,13 +295,24 @@ def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted
     shown = arrange_rows(settings, QUEUE_COLUMNS, rows, limit=limit)
     plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
     _print_queue(
-        settings, plain, QUEUE_COLUMNS, shown, _describe_sums(sums, remedies) if settings.headers else (), empty=empty
+        settings,
+        plain,
+        _select_columns(rows),
+        shown,
+        _describe_sums(sums, remedies) if settings.headers else (),
+        empty=empty,
     )
 
 
 queue.add_command(queue_tree.show)
 queue.add_command(queue_tree.apply)
 queue.add_command(queue_tree.move)
+
+
+def _select_columns(rows: Iterable[QueuedWorkload]) -> tuple[TableColumn[QueuedWorkload], ...]:
+    """Returns the columns, with that of deadlines only where any row has one."""
+    has_deadlines = any(row.workload.spec.deadline is not None for row in rows)
+    return tuple(one for one in QUEUE_COLUMNS if has_deadlines or one.title != _DEADLINE)
 
 
 def _print_queue(

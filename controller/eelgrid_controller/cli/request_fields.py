@@ -14,6 +14,7 @@ from eelgrid_protos.errors import Violation
 
 # Parameters that fill a field, besides the one of the field's own name.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "best_effort": ("deadline_best_effort",),
     "begin_ns": ("since", "month", "begin"),
     "cpu_milli": ("cpu",),
     "end_ns": ("duration",),

@@ -45,6 +45,7 @@ from eelgrid_controller.cli.connection import (
     preemption_options,
     read_input,
 )
+from eelgrid_controller.cli.deadline import add_deadline, deadline_options, describe_deadline
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -67,6 +68,7 @@ from eelgrid_controller.formatting import (
     format_milliseconds,
     format_phase,
     format_power,
+    format_time,
     parse_cpu_milli,
     parse_gpu_milli,
     parse_memory_bytes,
@@ -306,6 +308,10 @@ def workload_lines(workload: Workload) -> Iterator[str]:
             yield f"  time limit {format_age(spec.process.time_limit_s)}"
     if spec.expected_runtime_s is not None:
         yield f"  expected   to run {format_age(spec.expected_runtime_s)}"
+    if spec.deadline is not None:
+        yield f"  deadline   {describe_deadline(workload)}"
+    if workload.promise is not None:
+        yield f"  starts     by {format_time(workload.promise.start_ns)}"
     for placement in workload.placements:
         gpus = f", GPU {','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else ""
         lost = ", on a lost GPU" if placement.replica in workload.lost_replicas else ""
@@ -598,6 +604,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 )
 @click.option("--expect", type=DURATION, help="How long it is expected to run: 30m, 2h; nothing ends for it.")
 @array_options
+@deadline_options
 @click.option("--id", default="", help="Id of the workload; with it, repeating the command submits nothing twice.")
 @click.option("--dry-run", is_flag=True, help="Show where it would be placed, and change nothing.")
 @output_option
@@ -615,7 +622,7 @@ def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) ->
     else:
         wanted = (add_array(submission_from_flags(flags), flags["array"], flags["parameters"]),)
     with connect_operators(settings) as client:
-        for request in wanted:
+        for request in wanted if file else (add_deadline(client, settings, wanted[0], flags),):
             sent = replace(request, dry_run=dry_run)
             workload: Workload = client.submit_workload(sent, timeout=settings.timeout_s).workload
             if dry_run and sent.array is not None and sent.spec.process is not None:

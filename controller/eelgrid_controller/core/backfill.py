@@ -1,62 +1,65 @@
 """Backfill as decisions and events: reserved starts of pending work, what may start beside them, and what is promised.
 
-`BackfillPlanner` holds the reserved starts of the round that is under way, and of the last one, which hold between rounds.
-It searches places through the placer, within the reservations of operators, too. Must not know in which order work is tried,
-nor quotas.
+`BackfillPlanner` holds the reserved starts of the round that is under way, and of the last one, which hold between rounds. Must
+not know how a start is searched (start_search.py), nor in which order work is tried.
 
 Theory. The first workload of a round that waits for capacity gets a reserved start (easy), or each up to a bound
-(conservative): the expected ends of running work are walked in order, on copies of the node records, until it fits by count;
-then its places are searched on the nodes as they would be. Work behind it that would delay it by its expected end is placed
-on nodes without reserved places; else, for easy backfill, the reserved start is searched anew beside it; else it waits. Reserved
-starts are derived, and made anew in each round; what was promised is a fact of the state, and changes only by an event: when
-it becomes known, when it becomes earlier, and when it becomes later, with the cause. A change of up to the tolerance of an overrun
-is none.
+(conservative), and each whose deadline was promised at its submission. Work behind it that would delay it by its expected end is
+placed on nodes without reserved places; else, for easy backfill, the reserved start is searched anew beside it; else it waits.
+
+The start of easy backfill is made anew in each round. The others are kept with their places, which stand in the state: a round
+begins with those that are still free, the highest priority and then the earliest start first, and only searches an earlier start
+for each. So a kept start becomes later only if its places are not free then: for a node that is lost or closed, for work that
+runs longer than expected, or for work of higher priority. A workload that may start, and finds other places only where it would
+delay others, goes to its own. What was promised changes only by an event: when it becomes known, when it becomes earlier, and
+when it becomes later, with the cause. A change of up to the tolerance of an overrun is none.
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable
 from dataclasses import replace
-from heapq import merge
-from itertools import groupby
 
-from eelgrid_controller.placement.placer import NO_NODES, AlteredNodes, WorkloadPlacer
+from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
+from eelgrid_controller.core.start_search import StartSearch
+from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
-from eelgrid_controller.placement.snapshot import RoomCount
+from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.backfill import (
-    ENDS_MOST,
     EstimatedEnds,
     ReservedStart,
     count_reserved_starts,
     find_delayed_start,
     group_assignments,
+    is_start_free,
 )
 from eelgrid_controller.queueing.reservations import list_boundaries, list_closed_nodes, list_closing_reservations
 from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
-from eelgrid_controller.state.events import Event, WorkloadPromised
-from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.events import Event, GpuLost, NodeCordoned, NodeLost, NodesRemoved, WorkloadPromised
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
 from eelgrid_protos.messages import (
     PROMISE_ENDS_MOST,
     BackfillMode,
-    Placement,
     RuntimeSource,
     StartPromise,
     Workload,
     WorkloadSpec,
 )
-from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 BACKFILL_REASON = PendingConstraint.BACKFILL.describe()
-# Whole searches for the places of one reserved start; each takes milliseconds.
-_SEARCHES_MOST = 4
-# Times that a walk considers beside those of other reserved starts, which change what is held at each.
-_TIMES_BESIDE_MOST = 64
-_WALK_SEARCHES = 4
 # How often in a round a reserved start may be searched anew beside work that would delay it.
 _REPLANS_MOST = 64
+# Kept starts that are searched anew at the beginning or end of a round, since their places are not free or they are late.
+_RENEWED_MOST = 16
+# Times and searches for what is asked of at its submission.
+_ADMISSION_TIMES_MOST, _ADMISSION_SEARCHES_MOST = 256, 16
+# What keeps work waiting whatever capacity is reserved for it.
+_LIMITS = frozenset(
+    {PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA, PendingConstraint.BUDGET, PendingConstraint.SPENDING}
+)
 
 
 def describe_reserved(name: str) -> str:
@@ -64,19 +67,14 @@ def describe_reserved(name: str) -> str:
     return PendingConstraint.RESERVATION.describe("held", reservation=name)
 
 
-def _has_free_gpus(record: NodeRecord, spec: WorkloadSpec) -> bool:
-    """Returns whether a node has the sum of what one replica asks of GPUs."""
-    request = spec.request
-    free_milli = GPU_MILLI_WHOLE * len(record.inventory.gpus) - sum(record.gpu_milli.values())
-    return free_milli >= request.gpu_count * request.gpu_milli
-
-
 class BackfillPlanner:
     """The reserved starts of one state's pending work."""
 
-    def __init__(self, state: ClusterState, placer: WorkloadPlacer) -> None:
-        self._state, self._placer = state, placer
+    def __init__(self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex) -> None:
+        self._state, self._placer, self._queues = state, placer, queues
         self.ends = EstimatedEnds(state)
+        self._searcher = StartSearch(state, placer, queues, self.ends)
+        self._deadlines = DeadlineIndex(state)
         # Of the round under way, or of the last one.
         self._reserved: list[ReservedStart] = []
         # Of the round before: they hold between rounds until the new one has made others, and tell why a start moved.
@@ -84,6 +82,8 @@ class BackfillPlanner:
         self._in_round = False
         self._is_full = False
         self._is_known = True
+        # A kept start may be none any more: the next round looks.
+        self._is_stale = False
         self._replans = 0
         self._promised = {key for key in state.pending if state.workloads[key].promise is not None}
         # When a round last began: what reservations closed by time before it has been tried.
@@ -92,43 +92,148 @@ class BackfillPlanner:
     def refresh(self, event: Event) -> None:
         """Follows an event that was applied."""
         self.ends.refresh(event)
-        if isinstance(event, WorkloadPromised):
-            (self._promised.discard if event.promise is None else self._promised.add)(event.workload_id)
+        self._deadlines.refresh(event)
+        match event:
+            case WorkloadPromised():
+                (self._promised.discard if event.promise is None else self._promised.add)(event.workload_id)
+                if self._find_own(event.workload_id) is None:
+                    kept = self._make_kept(self._state.workloads[event.workload_id], event.time_ns)
+                    self._reserved += [] if kept is None else [kept]
+            case NodeLost() | GpuLost() | NodeCordoned():
+                self._is_stale |= any(event.node_name in one.places for one in self._reserved if one.is_kept)
+            case NodesRemoved():
+                names = set(event.node_names)
+                self._is_stale |= any(names & one.places.keys() for one in self._reserved if one.is_kept)
+            case _:
+                return
 
     def is_round_due(self, now_ns: int) -> bool:
-        """Returns whether pending work must be tried because time has passed: a reservation began or ended, or a promise is due."""
-        if not len(self._state.pending) or self._in_round:
+        """Returns whether pending work must be tried because time has passed, or a promise may be broken.
+
+        So it is when a reservation begins or ends, when a promise is due, and when a deadline has passed.
+        """
+        if self._in_round:
+            return False
+        if self._deadlines.is_due(now_ns):
+            return True
+        if not len(self._state.pending):
             return False
         boundaries = list_boundaries(self._state.policy.reservations)
-        if bisect_right(boundaries, now_ns) > bisect_right(boundaries, self._begun_ns):
+        if self._is_stale or bisect_right(boundaries, now_ns) > bisect_right(boundaries, self._begun_ns):
             return True
         late_ns = (one.start_ns + OVERRUN_TOLERANCE_NS for one in self._reserved)
-        return any(self._begun_ns < time_ns < now_ns for time_ns in late_ns)
+        if any(self._begun_ns < time_ns < now_ns for time_ns in late_ns):
+            return True
+        return any(one.is_kept and self._begun_ns < one.start_ns <= now_ns for one in self._reserved)
 
-    def begin_round(self, now_ns: int) -> None:
-        """Begins a round over all pending work: starts are reserved anew."""
+    def begin_round(self, now_ns: int) -> list[Event]:
+        """Begins a round over all pending work: starts are reserved anew, or kept; returns events, not yet applied."""
         self._before = {one.workload_id: one for one in self._reserved}
-        self._reserved, self._replans, self._begun_ns = [], 0, now_ns
-        self._in_round, self._is_full = True, count_reserved_starts(self._state.policy) == 0
+        self._replans, self._begun_ns = 0, now_ns
+        self._in_round, self._is_stale = True, False
         # After a start agents come back one by one: until all have, it is not known what fits, and no promise changes.
         self._is_known = all(one.is_reported or not one.is_ready for one in self._state.nodes.values())
+        kept = self._list_kept(now_ns)
         if not self._is_known:
-            self._reserved, self._is_full = list(self._before.values()), True
+            self._reserved = list({one.workload_id: one for one in (*kept, *self._before.values())}.values())
+            self._is_full = True
+            return []
+        self._reserved = []
+        for one in kept:
+            workload = self._state.workloads[one.workload_id]
+            closed = list_closed_nodes(self._state, workload, one.start_ns)
+            if closed.isdisjoint(one.places) and is_start_free(
+                self._state.nodes, self.ends, self._reserved, one, now_ns
+            ):
+                self._reserved.append(one)
+        self._is_full = self._has_all_starts()
+        return self._renew_deadlines(now_ns)
 
     def end_round(self, now_ns: int) -> list[Event]:
-        """Ends a round; returns the events by which what has no reserved start any more is promised none, not yet applied."""
+        """Ends a round; returns events, not yet applied: which starts are promised no more, and which deadlines are broken."""
         self._in_round = False
         if not self._is_known:
             return []
+        events = self._renew_late(now_ns)
         kept = {one.workload_id for one in self._reserved}
         gone = sorted(self._promised - kept)
         self._promised &= kept
-        return [WorkloadPromised(time_ns=now_ns, workload_id=key) for key in gone if key in self._state.pending]
+        events += [WorkloadPromised(time_ns=now_ns, workload_id=key) for key in gone if key in self._state.pending]
+        reserved = {one.workload_id: one for one in self._reserved}
+        return [*events, *self._deadlines.list_breaches(reserved, self.ends, now_ns, self._find_cause)]
 
-    @property
-    def reserves_more(self) -> bool:
-        """Whether a workload that waits for capacity would get a reserved start in this round."""
-        return self._in_round and not self._is_full
+    def has_late_deadline(self, now_ns: int) -> bool:
+        """Returns whether a promised deadline has passed of which nothing was said."""
+        return self._deadlines.is_due(now_ns)
+
+    def _has_all_starts(self) -> bool:
+        """Returns whether no more starts are reserved than those of deadlines."""
+        most = count_reserved_starts(self._state.policy)
+        workloads = self._state.workloads
+        return most <= sum(not workloads[one.workload_id].spec.has_promised_deadline for one in self._reserved)
+
+    def _find_own(self, workload_id: str) -> ReservedStart | None:
+        return next((one for one in self._reserved if one.workload_id == workload_id), None)
+
+    def _is_kept(self, workload: Workload) -> bool:
+        """Returns whether a reserved start is kept over rounds, with its places."""
+        is_conservative = self._state.policy.backfill is BackfillMode.CONSERVATIVE
+        return workload.spec.has_promised_deadline or is_conservative
+
+    def _make_kept(self, workload: Workload, now_ns: int) -> ReservedStart | None:
+        """Returns the kept start of a pending workload, as of now; None if it has none."""
+        promise = workload.promise
+        if promise is None or not promise.placements or not self._is_kept(workload) or workload.held_by:
+            return None
+        start_ns = max(promise.start_ns, now_ns)
+        return ReservedStart(
+            workload_id=workload.workload_id,
+            start_ns=start_ns,
+            end_ns=compute_end_ns(start_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes)),
+            places=group_assignments(workload, promise.placements),
+            waits_for=promise.waits_for,
+            priority=workload.spec.priority,
+            placements=promise.placements,
+            is_kept=True,
+        )
+
+    def _list_kept(self, now_ns: int) -> list[ReservedStart]:
+        """Returns the kept starts, the highest priority and then the earliest promise first."""
+        waiting = (self._state.workloads[key] for key in self._promised if key in self._state.pending)
+        found = [(one.promise, kept) for one in waiting if (kept := self._make_kept(one, now_ns)) is not None]
+        found.sort(key=lambda pair: (-pair[1].priority, pair[0].start_ns if pair[0] else 0, pair[1].workload_id))
+        return [kept for _, kept in found]
+
+    def _renew_deadlines(self, now_ns: int) -> list[Event]:
+        """Searches a start for work with a promised deadline that has none any more, the earliest deadline first."""
+        events: list[Event] = []
+        reserved = {one.workload_id for one in self._reserved}
+        missing = [one for one in self._deadlines.list_pending() if one.workload_id not in reserved and not one.held_by]
+        for workload in missing[:_RENEWED_MOST]:
+            events += self.reserve_start(workload, now_ns)
+        return events
+
+    def _renew_late(self, now_ns: int) -> list[Event]:
+        """Searches another start for work that was promised one by now and has not started, such as for want of quota."""
+        events: list[Event] = []
+        for one in [found for found in self._reserved if found.is_kept and found.workload_id in self._state.pending]:
+            workload = self._state.workloads[one.workload_id]
+            promise = workload.promise
+            is_late = promise is not None and promise.start_ns + OVERRUN_TOLERANCE_NS < now_ns
+            if is_late and len(events) < _RENEWED_MOST and workload.workload_id not in self._state.nominations:
+                self._reserved.remove(one)
+                events += self.reserve_start(workload, now_ns)
+        return events
+
+    def reserves_for(self, workload: Workload) -> bool:
+        """Returns whether a workload that waits for capacity gets a reserved start in this round, or an earlier one."""
+        return self._in_round and self._is_known and (not self._is_full or self.holds_start(workload))
+
+    def holds_start(self, workload: Workload) -> bool:
+        """Returns whether a start is kept for a workload, so that others of its kind may wait where it does not."""
+        if workload.spec.has_promised_deadline:
+            return True
+        return workload.promise is not None and bool(workload.promise.placements)
 
     def list_closed_nodes(self, workload: Workload, now_ns: int) -> frozenset[str]:
         """Returns the nodes on which reservations let a workload not start now."""
@@ -141,7 +246,7 @@ class BackfillPlanner:
 
     def may_skip_equals(self, workload: Workload) -> bool:
         """Returns whether work of the same request, user and stated run time has the same reason to wait."""
-        if self.reserves_more:
+        if self.reserves_for(workload):
             return False
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
         is_stated = estimate is not None and estimate.source in (RuntimeSource.USER, RuntimeSource.TIME_LIMIT)
@@ -178,17 +283,60 @@ class BackfillPlanner:
         elsewhere = self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed | names)
         if elsewhere.placements:
             return elsewhere
-        if len(reserved) == 1 and self._replan(reserved[0], workload, decision, now_ns):
+        if self._goes_before(workload, decision, reserved, until_ns, now_ns):
             return decision
+        if len(reserved) == 1 and not reserved[0].is_kept and self._replan(reserved[0], workload, decision, now_ns):
+            return decision
+        own = self._find_own(key)
+        if own is not None and self._is_place_free(workload, own, reserved, until_ns, now_ns):
+            return PlacementDecision(placements=own.placements, explanation=(), room=spec.replicas)
         return PlacementDecision(
             placements=(), explanation=decision.explanation, room=decision.room, withheld=BACKFILL_REASON
         )
 
+    def _goes_before(
+        self,
+        workload: Workload,
+        decision: PlacementDecision,
+        reserved: list[ReservedStart],
+        until_ns: int,
+        now_ns: int,
+    ) -> bool:
+        """Returns whether a workload delays only kept starts of lower priority; these are searched anew in the next round."""
+        binding = [one for one in reserved if not one.is_kept or one.priority >= workload.spec.priority]
+        if len(binding) == len(reserved) or self._delays(workload, decision, binding, until_ns, now_ns):
+            return False
+        self._is_stale = True
+        return True
+
+    def _is_place_free(
+        self, workload: Workload, own: ReservedStart, reserved: list[ReservedStart], until_ns: int, now_ns: int
+    ) -> bool:
+        """Returns whether a workload may start now on the places that are kept for it, which nothing else holds any more."""
+        decision = PlacementDecision(placements=own.placements, explanation=(), room=workload.spec.replicas)
+        if not own.is_kept or self._delays(workload, decision, reserved, until_ns, now_ns):
+            return False
+        if not list_closed_nodes(self._state, workload, now_ns).isdisjoint(own.places):
+            return False
+        if self._placer.allowance.has_budgets and self._placer.allowance.list_exceeded_budgets(own.placements):
+            return False
+        try:
+            for name, assignments in own.places.items():
+                if not self._state.nodes[name].is_schedulable:
+                    return False
+                record = self._state.nodes[name].copy()
+                for assignment in assignments:
+                    record.allocate(assignment)
+        except ContradictoryEvent:
+            return False
+        return True
+
     def _list_in_force(self, *, is_round: bool) -> list[ReservedStart]:
         """Returns the reserved starts of work that still waits; until a round has made others, those before it hold."""
         found = self._reserved
-        if self._in_round and not is_round and not found:
-            found = list(self._before.values())
+        if self._in_round and not is_round and not self._is_full:
+            mine = {one.workload_id for one in found}
+            found = [*found, *(one for one in self._before.values() if not one.is_kept and one.workload_id not in mine)]
         return [one for one in found if one.workload_id in self._state.pending]
 
     def _delays(
@@ -208,173 +356,134 @@ class BackfillPlanner:
         for end_ns, key in self.ends.list_ends(now_ns):
             if end_ns > reserved.start_ns:
                 break
-            self._release(records, key)
+            self._searcher.release(records, key)
         for name, assignments in group_assignments(workload, decision.placements).items():
             record = records.get(name) or self._state.nodes[name].copy()
             records[name] = record
             for assignment in assignments:
                 record.allocate_unchecked(assignment)
-        found = self._search(records, first, reserved.start_ns)
+        found = self._searcher.search_places(records, first, reserved.start_ns)
         if not found.placements:
             return False
-        new = replace(reserved, places=group_assignments(first, found.placements))
+        new = replace(reserved, places=group_assignments(first, found.placements), placements=found.placements)
         self._reserved = [new if one is reserved else one for one in self._reserved]
         if self._before.get(first.workload_id) is reserved:
             self._before[first.workload_id] = new
         return True
 
-    def _release(self, records: dict[str, NodeRecord], workload_id: str) -> list[str]:
-        """Releases a running workload on copies of its nodes' records; returns their names."""
-        names = []
-        for placement in self._state.workloads[workload_id].placements:
-            name = placement.node_name
-            if name not in records:
-                records[name] = self._state.nodes[name].copy()
-            records[name].release(workload_id, placement.replica)
-            names.append(name)
-        return names
-
-    def _search(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
-        """Decides where a workload would go at a time, with nodes as they would be then."""
-        self._placer.searches += 1
-        closed = list_closed_nodes(self._state, workload, when_ns)
-        return self._placer.decide_on_altered(AlteredNodes(records), workload.spec, workload.workload_id, closed)
-
     def reserve_start(self, workload: Workload, now_ns: int) -> list[Event]:
-        """Reserves the start of a workload that waits for capacity; returns the event that promises it, if that is news."""
-        most = count_reserved_starts(self._state.policy)
-        if self._is_full or not most:
-            return []
-        # Of easy backfill the first decides, whether an end is expected that lets it start or not.
-        self._is_full = most == 1
-        found = self._find_start(workload, now_ns)
+        """Reserves the start of a workload that waits for capacity; returns the event that promises it, if that is news.
+
+        A start that is kept for it only becomes earlier.
+        """
+        own = self._find_own(workload.workload_id)
+        others = [one for one in self._reserved if one is not own and one.workload_id in self._state.pending]
+        binding = [one for one in others if one.priority >= workload.spec.priority]
+        if own is None and not workload.spec.has_promised_deadline:
+            if self._is_full:
+                return []
+            # Of easy backfill the first decides, whether an end is expected that lets it start or not.
+            self._is_full = count_reserved_starts(self._state.policy) == 1
+        before_ns = None if own is None else own.start_ns - OVERRUN_TOLERANCE_NS
+        found = self._searcher.find_start(
+            workload, binding, now_ns, not_before_ns=get_earliest_start_ns(workload), before_ns=before_ns
+        )
         if found is None:
-            return self._withdraw(workload, now_ns)
-        self._reserved.append(found)
-        self._is_full |= len(self._reserved) >= most
+            # What is promised for a deadline is withdrawn at the end of the round, with the cause.
+            is_left = own is not None or workload.spec.has_promised_deadline
+            return [] if is_left else self._withdraw(workload, now_ns)
+        found = replace(found, is_kept=self._is_kept(workload))
+        self._reserved = [*others, found]
+        if len(binding) < len(others):
+            self._drop_displaced(found, now_ns)
+        self._is_full |= self._has_all_starts()
         return self._promise(workload, found, now_ns)
+
+    def _drop_displaced(self, new: ReservedStart, now_ns: int) -> None:
+        """Drops the starts of lower priority that a new one leaves no room; they are searched anew in their turn."""
+        lower = [one for one in self._reserved if one.priority < new.priority]
+        left = [one for one in self._reserved if one.priority >= new.priority]
+        for one in lower:
+            if is_start_free(self._state.nodes, self.ends, left, one, now_ns):
+                left.append(one)
+        self._is_stale |= len(left) < len(self._reserved)
+        self._reserved = left
 
     def reserve_first(self, workload: Workload, now_ns: int) -> list[Event]:
         """Reserves the start of a workload that was just submitted, waits for capacity, and goes before all others."""
         if self._in_round or self._state.pending.count_before(workload.workload_id):
             return []
+        if workload.spec.has_promised_deadline:
+            return []
         events: list[Event] = []
         if self._state.policy.backfill is not BackfillMode.CONSERVATIVE:
             for one in self._list_in_force(is_round=False):
-                events += self._withdraw(self._state.workloads[one.workload_id], now_ns)
-            self._before, self._reserved = {}, []
-        self._is_full = count_reserved_starts(self._state.policy) <= len(self._reserved)
+                events += [] if one.is_kept else self._withdraw(self._state.workloads[one.workload_id], now_ns)
+            self._reserved = [one for one in self._reserved if one.is_kept]
+            self._before = {}
+        self._is_full = self._has_all_starts()
         return events + self.reserve_start(workload, now_ns)
 
-    def _find_start(self, workload: Workload, now_ns: int) -> ReservedStart | None:
-        """Walks the expected ends until a workload fits; None if it does not by any that is considered."""
-        expected = list(self._list_times(now_ns))
-        if not expected:
-            return None
-        records: dict[str, NodeRecord] = {}
-        # The walk takes as long as a search, beside other reserved starts as long as some.
-        self._placer.searches += _WALK_SEARCHES if self._reserved else 1
-        room = self._placer.begin_room_count(workload.spec, workload.workload_id)
-        others = self._reserved
-        times = searches = 0
-        ended: list[str] = []
-        for when_ns, group in groupby(expected, key=lambda item: item[0]):
-            for _, key in group:
-                if key:
-                    ended.append(key)
-                    for name in self._release(records, key):
-                        # Room only grows here, so that a node without enough free GPUs has none, as before.
-                        if _has_free_gpus(records[name], workload.spec):
-                            room.update_node(name, records[name])
-            times += 1
-            if searches >= _SEARCHES_MOST or (others and times > _TIMES_BESIDE_MOST):
-                return None
-            end_ns = compute_end_ns(when_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes))
-            closed = list_closed_nodes(self._state, workload, when_ns)
-            if room.count(closed) < workload.spec.replicas:
-                continue
-            then = self._add_reserved(records, room, when_ns, end_ns) if others else records
-            if others and not self._has_room(room, records, then, closed, workload.spec.replicas):
-                continue
-            searches += 1
-            decision = self._search(then, workload, when_ns)
-            if decision.placements:
-                return self._make_start(workload, decision.placements, when_ns, end_ns, ended)
-        return None
+    def admit_deadline(
+        self, workload: Workload, decision: PlacementDecision, now_ns: int
+    ) -> tuple[WorkloadPromised, ...]:
+        """Decides whether the deadline of work that is being submitted can be promised; returns the promise of its start.
 
-    def _list_times(self, now_ns: int) -> Iterator[tuple[int, str]]:
-        """Yields the times at which capacity is expected to become free, with the workload that ends, in order."""
-        boundaries = ((time_ns, "") for time_ns in list_boundaries(self._state.policy.reservations) if time_ns > now_ns)
-        reserved = sorted((one.end_ns, "") for one in self._reserved if one.end_ns > now_ns)
-        return merge(self.ends.list_ends(now_ns, ENDS_MOST), boundaries, reserved)
-
-    def _add_reserved(
-        self, records: Mapping[str, NodeRecord], room: RoomCount, begin_ns: int, end_ns: int
-    ) -> dict[str, NodeRecord]:
-        """Returns records with everything allocated that reserved starts hold at any time of a span, where there is room."""
-        found = dict(records)
-        copied: set[str] = set()
-        for one in self._reserved:
-            if one.start_ns >= end_ns or one.end_ns <= begin_ns:
-                continue
-            for name, assignments in one.places.items():
-                if not room.has_room(name):
-                    continue
-                if name not in copied:
-                    copied.add(name)
-                    found[name] = (found.get(name) or self._state.nodes[name]).copy()
-                for assignment in assignments:
-                    found[name].allocate_unchecked(assignment)
-        return found
-
-    def _has_room(
-        self,
-        room: RoomCount,
-        records: Mapping[str, NodeRecord],
-        then: Mapping[str, NodeRecord],
-        closed: frozenset[str],
-        replicas: int,
-    ) -> bool:
-        """Returns whether a workload fits by count beside what others hold; the count is as before afterwards."""
-        changed = [name for name, record in then.items() if records.get(name) is not record]
-        for name in changed:
-            room.update_node(name, then[name])
-        fits = room.count(closed) >= replicas
-        for name in changed:
-            room.update_node(name, records.get(name) or self._state.nodes[name])
-        return fits
-
-    def _make_start(
-        self, workload: Workload, placements: tuple[Placement, ...], start_ns: int, end_ns: int, ended: list[str]
-    ) -> ReservedStart:
-        places = group_assignments(workload, placements)
-        on_places = [
-            key
-            for key in reversed(ended)
-            if any(one.node_name in places for one in self._state.workloads[key].placements)
-        ]
-        return ReservedStart(
-            workload_id=workload.workload_id,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            places=places,
-            waits_for=tuple(on_places),
-        )
+        Nothing is promised to work that starts now, and to work without such a deadline. Raises InvalidArgument, which names
+        the field, the earliest possible end and the remedy, and ResourceExhausted.
+        """
+        spec = workload.spec
+        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        if spec.deadline is not None:
+            check_deadline(workload, estimate, len(self._deadlines.list_pending()), now_ns)
+        if not spec.has_promised_deadline:
+            return ()
+        if decision.placements:
+            check_end(workload, compute_end_ns(now_ns, estimate))
+            return ()
+        others = [one for one in self._list_in_force(is_round=False) if one.priority >= spec.priority]
+        found = None
+        if decision.hold is None:
+            found = self._searcher.find_start(
+                workload,
+                others,
+                now_ns,
+                not_before_ns=get_earliest_start_ns(workload),
+                times_most=_ADMISSION_TIMES_MOST,
+                searches_most=_ADMISSION_SEARCHES_MOST,
+            )
+        check_end(workload, None if found is None else found.end_ns)
+        assert found is not None
+        promise = self._make_promise(replace(found, is_kept=True), cause="")
+        return (WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise),)
 
     def _promise(self, workload: Workload, found: ReservedStart, now_ns: int) -> list[Event]:
-        before = workload.promise
-        if before is not None and abs(found.start_ns - before.start_ns) <= OVERRUN_TOLERANCE_NS:
+        before, placements = workload.promise, found.placements if found.is_kept else ()
+        is_same = before is not None and abs(found.start_ns - before.start_ns) <= OVERRUN_TOLERANCE_NS
+        if before is not None and is_same and before.placements == placements:
             return []
-        is_later = before is not None and found.start_ns > before.start_ns
+        is_later = before is not None and found.start_ns > before.start_ns and not is_same
+        promise = self._make_promise(found, cause=self._find_cause(workload, now_ns) if is_later else "")
+        if before is not None and is_same:
+            # Other places at the same time.
+            promise = replace(promise, start_ns=min(before.start_ns, found.start_ns), cause=before.cause)
+        return [WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise)]
+
+    def _make_promise(self, found: ReservedStart, cause: str) -> StartPromise:
         source = self.ends.get_source(found.waits_for[0]) if found.waits_for else RuntimeSource.UNSPECIFIED
-        promise = StartPromise(
+        assumes = [
+            *(["quota"] if self._queues.is_active else []),
+            *(["power"] if self._placer.allowance.has_budgets else []),
+        ]
+        return StartPromise(
             start_ns=found.start_ns,
             waits_for=found.waits_for[:PROMISE_ENDS_MOST],
             ends=len(found.waits_for),
             source=source,
-            cause=self._find_cause(workload, now_ns) if is_later else "",
+            cause=cause,
+            placements=found.placements if found.is_kept else (),
+            assumes=tuple(assumes),
         )
-        return [WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise)]
 
     def _withdraw(self, workload: Workload, now_ns: int) -> list[Event]:
         if workload.promise is None:
@@ -387,7 +496,10 @@ class BackfillPlanner:
         for key in promise.waits_for if promise is not None else ():
             if self.ends.is_overrunning(key, now_ns):
                 return f"overrun: {key} runs for longer than expected"
-        names = [] if before is None else sorted(before.places)
+        if workload.reason.partition(":")[0] in _LIMITS:
+            return workload.reason
+        places = [] if promise is None else [one.node_name for one in promise.placements]
+        names = sorted({*places, *([] if before is None else before.places)})
         for name in names:
             record = self._state.nodes.get(name)
             if record is None or not record.is_ready:

@@ -179,7 +179,7 @@ class Core:
         # Parks what may not start, before the queues read what waits.
         self._conditions = JobConditionIndex(state)
         self.queues = QueueIndex(state)
-        self._backfill = BackfillPlanner(state, self._chooser)
+        self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
         self._jobs = JobControl(state, self.queues, self._conditions)
@@ -260,11 +260,13 @@ class Core:
             decision = self._starts.decide_start(waiting, quoted, now_ns)
         if not decision.placements:
             check_feasibility(self.state, self._chooser, spec)
+        promised = self._backfill.admit_deadline(waiting, decision, now_ns)
         if request.dry_run:
             preview = replace(preview_workload(key, spec, decision, now_ns), owner=owner, held_by=waiting.held_by)
+            preview = replace(preview, promise=promised[0].promise if promised else None)
             return CoreStep((), preview, frozenset())
         outcome = make_outcome_event(key, spec.request, decision, now_ns)
-        step = self._finish_step((*quoted, *begin_workload(waiting)), key, now_ns, last=outcome)
+        step = self._finish_step((*quoted, *begin_workload(waiting), *promised), key, now_ns, last=outcome)
         if early or decision.placements or decision.hold is not None:
             return step
         more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
@@ -274,9 +276,9 @@ class Core:
             return CoreStep((*step.events, *more.events), self.state.workloads[key], step.nodes | more.nodes)
         if not decision.is_blocked:
             return step
-        promised = self._backfill.reserve_first(step.result, now_ns)
-        self._apply_all(promised)
-        return replace(step, events=(*step.events, *promised), result=self.state.workloads[key])
+        first = self._backfill.reserve_first(step.result, now_ns)
+        self._apply_all(first)
+        return replace(step, events=(*step.events, *first), result=self.state.workloads[key])
 
     def _submit_array(self, request: SubmitWorkloadRequest, owner: str, now_ns: int) -> CoreStep[Workload]:
         event = self._arrays.plan_submission(request, owner=owner, live_most=self._live_most, now_ns=now_ns)
@@ -345,7 +347,8 @@ class Core:
         # The ended workload may be gone already, if the number of ended workloads that are kept is 0.
         fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
         ended = self.state.workloads.get(workload_id, fallback)
-        return self._with_retry((event,), ended, nodes, now_ns, frees=bool(workload.placements))
+        frees = bool(workload.placements) or workload.promise is not None
+        return self._with_retry((event,), ended, nodes, now_ns, frees=frees)
 
     def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus], *, now_ns: int) -> CoreStep[int]:
         """Records what an agent reports of processes; returns how many reports are about earlier attempts.
@@ -704,7 +707,7 @@ class Core:
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """Tries pending work again, since the rules of an engine may have changed."""
-        if len(self.state.pending):
+        if len(self.state.pending) or self._backfill.has_late_deadline(now_ns):
             self._retrying.on_capacity_freed()
         return self.retry(now_ns=now_ns)
 

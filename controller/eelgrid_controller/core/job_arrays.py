@@ -216,6 +216,12 @@ def _check_kind(spec: WorkloadSpec) -> None:
     """Checks that an array can be of such workloads; raises InvalidArgument."""
     if spec.service is not None:
         raise _refuse("spec.service", "is set, and an array is of jobs", "submit the service alone, with replicas")
+    if spec.has_promised_deadline:
+        raise _refuse(
+            "spec.deadline",
+            "would be promised, which is not decided for an array",
+            "add --deadline-best-effort, or submit its jobs one by one",
+        )
     if spec.array is not None:
         raise _refuse("spec.array", "is set, which the controller does", "leave it out")
 

@@ -102,7 +102,7 @@ class RetryRounds:
             now_ns=now_ns,
         )
         if self._resume is None and self._fair_round is None:
-            self._backfill.begin_round(now_ns)
+            step.apply_all(self._backfill.begin_round(now_ns))
         elif self._learned[0] == self._state.revision:
             step.failed = self._learned[1]
         self._continue_round(step, now_ns)
@@ -188,8 +188,8 @@ class _RetryStep:
             if waits_for_capacity:
                 closed = self._backfill.list_closed_nodes(workload, self._now_ns)
                 kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed)
-                # An engine's rules apply to this workload only.
-                is_judged = has_rules(ticket[2])
+                # An engine's rules, and a start that is kept, apply to this workload only.
+                is_judged = has_rules(ticket[2]) or self._backfill.holds_start(workload)
                 why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))
                 if why is None or spec.replicas < why[0]:
                     if self._tries >= _TRIES_MOST:
@@ -208,7 +208,7 @@ class _RetryStep:
                 if self._preempt(workload):
                     continue
             # Watts are not what the ends of work are known to free.
-            if waits_for_capacity and self._backfill.reserves_more and not reason.startswith("budget:"):
+            if waits_for_capacity and self._backfill.reserves_for(workload) and not reason.startswith("budget:"):
                 searches = self._chooser.searches
                 self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
                 self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)

@@ -304,6 +304,9 @@ def explain_workload(
     return replace(found, remedy=remedy[:SENTENCE_LETTERS_MOST])
 
 
+_ASSUMED: Mapping[str, str] = {"quota": "the quota of its queue", "power": "the watts of its budgets"}
+
+
 def _describe_promise(workload: Workload) -> str:
     """Describes by when a pending workload starts, and what ends before; empty without a promise."""
     promise = workload.promise
@@ -315,6 +318,9 @@ def _describe_promise(workload: Workload) -> str:
         names = [*promise.waits_for, *([f"{more} more"] if more > 0 else [])]
         said += f", when {_join(names)} end{'s' if len(names) == 1 else ''}"
         said += f"; the last of these ends by {SOURCE_NAMES.get(promise.source, 'what is expected')}"
+    if promise.assumes:
+        limits = [_ASSUMED.get(one, one) for one in promise.assumes]
+        said += f". It takes for granted that no other work takes {_join(limits)} that is free then"
     return said + (f". It is later than promised before: {promise.cause}." if promise.cause else ".")
 
 

@@ -50,6 +50,7 @@ from eelgrid_protos.messages import (
     MODEL_PREFIX,
     POWER_RESOURCE,
     Inventory,
+    Placement,
     Queue,
     QueueStatus,
     Workload,
@@ -224,7 +225,8 @@ class QueueIndex:
             number = len(self._queues) if queue is None else self.tree.numbers[queue]
             spec = workload.spec
             stated_s = spec.expected_runtime_s or 0.0, 0.0 if spec.process is None else spec.process.time_limit_s
-            shape = (spec.request, spec.required_traits, spec.replicas, is_sliced(workload), *stated_s)
+            deadline_ns = 0 if spec.deadline is None else spec.deadline.end_ns
+            shape = (spec.request, spec.required_traits, spec.replicas, is_sliced(workload), *stated_s, deadline_ns)
             self._pending.add(number, resolve_user(workload), shape, ticket)
 
     def _refresh_capacity(self, names: Iterable[str]) -> None:
@@ -287,14 +289,19 @@ class QueueIndex:
         leaving: Iterable[str] = (),
         *,
         workload_id: str = "",
+        starting: Iterable[tuple[str, tuple[Placement, ...]]] = (),
     ) -> WorkloadSpec | QueueHold:
-        """Like `admit`, as if some running work were gone; what is nominated counts as started, but not itself."""
+        """Like `admit`, as if some running work were gone and some pending work, with its places, had started.
+
+        What is nominated counts as started, but not itself.
+        """
         # Summed by queue first: many that leave one queue are one change of the tree.
         changes: dict[str, Counter[str]] = {}
         for key in leaving:
             if key in self._charges:
                 changes.setdefault(self._charges[key].queue, Counter()).subtract(self._charges[key].amounts)
-        for charge in self._list_nominated():
+        nominated = ((event.workload_id, event.placements) for event in self._state.nominations)
+        for charge in self._list_starting((*nominated, *starting)):
             if charge.user != workload_id:
                 changes.setdefault(charge.queue, Counter()).update(charge.amounts)
         for queue, amounts in changes.items():
@@ -305,14 +312,14 @@ class QueueIndex:
             for queue, amounts in changes.items():
                 self.tree.add(queue, amounts, -1)
 
-    def _list_nominated(self) -> Iterable[QueueCharge]:
-        """Yields what nominated work will be charged with, each under its own name."""
-        for event in self._state.nominations:
-            workload = self._state.workloads[event.workload_id]
+    def _list_starting(self, starting: Iterable[tuple[str, tuple[Placement, ...]]]) -> Iterable[QueueCharge]:
+        """Yields what pending work will be charged with at its places, each under its own name."""
+        for workload_id, placements in starting:
+            workload = self._state.workloads[workload_id]
             queue = resolve_queue(self._queues, workload.spec.queue)
             if queue is not None:
-                placed = replace(workload, placements=event.placements)
-                yield QueueCharge(queue, event.workload_id, count_placed(placed, self._state.nodes))
+                placed = replace(workload, placements=placements)
+                yield QueueCharge(queue, workload_id, count_placed(placed, self._state.nodes))
 
     def _admit(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> WorkloadSpec | QueueHold:
         queue = self.find_leaf(spec)

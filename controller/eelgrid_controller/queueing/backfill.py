@@ -1,4 +1,4 @@
-"""Backfill: when running work is expected to end, and whether a later start would delay one that was reserved before.
+"""Backfill: when running work is expected to end, what reserved starts hold, and whether work would delay one of them.
 
 `EstimatedEnds` follows the state after each event; a `ReservedStart` is where and when a pending workload starts at the
 latest, on devices, not on counts. Must not know how places are searched, nor who is promised what (core/backfill.py).
@@ -7,10 +7,12 @@ Theory (EASY backfill, Lifka, JSSPP 1995; conservative: every pending workload g
 workload that waits for capacity is the first time at which it fits, with running work released at its expected end. Another
 one may start before it if it ends before that time, or holds then what is left beside the reserved places. So with exact run
 times the reserved places are free at that time, and the start is no later. What is held beside reserved starts only rises
-when one of these begins, so it is checked at these times alone.
+when one of these begins, so it is checked at these times alone. A place that is held for a whole span is free in it if it fits beside
+the most that others hold of each CPU, byte and GPU at any of these times (`hold_reserved`), since each is checked by itself.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -132,6 +134,11 @@ class ReservedStart:
     places: Mapping[str, tuple[Assignment, ...]]
     # The last to end first.
     waits_for: tuple[str, ...] = ()
+    # Work of higher priority goes before it.
+    priority: int = 0
+    placements: tuple[Placement, ...] = ()
+    # The places are promised, too, and stand in the state.
+    is_kept: bool = False
 
 
 def group_assignments(workload: Workload, placements: Iterable[Placement]) -> dict[str, tuple[Assignment, ...]]:
@@ -149,6 +156,58 @@ def project_record(record: NodeRecord, ends: EstimatedEnds, when_ns: int, now_ns
         if ends.get_end_ns(workload_id, now_ns) <= when_ns:
             twin.release(workload_id, replica)
     return twin
+
+
+def hold_reserved(
+    record: NodeRecord, name: str, reserved: Iterable[ReservedStart], begin_ns: int, end_ns: int
+) -> NodeRecord:
+    """Returns a copy of a node with the most that reserved starts hold of it at any time of a span; itself without any."""
+    inside = [one for one in reserved if one.start_ns < end_ns and one.end_ns > begin_ns and name in one.places]
+    if not inside:
+        return record
+    held = record.copy()
+    for assignment in (assignment for one in inside for assignment in one.places[name]):
+        held.allocate_unchecked(assignment)
+    if len(inside) == 1:
+        return held
+    cpu_milli, memory_bytes, gpu_milli = 0, 0, Counter[str]()
+    for time_ns in {max(begin_ns, one.start_ns) for one in inside}:
+        active = [
+            assignment for one in inside if one.start_ns <= time_ns < one.end_ns for assignment in one.places[name]
+        ]
+        cpu_milli = max(cpu_milli, sum(one.cpu_milli for one in active))
+        memory_bytes = max(memory_bytes, sum(one.memory_bytes for one in active))
+        at_once = Counter[str]()
+        for one in active:
+            at_once.update(dict.fromkeys(one.gpu_uuids, one.gpu_milli))
+        gpu_milli |= at_once
+    held.allocated_cpu_milli = record.allocated_cpu_milli + cpu_milli
+    held.allocated_memory_bytes = record.allocated_memory_bytes + memory_bytes
+    held.gpu_milli = dict(Counter(record.gpu_milli) + gpu_milli)
+    return held
+
+
+def is_start_free(
+    nodes: Mapping[str, NodeRecord],
+    ends: EstimatedEnds,
+    others: Sequence[ReservedStart],
+    one: ReservedStart,
+    now_ns: int,
+) -> bool:
+    """Returns whether the places of a reserved start will be free for its span, beside those of others."""
+    for name, assignments in one.places.items():
+        node = nodes.get(name)
+        if node is None or not node.is_schedulable:
+            return False
+        record = hold_reserved(project_record(node, ends, one.start_ns, now_ns), name, others, one.start_ns, one.end_ns)
+        try:
+            for assignment in assignments:
+                if any(node.cordon_reason(gpu) for gpu in node.inventory.gpus if gpu.uuid in assignment.gpu_uuids):
+                    return False
+                record.allocate(assignment)
+        except ContradictoryEvent:
+            return False
+    return True
 
 
 def find_delayed_start(

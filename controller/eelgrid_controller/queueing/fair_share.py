@@ -30,7 +30,8 @@ _NS = 1e9
 OrderKey = tuple[int, int, float, float, int]
 # Of one request: what a replica needs, its traits, the number of replicas, whether it goes into MIG slices, and the run
 # time and the time limit that were stated.
-RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float]
+# Of equal work, also what it expects of time: its run time, time limit and deadline.
+RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float, int]
 # Priority, user and the number of a shape: what does not fit of one of them does not fit of the others.
 _Group = tuple[int, str, int]
 

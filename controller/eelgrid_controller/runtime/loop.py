@@ -28,7 +28,7 @@ from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpir
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
-from eelgrid_controller.state.events import Event, UnreadableEvent
+from eelgrid_controller.state.events import DeadlineBroken, Event, UnreadableEvent
 from eelgrid_controller.state.journal import Checkpoint, Journal, digest_of
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
@@ -657,6 +657,9 @@ class ControllerLoop:
             return self._journal_fault
         self._observe_commit(taken_s)
         assert last == self.core.state.revision, "journal and state count the same events"
+        for event in events:
+            if isinstance(event, DeadlineBroken):
+                self._log.warning("deadline=broken workload=%s cause=%r", event.workload_id, event.cause)
         self._checkpoints.events += len(events)
         return None
 

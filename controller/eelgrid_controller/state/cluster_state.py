@@ -11,6 +11,7 @@ event sequences give equal digests.
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
+    PENDING, PLACED --DeadlineBroken--> as it was
     PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
@@ -36,6 +37,7 @@ from eelgrid_controller.state.events import (
     AttemptEnded,
     AttemptStarted,
     ControllerStarted,
+    DeadlineBroken,
     DevicesCorrected,
     Event,
     GpuLost,
@@ -99,7 +101,7 @@ from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitione
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import DeadlineBreach, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
@@ -165,6 +167,8 @@ class ClusterState:
         self.rollbacks = 0
         # Nodes that are drained, or of which GPUs are.
         self.draining: set[str] = set()
+        # Live workloads whose promised deadline is not kept.
+        self.broken_deadlines: set[str] = set()
         # The submission number of each live workload, by which it waits.
         self._numbers: dict[str, int] = {}
         self._ended: deque[str] = deque()
@@ -185,6 +189,7 @@ class ClusterState:
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
         twin.nominations = self.nominations.copy()
+        twin.broken_deadlines = self.broken_deadlines.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin.arrays, twin._kept = self.dependents.copy(), self.arrays.copy(), self._kept.copy()
@@ -251,8 +256,10 @@ class ClusterState:
                 touched = self._apply_priced(event)
             case WorkloadScaled():
                 touched = self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
-            case WorkloadLimited():
-                touched = self._apply_limited(event)
+            case WorkloadLimited() | DeadlineBroken():
+                touched = (
+                    self._apply_limited(event) if isinstance(event, WorkloadLimited) else self._apply_breach(event)
+                )
             case PointsMeasured():
                 self.points.add_points(event.points)
                 touched = frozenset()
@@ -363,6 +370,15 @@ class ClusterState:
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
+    def _apply_breach(self, event: DeadlineBroken) -> frozenset[str]:
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or workload.phase.is_ended or workload.deadline_breach is not None:
+            raise ContradictoryEvent(f"workload {event.workload_id} has no deadline to break")
+        breach = DeadlineBreach(time_ns=event.time_ns, cause=event.cause)
+        self.workloads[event.workload_id] = replace(workload, deadline_breach=breach, revision=self.revision + 1)
+        self.broken_deadlines.add(event.workload_id)
+        return frozenset()
+
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
         key = event.workload_id
         workload = self._waiting(key)
@@ -439,6 +455,7 @@ class ClusterState:
         """Frees everything that a workload holds, for good."""
         key = workload.workload_id
         self.pending.discard(key)
+        self.broken_deadlines.discard(key)
         self.nominations.end(key)
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
@@ -743,6 +760,8 @@ class ClusterState:
             else:
                 self._numbers[workload.workload_id] = number
                 self.dependents.add(workload)
+                if workload.deadline_breach is not None:
+                    self.broken_deadlines.add(workload.workload_id)
             if workload.phase is WorkloadPhase.PENDING:
                 self.pending.add(workload.workload_id, priority=workload.spec.priority, number=number)
             elif workload.phase is WorkloadPhase.PLACED:

@@ -9,7 +9,7 @@ Must not know who reacts to an event.
     WorkloadPlaced -> WorkloadEvicted -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> WorkloadHeld -> WorkloadReleased -> WorkloadPlaced
     AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
-    WorkloadDeferred -> WorkloadPromised* -> WorkloadPlaced
+    WorkloadDeferred -> (WorkloadPromised | DeadlineBroken)* -> WorkloadPlaced -> DeadlineBroken
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     ArraySubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced, of each element
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
@@ -455,6 +455,15 @@ class WorkloadPromised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineBroken:
+    """A live workload will not have ended by its promised deadline, or has not; told once, with the cause."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    cause: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadStopping:
     """The processes of a placed workload must end; it holds its devices until the end of each was reported."""
 
@@ -563,6 +572,7 @@ Event = (
     | WorkloadReleased
     | WorkloadRetried
     | ArraySubmitted
+    | DeadlineBroken
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -605,6 +615,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_released": WorkloadReleased,
     "workload_retried": WorkloadRetried,
     "workload_array_submitted": ArraySubmitted,
+    "deadline_broken": DeadlineBroken,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (
@@ -642,6 +653,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             del body["status"]["checkpointed_ns"]
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
+        case WorkloadPromised() if event.promise is not None:
+            for name in ("placements", "assumes"):
+                if not getattr(event.promise, name):
+                    del body["promise"][name]
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body

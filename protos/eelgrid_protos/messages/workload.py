@@ -319,6 +319,14 @@ class JobSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobDeadline:
+    """By when a workload must have ended: promised or refused at submission, or accepted without a promise."""
+
+    end_ns: Nanoseconds
+    best_effort: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """What a user requests."""
 
@@ -345,6 +353,12 @@ class WorkloadSpec:
     schedule: JobSchedule | None = None
     # Which element of which array it is; the controller sets it.
     array: ArrayElement | None = None
+    deadline: JobDeadline | None = None
+
+    @property
+    def has_promised_deadline(self) -> bool:
+        """Whether it is accepted only if its deadline can be kept."""
+        return self.deadline is not None and not self.deadline.best_effort
 
     def violations(self) -> Iterator[Violation]:
         """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
@@ -363,6 +377,12 @@ class WorkloadSpec:
                 yield from self._check_replicas(self.training)
             if self.request.gpu_milli != GPU_MILLI_WHOLE:
                 yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
+        if self.deadline is not None:
+            if self.kind is WorkloadKind.INFERENCE_SERVICE:
+                yield Violation("deadline", "is set for a service, which does not end", "leave it out")
+            if self.training is not None and self.training.is_elastic:
+                remedy = "leave out training.replicas_most: a deadline is promised to a fixed number of replicas"
+                yield Violation("deadline", "is set for elastic training", remedy)
         if self.process is not None:
             yield from self._check_process()
         elif self.schedule is not None and self.schedule.retries_most:
@@ -429,6 +449,18 @@ class StartPromise:
     source: RuntimeSource = RuntimeSource.UNSPECIFIED
     # Why it is later than promised before.
     cause: Sentence = ""
+    # The places that are reserved for it from then on; empty where they are chosen anew in each round.
+    placements: Annotated[tuple[Placement, ...], Many(10_000)] = ()
+    # What it takes for granted beside run times: quota, power.
+    assumes: Annotated[tuple[Label, ...], Many(4)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineBreach:
+    """Why a promised deadline is not kept, and when that became known."""
+
+    time_ns: Nanoseconds
+    cause: Sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,6 +502,7 @@ class Workload:
     not_before_ns: Nanoseconds = 0
     # Of an array as a whole, with the spec of its first element; only in answers, never kept.
     array: ArrayStatus | None = None
+    deadline_breach: DeadlineBreach | None = None
 
     @property
     def exit_code(self) -> int | None:

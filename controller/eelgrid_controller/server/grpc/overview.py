@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.formatting import format_age, format_power
+from eelgrid_controller.formatting import format_age, format_power, format_time
 from eelgrid_controller.server.grpc.resource_views import free_milli
 from eelgrid_controller.state.attention import (
     BudgetProblem,
@@ -299,6 +299,7 @@ class OverviewModel:
             *_wait_items(waiting, now_ns),
             *_budget_items(inputs.promises.budgets),
             *_promise_items(inputs.promises, state),
+            *_deadline_items(state),
             *_spending_items(inputs.spending, state),
             *_disk_items(inputs),
         ]
@@ -648,6 +649,15 @@ def _wait_items(waiting: Iterable[WaitingReason], now_ns: int) -> Iterator[Atten
                 f"eelctl queue --reason {one.reason}" if one.reason else "eelctl queue",
                 since_ns=one.oldest_since_ns,
             )
+
+
+def _deadline_items(state: ClusterState) -> Iterator[AttentionItem]:
+    for key in state.broken_deadlines:
+        workload = state.workloads[key]
+        if workload.spec.deadline is not None and workload.deadline_breach is not None:
+            what = f"Its deadline {format_time(workload.spec.deadline.end_ns)} is not kept: {workload.deadline_breach.cause}."
+            since_ns = workload.deadline_breach.time_ns
+            yield _item(_WARNING, AttentionKind.BROKEN_PROMISE, key, what, f"eelctl explain {key}", since_ns=since_ns)
 
 
 _BUDGET_ITEMS: Mapping[BudgetProblem, tuple[AttentionSeverity, AttentionKind]] = {

@@ -1,0 +1,80 @@
+"""The options of run and submit by which a job states its deadline, and how commands show one.
+
+Times are by the controller's clock, in UTC. Whether a deadline can be promised is decided by the controller.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from eelgrid_controller.cli.connection import CliSettings
+from eelgrid_controller.cli.reservation import parse_start_ns, read_now_ns
+from eelgrid_controller.formatting import format_age, format_time
+from eelgrid_protos.messages import JobDeadline, SubmitWorkloadRequest, Workload
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_OPTIONS = (
+    click.option(
+        "--deadline",
+        default="",
+        metavar="TIME",
+        help="Promise that it ends by then, or refuse it: +6h, or 2027-01-31T08:00 in UTC. Needs a run time.",
+    ),
+    click.option(
+        "--deadline-best-effort",
+        is_flag=True,
+        help="Accept it even if the deadline cannot be promised; reserve nothing.",
+    ),
+)
+
+
+def deadline_options(command: _Command) -> _Command:
+    """Adds the options of a job's deadline."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def add_deadline(
+    client: Any, settings: CliSettings, request: SubmitWorkloadRequest, flags: dict[str, Any]
+) -> SubmitWorkloadRequest:
+    """Returns a submission with the deadline that the flags state; raises UsageError and BadParameter."""
+    text, is_best_effort = flags["deadline"], flags["deadline_best_effort"]
+    if not text:
+        if is_best_effort:
+            raise click.UsageError("--deadline-best-effort needs --deadline")
+        return request
+    # A span without a sign is one from now, too.
+    text = f"+{text}" if text[-1:].isalpha() and text != "now" and ":" not in text else text
+    end_ns = parse_start_ns(text, read_now_ns(client, settings), "--deadline")
+    deadline = JobDeadline(end_ns=end_ns, best_effort=is_best_effort)
+    return replace(request, spec=replace(request.spec, deadline=deadline))
+
+
+def describe_deadline(workload: Workload) -> str:
+    """Describes by when a workload is to end and whether that is on course; empty without a deadline."""
+    deadline = workload.spec.deadline
+    return "" if deadline is None else f"{format_time(deadline.end_ns)}, {_describe_course(workload)}"
+
+
+def _describe_course(workload: Workload) -> str:
+    deadline, breach = workload.spec.deadline, workload.deadline_breach
+    assert deadline is not None
+    if workload.phase.is_ended:
+        return "met" if workload.ended_ns <= deadline.end_ns else "missed"
+    if breach is not None:
+        return f"not kept since {format_time(breach.time_ns)}: {breach.cause}"
+    return "without a promise" if deadline.best_effort else "promised and on course"
+
+
+def format_deadline(workload: Workload, now_ns: int) -> str:
+    """Formats how long it is to a workload's deadline, with a mark where it is not promised or not kept."""
+    deadline = workload.spec.deadline
+    if deadline is None:
+        return ""
+    left_s = (deadline.end_ns - now_ns) / 1e9
+    text = f"in {format_age(left_s)}" if left_s > 0.0 else "passed"
+    mark = " (broken)" if workload.deadline_breach is not None else " (best effort)" if deadline.best_effort else ""
+    return text + mark

@@ -1,0 +1,205 @@
+"""Searches when and where pending work could start, as running work ends and other reserved starts begin and end.
+
+`StartSearch` walks the expected ends of one state on copies of the node records. Owns no reservation and changes nothing. Must
+not know who is promised what, nor in which order work is tried.
+
+Theory. Capacity grows only when running work or a reserved start ends, or a reservation of operators begins or ends; so the
+earliest start is at one of these times. At each the work is counted first, beside the most that others hold at once in its
+span; only where it fits by count are its places searched, on the nodes as they would be then: devices, CPU and memory, models,
+traits, reservations, and the watts of budgets that are free by then. With queues, the quota that is free by then is checked too:
+without the work that has ended, and with that which starts before.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import groupby
+
+from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
+from eelgrid_controller.placement.planner import PlacementDecision
+from eelgrid_controller.placement.snapshot import RoomCount
+from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
+from eelgrid_controller.queueing.backfill import (
+    ENDS_MOST,
+    EstimatedEnds,
+    ReservedStart,
+    group_assignments,
+    hold_reserved,
+)
+from eelgrid_controller.queueing.reservations import list_boundaries, list_closed_nodes
+from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_protos.messages import Placement, Workload, WorkloadSpec
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+# Whole searches for the places of one reserved start; each takes milliseconds.
+_SEARCHES_MOST = 4
+# Times that a walk considers beside those of other reserved starts, which change what is held at each.
+TIMES_BESIDE_MOST = 64
+_WALK_SEARCHES = 4
+
+
+def _has_free_gpus(record: NodeRecord, spec: WorkloadSpec) -> bool:
+    """Returns whether a node has the sum of what one replica asks of GPUs."""
+    request = spec.request
+    free_milli = GPU_MILLI_WHOLE * len(record.inventory.gpus) - sum(record.gpu_milli.values())
+    return free_milli >= request.gpu_count * request.gpu_milli
+
+
+class StartSearch:
+    """Searches of starts on one state."""
+
+    def __init__(self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex, ends: EstimatedEnds) -> None:
+        self._state, self._placer, self._queues, self._ends = state, placer, queues, ends
+
+    def find_start(
+        self,
+        workload: Workload,
+        others: Sequence[ReservedStart],
+        now_ns: int,
+        *,
+        not_before_ns: int = 0,
+        before_ns: int | None = None,
+        times_most: int = TIMES_BESIDE_MOST,
+        searches_most: int = _SEARCHES_MOST,
+    ) -> ReservedStart | None:
+        """Walks the expected ends until a workload fits beside others; None if it does not by any that is considered.
+
+        The start is after `now_ns`, not before `not_before_ns`, and before `before_ns` if that is given.
+        """
+        expected = list(self._list_times(others, now_ns, not_before_ns))
+        if not expected or (before_ns is not None and expected[0][0] >= before_ns):
+            return None
+        records: dict[str, NodeRecord] = {}
+        # The walk takes as long as a search, beside other reserved starts as long as some.
+        self._placer.searches += _WALK_SEARCHES if others else 1
+        room = self._placer.begin_room_count(workload.spec, workload.workload_id)
+        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        times = searches = 0
+        ended: list[str] = []
+        for when_ns, group in groupby(expected, key=lambda item: item[0]):
+            if before_ns is not None and when_ns >= before_ns:
+                return None
+            for _, key in group:
+                if key:
+                    ended.append(key)
+                    for name in self.release(records, key):
+                        # Room only grows here, so that a node without enough free GPUs has none, as before.
+                        if _has_free_gpus(records[name], workload.spec):
+                            room.update_node(name, records[name])
+            times += 1
+            if searches >= searches_most or (others and times > times_most):
+                return None
+            end_ns = compute_end_ns(when_ns, estimate)
+            closed = list_closed_nodes(self._state, workload, when_ns)
+            if when_ns < not_before_ns or room.count(closed) < workload.spec.replicas:
+                continue
+            then = self._hold_others(records, room, others, when_ns, end_ns) if others else records
+            if others and not self._has_room(room, records, then, closed, workload.spec.replicas):
+                continue
+            spec = self._admit(workload, ended, others, when_ns, end_ns)
+            if spec is None:
+                continue
+            searches += 1
+            self._placer.searches += 1
+            decision = self._placer.decide_on_altered(AlteredNodes(then), spec, workload.workload_id, closed)
+            if decision.placements:
+                return self._make_start(workload, decision.placements, when_ns, end_ns, ended)
+        return None
+
+    def search_places(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
+        """Decides where a workload would go at a time, with nodes as they would be then."""
+        self._placer.searches += 1
+        closed = list_closed_nodes(self._state, workload, when_ns)
+        return self._placer.decide_on_altered(AlteredNodes(records), workload.spec, workload.workload_id, closed)
+
+    def release(self, records: dict[str, NodeRecord], workload_id: str) -> list[str]:
+        """Releases a running workload on copies of its nodes' records; returns their names."""
+        names = []
+        for placement in self._state.workloads[workload_id].placements:
+            name = placement.node_name
+            if name not in records:
+                records[name] = self._state.nodes[name].copy()
+            records[name].release(workload_id, placement.replica)
+            names.append(name)
+        return names
+
+    def _list_times(
+        self, others: Sequence[ReservedStart], now_ns: int, not_before_ns: int
+    ) -> Iterator[tuple[int, str]]:
+        """Yields the times at which capacity is expected to become free, with the workload that ends, in order."""
+        boundaries = {time_ns for time_ns in list_boundaries(self._state.policy.reservations) if time_ns > now_ns}
+        boundaries |= {one.end_ns for one in others if one.end_ns > now_ns}
+        boundaries |= {not_before_ns} if not_before_ns > now_ns else set()
+        return merge(self._ends.list_ends(now_ns, ENDS_MOST), ((time_ns, "") for time_ns in sorted(boundaries)))
+
+    def _hold_others(
+        self,
+        records: Mapping[str, NodeRecord],
+        room: RoomCount,
+        others: Sequence[ReservedStart],
+        begin_ns: int,
+        end_ns: int,
+    ) -> dict[str, NodeRecord]:
+        """Returns records with the most that others hold at any time of a span, where there is room."""
+        found = dict(records)
+        for name in {name for one in others for name in one.places if one.start_ns < end_ns and one.end_ns > begin_ns}:
+            if room.has_room(name):
+                found[name] = hold_reserved(found.get(name) or self._state.nodes[name], name, others, begin_ns, end_ns)
+        return found
+
+    def _has_room(
+        self,
+        room: RoomCount,
+        records: Mapping[str, NodeRecord],
+        then: Mapping[str, NodeRecord],
+        closed: frozenset[str],
+        replicas: int,
+    ) -> bool:
+        """Returns whether a workload fits by count beside what others hold; the count is as before afterwards."""
+        changed = [name for name, record in then.items() if records.get(name) is not record]
+        for name in changed:
+            room.update_node(name, then[name])
+        fits = room.count(closed) >= replicas
+        for name in changed:
+            room.update_node(name, records.get(name) or self._state.nodes[name])
+        return fits
+
+    def _admit(
+        self, workload: Workload, ended: Sequence[str], others: Sequence[ReservedStart], begin_ns: int, end_ns: int
+    ) -> WorkloadSpec | None:
+        """Returns what the queue of a workload lets start at a time, if some work has ended; None if nothing."""
+        if not self._queues.is_active:
+            return workload.spec
+        starting = [
+            (one.workload_id, one.placements)
+            for one in others
+            if one.placements and one.start_ns < end_ns and one.end_ns > begin_ns
+        ]
+        admitted = self._queues.admit_without(
+            workload.spec,
+            lambda: self._placer.snapshot().models,
+            ended,
+            workload_id=workload.workload_id,
+            starting=starting,
+        )
+        return None if isinstance(admitted, QueueHold) else admitted
+
+    def _make_start(
+        self, workload: Workload, placements: tuple[Placement, ...], start_ns: int, end_ns: int, ended: list[str]
+    ) -> ReservedStart:
+        places = group_assignments(workload, placements)
+        on_places = [
+            key
+            for key in reversed(ended)
+            if any(one.node_name in places for one in self._state.workloads[key].placements)
+        ]
+        return ReservedStart(
+            workload_id=workload.workload_id,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            places=places,
+            waits_for=tuple(on_places),
+            priority=workload.spec.priority,
+            placements=placements,
+        )

@@ -1,0 +1,116 @@
+"""Deadlines by simulation with exact run times: what is admitted is kept, what is refused cannot be, and a slow twin agrees."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.backfill_rig import S, Simulation
+from tests.builders.cluster import build_node
+from tests.naive_backfill import NaiveDeadlines
+from tests.state_invariants import check_invariants
+
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import DeadlineBroken
+from eelgrid_protos.faults import InvalidArgument
+from eelgrid_protos.messages import BackfillMode, JobDeadline
+
+# Moments are so far apart that a change of one is more than the tolerance.
+UNIT_S = 100
+EASY, CONSERVATIVE = BackfillMode.EASY, BackfillMode.CONSERVATIVE
+JOBS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 9), st.integers(1, 25)), min_size=1, max_size=25
+)
+
+
+def submit(found, key, gpus, run, within, **spec):
+    """Submits a job with a deadline, in units of time from now; returns whether it was admitted."""
+    deadline = JobDeadline(end_ns=(found.now_s + within * UNIT_S) * S)
+    try:
+        found.submit(key, gpus, run * UNIT_S, deadline=deadline, **spec)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def list_breaches(found):
+    return [event for event in found.events if isinstance(event, DeadlineBroken)]
+
+
+@given(jobs=JOBS, gpus=st.integers(2, 6), is_whole=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_admission_decides_as_a_slow_twin_on_counts_of_equal_gpus(jobs, gpus, is_whole):
+    nodes = [build_node("a", gpus=gpus)] if is_whole else [build_node(f"n{i}", gpus=1) for i in range(gpus)]
+    found, twin, starts = Simulation(*nodes), NaiveDeadlines(gpus), {}
+    for number, (gap, most, run, within) in enumerate(jobs):
+        found.advance(found.now_s + gap * UNIT_S)
+        now, wanted, key = (found.now_s - 1) // UNIT_S, min(most, gpus), f"j{number:02}"
+        start = twin.admit(now, wanted, run, now + within)
+        shape = {"gpus": wanted} if is_whole else {"gpus": 1, "replicas": wanted}
+        assert submit(found, key, run=run, within=within, **shape) == (start is not None)
+        starts.update({key: start * UNIT_S + 1} if start is not None else {})
+    found.finish()
+    assert found.starts == starts
+    assert not list_breaches(found)
+
+
+@given(
+    jobs=JOBS,
+    nodes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    mode=st.sampled_from([EASY, CONSERVATIVE]),
+    has_deadline=st.lists(st.booleans(), min_size=25, max_size=25),
+)
+@settings(deadline=None, max_examples=60)
+def test_admitted_jobs_meet_their_deadline_among_work_without_one_and_everything_starts(
+    jobs, nodes, mode, has_deadline
+):
+    found = Simulation(*(build_node(f"n{i}", gpus=gpus) for i, gpus in enumerate(nodes)), backfill=mode)
+    deadlines = {}
+    for number, (gap, gpus, run, within) in enumerate(jobs):
+        found.advance(found.now_s + gap * UNIT_S)
+        key, wanted = f"j{number}", min(gpus, max(nodes))
+        if not has_deadline[number]:
+            found.submit(key, wanted, run * UNIT_S)
+        elif submit(found, key, wanted, run, within):
+            deadlines[key] = found.now_s + within * UNIT_S
+        else:
+            del found.specs[key]
+    for until_s in range(found.now_s, found.now_s + 300 * UNIT_S, UNIT_S):
+        found.advance(until_s)
+    assert set(found.starts) == set(found.specs)
+    for key, deadline_s in deadlines.items():
+        assert found.starts[key] + found.specs[key] <= deadline_s
+        promised = found.promised.get(key, [])
+        assert promised == sorted(promised, reverse=True)
+    assert not list_breaches(found)
+    check_invariants(found.core.state)
+    state = found.replay()
+    assert state.digest() == found.core.state.digest()
+    assert ClusterState.load(json.loads(json.dumps(state.dump()))).digest() == state.digest()
+
+
+@given(jobs=JOBS, nodes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=60)
+def test_with_exact_run_times_no_conservative_promise_ever_becomes_later(jobs, nodes):
+    found = Simulation(*(build_node(f"n{i}", gpus=gpus) for i, gpus in enumerate(nodes)), backfill=CONSERVATIVE)
+    for number, (gap, gpus, run, _) in enumerate(jobs):
+        found.advance(found.now_s + gap * UNIT_S)
+        found.submit(f"j{number}", min(gpus, max(nodes)), run * UNIT_S)
+    found.finish()
+    assert set(found.starts) == set(found.specs)
+    for key, promised in found.promised.items():
+        assert promised == sorted(promised, reverse=True), f"{key} was promised a later start"
+        assert found.starts[key] * S <= promised[-1]
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_promised_start_is_pushed_later_by_more_urgent_work_alone(priority):
+    found = Simulation(build_node("a", gpus=2))
+    found.submit("first", 2, 3 * UNIT_S)
+    assert submit(found, "due", 2, 2, 5)
+    assert found.promised["due"] == [(1 + 3 * UNIT_S) * S]
+    found.submit("other", 2, 4 * UNIT_S, priority=priority)
+    found.wake()
+    found.finish()
+    assert [event.cause.partition(":")[0] for event in list_breaches(found)] == (["order"] if priority else [])
+    assert found.starts["due"] == 1 + (7 if priority else 3) * UNIT_S
