@@ -37,7 +37,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "retries_most": ("retries",),
     "recommendation_id": ("recommendation",),
     "weights": ("weight",),
-    "workload_id": ("workload", "id", "cancel"),
+    "workload_id": ("workload", "id", "cancel", "array"),
 }
 # Files whose fields are those of the request: their names are kept.
 _FILES = frozenset({"file", "changes"})
