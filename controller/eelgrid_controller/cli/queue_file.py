@@ -48,10 +48,11 @@ _NEVER = "never"
 # The words of the fields of `preemption`; never, and of victims jobs, is what is not set.
 _PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "within": {_NEVER: "unspecified", "lower_priority": "lower_priority"},
-    "reclaim": {_NEVER: "unspecified", "nominal": "nominal", "fair_share": "fair_share"},
+    "reclaim": {_NEVER: "unspecified", "nominal": "nominal", "fair_share": "fair_share", "past_use": "past_use"},
     "victims": {"jobs": "unspecified", "none": "none", "all": "all"},
 }
-_MIN_RUNTIME = "min_runtime"
+# Durations by their names in a file.
+_PREEMPTION_TIMES = {"min_runtime": "min_runtime_s", "horizon": "horizon_s"}
 _FILE_FIELDS = ("half_life", "age_limit", "queues", "priority_classes")
 _CLASS_FIELDS = ("name", "priority", "preempts")
 
@@ -104,10 +105,10 @@ def _quota(resource: str, value: Any, place: str) -> dict[str, Any]:
 
 
 def _preemption(value: Any, place: str) -> dict[str, Any]:
-    fields = dict(_mapping(value, place, (*_PREEMPTION_WORDS, _MIN_RUNTIME)))
-    found: dict[str, Any] = {}
-    if _MIN_RUNTIME in fields:
-        found["min_runtime_s"] = _duration(fields.pop(_MIN_RUNTIME), f"{place}.{_MIN_RUNTIME}")
+    fields = dict(_mapping(value, place, (*_PREEMPTION_WORDS, *_PREEMPTION_TIMES)))
+    found: dict[str, Any] = {
+        field: _duration(fields.pop(key), f"{place}.{key}") for key, field in _PREEMPTION_TIMES.items() if key in fields
+    }
     for key, word in fields.items():
         words = _PREEMPTION_WORDS[key]
         if not isinstance(word, str) or word not in words:
@@ -235,6 +236,8 @@ def _preemption_settings(rules: QueuePreemption) -> Iterator[tuple[str, str]]:
         value = getattr(rules, key).name.lower()
         yield f"preemption {key}", next(word for word, meant in words.items() if meant == value)
     yield "preemption minimum run time", format_age(rules.min_runtime_s)
+    if rules.horizon_s:
+        yield "preemption horizon", format_age(rules.horizon_s)
 
 
 def _settings(queue: Queue, spending: Sequence[SpendingLimit]) -> Iterator[tuple[str, str]]:

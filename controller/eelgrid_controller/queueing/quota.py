@@ -229,6 +229,17 @@ class QuotaTree:
         found = (self._cells[name][number] for name in resources if name in self._cells)
         return any(cell is not None and cell.is_bounded and cell.borrowed > 0 for cell in found)
 
+    def is_beyond_quota(self, number: int, resources: Iterable[str]) -> bool:
+        """Like `is_borrowing`, but where none of these resources has a quota, whatever a queue holds of them is beyond it."""
+        found = [cell for name in resources if name in self._cells and (cell := self._cells[name][number]) is not None]
+        bounded = [cell for cell in found if cell.is_bounded]
+        return any(cell.borrowed > 0 for cell in bounded) if bounded else any(cell.used > 0 for cell in found)
+
+    def list_used(self, number: int) -> tuple[int, ...]:
+        """Returns what a queue and those below it use, by the order of QUEUE_RESOURCES."""
+        cells = (self._cells[resource][number] for resource in QUEUE_RESOURCES)
+        return tuple(0 if cell is None else cell.used for cell in cells)
+
     def usage(self, queue: str) -> tuple[QueueUsage, ...]:
         """Returns what a queue uses of each resource, of all that its tree counts."""
         number = self.numbers[queue]
