@@ -53,7 +53,12 @@ _PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
 }
 # Durations by their names in a file.
 _PREEMPTION_TIMES = {"min_runtime": "min_runtime_s", "horizon": "horizon_s"}
-_FILE_FIELDS = ("half_life", "age_limit", "queues", "priority_classes")
+_POLICY_TIMES = (
+    ("half_life", "queue_half_life_s"),
+    ("age_limit", "queue_age_limit_s"),
+    ("capacity_hold", "capacity_hold_s"),
+)
+_FILE_FIELDS = (*(key for key, _ in _POLICY_TIMES), "queues", "priority_classes")
 _CLASS_FIELDS = ("name", "priority", "preempts")
 
 
@@ -207,7 +212,7 @@ def read_queue_file(path: Path) -> dict[str, Any]:
         raise RequestRefused(f"{path}: has no list `queues`", "write queues: [{name: research, quota: {gpu: 16}}, ...]")
     queues = [_queue(row, f"{path}: queues[{index}]") for index, row in enumerate(fields["queues"])]
     found: dict[str, Any] = {}
-    for key, field in (("half_life", "queue_half_life_s"), ("age_limit", "queue_age_limit_s")):
+    for key, field in _POLICY_TIMES:
         if key in fields:
             found[field] = _duration(fields[key], f"{path}: {key}")
     if "priority_classes" in fields:
@@ -260,17 +265,23 @@ def _describe_class(one: PriorityClass | None) -> str:
     return "none" if one is None else f"{one.priority}{', preempts never' if one.never_preempts else ''}"
 
 
+def _describe_time(value_s: float | None) -> str:
+    return "default" if value_s is None else format_age(value_s)
+
+
 def queue_changes(before: Policy, after: Policy) -> Iterator[str]:
     """Yields a line for each setting of a queue that differs."""
     old, new = (
         {queue.name: dict(_settings(queue, policy.spending)) for queue in policy.queues} for policy in (before, after)
     )
-    for name, value, wanted in (
-        ("half-life", before.queue_half_life_s, after.queue_half_life_s),
-        ("age limit", before.queue_age_limit_s, after.queue_age_limit_s),
+    for name, field in (
+        ("half-life", "queue_half_life_s"),
+        ("age limit", "queue_age_limit_s"),
+        ("capacity hold", "capacity_hold_s"),
     ):
+        value, wanted = getattr(before, field), getattr(after, field)
         if value != wanted:
-            yield f"queues {name}: {format_age(value)} -> {format_age(wanted)}"
+            yield f"queues {name}: {_describe_time(value)} -> {_describe_time(wanted)}"
     classes = [{one.name: one for one in policy.priority_classes} for policy in (before, after)]
     for name in dict.fromkeys((*classes[0], *classes[1])):
         was, will_be = (_describe_class(found.get(name)) for found in classes)

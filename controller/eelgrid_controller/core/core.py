@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.job_control import (
     JobControl,
@@ -179,9 +180,12 @@ class Core:
         self.queues = QueueIndex(state)
         self._backfill = BackfillPlanner(state, self._chooser)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
-        self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
+        self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
+        self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._jobs = JobControl(state, self.queues, self._conditions)
-        self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
+        self._retrying = RetryRounds(
+            state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds
+        )
         self._drains = DrainRounds(state, self._chooser)
 
     @property
@@ -698,7 +702,7 @@ class Core:
 
     def is_round_due(self, now_ns: int) -> bool:
         """Returns whether pending work must be tried again because time has passed; `retry_waiting` does so."""
-        return self._backfill.is_round_due(now_ns) or self._conditions.is_due(now_ns)
+        return self._backfill.is_round_due(now_ns) or self._conditions.is_due(now_ns) or self._holds.is_due(now_ns)
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """Tries pending work again, since the rules of an engine may have changed."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
@@ -20,9 +21,15 @@ class StartDecider:
     """Decides starts and growth on one state."""
 
     def __init__(
-        self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
+        self,
+        state: ClusterState,
+        placer: WorkloadPlacer,
+        queues: QueueIndex,
+        backfill: BackfillPlanner,
+        holds: CapacityHolds,
     ) -> None:
-        self._state, self._placer, self._queues, self._backfill = state, placer, queues, backfill
+        self._state, self._placer, self._queues = state, placer, queues
+        self._backfill, self._holds = backfill, holds
 
     def list_models(self) -> Iterable[str]:
         """Lists the GPU models of the cluster."""
@@ -40,7 +47,7 @@ class StartDecider:
             return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
         quotes = quoted[0].quotes if quoted else None
         closed = self._backfill.list_closed_nodes(workload, now_ns)
-        return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
+        return self._holds.decide(workload, admitted, now_ns, quotes, closed=closed)
 
     def decide_growth(
         self, workload: Workload, spec: WorkloadSpec, quoted: tuple[PricesQuoted, ...], now_ns: int
@@ -48,6 +55,7 @@ class StartDecider:
         """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
         quotes = quoted[0].quotes if quoted else None
         closed = self._backfill.list_closed_nodes(workload, now_ns)
+        closed = closed.union(*(hold.node_names for hold in self._holds.list_binding(workload, is_round=False)))
         admitted: WorkloadSpec | QueueHold = spec
         count = spec.replicas
         if self._queues.is_active:

@@ -111,9 +111,8 @@ class FairRound:
         self._current: tuple[int, _Group]
         for number in range(len(pending.groups) - 1, -1, -1):
             self._fill(number)
-        tops = [number for number, parent in enumerate(tree.parents) if parent < 0]
         # The last place of the waiting work is that of work without a queue.
-        self._top = self._list_children([*tops, len(tree.queues)])
+        self._top = self._list_children([*tree.tops, len(tree.queues)])
 
     def _fill(self, number: int) -> None:
         groups = self._pending.groups[number]

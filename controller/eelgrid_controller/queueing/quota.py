@@ -94,6 +94,7 @@ class QuotaTree:
         for number, parent in enumerate(self.parents):
             if parent >= 0:
                 self.children[parent].append(number)
+        self.tops = [number for number, parent in enumerate(self.parents) if parent < 0]
         roots = list(range(len(order)))
         for number, parent in enumerate(self.parents):
             roots[number] = number if parent < 0 else roots[parent]
@@ -147,6 +148,10 @@ class QuotaTree:
         while number >= 0:
             yield number
             number = self.parents[number]
+
+    def list_siblings(self, number: int) -> Sequence[int]:
+        """Returns the numbers of the queues with the same parent, itself among them."""
+        return self.tops if self.parents[number] < 0 else self.children[self.parents[number]]
 
     def list_path(self, queue: str) -> list[Queue]:
         """Returns a queue and those above it."""

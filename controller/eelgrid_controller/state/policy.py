@@ -246,5 +246,5 @@ def _find_mixed_reclaims(queues: tuple[Queue, ...], parents: Mapping[str, str]) 
 
 def changes_starts(before: Policy, after: Policy) -> bool:
     """Returns whether pending work may start under one policy that waits under the other, spending limits aside."""
-    names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations")
+    names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations", "capacity_hold_s")
     return any(getattr(before, name) != getattr(after, name) for name in names)
