@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.core.recovery import encode_entries
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.objectives.control_cycle import ObjectiveController
 from eelgrid_controller.objectives.status import budget_statuses
 from eelgrid_controller.server.http.live_hub import LiveHub

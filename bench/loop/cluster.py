@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bench.loop.scene import QUANTILE, Job, Node, Scene, Service
-from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.messages import (
     OBJECTIVES,

@@ -19,7 +19,8 @@ from typing import Any
 from bench.queueing.summary import SetResult, SummaryRow
 from bench.runner import Progress, Unusable
 from bench.tables import write_csv
-from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadPlaced
 from eelgrid_protos import catalogue

@@ -12,6 +12,7 @@ from tests.builders.cluster import build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.queueing.past_use import PastUse, UseExchange
 from eelgrid_controller.queueing.preemption import (
     FoundPlace,
     PreemptionCandidate,
@@ -30,6 +31,7 @@ from eelgrid_controller.state.events import (
     event_from_plain,
     event_to_plain,
 )
+from eelgrid_controller.state.queue_usage import DecayedUsage
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
@@ -48,12 +50,6 @@ from eelgrid_protos.messages import (
 
 S = 10**9
 NODES = {"a": 4, "b": 2, "c": 2}
-RULES = st.builds(
-    QueuePreemption,
-    within=st.sampled_from(list(PreemptionWithin)),
-    reclaim=st.sampled_from(list(PreemptionReclaim)),
-    min_runtime_s=st.sampled_from([0.0, 0.0, 3.0]),
-)
 PROCESS = ProcessSpec(argv=("train",), working_directory="/")
 
 
@@ -104,7 +100,19 @@ def test_the_victims_suffice_and_none_of_them_is_one_too_many(case):
         assert not any({one.workload_id for one in subset} < chosen for subset in possible)
 
 
-FORESTS = st.lists(st.tuples(st.integers(0, 4), RULES, st.sampled_from([1.0, 2.0])), min_size=2, max_size=4)
+def forests(beyond):
+    """Queues with their quota, rules and weight; a tree has one measure for reclaim beyond quotas."""
+    rules = st.builds(
+        QueuePreemption,
+        within=st.sampled_from(list(PreemptionWithin)),
+        reclaim=st.sampled_from([PreemptionReclaim.UNSPECIFIED, PreemptionReclaim.NOMINAL, beyond]),
+        min_runtime_s=st.sampled_from([0.0, 0.0, 3.0]),
+        horizon_s=st.sampled_from([0.0, 60.0]),
+    )
+    return st.lists(st.tuples(st.integers(0, 4), rules, st.sampled_from([1.0, 2.0])), min_size=2, max_size=4)
+
+
+FORESTS = st.sampled_from([PreemptionReclaim.FAIR_SHARE, PreemptionReclaim.PAST_USE]).flatmap(forests)
 
 
 def build_queues(forest, *, root=0):
@@ -150,10 +158,15 @@ def test_permitted_victims_keep_every_rule_whatever_the_order(forest, work, data
     before = [tree.usage(queue.name) for queue in queues]
     mine = f"q{data.draw(st.integers(0, len(forest) - 1))}"
     gainer = PreemptionGainer(queue=mine, priority=data.draw(st.integers(0, 3)), amounts={"gpu": 2000})
+    spent = {
+        (f"q{n}", "ann"): DecayedUsage(0, (1e6 * data.draw(st.integers(0, 9)), 0.0, 0.0)) for n in range(len(forest))
+    }
+    past = PastUse(tree, lambda: spent, (10_000, 1, 1), now_ns=0, half_life_s=1e4)
+    exchange = UseExchange(past, half_life_s=1e4, horizon_s=rules[mine].horizon_s)
     ordered = order_candidates(found, 10 * S)
     assert sorted(ordered, key=lambda one: one.priority) == ordered
     for is_lenient in (False, True):
-        chosen = PreemptionRules(tree, gainer, rules[mine]).select(ordered, is_lenient=is_lenient)
+        chosen = PreemptionRules(tree, gainer, rules[mine], exchange).select(ordered, is_lenient=is_lenient)
         used = {queue.name: sum(one.amounts["gpu"] for one in found if one.queue == queue.name) for queue in queues}
         nominal = {f"q{n}": 1000 * row[0] for n, row in enumerate(forest)}
         fits = used[mine] + 2000 <= nominal[mine]
@@ -162,9 +175,15 @@ def test_permitted_victims_keep_every_rule_whatever_the_order(forest, work, data
                 assert rules[mine].within
                 assert one.priority < gainer.priority
             else:
-                # Never within its quota, and for work beyond its own only by fair share.
+                # Never within its quota, and for work beyond its own only by fair share or past use.
                 assert used[one.queue] > nominal[one.queue]
-                assert fits or rules[mine].reclaim is PreemptionReclaim.FAIR_SHARE
+                assert fits or rules[mine].reclaim in (PreemptionReclaim.FAIR_SHARE, PreemptionReclaim.PAST_USE)
+                if not fits and rules[mine].reclaim is PreemptionReclaim.PAST_USE:
+                    ours, theirs = (
+                        spent[name, "ann"].total[0] / tree.queues[tree.numbers[name]].weight
+                        for name in (mine, one.queue)
+                    )
+                    assert theirs > ours
             used[one.queue] -= one.amounts["gpu"]
             fits = used[mine] + 2000 <= nominal[mine]
     assert before == [tree.usage(queue.name) for queue in queues]

@@ -6,7 +6,8 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.server.metric_collectors import IdleGaps
 from eelgrid_controller.state.attempts import describe_start_hold
 from eelgrid_controller.state.cluster_state import ClusterState

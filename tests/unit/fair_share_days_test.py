@@ -30,14 +30,14 @@ class Jobs:
 class Backlog:
     """Two queues in which something always waits."""
 
-    def __init__(self, jobs, *, weights=(1.0, 1.0), seed=0, quota=False):
+    def __init__(self, jobs, *, weights=(1.0, 1.0), seed=0, quota=False, hold_s=None, nodes=1):
         self.random = random.Random(seed)
-        self.core = build_core(build_node("a", gpus=GPUS))
+        self.core = build_core(*(build_node(f"n{n}", gpus=GPUS) for n in range(nodes)))
         parent = Queue(name="all", quotas=(QueueQuota(resource="gpu", nominal=1000 * GPUS),) if quota else ())
         below = [Queue(name=name, parent="all", weight=weight) for name, weight in zip("xy", weights, strict=True)]
         # Without an age limit: everything that waits here does so for longer than a day.
         policy = replace(self.core.state.policy, queues=(parent, *below), queue_age_limit_s=365 * 86_400.0)
-        self.core.update_policy(policy, now_ns=1)
+        self.core.update_policy(replace(policy, capacity_hold_s=hold_s), now_ns=1)
         self.jobs = dict(zip("xy", jobs, strict=True))
         self.made, self.ends = 0, []
         self.hours = {}
@@ -50,6 +50,8 @@ class Backlog:
         while self.ends and self.ends[0][0] <= until_ns:
             now_ns, key = heapq.heappop(self.ends)
             self._advance(now_ns)
+            if self.core.is_round_due(now_ns):
+                self._note(self.core.retry_waiting(now_ns=now_ns), now_ns)
             self._note(self.core.cancel(key, now_ns=now_ns), now_ns)
             self._fill(now_ns)
         self._advance(until_ns)
@@ -83,7 +85,6 @@ class Backlog:
                 heapq.heappush(self.ends, (end_ns, event.workload_id))
 
 
-# Of one size: where sizes differ, small work fills what large work waits for (docs/explanation/queueing.md, Limits).
 SHORT, LONG = Jobs((1,), (6.0, 18.0)), Jobs((1,), (24.0, 72.0))
 
 
@@ -116,3 +117,23 @@ def test_nobody_gains_by_asking_for_more_than_is_needed():
     honest = Backlog((Jobs((2,), (4.0, 4.0)), Jobs((2,), (4.0, 4.0)))).run(4 * DAY_NS)
     inflated = Backlog((Jobs((4,), (4.0, 4.0)), Jobs((2,), (4.0, 4.0)))).run(4 * DAY_NS)
     assert inflated / 2 < 0.6 * honest
+
+
+@pytest.mark.parametrize(
+    ("size", "hours"), [(2, ((4.0, 4.0), (4.0, 4.0))), (2, ((6.0, 18.0), (24.0, 72.0))), (4, ((2.0, 6.0), (2.0, 6.0)))]
+)
+def test_a_queue_of_larger_jobs_gets_its_share_beside_jobs_of_one_gpu_and_little_is_idle(size, hours):
+    """Two nodes of 8 GPUs; without capacity that is held back the small jobs take every GPU that becomes free."""
+    jobs = [Jobs((1,), hours[0]), Jobs((size,), hours[1])]
+    days = 8
+    run, free = Backlog(jobs, nodes=2), Backlog(jobs, nodes=2, hold_s=0.0)
+    assert 0.45 <= run.run(days * DAY_NS) <= 0.55
+    assert free.run(days * DAY_NS) > 0.6
+    used, most = (sum(one.gpu_ns.values()) / (2 * GPUS * days * DAY_NS) for one in (run, free))
+    assert used > most - 0.03
+
+
+def test_jobs_of_a_whole_node_get_their_share_beside_jobs_of_one_gpu():
+    run = Backlog((Jobs((1,), (4.0, 8.0)), Jobs((8,), (4.0, 8.0))), nodes=2)
+    assert 0.45 <= run.run(8 * DAY_NS) <= 0.58
+    assert sum(run.gpu_ns.values()) / (2 * GPUS * 8 * DAY_NS) > 0.85

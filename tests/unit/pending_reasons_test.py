@@ -49,6 +49,11 @@ GOLDEN = (
     ("quota", "quota", "quota: queue vision has too little gpu quota left"),
     ("quota", "borrowing", "quota: queue vision may not borrow so much gpu"),
     ("quota", "usage", "quota: queue vision may not use so much more gpu"),
+    (
+        "fair_share",
+        "",
+        "fair_share: there is room, but it is held for queue vision, which has used less than its share",
+    ),
     ("backfill", "", "backfill: there is room, but it would delay work that goes before it"),
     ("reservation", "", "reservation: the nodes that would do are reserved, and full"),
     ("reservation", "held", "reservation: there is room, but on nodes that reservation upgrade holds"),

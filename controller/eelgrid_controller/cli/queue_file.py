@@ -48,11 +48,17 @@ _NEVER = "never"
 # The words of the fields of `preemption`; never, and of victims jobs, is what is not set.
 _PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "within": {_NEVER: "unspecified", "lower_priority": "lower_priority"},
-    "reclaim": {_NEVER: "unspecified", "nominal": "nominal", "fair_share": "fair_share"},
+    "reclaim": {_NEVER: "unspecified", "nominal": "nominal", "fair_share": "fair_share", "past_use": "past_use"},
     "victims": {"jobs": "unspecified", "none": "none", "all": "all"},
 }
-_MIN_RUNTIME = "min_runtime"
-_FILE_FIELDS = ("half_life", "age_limit", "queues", "priority_classes")
+# Durations by their names in a file.
+_PREEMPTION_TIMES = {"min_runtime": "min_runtime_s", "horizon": "horizon_s"}
+_POLICY_TIMES = (
+    ("half_life", "queue_half_life_s"),
+    ("age_limit", "queue_age_limit_s"),
+    ("capacity_hold", "capacity_hold_s"),
+)
+_FILE_FIELDS = (*(key for key, _ in _POLICY_TIMES), "queues", "priority_classes")
 _CLASS_FIELDS = ("name", "priority", "preempts")
 
 
@@ -104,10 +110,10 @@ def _quota(resource: str, value: Any, place: str) -> dict[str, Any]:
 
 
 def _preemption(value: Any, place: str) -> dict[str, Any]:
-    fields = dict(_mapping(value, place, (*_PREEMPTION_WORDS, _MIN_RUNTIME)))
-    found: dict[str, Any] = {}
-    if _MIN_RUNTIME in fields:
-        found["min_runtime_s"] = _duration(fields.pop(_MIN_RUNTIME), f"{place}.{_MIN_RUNTIME}")
+    fields = dict(_mapping(value, place, (*_PREEMPTION_WORDS, *_PREEMPTION_TIMES)))
+    found: dict[str, Any] = {
+        field: _duration(fields.pop(key), f"{place}.{key}") for key, field in _PREEMPTION_TIMES.items() if key in fields
+    }
     for key, word in fields.items():
         words = _PREEMPTION_WORDS[key]
         if not isinstance(word, str) or word not in words:
@@ -206,7 +212,7 @@ def read_queue_file(path: Path) -> dict[str, Any]:
         raise RequestRefused(f"{path}: has no list `queues`", "write queues: [{name: research, quota: {gpu: 16}}, ...]")
     queues = [_queue(row, f"{path}: queues[{index}]") for index, row in enumerate(fields["queues"])]
     found: dict[str, Any] = {}
-    for key, field in (("half_life", "queue_half_life_s"), ("age_limit", "queue_age_limit_s")):
+    for key, field in _POLICY_TIMES:
         if key in fields:
             found[field] = _duration(fields[key], f"{path}: {key}")
     if "priority_classes" in fields:
@@ -235,6 +241,8 @@ def _preemption_settings(rules: QueuePreemption) -> Iterator[tuple[str, str]]:
         value = getattr(rules, key).name.lower()
         yield f"preemption {key}", next(word for word, meant in words.items() if meant == value)
     yield "preemption minimum run time", format_age(rules.min_runtime_s)
+    if rules.horizon_s:
+        yield "preemption horizon", format_age(rules.horizon_s)
 
 
 def _settings(queue: Queue, spending: Sequence[SpendingLimit]) -> Iterator[tuple[str, str]]:
@@ -257,17 +265,23 @@ def _describe_class(one: PriorityClass | None) -> str:
     return "none" if one is None else f"{one.priority}{', preempts never' if one.never_preempts else ''}"
 
 
+def _describe_time(value_s: float | None) -> str:
+    return "default" if value_s is None else format_age(value_s)
+
+
 def queue_changes(before: Policy, after: Policy) -> Iterator[str]:
     """Yields a line for each setting of a queue that differs."""
     old, new = (
         {queue.name: dict(_settings(queue, policy.spending)) for queue in policy.queues} for policy in (before, after)
     )
-    for name, value, wanted in (
-        ("half-life", before.queue_half_life_s, after.queue_half_life_s),
-        ("age limit", before.queue_age_limit_s, after.queue_age_limit_s),
+    for name, field in (
+        ("half-life", "queue_half_life_s"),
+        ("age limit", "queue_age_limit_s"),
+        ("capacity hold", "capacity_hold_s"),
     ):
+        value, wanted = getattr(before, field), getattr(after, field)
         if value != wanted:
-            yield f"queues {name}: {format_age(value)} -> {format_age(wanted)}"
+            yield f"queues {name}: {_describe_time(value)} -> {_describe_time(wanted)}"
     classes = [{one.name: one for one in policy.priority_classes} for policy in (before, after)]
     for name in dict.fromkeys((*classes[0], *classes[1])):
         was, will_be = (_describe_class(found.get(name)) for found in classes)

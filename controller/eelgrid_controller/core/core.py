@@ -14,10 +14,11 @@ to open.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
 from eelgrid_controller.core.job_control import (
@@ -45,6 +46,7 @@ from eelgrid_controller.core.nodes import (
 from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_class
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.start_decision import StartDecider
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.core.workloads import (
     check_feasibility,
     find_existing_workload,
@@ -128,32 +130,6 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class CoreStep(Generic[_Result]):
-    """Result of a step: events to make durable, in order, the answer, and the nodes whose plan changed."""
-
-    events: tuple[Event, ...]
-    result: _Result
-    nodes: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """The result of one commit: its events, the nodes that changed, and the new revision."""
-
-    events: tuple[Event, ...]
-    nodes: frozenset[str]
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommandOrigin:
-    """Origin of a command for observers: when the call arrived, and the caller's trace context as W3C headers."""
-
-    arrived_ns: int
-    headers: Mapping[str, str]
-
-
 LIVE_WORKLOADS_MOST = 1_000_000
 NODES_MOST = 100_000
 
@@ -181,10 +157,13 @@ class Core:
         self.queues = QueueIndex(state)
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
-        self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
+        self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
+        self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._jobs = JobControl(state, self.queues, self._conditions)
         self._arrays = ArrayPlanner(state, self._chooser, self.queues, self._jobs, self._starts)
-        self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
+        self._retrying = RetryRounds(
+            state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds
+        )
         self._drains = DrainRounds(state, self._chooser)
 
     @property
@@ -703,7 +682,7 @@ class Core:
 
     def is_round_due(self, now_ns: int) -> bool:
         """Returns whether pending work must be tried again because time has passed; `retry_waiting` does so."""
-        return self._backfill.is_round_due(now_ns) or self._conditions.is_due(now_ns)
+        return self._backfill.is_round_due(now_ns) or self._conditions.is_due(now_ns) or self._holds.is_due(now_ns)
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """Tries pending work again, since the rules of an engine may have changed."""

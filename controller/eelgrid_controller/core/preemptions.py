@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
+from eelgrid_controller.queueing.past_use import UseExchange
 from eelgrid_controller.queueing.preemption import (
     FEW_MOST,
     FoundPlace,
@@ -242,7 +243,7 @@ class Preemptions:
     def _search(self, workload: Workload, queue: str, rules: QueuePreemption, now_ns: int) -> Plan:
         spec = workload.spec
         gainer = PreemptionGainer(queue=queue, priority=spec.priority, amounts=count_request(spec))
-        permitted = PreemptionRules(self._queues.tree, gainer, rules)
+        permitted = PreemptionRules(self._queues.tree, gainer, rules, self._make_exchange(rules, now_ns))
         candidates, ending = self._list_candidates(gainer, rules, now_ns)
         ordered = order_candidates(candidates, now_ns)
         search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims))
@@ -256,9 +257,20 @@ class Preemptions:
         if plan.place is None and rules.reclaim is PreemptionReclaim.FAIR_SHARE:
             lenient = permitted.select(ordered, is_lenient=True)
             plan = search.run(lenient) if lenient else plan
+        if plan.place is None and permitted.wait_s is not None:
+            self._note_next(now_ns + int(permitted.wait_s * _NS))
         if len(plan.victims) > PREEMPTED_MOST:
             return PreemptionPlan(problem=f"it would preempt more than {PREEMPTED_MOST} workloads", checks=plan.checks)
         return plan
+
+    def _make_exchange(self, rules: QueuePreemption, now_ns: int) -> UseExchange | None:
+        if rules.reclaim is not PreemptionReclaim.PAST_USE:
+            return None
+        half_life_s = self._state.policy.queue_half_life_s
+        return UseExchange(self._queues.sum_past_use(now_ns), half_life_s=half_life_s, horizon_s=rules.horizon_s)
+
+    def _note_next(self, time_ns: int) -> None:
+        self._next_ns = time_ns if self._next_ns is None else min(time_ns, self._next_ns)
 
     def _find_place(
         self, workload: Workload, victims: Sequence[PreemptionCandidate]
@@ -326,7 +338,7 @@ class Preemptions:
         if key in self._fresh:
             ends_ns = max(ends_ns, now_ns + _FRESH_NS)
         if now_ns < ends_ns:
-            self._next_ns = ends_ns if self._next_ns is None else min(ends_ns, self._next_ns)
+            self._note_next(ends_ns)
             return False
         return True
 

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.core.preemptions import ApplyEvent, Preemptions, SettleDecision
 from eelgrid_controller.placement.explanations import (
     describe_pending_reason,
@@ -58,9 +59,11 @@ class RetryRounds:
         queues: QueueIndex,
         backfill: BackfillPlanner,
         preemptions: Preemptions,
+        *,
+        holds: CapacityHolds,
     ) -> None:
         self._state, self._chooser, self._queues = state, chooser, queues
-        self._backfill, self._preemptions = backfill, preemptions
+        self._backfill, self._preemptions, self._holds = backfill, preemptions, holds
         # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
         # With queues the round itself, and the queues that it is over.
@@ -96,6 +99,7 @@ class RetryRounds:
             self._queues,
             self._backfill,
             self._preemptions,
+            holds=self._holds,
             apply=apply,
             settle=settle,
             quoted=quoted,
@@ -103,12 +107,14 @@ class RetryRounds:
         )
         if self._resume is None and self._fair_round is None:
             step.apply_all(self._backfill.begin_round(now_ns))
+            self._holds.begin_round(now_ns)
         elif self._learned[0] == self._state.revision:
             step.failed = self._learned[1]
         self._continue_round(step, now_ns)
         self._learned = self._state.revision, step.failed
         if self._resume is None and self._fair_round is None:
             step.apply_all(self._backfill.end_round(now_ns))
+            self._holds.end_round()
         return step.events, step.nodes
 
     def _continue_round(self, step: "_RetryStep", now_ns: int) -> None:
@@ -149,6 +155,7 @@ class _RetryStep:
         backfill: BackfillPlanner,
         preemptions: Preemptions,
         *,
+        holds: CapacityHolds,
         apply: ApplyEvent,
         settle: SettleDecision,
         quoted: QuotePrices,
@@ -160,7 +167,7 @@ class _RetryStep:
         self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
         self._preemptions, self.has_preempted = preemptions, False
         self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
-        self._backfill = backfill
+        self._backfill, self._holds = backfill, holds
         # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
         # would delay other work, also by what is expected of it.
         self.failed: dict[Hashable, tuple[int, str]] = {}
@@ -187,7 +194,8 @@ class _RetryStep:
             waits_for_capacity = not reason
             if waits_for_capacity:
                 closed = self._backfill.list_closed_nodes(workload, self._now_ns)
-                kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed)
+                binding = tuple(hold.queue for hold in self._holds.list_binding(workload, is_round=True))
+                kind: Hashable = (spec.request, spec.required_traits, spec.process is not None, closed, binding)
                 # An engine's rules, and a start that is kept, apply to this workload only.
                 is_judged = has_rules(ticket[2]) or self._backfill.holds_start(workload)
                 why = None if is_judged else failed.get(kind) or failed.get(self._backfill.get_term(kind, workload))
@@ -207,6 +215,10 @@ class _RetryStep:
                     return ticket
                 if self._preempt(workload):
                     continue
+            if waits_for_capacity and self.fair_round is not None and not reason.startswith("budget:"):
+                searches = self._chooser.searches
+                self._holds.hold_for(workload, spec, self.fair_round.past, self._now_ns)
+                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
             # Watts are not what the ends of work are known to free.
             if waits_for_capacity and self._backfill.reserves_for(workload) and not reason.startswith("budget:"):
                 searches = self._chooser.searches
@@ -275,6 +287,6 @@ class _RetryStep:
             self._apply(quotes)
             self.events.append(quotes)
         searches = self._chooser.searches
-        decision = self._backfill.decide(workload, spec, self._now_ns, closed=closed, is_round=True)
+        decision = self._holds.decide(workload, spec, self._now_ns, closed=closed, is_round=True)
         self._tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
         return decision

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.placement.explanations import make_outcome_event
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -27,9 +28,15 @@ class StartDecider:
     """Decides starts and growth on one state."""
 
     def __init__(
-        self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex, backfill: BackfillPlanner
+        self,
+        state: ClusterState,
+        placer: WorkloadPlacer,
+        queues: QueueIndex,
+        backfill: BackfillPlanner,
+        holds: CapacityHolds,
     ) -> None:
-        self._state, self._placer, self._queues, self._backfill = state, placer, queues, backfill
+        self._state, self._placer, self._queues = state, placer, queues
+        self._backfill, self._holds = backfill, holds
 
     def list_models(self) -> Iterable[str]:
         """Lists the GPU models of the cluster."""
@@ -47,7 +54,7 @@ class StartDecider:
             return PlacementDecision(placements=(), explanation=(), room=0, queue_hold=admitted)
         quotes = quoted[0].quotes if quoted else None
         closed = self._backfill.list_closed_nodes(workload, now_ns)
-        return self._backfill.decide(workload, admitted, now_ns, quotes, closed=closed)
+        return self._holds.decide(workload, admitted, now_ns, quotes, closed=closed)
 
     def plan_queue_change(self, workload: Workload, queue: str, now_ns: int) -> tuple[Event, ...]:
         """Returns the events that move a pending workload to another queue; none if it waits there.
@@ -79,6 +86,7 @@ class StartDecider:
         """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
         quotes = quoted[0].quotes if quoted else None
         closed = self._backfill.list_closed_nodes(workload, now_ns)
+        closed = closed.union(*(hold.node_names for hold in self._holds.list_binding(workload, is_round=False)))
         admitted: WorkloadSpec | QueueHold = spec
         count = spec.replicas
         if self._queues.is_active:

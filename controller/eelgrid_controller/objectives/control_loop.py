@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, ObjectivesStatus
 from eelgrid_controller.objectives.forecasts import (

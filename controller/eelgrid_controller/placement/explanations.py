@@ -339,6 +339,13 @@ def _describe_withheld(state: ClusterState, workload: Workload) -> Explanation |
         span = f"{format_time(held.start_ns)} to {format_time(held.end_ns)}"
         remedy = f"Reservation {name} holds nodes from {span}, and it would not have ended before.{hint}"
         return Explanation(workload=workload, remedy=remedy, constraint=constraint)
+    if constraint == PendingConstraint.FAIR_SHARE.value:
+        queue = workload.reason.partition("queue ")[2].partition(",")[0]
+        remedy = (
+            f"Queue {queue} has used less than its share, and freed capacity is held for its work. To help: wait, which "
+            "is bounded, or have capacity_hold lowered with eelctl queue apply."
+        )
+        return Explanation(workload=workload, remedy=remedy, constraint=constraint)
     if constraint != "backfill":
         return None
     first = next((one for key in state.pending if (one := state.workloads[key]).promise is not None), None)

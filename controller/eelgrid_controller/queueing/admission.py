@@ -16,7 +16,8 @@ from difflib import get_close_matches
 from itertools import islice
 
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_watts
-from eelgrid_controller.queueing.fair_share import FairRound, PastUse, PendingTree, compute_age_check
+from eelgrid_controller.queueing.fair_share import FairRound, PendingTree, compute_age_check
+from eelgrid_controller.queueing.past_use import PastUse
 from eelgrid_controller.queueing.quota import QuotaShortage, QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
@@ -256,17 +257,20 @@ class QueueIndex:
     def begin_round(self, now_ns: int) -> FairRound:
         """Begins a round over all waiting work."""
         state, policy = self._state, self._state.policy
-        past = PastUse(
-            self.tree,
-            lambda: state.queue_usage.history,
-            tuple(self._capacity_sum),
-            now_ns=now_ns,
-            half_life_s=policy.queue_half_life_s,
-        )
         is_aged = compute_age_check(
             lambda workload_id: state.workloads[workload_id].submitted_ns, now_ns, policy.queue_age_limit_s
         )
-        return FairRound(self.tree, self._pending, past, is_aged=is_aged)
+        return FairRound(self.tree, self._pending, self.sum_past_use(now_ns), is_aged=is_aged)
+
+    def sum_past_use(self, now_ns: int) -> PastUse:
+        """Sums the past use of all queues and their users."""
+        return PastUse(
+            self.tree,
+            lambda: self._state.queue_usage.history,
+            tuple(self._capacity_sum),
+            now_ns=now_ns,
+            half_life_s=self._state.policy.queue_half_life_s,
+        )
 
     def list_order(self, now_ns: int, most: int) -> list[str]:
         """Returns the ids of the work that a round that began now would try first."""
@@ -451,14 +455,7 @@ class QueueIndex:
 
     def list_statuses(self, now_ns: int) -> Iterable[tuple[int, Callable[[], QueueStatus]]]:
         """Yields the position of each queue and what makes its status, each after its parent."""
-        policy = self._state.policy
-        past = PastUse(
-            self.tree,
-            lambda: self._state.queue_usage.history,
-            tuple(self._capacity_sum),
-            now_ns=now_ns,
-            half_life_s=policy.queue_half_life_s,
-        )
+        past = self.sum_past_use(now_ns)
         running, waiting = self._sum_below(self._running), self._sum_below(self._waiting())
 
         def make(number: int, queue: Queue) -> QueueStatus:

@@ -18,11 +18,11 @@ user and shape, what follows one that did not fit does not fit either, and is sk
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
+from eelgrid_controller.queueing.past_use import PastUse
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.state.pending_queue import PendingTicket
-from eelgrid_controller.state.queue_usage import DecayedUsage, ResourceVector
 from eelgrid_protos.messages import ResourceRequest
 
 _NS = 1e9
@@ -34,11 +34,6 @@ OrderKey = tuple[int, int, float, float, int]
 RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float, int]
 # Priority, user and the number of a shape: what does not fit of one of them does not fit of the others.
 _Group = tuple[int, str, int]
-
-
-def compute_dominant_use(use: ResourceVector, capacity: ResourceVector) -> float:
-    """Returns the largest part of a capacity that is used; resources without capacity do not count."""
-    return max((one / most for one, most in zip(use, capacity, strict=True) if most), default=0.0)
 
 
 class PendingTree:
@@ -102,54 +97,6 @@ class PendingTree:
             self._reasons.pop(place[:2], None)
 
 
-class PastUse:
-    """Past use at a moment, over the capacity, of queues with those below them, and of their users."""
-
-    def __init__(
-        self,
-        tree: QuotaTree,
-        history: Callable[[], Mapping[tuple[str, str], DecayedUsage]],
-        capacity: ResourceVector,
-        *,
-        now_ns: int,
-        half_life_s: float,
-    ) -> None:
-        self._tree, self._history, self._capacity = tree, history, capacity
-        self._now_ns, self._half_life_s = now_ns, half_life_s
-        width = len(capacity)
-        self._sums: list[list[float]] = [[0.0] * width for _ in tree.queues]
-        self._known: dict[tuple[str, str], ResourceVector] = {}
-        # In one order, so that sums are the same after a restart.
-        for key in sorted(history()):
-            self.refresh(*key)
-
-    def refresh(self, queue: str, user: str) -> None:
-        """Updates the sums after the use of a user of a queue has changed."""
-        key = queue, user
-        history = self._history().get(key)
-        number = self._tree.numbers.get(queue, -1)
-        if history is None or number < 0:
-            return
-        use = history.at(self._now_ns, self._half_life_s)
-        before = self._known.get(key, (0.0,) * len(use))
-        self._known[key] = use
-        while number >= 0:
-            sums = self._sums[number]
-            for place, (new, old) in enumerate(zip(use, before, strict=True)):
-                sums[place] += new - old
-            number = self._tree.parents[number]
-
-    def of_queue(self, number: int) -> float:
-        """Returns the dominant past use of a queue."""
-        return compute_dominant_use(tuple(self._sums[number]), self._capacity)
-
-    def of_user(self, number: int, user: str) -> float:
-        """Returns the dominant past use of a user of a queue."""
-        name = self._tree.queues[number].name if number < len(self._tree.queues) else ""
-        known = self._known.get((name, user))
-        return 0.0 if known is None else compute_dominant_use(known, self._capacity)
-
-
 class FairRound:
     """One round over the waiting work, which may take several steps while work comes and goes."""
 
@@ -165,9 +112,8 @@ class FairRound:
         self._current: tuple[int, _Group]
         for number in range(len(pending.groups) - 1, -1, -1):
             self._fill(number)
-        tops = [number for number, parent in enumerate(tree.parents) if parent < 0]
         # The last place of the waiting work is that of work without a queue.
-        self._top = self._list_children([*tops, len(tree.queues)])
+        self._top = self._list_children([*tree.tops, len(tree.queues)])
 
     def _fill(self, number: int) -> None:
         groups = self._pending.groups[number]

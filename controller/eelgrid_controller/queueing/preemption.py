@@ -11,7 +11,10 @@ its queue is never a victim of another queue. To reclaim a quota (`nominal`), th
 its queue, or of the one above it that is a child of that ancestor. By fair share (Kueue's two rules, KEP-1714), with the shares of the
 two children of that ancestor: the victim's without the victim is at least that of the waiting work with it; and only if this
 finds nothing, the victim's with the victim is more. Neither can be turned round: who was preempted has no right to the
-place of the one that preempted it.
+place of the one that preempted it. By past use (`queueing.past_use`), beyond its quota: of those two children, the victim's
+has used more for its weight, and still will have after the horizon. That can be turned round, but not before the horizon
+has passed, so what each queue preempts of others is finite in every time. Where nothing that the work asks for has a quota,
+every queue is beyond its own.
 
 Order of victims: lowest priority, then the least GPU-seconds since the last checkpoint, then the youngest. A job that never
 reports a checkpoint must not be safer for that: it counts as if it had made one at the median of those that report, though
@@ -28,6 +31,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
+from eelgrid_controller.queueing.past_use import UseExchange
 from eelgrid_controller.queueing.quota import Amounts, QuotaTree
 from eelgrid_controller.state.policy import cache_by_identity
 from eelgrid_protos.messages import (
@@ -47,6 +51,8 @@ CHECKS_MOST = 40
 # Tried before all: as many as mostly do, at a hundredth of the cost.
 _FEW = (1, 4, 16)
 FEW_MOST = _FEW[-1]
+_WAIT_LEAST_S = 1.0
+_WAITS_IN_HORIZON = 64.0
 
 
 @cache_by_identity
@@ -112,9 +118,14 @@ def order_candidates(candidates: Iterable[PreemptionCandidate], now_ns: int) -> 
 class PreemptionRules:
     """Who may be a victim of one waiting workload, by priority, quota and fair share of one tree of queues."""
 
-    def __init__(self, tree: QuotaTree, gainer: PreemptionGainer, rules: QueuePreemption) -> None:
-        self._tree, self._gainer, self._rules = tree, gainer, rules
+    def __init__(
+        self, tree: QuotaTree, gainer: PreemptionGainer, rules: QueuePreemption, exchange: UseExchange | None = None
+    ) -> None:
+        """`exchange` is needed for reclaim by past use."""
+        self._tree, self._gainer, self._rules, self._exchange = tree, gainer, rules, exchange
         self._paths: dict[str, list[int]] = {}
+        # By queue: after how many seconds the first of its work that is no victim now by past use will be one.
+        self._waits_s: dict[str, float | None] = {}
 
     @property
     def is_active(self) -> bool:
@@ -168,6 +179,10 @@ class PreemptionRules:
             return False
         mine, theirs = split
         resources = list_related_resources(gainer.resources, one.amounts)
+        if self._rules.reclaim is PreemptionReclaim.PAST_USE:
+            if not all(tree.is_beyond_quota(number, resources) for number in theirs):
+                return False
+            return not tree.is_beyond_quota(mine[-1], gainer.resources) or self._is_owed(mine[-1], theirs[-1], one)
         if not all(tree.is_borrowing(number, resources) for number in theirs):
             return False
         if not tree.is_borrowing(mine[-1], gainer.resources):
@@ -185,6 +200,24 @@ class PreemptionRules:
         share_without = self._share(theirs)
         tree.add(one.queue, one.amounts)
         return share_without >= share_with_gainer
+
+    def _is_owed(self, mine: int, theirs: int, one: PreemptionCandidate) -> bool:
+        assert self._exchange is not None
+        self._tree.add(one.queue, one.amounts, -1)
+        is_due = self._exchange.is_due(mine, theirs)
+        if not is_due and one.queue not in self._waits_s:
+            self._waits_s[one.queue] = self._exchange.find_wait_s(mine, theirs)
+        self._tree.add(one.queue, one.amounts)
+        return is_due
+
+    @property
+    def wait_s(self) -> float | None:
+        """After how many seconds work will be a victim by past use that is none now; None if nothing is known to be."""
+        found = [wait_s for wait_s in self._waits_s.values() if wait_s is not None]
+        if not found or self._exchange is None:
+            return None
+        # Searches come in such distances, though the first of several victims may be due before.
+        return max(min(found), _WAIT_LEAST_S, self._exchange.horizon_s / _WAITS_IN_HORIZON)
 
     def _share(self, number: int) -> float:
         return self._tree.borrowed_ratio(number) / self._tree.queues[number].weight

@@ -94,6 +94,7 @@ class QuotaTree:
         for number, parent in enumerate(self.parents):
             if parent >= 0:
                 self.children[parent].append(number)
+        self.tops = [number for number, parent in enumerate(self.parents) if parent < 0]
         roots = list(range(len(order)))
         for number, parent in enumerate(self.parents):
             roots[number] = number if parent < 0 else roots[parent]
@@ -147,6 +148,10 @@ class QuotaTree:
         while number >= 0:
             yield number
             number = self.parents[number]
+
+    def list_siblings(self, number: int) -> Sequence[int]:
+        """Returns the numbers of the queues with the same parent, itself among them."""
+        return self.tops if self.parents[number] < 0 else self.children[self.parents[number]]
 
     def list_path(self, queue: str) -> list[Queue]:
         """Returns a queue and those above it."""
@@ -228,6 +233,17 @@ class QuotaTree:
         """Returns whether a queue holds more of any of these resources than its quota."""
         found = (self._cells[name][number] for name in resources if name in self._cells)
         return any(cell is not None and cell.is_bounded and cell.borrowed > 0 for cell in found)
+
+    def is_beyond_quota(self, number: int, resources: Iterable[str]) -> bool:
+        """Like `is_borrowing`, but where none of these resources has a quota, whatever a queue holds of them is beyond it."""
+        found = [cell for name in resources if name in self._cells and (cell := self._cells[name][number]) is not None]
+        bounded = [cell for cell in found if cell.is_bounded]
+        return any(cell.borrowed > 0 for cell in bounded) if bounded else any(cell.used > 0 for cell in found)
+
+    def list_used(self, number: int) -> tuple[int, ...]:
+        """Returns what a queue and those below it use, by the order of QUEUE_RESOURCES."""
+        cells = (self._cells[resource][number] for resource in QUEUE_RESOURCES)
+        return tuple(0 if cell is None else cell.used for cell in cells)
 
     def usage(self, queue: str) -> tuple[QueueUsage, ...]:
         """Returns what a queue uses of each resource, of all that its tree counts."""

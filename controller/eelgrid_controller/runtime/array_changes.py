@@ -5,8 +5,9 @@ Must not know what becomes of an element (core.job_arrays).
 
 from dataclasses import replace
 
-from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.job_arrays import ElementChange
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.runtime.access_control import bind_spec
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop

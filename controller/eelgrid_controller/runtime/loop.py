@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock, RecentLatencies
-from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core, CoreStep
+from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
+from eelgrid_controller.core.steps import CommandOrigin, CommitResult, CoreStep
 from eelgrid_controller.errors import JournalError, JournalFull
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.ledger import (
     DAY_S,
     HOUR_S,

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.objectives.control_loop import ControlLoop

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from eelgrid_controller.core.core import CommandOrigin
+from eelgrid_controller.core.steps import CommandOrigin
 from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
 from eelgrid_controller.errors import ControllerConfigError

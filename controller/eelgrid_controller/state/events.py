@@ -676,6 +676,8 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     for queue in plain.get("queues", ()):
         if queue.get("preemption", 0) is None:
             del queue["preemption"]
+        if queue.get("preemption") and not queue["preemption"]["horizon_s"]:
+            del queue["preemption"]["horizon_s"]
     return plain
 
 

@@ -99,6 +99,11 @@ class PendingConstraint(StrEnum):
         },
     )
     # There is room, but not for this now.
+    FAIR_SHARE = (
+        "fair_share",
+        "wait: room is held for a bounded time, and then free for everybody again",
+        {"": "there is room, but it is held for queue {queue}, which has used less than its share"},
+    )
     BACKFILL = (
         "backfill",
         "wait, or say how long it runs with --expect, so that it can start before others",

@@ -24,6 +24,7 @@ from eelgrid_protos.messages import (
     Inventory,
     Policy,
     PowerBudget,
+    PreemptionReclaim,
     Queue,
     SpendingQuantity,
     resolve_pool,
@@ -222,10 +223,28 @@ def find_queue_violations(queues: tuple[Queue, ...]) -> list[Violation]:
                     f"nest queues at most {QUEUE_DEPTH_MOST} deep",
                 )
             )
+    return found or _find_mixed_reclaims(queues, parents)
+
+
+def _find_mixed_reclaims(queues: tuple[Queue, ...], parents: Mapping[str, str]) -> list[Violation]:
+    """Lists the queues that reclaim by another measure than others of their tree: what one takes the other would take back."""
+    found, first = list[Violation](), dict[str, PreemptionReclaim]()
+    for index, queue in enumerate(queues):
+        reclaim = PreemptionReclaim.UNSPECIFIED if queue.preemption is None else queue.preemption.reclaim
+        if reclaim in (PreemptionReclaim.FAIR_SHARE, PreemptionReclaim.PAST_USE):
+            root = queue.name
+            while parents[root]:
+                root = parents[root]
+            if first.setdefault(root, reclaim) is not reclaim:
+                field = f"policy.queues[{index}].preemption.reclaim"
+                problem = (
+                    f"is {reclaim.name.lower()}, and another queue of the tree of {root} has {first[root].name.lower()}"
+                )
+                found.append(Violation(field, problem, "use one of the two, or nominal, in a tree"))
     return found
 
 
 def changes_starts(before: Policy, after: Policy) -> bool:
     """Returns whether pending work may start under one policy that waits under the other, spending limits aside."""
-    names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations")
+    names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations", "capacity_hold_s")
     return any(getattr(before, name) != getattr(after, name) for name in names)

@@ -226,3 +226,5 @@ class Policy:
     default_runtime_s: RuntimeSeconds | None = None
     reservations: Annotated[tuple[Reservation, ...], Many(RESERVATIONS_MOST)] = ()
     priority_classes: Annotated[tuple[PriorityClass, ...], Many(PRIORITY_CLASSES_MOST)] = ()
+    # For so long freed capacity is held for a queue that has used less than its share; None is a 16th of the half-life.
+    capacity_hold_s: Annotated[float, Range(0.0, 3e7, "s")] | None = None

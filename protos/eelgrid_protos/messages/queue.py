@@ -59,6 +59,7 @@ class PreemptionReclaim(OpenEnum):
     UNSPECIFIED = 0
     NOMINAL = 1
     FAIR_SHARE = 2
+    PAST_USE = 3
 
 
 class PreemptionVictims(OpenEnum):
@@ -71,12 +72,16 @@ class PreemptionVictims(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePreemption:
-    """What waiting work of a queue may preempt, and what protects its running work."""
+    """What waiting work of a queue may preempt, and what protects its running work.
+
+    `horizon_s` is for reclaim by past use; 0 is a sixteenth of the half-life.
+    """
 
     within: PreemptionWithin = PreemptionWithin.UNSPECIFIED
     reclaim: PreemptionReclaim = PreemptionReclaim.UNSPECIFIED
     victims: PreemptionVictims = PreemptionVictims.UNSPECIFIED
     min_runtime_s: Annotated[float, Range(0.0, 3e7, "s")] = 0.0
+    horizon_s: Annotated[float, Range(0.0, 3e7, "s")] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ class PriorityClass(_message.Message):
     def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., never_preempts: bool = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations", "priority_classes")
+    __slots__ = ("revision", "objective", "weights", "pools", "lease_s", "send_interval_s", "sample_interval_s", "placement", "budgets", "prices", "spending", "queues", "queue_half_life_s", "queue_age_limit_s", "backfill", "default_runtime_s", "reservations", "priority_classes", "capacity_hold_s")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class Policy(_message.Message):
     DEFAULT_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_HOLD_S_FIELD_NUMBER: _ClassVar[int]
     revision: int
     objective: str
     weights: Weights
@@ -211,4 +212,5 @@ class Policy(_message.Message):
     default_runtime_s: float
     reservations: _containers.RepeatedCompositeFieldContainer[_queue_pb2.Reservation]
     priority_classes: _containers.RepeatedCompositeFieldContainer[PriorityClass]
-    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ..., priority_classes: _Optional[_Iterable[_Union[PriorityClass, _Mapping]]] = ...) -> None: ...
+    capacity_hold_s: float
+    def __init__(self, revision: _Optional[int] = ..., objective: _Optional[str] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolMode, _Mapping]]] = ..., lease_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., sample_interval_s: _Optional[float] = ..., placement: _Optional[str] = ..., budgets: _Optional[_Iterable[_Union[PowerBudget, _Mapping]]] = ..., prices: _Optional[_Union[EnergyPrices, _Mapping]] = ..., spending: _Optional[_Iterable[_Union[SpendingLimit, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_queue_pb2.Queue, _Mapping]]] = ..., queue_half_life_s: _Optional[float] = ..., queue_age_limit_s: _Optional[float] = ..., backfill: _Optional[_Union[_queue_pb2.BackfillMode, str]] = ..., default_runtime_s: _Optional[float] = ..., reservations: _Optional[_Iterable[_Union[_queue_pb2.Reservation, _Mapping]]] = ..., priority_classes: _Optional[_Iterable[_Union[PriorityClass, _Mapping]]] = ..., capacity_hold_s: _Optional[float] = ...) -> None: ...

@@ -17,6 +17,7 @@ class PreemptionReclaim(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREEMPTION_RECLAIM_UNSPECIFIED: _ClassVar[PreemptionReclaim]
     PREEMPTION_RECLAIM_NOMINAL: _ClassVar[PreemptionReclaim]
     PREEMPTION_RECLAIM_FAIR_SHARE: _ClassVar[PreemptionReclaim]
+    PREEMPTION_RECLAIM_PAST_USE: _ClassVar[PreemptionReclaim]
 
 class PreemptionVictims(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +36,7 @@ PREEMPTION_WITHIN_LOWER_PRIORITY: PreemptionWithin
 PREEMPTION_RECLAIM_UNSPECIFIED: PreemptionReclaim
 PREEMPTION_RECLAIM_NOMINAL: PreemptionReclaim
 PREEMPTION_RECLAIM_FAIR_SHARE: PreemptionReclaim
+PREEMPTION_RECLAIM_PAST_USE: PreemptionReclaim
 PREEMPTION_VICTIMS_UNSPECIFIED: PreemptionVictims
 PREEMPTION_VICTIMS_NONE: PreemptionVictims
 PREEMPTION_VICTIMS_ALL: PreemptionVictims
@@ -58,16 +60,18 @@ class QueueQuota(_message.Message):
     def __init__(self, resource: _Optional[str] = ..., nominal: _Optional[int] = ..., borrowing_limit: _Optional[int] = ..., lending_limit: _Optional[int] = ..., usage_limit: _Optional[int] = ...) -> None: ...
 
 class QueuePreemption(_message.Message):
-    __slots__ = ("within", "reclaim", "victims", "min_runtime_s")
+    __slots__ = ("within", "reclaim", "victims", "min_runtime_s", "horizon_s")
     WITHIN_FIELD_NUMBER: _ClassVar[int]
     RECLAIM_FIELD_NUMBER: _ClassVar[int]
     VICTIMS_FIELD_NUMBER: _ClassVar[int]
     MIN_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_S_FIELD_NUMBER: _ClassVar[int]
     within: PreemptionWithin
     reclaim: PreemptionReclaim
     victims: PreemptionVictims
     min_runtime_s: float
-    def __init__(self, within: _Optional[_Union[PreemptionWithin, str]] = ..., reclaim: _Optional[_Union[PreemptionReclaim, str]] = ..., victims: _Optional[_Union[PreemptionVictims, str]] = ..., min_runtime_s: _Optional[float] = ...) -> None: ...
+    horizon_s: float
+    def __init__(self, within: _Optional[_Union[PreemptionWithin, str]] = ..., reclaim: _Optional[_Union[PreemptionReclaim, str]] = ..., victims: _Optional[_Union[PreemptionVictims, str]] = ..., min_runtime_s: _Optional[float] = ..., horizon_s: _Optional[float] = ...) -> None: ...
 
 class Queue(_message.Message):
     __slots__ = ("name", "parent", "weight", "quotas", "users", "namespaces", "preemption")

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.core.nodes import PlanClaim, known_epoch
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop

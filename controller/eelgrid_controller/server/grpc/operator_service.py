@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
+from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.drains import find_node, resolve_gpus
 from eelgrid_controller.core.job_arrays import ElementChange
 from eelgrid_controller.core.nodes import NodeRemoval
+from eelgrid_controller.core.steps import CommandOrigin, CommitResult
 from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.array_changes import change_array, is_array

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.ledger import LedgerAmount, LedgerAnswer, LedgerQuery
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.runtime.loop import ControllerLoop

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event

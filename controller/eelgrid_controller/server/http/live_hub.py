@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.http.live_columns import GpuColumn, list_held_cells
 from eelgrid_controller.server.http.live_model import FleetChange, LiveView, read_earlier_changes

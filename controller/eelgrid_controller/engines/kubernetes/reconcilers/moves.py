@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     Conflict,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eelgrid_controller.core.core import CommitResult
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     Conflict,
