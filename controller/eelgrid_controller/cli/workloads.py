@@ -59,6 +59,7 @@ from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workloa
 from eelgrid_controller.formatting import (
     count_noun,
     describe_attempt,
+    describe_checkpoint_advice,
     format_age,
     format_cpu,
     format_gpu,
@@ -298,6 +299,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
             yield f"  time limit {format_age(spec.process.time_limit_s)}"
     if spec.expected_runtime_s is not None:
         yield f"  expected   to run {format_age(spec.expected_runtime_s)}"
+    if workload.checkpoint_advice is not None:
+        yield f"  advice     {describe_checkpoint_advice(workload.checkpoint_advice)}"
     for placement in workload.placements:
         gpus = f", GPU {','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else ""
         lost = ", on a lost GPU" if placement.replica in workload.lost_replicas else ""

@@ -65,6 +65,7 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueIndex
+from eelgrid_controller.queueing.checkpoint_interval import CheckpointAdvisor
 from eelgrid_controller.queueing.job_conditions import JobConditionIndex
 from eelgrid_controller.state.attempts import find_outcome, has_stopped, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -177,6 +178,7 @@ class Core:
         # Parks what may not start, before the queues read what waits.
         self._conditions = JobConditionIndex(state)
         self.queues = QueueIndex(state)
+        self.checkpoints = CheckpointAdvisor(state)
         self._backfill = BackfillPlanner(state, self._chooser)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
@@ -221,7 +223,7 @@ class Core:
 
     def node_plan(self, node_name: str) -> NodePlan:
         """Returns the plan of a node: everything that it should hold; raises NotFound."""
-        return build_node_plan(self._node(node_name), self.state.policy, self.state.workloads)
+        return build_node_plan(self._node(node_name), self.state)
 
     def plan_to_send(self, node_name: str) -> NodePlan | None:
         """Returns the plan to send to the node; None while it holds more than the journal knows, which the plan would end."""
@@ -348,6 +350,7 @@ class Core:
                 stale += 1
                 continue
             self._preemptions.record_checkpoint(status)
+            self.checkpoints.record(status)
             event = make_attempt_event(workload, status, now_ns)
             if event is None:
                 continue

@@ -71,6 +71,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
     policy_to_plain,
 )
+from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
 from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, digest_of, encode_explanation
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
@@ -155,6 +156,7 @@ class ClusterState:
         self.spending = SpendingState()
         self.queue_usage = QueueUsageState()
         self.runtimes = RuntimeHistory()
+        self.interruptions = InterruptionHistory()
         self.nominations = Nominations()
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
@@ -181,7 +183,7 @@ class ClusterState:
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
-        twin.nominations = self.nominations.copy()
+        twin.nominations, twin.interruptions = self.nominations.copy(), self.interruptions.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin._kept = self.dependents.copy(), self._kept.copy()
@@ -286,7 +288,8 @@ class ClusterState:
         return touched
 
     def _update_usage(self, event: Event) -> None:
-        """Counts what workloads hold after an event, for spending limits and queues."""
+        """Counts what workloads hold after an event, for spending limits and queues, and their interruptions."""
+        self.interruptions.observe(event, self.policy, self.workloads, self.nodes)
         self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
         if self.policy.queues:
             ids = list_rechargeable_workloads(event, self.nodes)
@@ -672,6 +675,7 @@ class ClusterState:
             **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
             **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
             **({"runtimes": runtimes} if (runtimes := self.runtimes.dump()) else {}),
+            **({"interruptions": interruptions} if (interruptions := self.interruptions.dump()) else {}),
             **({"nominations": self.nominations.dump()} if len(self.nominations) else {}),
         }
 
@@ -699,6 +703,7 @@ class ClusterState:
         past = plain.get("queue_usage", ())
         state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
         state.runtimes = RuntimeHistory.load(plain.get("runtimes", {}))
+        state.interruptions = InterruptionHistory.load(plain.get("interruptions", {}))
         state.nominations = Nominations.load(plain.get("nominations", ()))
         return state
 

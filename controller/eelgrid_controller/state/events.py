@@ -594,8 +594,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
                     del body["spec"][name]
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
-        case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
-            del body["status"]["checkpointed_ns"]
+        case AttemptStarted() | AttemptEnded():
+            for name in ("checkpointed_ns", "checkpoint_s"):
+                if not getattr(event.status, name):
+                    del body["status"][name]
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case PolicyChanged():

@@ -307,6 +307,8 @@ from eelgrid_protos.messages.workload import (
     RETRIES_MOST,
     BudgetStatus,
     Candidate,
+    CheckpointAdvice,
+    CheckpointCostSource,
     CostTerm,
     DependencyCondition,
     Explanation,

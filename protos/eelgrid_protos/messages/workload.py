@@ -412,6 +412,37 @@ class RuntimeEstimate:
     source: RuntimeSource
 
 
+class CheckpointCostSource(OpenEnum):
+    """Where the cost of a checkpoint comes from."""
+
+    UNSPECIFIED = 0
+    THIS_RUN = 1
+    EARLIER_RUNS = 2
+
+
+# Weighted sums over many jobs.
+_Total = Annotated[float, Range(0.0, 1e15)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAdvice:
+    """How often a running job should save, and what that is computed from; no interval if the cost is not known.
+
+    Interruptions and times are sums of which what is a month old counts half.
+    """
+
+    interval_s: Seconds = 0.0
+    cost_s: Seconds = 0.0
+    cost_source: CheckpointCostSource = CheckpointCostSource.UNSPECIFIED
+    mean_between_s: Seconds = 0.0
+    queue: Label = ""
+    queue_interruptions: _Total = 0.0
+    queue_job_s: _Total = 0.0
+    pool: Label = ""
+    pool_losses: _Total = 0.0
+    pool_gpu_s: _Total = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPromise:
     """By when a pending workload starts if run times are as expected, and what ends before; the last to end first."""
@@ -462,6 +493,8 @@ class Workload:
     # How many of its attempts failed and were followed by another; and when the next may start.
     failures: Count = 0
     not_before_ns: Nanoseconds = 0
+    # How often it should save; only in answers to calls for one workload, never kept.
+    checkpoint_advice: CheckpointAdvice | None = None
 
     @property
     def exit_code(self) -> int | None:

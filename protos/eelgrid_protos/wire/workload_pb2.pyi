@@ -44,6 +44,12 @@ class RuntimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUNTIME_SOURCE_HISTORY: _ClassVar[RuntimeSource]
     RUNTIME_SOURCE_DEFAULT: _ClassVar[RuntimeSource]
 
+class CheckpointCostSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECKPOINT_COST_SOURCE_UNSPECIFIED: _ClassVar[CheckpointCostSource]
+    CHECKPOINT_COST_SOURCE_THIS_RUN: _ClassVar[CheckpointCostSource]
+    CHECKPOINT_COST_SOURCE_EARLIER_RUNS: _ClassVar[CheckpointCostSource]
+
 class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
@@ -72,6 +78,9 @@ RUNTIME_SOURCE_USER: RuntimeSource
 RUNTIME_SOURCE_TIME_LIMIT: RuntimeSource
 RUNTIME_SOURCE_HISTORY: RuntimeSource
 RUNTIME_SOURCE_DEFAULT: RuntimeSource
+CHECKPOINT_COST_SOURCE_UNSPECIFIED: CheckpointCostSource
+CHECKPOINT_COST_SOURCE_THIS_RUN: CheckpointCostSource
+CHECKPOINT_COST_SOURCE_EARLIER_RUNS: CheckpointCostSource
 WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
@@ -168,6 +177,30 @@ class RuntimeEstimate(_message.Message):
     source: RuntimeSource
     def __init__(self, expected_s: _Optional[float] = ..., source: _Optional[_Union[RuntimeSource, str]] = ...) -> None: ...
 
+class CheckpointAdvice(_message.Message):
+    __slots__ = ("interval_s", "cost_s", "cost_source", "mean_between_s", "queue", "queue_interruptions", "queue_job_s", "pool", "pool_losses", "pool_gpu_s")
+    INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    COST_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_BETWEEN_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_INTERRUPTIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_JOB_S_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    POOL_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    POOL_GPU_S_FIELD_NUMBER: _ClassVar[int]
+    interval_s: float
+    cost_s: float
+    cost_source: CheckpointCostSource
+    mean_between_s: float
+    queue: str
+    queue_interruptions: float
+    queue_job_s: float
+    pool: str
+    pool_losses: float
+    pool_gpu_s: float
+    def __init__(self, interval_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., cost_source: _Optional[_Union[CheckpointCostSource, str]] = ..., mean_between_s: _Optional[float] = ..., queue: _Optional[str] = ..., queue_interruptions: _Optional[float] = ..., queue_job_s: _Optional[float] = ..., pool: _Optional[str] = ..., pool_losses: _Optional[float] = ..., pool_gpu_s: _Optional[float] = ...) -> None: ...
+
 class StartPromise(_message.Message):
     __slots__ = ("start_ns", "waits_for", "ends", "source", "cause")
     START_NS_FIELD_NUMBER: _ClassVar[int]
@@ -197,7 +230,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns", "checkpoint_advice")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +255,7 @@ class Workload(_message.Message):
     HELD_BY_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     NOT_BEFORE_NS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ADVICE_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -246,7 +280,8 @@ class Workload(_message.Message):
     held_by: str
     failures: int
     not_before_ns: int
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ...) -> None: ...
+    checkpoint_advice: CheckpointAdvice
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ..., checkpoint_advice: _Optional[_Union[CheckpointAdvice, _Mapping]] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")
