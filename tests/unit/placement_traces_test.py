@@ -9,7 +9,8 @@ from tests.builders.cluster import build_node, build_request
 from tests.builders.server import run_controller
 from tests.waiting import wait_until
 
-from eelgrid_controller.core.core import CommandOrigin, CommitResult
+from eelgrid_controller.core.core import CommitResult
+from eelgrid_controller.runtime.loop import CommandOrigin
 from eelgrid_controller.server.placement_traces import PlacementTraces, TraceLimits, TraceRoot
 from eelgrid_controller.state.events import PartitionsPlanned, SlicedService
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, CancelWorkloadRequest, NodePlan, PlanApplied

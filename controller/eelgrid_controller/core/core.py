@@ -145,14 +145,6 @@ class CommitResult:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommandOrigin:
-    """Origin of a command for observers: when the call arrived, and the caller's trace context as W3C headers."""
-
-    arrived_ns: int
-    headers: Mapping[str, str]
-
-
 LIVE_WORKLOADS_MOST = 1_000_000
 NODES_MOST = 100_000
 
@@ -181,6 +173,7 @@ class Core:
         self.checkpoints = CheckpointAdvisor(state)
         self._backfill = BackfillPlanner(state, self._chooser)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
+        self.list_evictions = self._preemptions.list_evictions
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill)
         self._jobs = JobControl(state, self.queues, self._conditions)
         self._retrying = RetryRounds(state, self._chooser, self.queues, self._backfill, self._preemptions)
@@ -364,6 +357,11 @@ class Core:
         frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried) for event in events)
         frees = frees or self._preemptions.is_ready
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
+
+    def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float, now_ns: int) -> CoreStep[None]:
+        """Lets a victim run on that its engine does not stop; then pending work is tried. `again_s` as for `refuse`."""
+        step = self._preemptions.refuse(workload_id, reason, self._apply, now_ns, again_s=again_s)
+        return self._with_retry(step.events, None, step.nodes, now_ns, frees=bool(step.events))
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
         """Scales a running workload to a number of replicas, or as close as capacity allows (scaling.py)."""

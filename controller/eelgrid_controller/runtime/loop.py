@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock, RecentLatencies
-from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core, CoreStep
+from eelgrid_controller.core.core import CommitResult, Core, CoreStep
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.errors import JournalError, JournalFull
@@ -58,6 +58,14 @@ _TICK_S = 0.25
 _FILES_EVERY_S = 2.0
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOrigin:
+    """Origin of a command for observers: when the call arrived, and the caller's trace context as W3C headers."""
+
+    arrived_ns: int
+    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -468,6 +476,12 @@ class ControllerLoop:
     async def reconsider(self) -> None:
         """Tries pending work again, since the rules of an engine may have changed."""
         await self.command(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
+
+    async def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float) -> None:
+        """Lets a victim run on that its engine does not stop; it is none again for `again_s` seconds."""
+        await self.command(
+            lambda core, now_ns: core.refuse_preemption(workload_id, reason, again_s=again_s, now_ns=now_ns)
+        )
 
     async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Records which GPUs replicas hold on a node, as its engine reports it."""

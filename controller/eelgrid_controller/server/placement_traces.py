@@ -22,7 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from eelgrid_controller.core.core import CommandOrigin, CommitResult
+from eelgrid_controller.core.core import CommitResult
+from eelgrid_controller.runtime.loop import CommandOrigin
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import (
     PartitionsPlanned,

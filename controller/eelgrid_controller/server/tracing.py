@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc.aio
 
-from eelgrid_controller.core.core import CommandOrigin
 from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
 from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.runtime.loop import CommandOrigin
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
 from eelgrid_protos import __version__
 from eelgrid_protos.openmetrics import MetricFamily

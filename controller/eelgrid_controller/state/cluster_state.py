@@ -11,7 +11,8 @@ event sequences give equal digests.
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
-    PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
+    PENDING --PreemptionStarted--> PENDING, and its victims that must be told to end PLACED until they have
+    PLACED --PreemptionRefused--> PLACED, a victim that an engine evicts and that runs on
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
@@ -26,7 +27,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self, assert_never
 
-from eelgrid_controller.state.attempts import apply_attempt, find_outcome, must_stop
+from eelgrid_controller.state.attempts import apply_attempt, find_outcome, holds_until_stopped, must_stop
 from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
@@ -51,6 +52,7 @@ from eelgrid_controller.state.events import (
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
+    PreemptionRefused,
     PreemptionStarted,
     PricesQuoted,
     SpendingJudged,
@@ -231,6 +233,8 @@ class ClusterState:
                 touched = self._apply_waiting(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
+            case PreemptionRefused():
+                touched = self._apply_refusal(event)
             case WorkloadCancelled():
                 touched = self._apply_cancelled(event)
             case NodeJoined():
@@ -501,11 +505,21 @@ class ClusterState:
         for place in event.placements:
             self._node(place.node_name)
         for victim in victims:
-            if victim is not None and victim.spec.process is not None:
+            if victim is not None and holds_until_stopped(victim.spec):
                 names |= self._stop_processes(victim, event.reason, event.time_ns, event.workload_id)
         self.nominations.begin(event)
         self.workloads[gainer.workload_id] = replace(gainer, reason=event.waits, revision=self.revision + 1)
         return names
+
+    def _apply_refusal(self, event: PreemptionRefused) -> frozenset[str]:
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or not workload.preempted_for or not workload.spec.evicted_by_engine:
+            raise ContradictoryEvent(f"workload {event.workload_id} is no victim that an engine evicts")
+        self.nominations.end(workload.preempted_for)
+        self.workloads[event.workload_id] = replace(
+            workload, stopping_ns=0, reason="", preempted_for="", revision=self.revision + 1
+        )
+        return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
     def _apply_attempt(self, event: AttemptStarted | AttemptEnded) -> frozenset[str]:
         before = self._running(event.workload_id)

@@ -371,6 +371,15 @@ class PreemptionStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionRefused:
+    """A victim runs on: its engine could not stop it, or nobody waits for its place any more."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadQueueChanged:
     """A pending workload was moved to another queue; it keeps its place in the order of submissions."""
 
@@ -523,6 +532,7 @@ Event = (
     | WorkloadCompleted
     | WorkloadPromised
     | PreemptionStarted
+    | PreemptionRefused
     | WorkloadHeld
     | WorkloadReleased
     | WorkloadRetried
@@ -564,6 +574,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_completed": WorkloadCompleted,
     "workload_promised": WorkloadPromised,
     "workload_preemption_started": PreemptionStarted,
+    "workload_preemption_refused": PreemptionRefused,
     "workload_held": WorkloadHeld,
     "workload_released": WorkloadReleased,
     "workload_retried": WorkloadRetried,
@@ -589,7 +600,7 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case WorkloadSubmitted():
             if not event.owner:
                 del body["owner"]
-            for name in ("never_preempts", "priority_class"):
+            for name in ("never_preempts", "priority_class", "evicted_by_engine"):
                 if not getattr(event.spec, name):
                     del body["spec"][name]
         case WorkloadEvicted() if not event.preempted_for:

@@ -335,6 +335,8 @@ class WorkloadSpec:
     process: ProcessSpec | None = None
     never_preempts: bool = False
     priority_class: Label = ""
+    # An engine stops it if it has to make room, and whoever made it submits it anew; set by engines.
+    evicted_by_engine: bool = False
     # How long its user expects it to run; nothing ends for it.
     expected_runtime_s: RuntimeSeconds | None = None
     # What keeps it from starting before its turn.
@@ -375,6 +377,8 @@ class WorkloadSpec:
             yield Violation("replicas", f"is {self.replicas} with a process", f"ask for {PROCESSES_MOST} at the most")
         if self.required_traits:
             yield Violation("required_traits", "are set with a process", "leave them out: they are of another engine")
+        if self.evicted_by_engine:
+            yield Violation("evicted_by_engine", "is set with a process", "leave it out: it is of another engine")
 
     def _check_replicas(self, promise: ServicePromise | TrainingPromise) -> Iterator[Violation]:
         least, most = promise.replicas_least, promise.replicas_most

@@ -103,7 +103,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "expected_runtime_s", "schedule")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "evicted_by_engine", "expected_runtime_s", "schedule")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class WorkloadSpec(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     NEVER_PREEMPTS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BY_ENGINE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -147,9 +148,10 @@ class WorkloadSpec(_message.Message):
     process: _plan_pb2.ProcessSpec
     never_preempts: bool
     priority_class: str
+    evicted_by_engine: bool
     expected_runtime_s: float
     schedule: JobSchedule
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., evicted_by_engine: bool = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ...) -> None: ...
 
 class JobDependency(_message.Message):
     __slots__ = ("workload_id", "condition")

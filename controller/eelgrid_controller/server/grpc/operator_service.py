@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.core.drains import find_node, resolve_gpus
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.audit_log import AuditedCall
-from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.runtime.loop import CommandOrigin, ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page

@@ -56,6 +56,8 @@ from eelgrid_protos.schema import check_message
 MAX_PRIORITY = 1_000_000
 _SERVING = frozenset({"Deployment", "LeaderWorkerSet", "StatefulSet"})
 _TRAINING = frozenset({*KUBEFLOW_REPLICA_FIELDS, "TrainJob"})
+# Whoever controls a pod of these makes it anew after an eviction.
+_REQUEUING = frozenset({*KUBEFLOW_REPLICA_FIELDS, "Job", "ReplicaSet", "ReplicationController", "StatefulSet"})
 _POD_IP = "{pod_ip}"
 # Where a field of the spec comes from; the longest beginning counts.
 _FIELDS = {
@@ -141,6 +143,8 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
         service=service,
         training=training,
         required_traits=(trait_name(pod.constraint),),
+        never_preempts=pod.never_preempts,
+        evicted_by_engine=_is_requeued(pod),
     )
     try:
         check_message(spec)
@@ -209,6 +213,14 @@ def _mobility(member: GangMembership, grace_s: float | None) -> Mobility:
         return Mobility.MOVABLE
     is_restarted = member.owner_kind in _SERVING or (member.owner_kind != "" and grace_s is not None)
     return Mobility.RESTARTABLE if is_restarted else Mobility.FIXED
+
+
+def _is_requeued(pod: Pod) -> bool:
+    """Whether a pod comes back after an eviction; one without a controller never does, whatever its people say."""
+    said = annotations.parse_preemptible(pod.annotations)
+    if pod.owner is None:
+        return False
+    return pod.owner.kind in _REQUEUING if said is None else said
 
 
 def _service(

@@ -6,7 +6,7 @@ It holds the informers of pods and nodes that the other reconcilers read, too.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,6 +59,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     ScaleUnit,
     SubmitUnit,
     UngatePod,
+    UnitPreempted,
 )
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
@@ -222,6 +223,8 @@ class GateEngine(Reconciler[str]):
         for workload in core.state.workloads.values():
             if is_gate_workload(workload.workload_id):
                 self.feed(status_event(workload))
+                if workload.preempted_for:
+                    self.feed(UnitPreempted(workload.workload_id))
         for name in core.state.nodes:
             self.feed(NodeAcknowledged(name))
 
@@ -303,6 +306,9 @@ class GateEngine(Reconciler[str]):
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
+        if not self.settings.gate.moves and sight.spec is not None:
+            # Nobody here evicts it.
+            sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
         if pod.is_gated:
             self.related.require_for(pod)
         if needs is None:

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.core.core import CommitResult, Core
@@ -18,13 +18,11 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
 )
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, JOBS, Object, ObjectKey, uid_of
-from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
-from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import (
-    ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
     ANNOTATION_DRAINED,
     ANNOTATION_MOVE,
@@ -47,6 +45,7 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     ScaleDeployment,
     SurgeState,
     WaitStep,
+    checkpoint_grace_s,
     cordon_marks,
     cordon_patch,
     drain_status,
@@ -64,6 +63,7 @@ from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementU
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note, plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.preemptions import REFUSED_AGAIN_S, list_preemptions
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import MoveWriter
 from eelgrid_controller.state.cordons import DrainTerms
@@ -153,7 +153,7 @@ class MoveOrders:
             else [one for one in unit.active_members if one.target_node]
         )
         goes = tuple(self._going(unit, one, workload_id) for one in gang)
-        grace_s = max(_grace_s(one.sight.pod.annotations) for one in gang)
+        grace_s = max(checkpoint_grace_s(one.sight.pod.annotations) for one in gang)
         return MoveOrder(
             unit.name, workload_id, manner, goes, pod.owner.kind, pod.owner.name, pod.owner.uid, grace_s, cause
         )
@@ -241,13 +241,6 @@ class MoveOrders:
         """Whether anything may be moved from or to a node."""
         record = core.state.nodes.get(node_name)
         return record is not None and is_pool_enforced(core.state.policy, record.inventory.pool)
-
-
-def _grace_s(annotations: Mapping[str, str]) -> float:
-    try:
-        return parse_duration_s(annotations, ANNOTATION_CHECKPOINT_GRACE) or 0.0
-    except AnnotationUnreadable:
-        return 0.0
 
 
 async def has_room(loop: CoreCommandPort, order: MoveOrder) -> bool:
@@ -494,6 +487,7 @@ class MoveReconciler(Reconciler[str]):
         for order in self.orders.orders_from_core(core, now_s):
             if not self.mover.request_move(order, now_s):
                 await self._refuse(order, "too many moves are queued, or it is being moved already")
+        await self._observe_preemptions(core, now_s)
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
             await self._observe_orders()
@@ -521,6 +515,18 @@ class MoveReconciler(Reconciler[str]):
                     run.next_s = now_s + 2.0
                     self.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
+    async def _observe_preemptions(self, core: Core, now_s: float) -> None:
+        """Asks victims to go, at once; those that cannot, or that nobody waits for any more, run on."""
+        for one in list_preemptions(core, self._around.engine.gate.units):
+            if isinstance(one, MoveOrder):
+                self.mover.request_move(one, now_s)
+                continue
+            # Before its move ends, which refuses what is a victim still.
+            await self._around.loop.refuse_preemption(one.workload_id, one.why, again_s=one.again_s)
+            self.mover.withdraw_order(one.unit)
+            if (run := self._runs.get(one.unit)) is not None:
+                await self._end(run, MoveEnded(is_done=False, why=one.why))
+
     async def _observe_orders(self) -> None:
         core = self._around.loop.core
         await self._sync_cordons(core)
@@ -528,7 +534,8 @@ class MoveReconciler(Reconciler[str]):
         moved = list(self.orders.orders_from_services(core))
         wanted = {order.name for order in (*orders, *moved)}
         for order in [one for one in self.mover.waiting.values() if not one.workload and one.name not in wanted]:
-            self.mover.withdraw_order(order.name)
+            if not order.is_preemption:
+                self.mover.withdraw_order(order.name)
         for order in moved:
             self.mover.request_move(order, self._now_s())
         for order in (*orders, *self.orders.orders_from_gpus(core)):
@@ -730,14 +737,23 @@ class MoveReconciler(Reconciler[str]):
         await self._give_back(order, is_done=over.is_done)
 
     async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
-        """Restore places that no pod has taken, or release them."""
+        """Restore places that no pod has taken, or release them; a victim that did not go runs on."""
         if not order.workload:
+            if not is_done:
+                await self._refuse_preemption(order)
             return
         here = [pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None]
         if here and not is_done:
             await restore_places(self._around.loop, self.orders, order, here, self.log)
         for going in order.goes:
             self._around.engine.feed(MoveFinished(order.unit, going.uid))
+
+    async def _refuse_preemption(self, order: MoveOrder) -> None:
+        unit = self._around.engine.gate.units.get(order.unit)
+        found = None if unit is None else self._around.loop.core.state.workloads.get(unit.workload_id)
+        if found is not None and found.preempted_for:
+            why = "its pods could not be evicted"
+            await self._around.loop.refuse_preemption(found.workload_id, why, again_s=REFUSED_AGAIN_S)
 
     def _came(self, run: _MoveRun) -> Pod | None:
         """The pod that came in the stead of the old one."""

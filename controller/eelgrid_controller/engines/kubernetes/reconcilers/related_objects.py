@@ -184,6 +184,7 @@ _POD_SPEC = (
     "nodeName",
     "schedulerName",
     "priority",
+    "preemptionPolicy",
     "overhead",
     "resources",
     "resourceClaims",
