@@ -14,7 +14,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_DR
 from eelgrid_controller.engines.kubernetes.pods.migration import MoveMethod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import LOWEST_DELETION_COST
-from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveOrders
+from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, ReplicaMove
 
 

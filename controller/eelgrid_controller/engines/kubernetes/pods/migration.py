@@ -516,6 +516,7 @@ class MoveOrder(NamedTuple):
     grace_s: float = 0.0
     cause: str = "requested by an operator"
     is_preemption: bool = False  # others wait for it: it goes at once, beside all other moves
+    is_forced: bool = False  # it goes although there is no room for it elsewhere
 
     @property
     def name(self) -> str:
