@@ -56,6 +56,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "required_traits": "only nodes with all of these traits, which an engine assigns; on Kubernetes Eelgrid does",
         "never_preempts": "it waits rather than preempt other work, whatever its queue allows",
         "priority_class": "a [priority class](queue-file.md#priority-classes), whose priority and promise it gets",
+        "evicted_by_engine": "an engine stops it if it has to make room, and its owner submits it anew; Kubernetes' part sets it",
         "process": "the command that agents run for each replica: [process](#process); with it `mobility` is `fixed`",
         "expected_runtime_s": "how long it is expected to run; nothing ends for it, and others may start before it by it: "
         "[queueing](../explanation/queueing.md#backfill)",

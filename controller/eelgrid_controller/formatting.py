@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from eelgrid_protos.quantities import MIB
 
 if TYPE_CHECKING:
-    from eelgrid_protos.messages import AttemptStatus, Workload
+    from eelgrid_protos.messages import AttemptStatus, CheckpointAdvice, Workload
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -132,6 +132,26 @@ def format_age(age_s: float) -> str:
         if age_s >= 2.0 * size_s:
             return f"{age_s / size_s:.0f} {unit}"
     return f"{max(0.0, age_s):.0f} s"
+
+
+# With less, most of an estimate is what is presumed of work that nothing is known of.
+_LITTLE_S = _DAY_S
+_COST_SOURCES = {"THIS_RUN": "reported by it", "EARLIER_RUNS": "as in earlier runs"}
+
+
+def describe_checkpoint_advice(advice: "CheckpointAdvice") -> str:
+    """Says how often a job should save, and what that comes from, without a full stop."""
+    whose = f"queue {advice.queue}" if advice.queue else "all jobs"
+    counted = [f"{advice.queue_interruptions:.3g} in {format_age(advice.queue_job_s)} of running of {whose}"]
+    if advice.pool:
+        counted.append(f"{advice.pool_losses:.3g} GPU losses in {format_age(advice.pool_gpu_s)} of pool {advice.pool}")
+    presumed = "presumed, as little has run: " if advice.queue_job_s < _LITTLE_S else ""
+    every = f"an interruption is expected every {format_age(advice.mean_between_s)} ({presumed}{', '.join(counted)})"
+    if not advice.interval_s:
+        return f"{every}; what a save takes is not known: eelgrid.checkpoint reports it"
+    source = _COST_SOURCES.get(advice.cost_source.name, "")
+    takes = f"{advice.cost_s:.2g} s" if advice.cost_s < 10.0 else format_age(advice.cost_s)
+    return f"checkpoint every {format_age(advice.interval_s)}: a save takes {takes} ({source}), and {every}"
 
 
 _DURATION = re.compile(r"(\d{1,9})\s*(s|min|m|h|d)?")

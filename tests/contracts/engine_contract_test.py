@@ -613,7 +613,8 @@ def test_a_checkpoint_is_reported_while_the_job_runs_and_what_is_no_note_is_igno
     async def run():
         item = shell(
             f"echo '[1' > {note}; echo up; read x < $EELGRID_CHECKPOINT_DIR/go; "
-            f"echo '{{\"time_ns\": 1700000000000000000}}' > {note}.new; mv {note}.new {note}; sleep 60"
+            f'echo \'{{"time_ns": 1700000000000000000, "seconds": 2.5}}\' > {note}.new; mv {note}.new {note}; '
+            "sleep 60"
         )
         folder = engine._checkpoint_folder(attempt_key(item))
         folder.mkdir(parents=True)
@@ -627,7 +628,36 @@ def test_a_checkpoint_is_reported_while_the_job_runs_and_what_is_no_note_is_igno
         engine.stop(attempt_key(item))
         return await ended(engine, item)
 
-    assert asyncio.run(run()).checkpointed_ns == 1_700_000_000_000_000_000
+    found = asyncio.run(run())
+    assert (found.checkpointed_ns, found.checkpoint_s) == (1_700_000_000_000_000_000, 2.5)
+
+
+@pytest.mark.parametrize("noted", ["-1", "1e400", '"2"', "true", "[]", "1e6"])
+def test_a_cost_of_a_checkpoint_that_is_none_is_left_out(noted, tmp_path):
+    engine = LocalEngine(tmp_path, checkpoints_read_s=0.02)
+    item = shell(f'echo \'{{"time_ns": 5, "seconds": {noted}}}\' > $EELGRID_CHECKPOINT_DIR/.eelgrid-checkpoint')
+
+    async def run():
+        return await run_one(engine, item)
+
+    found = asyncio.run(run())
+    assert (found.checkpointed_ns, found.checkpoint_s) == (5, 0.0)
+
+
+def test_a_process_is_told_how_often_to_save_as_far_as_that_is_known(tmp_path):
+    engine = LocalEngine(tmp_path)
+    says = 'echo "[$EELGRID_CHECKPOINT_INTERVAL] [$EELGRID_INTERRUPTED_EVERY_S]"'
+    known = replace(shell(says, key="known"), checkpoint_interval_s=1320.4, interrupted_every_s=21_600.0)
+
+    async def run():
+        for item in (known, shell(says, key="unknown")):
+            await run_one(engine, item)
+            yield output(engine, item).text
+
+    async def collect():
+        return [text async for text in run()]
+
+    assert asyncio.run(collect()) == ["[1320] [21600]\n", "[] []\n"]
 
 
 # Plans

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,14 @@ from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Budgets, Workloads, is_ready
 
-from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, EVENTS, JOBS, NODES, POD_DISRUPTION_BUDGETS
+from eelgrid_controller.engines.kubernetes.api.port import (
+    DEPLOYMENTS,
+    EVENTS,
+    JOBS,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+)
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
@@ -34,7 +42,15 @@ from eelgrid_controller.engines.kubernetes.pods.migration import MoveTimeouts
 from eelgrid_controller.engines.kubernetes.reconcilers import moves
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_kernels.move_search import OVERLAPS
-from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, RecommendMovesRequest, ReplicaMove
+from eelgrid_protos.messages import (
+    DrainOutcome,
+    EnforcementMode,
+    Move,
+    Placement,
+    PoolMode,
+    RecommendMovesRequest,
+    ReplicaMove,
+)
 
 _OURS = {LABEL_MANAGED: "true"}
 
@@ -282,6 +298,45 @@ def test_a_drained_node_is_emptied_and_says_so(tmp_path):
                     if "empty" in found["metadata"]["annotations"].get(ANNOTATION_DRAINED, ""):
                         break
                     await asyncio.sleep(0.2)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_what_has_nowhere_to_go_is_evicted_when_the_grace_of_a_drain_is_over_and_what_is_fixed_if_forced(
+    tmp_path, is_fixed
+):
+    async def play():
+        async with cluster_of(tmp_path) as (_, cluster, loop):
+            for name in ("b", "c"):
+                await cluster.delete(NODES, name)
+            body = build_job("j", labels=_OURS)
+            if not is_fixed:
+                body["spec"]["template"]["metadata"]["annotations"] = {ANNOTATION_CHECKPOINT_GRACE: "1s"}
+            await cluster.create(JOBS, body)
+            (old,) = await until(cluster, lambda pods: len(ready(pods)) == 1 and pods)
+
+            def terms(*, force):
+                return DrainTerms(deadline_ns=time.time_ns() + 3_000_000_000, force=force)
+
+            preview = await loop.read(lambda core: core.preview_drain("a", (), terms(force=is_fixed), now_ns=1))
+            assert [one.outcome for one in preview] == [DrainOutcome.REQUEUED]
+            if is_fixed:
+                await loop.cordon_node("a", drain=replace(terms(force=False), deadline_ns=1))
+                async with asyncio.timeout(30.0):
+                    while "(fixed)" not in str((await cluster.get(NODES, "a"))["metadata"].get("annotations")):  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                assert (await cluster.list(PODS)).items[0]["metadata"]["uid"] == old["metadata"]["uid"]
+            begin_s = time.monotonic()
+            await loop.cordon_node("a", drain=terms(force=is_fixed))
+
+            def is_requeued(pods):
+                return len(pods) == 1 and pods[0]["metadata"]["uid"] != old["metadata"]["uid"] and not bound(pods)
+
+            await until(cluster, is_requeued, within_s=40.0)
+            assert time.monotonic() - begin_s >= 3.0
+            await loop.uncordon_node("a")
+            await until(cluster, lambda pods: len(ready(pods)) == 1, within_s=40.0)
 
     asyncio.run(play())
 

@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.processes import Cluster, fleet_of
 
 from eelgrid_protos.messages import (
+    CheckpointCostSource,
     GetPolicyRequest,
     GetWorkloadRequest,
     Mobility,
@@ -99,6 +100,12 @@ def test_a_training_program_is_preempted_several_times_and_loses_no_step(cluster
         )
     for key in traces:
         until_trained(key)
+    advice = get(cluster, "t1").checkpoint_advice
+    assert (advice.queue, advice.cost_source) == ("research", CheckpointCostSource.EARLIER_RUNS)
+    assert 0.0 < advice.cost_s < advice.interval_s < advice.mean_between_s < 86_400.0
+    assert advice.queue_interruptions > 4.9
+    assert "Checkpoint every" in cluster.eelctl("explain", "t1").stdout
+    assert "checkpoint every" in cluster.eelctl("get", "t1").stdout
     finish.touch()
     for key, trace in traces.items():
         cluster.until(lambda key=key: get(cluster, key).phase.is_ended, what=f"{key} ends")

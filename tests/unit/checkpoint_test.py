@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from eelgrid import checkpoint
+from eelgrid_controller.queueing.checkpoint_interval import compute_checkpoint_interval
 
 
 @pytest.fixture
@@ -80,3 +81,41 @@ def test_without_eelgrid_it_works_in_the_working_directory(tmp_path, monkeypatch
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop
     assert (tmp_path / "checkpoints" / "checkpoint").read_text() == "x"
+
+
+@pytest.fixture
+def fresh_saves(monkeypatch):
+    for name in ("EELGRID_INTERRUPTED_EVERY_S", "EELGRID_CHECKPOINT_INTERVAL"):
+        monkeypatch.delenv(name, raising=False)
+    saves = checkpoint._Saves()
+    monkeypatch.setattr(checkpoint, "_saves", saves)
+    return saves
+
+
+def test_the_interval_is_that_of_earlier_runs_until_a_save_of_this_one_was_measured(folder, monkeypatch, fresh_saves):
+    assert checkpoint.interval() == 600.0
+    monkeypatch.setenv("EELGRID_CHECKPOINT_INTERVAL", "1320")
+    monkeypatch.setenv("EELGRID_INTERRUPTED_EVERY_S", "21600")
+    assert checkpoint.interval() == 1320.0
+    checkpoint.folder()
+    checkpoint.note(30.0)
+    checkpoint.note(50.0)
+    assert checkpoint.interval() == pytest.approx(compute_checkpoint_interval(40.0, 21600.0))
+    assert json.loads((folder / ".eelgrid-checkpoint").read_text())["seconds"] == 40.0
+    monkeypatch.setenv("EELGRID_INTERRUPTED_EVERY_S", "10")
+    assert checkpoint.interval() == 10.0
+
+
+def test_a_save_is_measured(folder, fresh_saves):
+    checkpoint.save(lambda path: path.write_text("one"))
+    assert json.loads((folder / ".eelgrid-checkpoint").read_text())["seconds"] >= 1e-3
+
+
+def test_a_checkpoint_is_due_an_interval_after_the_last_one(folder, monkeypatch, fresh_saves):
+    monkeypatch.setenv("EELGRID_CHECKPOINT_INTERVAL", "100")
+    assert not checkpoint.is_due()
+    fresh_saves.last_s -= 100.0
+    assert checkpoint.is_due()
+    checkpoint.folder()
+    checkpoint.note()
+    assert not checkpoint.is_due()

@@ -240,10 +240,31 @@ def test_what_an_engine_runs_is_left_to_its_own_drain_of_nodes_and_gpus():
     soon = DrainTerms(deadline_ns=5, force=True)
     index = str(core.workload("pod-x").placements[0].gpu_indexes[0])
     for gpus in ((), (index,)):
-        (found,) = core.preview_drain("a", gpus, soon, now_ns=2)
+        (found,) = core.preview_drain("a", gpus, DrainTerms(), now_ns=2)
         assert (found.outcome, "its own drain" in found.reason) == (DrainOutcome.FINISHES, True)
+        (found,) = core.preview_drain("a", gpus, soon, now_ns=2)
+        assert (found.outcome, "when the grace is over" in found.reason) == (DrainOutcome.REQUEUED, True)
     core.cordon_node("a", drain=soon, now_ns=4)
     assert drain(core, now_ns=9) == []
+
+
+@pytest.mark.parametrize(
+    ("force", "labels", "outcome"),
+    [
+        (True, {"owner": "Job/j"}, DrainOutcome.REQUEUED),
+        (False, {"owner": "Job/j"}, DrainOutcome.FINISHES),
+        (True, {}, DrainOutcome.FINISHES),
+    ],
+)
+def test_fixed_work_of_an_engine_goes_at_the_end_of_the_grace_only_if_forced_and_if_it_has_an_owner(
+    force, labels, outcome
+):
+    core = build_core(build_node("a"))
+    core.update_external_usage("a", ExternalUsage(traits=("pods",)), now_ns=1)
+    request = build_request(gpus=1, key="pod-x", required_traits=("pods",), mobility=Mobility.FIXED, labels=labels)
+    place_on(core, "a", request)
+    (found,) = core.preview_drain("a", (), DrainTerms(deadline_ns=5, force=force), now_ns=2)
+    assert found.outcome is outcome
 
 
 def test_a_preview_counts_what_moves_before_and_changes_nothing():

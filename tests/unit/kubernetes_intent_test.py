@@ -242,3 +242,31 @@ def test_requests_that_this_mode_cannot_serve(fields, field, words):
 )
 def test_daemonsets_and_static_pods_are_let_go_at_once(fields):
     assert refused(**fields).is_released
+
+
+@pytest.mark.parametrize(
+    ("owner", "said", "is_evicted"),
+    [
+        (JOB, None, True),
+        (DEPLOYED, None, True),
+        (("jobs.example/v1", "OwnJob", "x", "o1"), None, False),
+        (("jobs.example/v1", "OwnJob", "x", "o1"), "true", True),
+        (JOB, "false", False),
+        (None, None, False),
+        (None, "true", False),
+    ],
+)
+def test_only_what_its_controller_makes_anew_may_have_to_make_room(owner, said, is_evicted):
+    annotations = ours(preemptible=said) if said else None
+    assert wanted(owner=owner, annotations=annotations).spec.evicted_by_engine is is_evicted
+
+
+def test_a_word_on_preemption_that_is_none_is_refused():
+    assert str(refused(owner=JOB, annotations=ours(preemptible="yes"))) == (
+        "eelgrid.io/preemptible: is 'yes'; write true or false"
+    )
+
+
+def test_a_priority_class_that_never_preempts_is_read():
+    assert wanted(owner=JOB, preemptionPolicy="Never").spec.never_preempts
+    assert not wanted(owner=JOB, preemptionPolicy="PreemptLowerPriority").spec.never_preempts

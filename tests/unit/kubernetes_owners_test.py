@@ -10,6 +10,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import (
     membership_of,
     parse_owner_template,
 )
+from eelgrid_controller.engines.kubernetes.model.queue_labels import QueueLabels, parse_local_queue
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
 from eelgrid_protos.messages import Locality, Mobility, WorkloadKind
 
@@ -288,3 +289,62 @@ def test_a_holder_of_a_bare_object_says_nothing():
         )
         assert (found.uid, found.owner, found.least) == ("", None, None)
         assert sum(part.pods for part in found.parts) <= 1
+
+
+# Queues
+
+LABELLED = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {namespace: ml, name: pre, uid: js, labels: {kueue.x-k8s.io/queue-name: vision}}
+spec: {replicatedJobs: []}
+"""
+CHILD = """
+apiVersion: batch/v1
+kind: Job
+metadata:
+  namespace: ml
+  name: pre-0
+  uid: job-uid
+  ownerReferences: [{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, name: pre, uid: js, controller: true}]
+spec: {}
+"""
+BY_JOB = ("batch/v1", "Job", "pre-0", "job-uid")
+
+
+def find_queue(pod, holders=(), **said):
+    return QueueLabels(**{"reads_owners": True, **said}).find_queue(pod, dict(holders))
+
+
+def test_the_queue_of_a_pod_is_that_of_its_job_or_of_the_job_set_above_it():
+    pod = build_pod_model(owner=BY_JOB)
+    job_set, child = build_owner_lookup("jobset.x-k8s.io", LABELLED), build_owner_lookup("batch", CHILD)
+    assert find_queue(pod).needs == ObjectRef("batch", "Job", "ml", "pre-0")
+    assert find_queue(pod, child).needs == ObjectRef("jobset.x-k8s.io", "JobSet", "ml", "pre")
+    assert find_queue(pod, child | job_set) == "vision"
+    assert find_queue(pod, child | dict.fromkeys(job_set)) == ""
+    assert find_queue(pod, reads_owners=False) == ""
+
+
+def test_the_label_of_a_pod_goes_before_that_of_its_job_and_another_job_of_that_name_does_not_count():
+    own = build_owner_lookup(
+        "batch", "{kind: Job, metadata: {namespace: ml, name: pre-0, uid: job-uid, labels: "
+        "{kueue.x-k8s.io/queue-name: speech}}, spec: {}}"
+    )  # fmt: skip
+    assert find_queue(build_pod_model(owner=BY_JOB), own) == "speech"
+    assert find_queue(build_pod_model(owner=("batch/v1", "Job", "pre-0", "another")), own) == ""
+    pod = build_pod_model(owner=BY_JOB, labels={"kueue.x-k8s.io/queue-name": "vision"})
+    assert find_queue(pod, own) == "vision"
+
+
+def test_a_pod_of_a_deployment_or_without_an_owner_waits_for_no_lookup():
+    assert find_queue(build_pod_model(owner=("apps/v1", "ReplicaSet", "llm-7d9f", "r1"))) == ""
+    assert find_queue(build_pod_model()) == ""
+
+
+def test_a_name_stands_for_the_cluster_queue_of_the_local_queue_in_the_namespace_of_the_pod():
+    pod = build_pod_model(labels={"kueue.x-k8s.io/queue-name": "team"})
+    assert find_queue(pod, cluster_queues={("ml", "team"): "research"}) == "research"
+    assert find_queue(pod, cluster_queues={("other", "team"): "research"}) == "team"
+    assert parse_local_queue({"spec": {"clusterQueue": "research"}}) == "research"
+    assert parse_local_queue({}) == ""

@@ -14,7 +14,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_DR
 from eelgrid_controller.engines.kubernetes.pods.migration import MoveMethod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import LOWEST_DELETION_COST
-from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveOrders
+from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, ReplicaMove
 
 
@@ -301,7 +301,7 @@ def test_pods_of_a_service_are_moved_one_by_one_and_no_further_one_is_made_where
     core = side.core
     pools = (PoolMode(pool=core.state.nodes[node].inventory.pool, mode=EnforcementMode.ENFORCE),)
     core.update_policy(replace(core.state.policy, pools=pools), now_ns=10**6)
-    asked, status = orders.orders_from_drained_nodes(core)
+    asked, status = orders.orders_from_drained_nodes(core, 10**6)
     here = [pod["metadata"]["uid"] for pod in api.pods_of() if pod["spec"]["nodeName"] == node]
     assert sorted(order.goes[0].uid for order in asked) == sorted(here)
     assert {(order.manner, len(order.goes), order.workload) for order in asked} == {(manner, 1, "")}

@@ -1,7 +1,6 @@
 """Preemption: who makes room for whom, at once or after processes have stopped, and what ends it."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from tests.state_invariants import check_invariants
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.queueing.preemption import (
     PreemptionCandidate,
-    compute_checkpoint_interval,
     order_candidates,
     resolve_preemption,
 )
@@ -513,24 +511,3 @@ def test_rules_are_those_of_the_nearest_queue_above_that_has_some():
         Queue(name="d"),
     )
     assert resolve_preemption(queues) == {"a": WITHIN, "b": WITHIN, "c": RECLAIM, "d": QueuePreemption()}
-
-
-@pytest.mark.parametrize(
-    ("cost_s", "between_s", "interval_s"),
-    [(10.0, 3600.0, 260.0), (60.0, 86_400.0, 3180.0), (100.0, 50.0, 50.0), (500.0, 50.0, 50.0)],
-)
-def test_the_interval_between_checkpoints_is_dalys(cost_s, between_s, interval_s):
-    assert compute_checkpoint_interval(cost_s, between_s) == pytest.approx(interval_s, rel=0.02)
-
-
-def test_dalys_interval_loses_no_more_time_than_its_neighbours():
-    cost_s, between_s = 30.0, 3000.0
-
-    def lost(interval_s):
-        # Of exponential interruptions: time for one segment and its repetitions, over the work in it.
-        return between_s * (math.exp((interval_s + cost_s) / between_s) - 1.0) / interval_s
-
-    best = compute_checkpoint_interval(cost_s, between_s)
-    assert lost(best) <= min(lost(0.95 * best), lost(1.05 * best))
-    with pytest.raises(ValueError, match="positive"):
-        compute_checkpoint_interval(0.0, 1.0)

@@ -47,6 +47,8 @@ _CHECKPOINT_NOTE = ".eelgrid-checkpoint"
 # Who reads a checkpoint's time compares it with seconds of run time.
 _CHECKPOINTS_READ_S = 2.0
 _CHECKPOINT_NOTE_BYTES_MOST = 4096
+# More is a mistake of the program.
+_CHECKPOINT_S_MOST = 86_400.0
 _KILL_AGAIN_S = 0.05
 _STARTS_MOST = 3
 # Folders of ended attempts that are kept for their output.
@@ -255,10 +257,10 @@ class LocalEngine:
         if not modified_ns or modified_ns == attempt.checkpoint_mtime_ns:
             return False
         attempt.checkpoint_mtime_ns = modified_ns
-        time_ns = _read_checkpoint_ns(path)
-        if not time_ns or time_ns == attempt.status.checkpointed_ns:
+        noted = _read_checkpoint_note(path)
+        if noted is None or noted[0] == attempt.status.checkpointed_ns:
             return False
-        attempt.status = replace(attempt.status, checkpointed_ns=time_ns)
+        attempt.status = replace(attempt.status, checkpointed_ns=noted[0], checkpoint_s=noted[1])
         return True
 
     def _on_launcher_end(self, key: AttemptKey) -> None:
@@ -300,6 +302,7 @@ class LocalEngine:
             started_ns=record["started_ns"],
             ended_ns=record["ended_ns"],
             checkpointed_ns=attempt.status.checkpointed_ns,
+            checkpoint_s=attempt.status.checkpoint_s,
         )
         self.on_change()
 
@@ -334,6 +337,7 @@ class LocalEngine:
             "EELGRID_CHECKPOINT_DIR": str(checkpoints),
             "EELGRID_PREEMPT_SIGNAL": process.stop_signal,
             "EELGRID_GRACE_S": f"{process.grace_s:g}",
+            **_describe_interruptions(assignment),
         }
         spec = {
             "key": key,
@@ -380,16 +384,31 @@ def _folder_name(key: AttemptKey) -> str:
     return f"{name}.{key.replica}.{key.attempt}"
 
 
-def _read_checkpoint_ns(path: Path) -> int:
-    """Returns the time in the note of a checkpoint, in nanoseconds since 1970; 0 if a job wrote no such thing."""
+def _describe_interruptions(assignment: Assignment) -> dict[str, str]:
+    """Returns the variables by which a process learns how often to save, as far as that is known."""
+    known = {
+        "EELGRID_CHECKPOINT_INTERVAL": assignment.checkpoint_interval_s,
+        "EELGRID_INTERRUPTED_EVERY_S": assignment.interrupted_every_s,
+    }
+    return {name: f"{seconds:.0f}" for name, seconds in known.items() if seconds >= 1.0}
+
+
+def _read_checkpoint_note(path: Path) -> tuple[int, float] | None:
+    """Returns the time of a noted checkpoint, in nanoseconds since 1970, and the seconds that one takes; 0: not told.
+
+    None if a job wrote no such thing.
+    """
     try:
         if path.stat().st_size > _CHECKPOINT_NOTE_BYTES_MOST:
-            return 0
+            return None
         noted = json.loads(path.read_bytes())
-        time_ns = noted["time_ns"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0
-    return time_ns if isinstance(time_ns, int) and 0 < time_ns <= time.time_ns() else 0
+        time_ns, cost_s = noted["time_ns"], noted.get("seconds", 0.0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(time_ns, int) or not 0 < time_ns <= time.time_ns():
+        return None
+    is_cost = not isinstance(cost_s, bool) and isinstance(cost_s, int | float) and 0.0 <= cost_s <= _CHECKPOINT_S_MOST
+    return time_ns, float(cost_s) if is_cost else 0.0
 
 
 def _modified_ns(folder: Path) -> int:

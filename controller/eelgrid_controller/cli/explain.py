@@ -18,7 +18,7 @@ from eelgrid_controller.cli.deadline import describe_deadline
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
 from eelgrid_controller.cli.workload_names import call_with_workload
 from eelgrid_controller.cli.workloads import request_text
-from eelgrid_controller.formatting import count_noun
+from eelgrid_controller.formatting import count_noun, describe_checkpoint_advice
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import (
     Candidate,
@@ -192,6 +192,9 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
         numbers = ", ".join(map(str, workload.lost_replicas[:_SHOWN]))
         noun = "replica" if len(workload.lost_replicas) == 1 else "replicas"
         yield f"On a lost GPU: {noun} {numbers}. Reset the GPU or restart its node; the place is kept until then."
+    if workload.checkpoint_advice is not None:
+        advice = describe_checkpoint_advice(workload.checkpoint_advice)
+        yield f"{advice[:1].upper()}{advice[1:]}."
     chosen = {placement.replica: placement for placement in workload.placements}
     for replica in explanation.replicas[:replicas]:
         yield from _replica(replica, chosen.get(replica.replica), is_lost=replica.replica in workload.lost_replicas)

@@ -61,6 +61,7 @@ from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workloa
 from eelgrid_controller.formatting import (
     count_noun,
     describe_attempt,
+    describe_checkpoint_advice,
     format_age,
     format_cpu,
     format_gpu,
@@ -312,6 +313,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  deadline   {describe_deadline(workload)}"
     if workload.promise is not None:
         yield f"  starts     by {format_time(workload.promise.start_ns)}"
+    if workload.checkpoint_advice is not None:
+        yield f"  advice     {describe_checkpoint_advice(workload.checkpoint_advice)}"
     for placement in workload.placements:
         gpus = f", GPU {','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else ""
         lost = ", on a lost GPU" if placement.replica in workload.lost_replicas else ""

@@ -71,6 +71,7 @@ from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueIndex
+from eelgrid_controller.queueing.checkpoint_interval import CheckpointAdvisor
 from eelgrid_controller.queueing.job_conditions import JobConditionIndex
 from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -155,8 +156,10 @@ class Core:
         # Parks what may not start, before the queues read what waits.
         self._conditions = JobConditionIndex(state)
         self.queues = QueueIndex(state)
+        self.checkpoints = CheckpointAdvisor(state)
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
+        self.list_evictions = self._preemptions.list_evictions
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._jobs = JobControl(state, self.queues, self._conditions)
@@ -205,7 +208,7 @@ class Core:
 
     def node_plan(self, node_name: str) -> NodePlan:
         """Returns the plan of a node: everything that it should hold; raises NotFound."""
-        return build_node_plan(self._node(node_name), self.state.policy, self.state.workloads)
+        return build_node_plan(self._node(node_name), self.state)
 
     def plan_to_send(self, node_name: str) -> NodePlan | None:
         """Returns the plan to send to the node; None while it holds more than the journal knows, which the plan would end."""
@@ -344,6 +347,7 @@ class Core:
                 stale += 1
                 continue
             self._preemptions.record_checkpoint(status)
+            self.checkpoints.record(status)
             event = make_attempt_event(workload, status, now_ns)
             if event is None:
                 continue
@@ -357,6 +361,11 @@ class Core:
         frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried) for event in events)
         frees = frees or self._preemptions.is_ready
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
+
+    def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float, now_ns: int) -> CoreStep[None]:
+        """Lets a victim run on that its engine does not stop; then pending work is tried. `again_s` as for `refuse`."""
+        step = self._preemptions.refuse(workload_id, reason, self._apply, now_ns, again_s=again_s)
+        return self._with_retry(step.events, None, step.nodes, now_ns, frees=bool(step.events))
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
         """Scales a running workload to a number of replicas, or as close as capacity allows (scaling.py)."""

@@ -142,7 +142,7 @@ def plan_departure(
     if unreachable:
         return Departure(DrainOutcome.STAYS, unreachable)
     if unit.workload.spec.required_traits:
-        return Departure(DrainOutcome.FINISHES, "Kubernetes runs it, and moves it by its own drain")
+        return _plan_engine_departure(unit)
     if unit.workload.spec.process is not None:
         return Departure(DrainOutcome.FINISHES, "it runs a process, which cannot move: eelctl cancel stops it")
     bound = _find_bond(unit)
@@ -161,6 +161,15 @@ def plan_departure(
         return Departure(DrainOutcome.FINISHES, reason)
     events = (_make_eviction(unit, now_ns),) if altered is None and unit.terms.is_over(now_ns) else ()
     return Departure(DrainOutcome.REQUEUED, reason, events=events)
+
+
+def _plan_engine_departure(unit: DrainUnit) -> Departure:
+    """Returns what an engine does with a unit that it runs: only that knows when it can move."""
+    spec = unit.workload.spec
+    is_bound = spec.mobility is Mobility.FIXED and not (unit.terms.force and spec.labels.get("owner"))
+    if unit.terms.deadline_ns and not is_bound and not is_sliced(unit.workload):
+        return Departure(DrainOutcome.REQUEUED, "Kubernetes moves it, or evicts it when the grace is over")
+    return Departure(DrainOutcome.FINISHES, "Kubernetes runs it, and moves it by its own drain")
 
 
 def _find_unreachable(state: ClusterState, unit: DrainUnit) -> str:

@@ -4,22 +4,25 @@ Owns which assignments can start, and what an agent needs of each. Must not know
 carries them out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
+from eelgrid_controller.queueing.checkpoint_interval import find_told_interval
 from eelgrid_controller.state.attempts import must_stop
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced
-from eelgrid_protos.messages import Assignment, GpuSetting, NodePlan, Policy, Workload
+from eelgrid_protos.messages import Assignment, GpuSetting, NodePlan
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 # The bound of quantities.Watts.
 _NODE_MOST_W = 1e6
 
 
-def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Workload]) -> NodePlan:
+def build_node_plan(record: NodeRecord, state: ClusterState) -> NodePlan:
     """Builds the desired state of a node; equal inputs give equal plans, in whatever order work was placed."""
-    assignments = tuple(_with_process(item, workloads[item.workload_id]) for item in _assignments(record))
+    policy, workloads = state.policy, state.workloads
+    assignments = tuple(_with_process(item, state) for item in _assignments(record))
     known = {gpu.uuid for gpu in record.inventory.gpus}
     limits_w = {
         uuid: limit_w
@@ -41,16 +44,20 @@ def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, 
     )
 
 
-def _with_process(assignment: Assignment, workload: Workload) -> Assignment:
+def _with_process(assignment: Assignment, state: ClusterState) -> Assignment:
     """Returns the assignment with the process that the agent runs, if it runs any."""
+    workload = state.workloads[assignment.workload_id]
     if workload.spec.process is None:
         return assignment
+    interval_s, every_s = find_told_interval(state, workload.workload_id)
     return replace(
         assignment,
         process=workload.spec.process,
         attempt=workload.attempt,
         replicas=workload.spec.replicas,
         stop=must_stop(workload),
+        checkpoint_interval_s=interval_s,
+        interrupted_every_s=every_s,
     )
 
 

@@ -5,7 +5,8 @@ some of them (quota and placement in one check, on nodes as they would be), and 
 before whom (core.workloads), nor how agents stop processes.
 
 Work without processes is evicted at once, and the waiting work is placed in the same step on exactly the devices that were
-found. Processes are told to stop; until all of them have, every victim keeps its devices, and the waiting work is nominated
+found. Processes are told to stop, and engines evict what they run and its owner submits anew; until all of them have
+ended, every victim keeps its devices, and the waiting work is nominated
 for its place, so that nobody else gets what is free of it, nor the quota. Then all victims return to the queue and it is
 placed, in one step. If it no longer fits, as after the loss of a node, the nomination ends, and what was stopped returns to
 the queue all the same.
@@ -35,13 +36,14 @@ from eelgrid_controller.queueing.preemption import (
     order_candidates,
     resolve_preemption,
 )
-from eelgrid_controller.state.attempts import has_stopped, must_stop
+from eelgrid_controller.state.attempts import has_stopped, holds_until_stopped, must_stop
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     PREEMPTED_MOST,
     AttemptEnded,
     AttemptStarted,
     Event,
+    PreemptionRefused,
     PreemptionStarted,
     PricesQuoted,
     WorkloadCancelled,
@@ -52,6 +54,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
 from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_controller.state.queue_usage import QueueCharge, count_request
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
@@ -91,10 +94,14 @@ class PreemptionStep:
 
 
 def is_requeueable_job(spec: WorkloadSpec) -> bool:
-    """Returns whether work may be requeued unless its queue says otherwise: a process, or a job that is not fixed."""
+    """Returns whether work may be requeued unless its queue says otherwise.
+
+    That is a process, a job that its owner submits anew, or one that is not fixed.
+    """
     if spec.process is not None:
         return True
-    return spec.kind is not WorkloadKind.INFERENCE_SERVICE and spec.mobility is not Mobility.FIXED
+    is_requeued = spec.evicted_by_engine or spec.mobility is not Mobility.FIXED
+    return spec.kind is not WorkloadKind.INFERENCE_SERVICE and is_requeued
 
 
 def resolve_priority_class(state: ClusterState, request: SubmitWorkloadRequest) -> SubmitWorkloadRequest:
@@ -133,10 +140,12 @@ class Preemptions:
         self._checkpoints: dict[str, tuple[int, int]] = {}
         # Placed since the last change from outside.
         self._fresh: set[str] = set()
-        # Processes that make room, until they have returned to the queue.
+        # Work that makes room and has to end first, until it has returned to the queue.
         self._stopping = {key for key, one in state.workloads.items() if one.preempted_for}
         # When the first workload becomes a candidate that was none because it has not run long enough.
         self._next_ns: int | None = None
+        # Until when work that an engine could not stop is no candidate.
+        self._refused: dict[str, int] = {}
         # Why nothing was found for work of a shape, until anything changes.
         self._in_vain: dict[tuple[object, ...], str] = {}
 
@@ -148,6 +157,7 @@ class Preemptions:
             self._stopping |= {key for key in event.victims if self._state.workloads[key].preempted_for}
         elif isinstance(event, WorkloadEvicted | WorkloadCompleted | WorkloadCancelled):
             self._checkpoints.pop(event.workload_id, None)
+            self._refused.pop(event.workload_id, None)
         if not isinstance(event, WorkloadDeferred | PricesQuoted):
             self._in_vain.clear()
         if not isinstance(event, _OWN_CHANGES):
@@ -183,8 +193,8 @@ class Preemptions:
         key, queue = workload.workload_id, self._queues.find_leaf(workload.spec)
         reason = PendingConstraint.PREEMPTED.describe(gainer=key, queue=queue or "")
         victims = tuple(one.workload_id for one in plan.victims)
-        processes = [name for name in victims if self._state.workloads[name].spec.process is not None]
-        if processes:
+        stopping = [name for name in victims if holds_until_stopped(self._state.workloads[name].spec)]
+        if stopping:
             return _apply_all(
                 apply,
                 PreemptionStarted(
@@ -193,7 +203,7 @@ class Preemptions:
                     placements=decision.placements,
                     victims=victims,
                     reason=reason,
-                    waits=_describe_wait(processes),
+                    waits=_describe_wait(stopping),
                 ),
             )
         evicted = _apply_all(apply, *self._evict(victims, key, reason, now_ns))
@@ -213,7 +223,9 @@ class Preemptions:
         """Returns whether a waiting workload is one for which others may have to make room."""
         spec = workload.spec
         queue = self._queues.find_leaf(spec) if self._queues.is_active else None
-        if queue is None or spec.never_preempts or spec.required_traits or is_sliced(workload):
+        if queue is None or spec.never_preempts or is_sliced(workload):
+            return False
+        if self._placer.uses_engine_rules(workload.workload_id):
             return False
         rules = resolve_preemption(self._state.policy.queues)[queue]
         return bool(rules.within or rules.reclaim) and not self.is_nominated(workload.workload_id)
@@ -300,7 +312,7 @@ class Preemptions:
         for queue in list_victim_queues(self._queues.tree, gainer, rules):
             for key, charge in self._queues.list_charged(queue).items():
                 workload = self._state.workloads[key]
-                if workload.spec.process is not None and must_stop(workload):
+                if holds_until_stopped(workload.spec) and must_stop(workload):
                     if not workload.preempted_for:
                         ending.append(self._make_candidate(workload, charge))
                 elif self._may_end(workload, by_queue[queue], now_ns):
@@ -325,7 +337,8 @@ class Preemptions:
         key, spec = workload.workload_id, workload.spec
         if is_protected(rules, is_job=is_requeueable_job(spec)):
             return False
-        if is_sliced(workload) or spec.required_traits or self._placer.uses_engine_rules(key):
+        is_of_engine = bool(spec.required_traits) or self._placer.uses_engine_rules(key)
+        if is_sliced(workload) or (is_of_engine and not spec.evicted_by_engine):
             return False
         if self._state.nominations.find_by_victim(key) is not None or (spec.process and has_stopped(workload)):
             return False
@@ -334,7 +347,10 @@ class Preemptions:
             if not record.is_ready or record.ahead is not None or not record.is_reported:
                 # It cannot be told to stop there.
                 return False
+            if spec.evicted_by_engine and not is_pool_enforced(self._state.policy, record.inventory.pool):
+                return False
         ends_ns = _find_start_ns(workload) + int(rules.min_runtime_s * _NS) if rules.min_runtime_s else 0
+        ends_ns = max(ends_ns, self._refused.get(key, 0))
         if key in self._fresh:
             ends_ns = max(ends_ns, now_ns + _FRESH_NS)
         if now_ns < ends_ns:
@@ -349,15 +365,35 @@ class Preemptions:
             return False
         return any(map(self._is_complete, self._state.nominations)) or any(map(self._may_return, self._stopping))
 
-    def _is_complete(self, nomination: PreemptionStarted) -> bool:
-        return not any(map(self._holds_process, nomination.victims))
+    def list_evictions(self) -> list[Workload]:
+        """Returns the victims that their engine has to stop, by id; also those that nobody waits for any more."""
+        found = (self._state.workloads.get(key) for key in sorted(self._stopping))
+        return [one for one in found if one is not None and one.preempted_for and one.spec.evicted_by_engine]
 
-    def _holds_process(self, key: str) -> bool:
+    def refuse(
+        self, workload_id: str, reason: str, apply: ApplyEvent, now_ns: int, *, again_s: float
+    ) -> PreemptionStep:
+        """Lets a victim run on that its engine does not stop; it is no candidate for a while."""
+        workload = self._state.workloads.get(workload_id)
+        if workload is None or not workload.preempted_for or not workload.spec.evicted_by_engine:
+            return PreemptionStep((), frozenset())
+        gainer = workload.preempted_for
+        events: list[Event] = [PreemptionRefused(time_ns=now_ns, workload_id=workload_id, reason=reason)]
+        if self.is_nominated(gainer):
+            gone = PendingConstraint.PREEMPTED.describe("gone")
+            events.append(WorkloadDeferred(time_ns=now_ns, workload_id=gainer, reason=gone))
+        self._stopping.discard(workload_id)
+        self._refused[workload_id] = now_ns + int(again_s * _NS)
+        return _apply_all(apply, *events)
+
+    def _is_complete(self, nomination: PreemptionStarted) -> bool:
+        return not any(map(self._still_runs, nomination.victims))
+
+    def _still_runs(self, key: str) -> bool:
         workload = self._state.workloads.get(key)
-        is_placed = (
-            workload is not None and workload.phase is WorkloadPhase.PLACED and workload.spec.process is not None
-        )
-        return workload is not None and is_placed and not has_stopped(workload)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED:
+            return False
+        return holds_until_stopped(workload.spec) and not has_stopped(workload)
 
     def _may_return(self, key: str) -> bool:
         """Returns whether a victim no longer makes room for anybody, or has stopped and is not waited with."""
@@ -425,7 +461,7 @@ def _apply_all(apply: ApplyEvent, *events: Event) -> PreemptionStep:
 def _shape_of(workload: Workload, queue: str) -> tuple[object, ...]:
     """Returns what work has in common of which none can start by preemption if one cannot."""
     spec = workload.spec
-    return queue, spec.priority, spec.request, spec.replicas, spec.process is not None
+    return queue, spec.priority, spec.request, spec.replicas, spec.process is not None, spec.required_traits
 
 
 def _find_start_ns(workload: Workload) -> int:

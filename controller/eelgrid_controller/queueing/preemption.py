@@ -327,18 +327,3 @@ def list_victim_queues(tree: QuotaTree, gainer: PreemptionGainer, rules: QueuePr
 def is_protected(rules: QueuePreemption, *, is_job: bool) -> bool:
     """Returns whether running work of a queue is never a victim; `is_job` for what may be requeued without being asked."""
     return rules.victims is PreemptionVictims.NONE or (rules.victims is PreemptionVictims.UNSPECIFIED and not is_job)
-
-
-def compute_checkpoint_interval(cost_s: float, mean_time_between_s: float) -> float:
-    """Returns the seconds between checkpoints that lose the least time, by Daly (2006), a correction of Young (1974).
-
-    `cost_s` is the time that one checkpoint stops the work, and `mean_time_between_s` the mean time between
-    interruptions, failures and preemptions together. Raises ValueError unless both are positive.
-    """
-    if cost_s <= 0.0 or mean_time_between_s <= 0.0:
-        raise ValueError("the cost of a checkpoint and the time between interruptions must be positive")
-    if cost_s >= 2.0 * mean_time_between_s:
-        return mean_time_between_s
-    ratio = cost_s / (2.0 * mean_time_between_s)
-    first = (2.0 * cost_s * mean_time_between_s) ** 0.5
-    return float(first * (1.0 + ratio**0.5 / 3.0 + ratio / 9.0) - cost_s)

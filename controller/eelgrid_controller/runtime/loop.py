@@ -470,6 +470,12 @@ class ControllerLoop:
         """Tries pending work again, since the rules of an engine may have changed."""
         await self.command(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
 
+    async def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float) -> None:
+        """Lets a victim run on that its engine does not stop; it is none again for `again_s` seconds."""
+        await self.command(
+            lambda core, now_ns: core.refuse_preemption(workload_id, reason, again_s=again_s, now_ns=now_ns)
+        )
+
     async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Records which GPUs replicas hold on a node, as its engine reports it."""
         await self.command(lambda core, now_ns: core.correct_devices(node_name, held, now_ns=now_ns))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from eelgrid_controller.formatting import describe_attempt
 from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
-from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
+from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase, WorkloadSpec
 
 
 def find_attempt(workload: Workload, replica: int) -> AttemptStatus | None:
@@ -57,6 +57,11 @@ def apply_attempt(workload: Workload, event: AttemptStarted | AttemptEnded) -> W
 def must_stop(workload: Workload) -> bool:
     """Returns whether the processes that still run must end: the workload was cancelled, or one of them failed."""
     return bool(workload.stopping_ns) or any(one.is_over and not one.is_success for one in workload.attempts)
+
+
+def holds_until_stopped(spec: WorkloadSpec) -> bool:
+    """Returns whether work has to be told to end, and holds its devices until it has: processes, or what an engine evicts."""
+    return spec.process is not None or spec.evicted_by_engine
 
 
 def has_stopped(workload: Workload) -> bool:

@@ -12,7 +12,8 @@ event sequences give equal digests.
     PENDING --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
     PENDING, PLACED --DeadlineBroken--> as it was
-    PENDING --PreemptionStarted--> PENDING, and its victims with processes PLACED until they have stopped
+    PENDING --PreemptionStarted--> PENDING, and its victims that must be told to end PLACED until they have
+    PLACED --PreemptionRefused--> PLACED, a victim that an engine evicts and that runs on
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
     PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
@@ -28,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, Self, assert_never
 
 from eelgrid_controller.state.array_elements import ArrayElements, list_submitted
-from eelgrid_controller.state.attempts import apply_attempt, find_outcome, must_stop
+from eelgrid_controller.state.attempts import apply_attempt, find_outcome, holds_until_stopped, must_stop
 from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
@@ -55,6 +56,7 @@ from eelgrid_controller.state.events import (
     PartitionsPlanned,
     PointsMeasured,
     PolicyChanged,
+    PreemptionRefused,
     PreemptionStarted,
     PricesQuoted,
     SpendingJudged,
@@ -75,6 +77,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
     policy_to_plain,
 )
+from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
 from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, digest_of, encode_explanation
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
@@ -159,6 +162,7 @@ class ClusterState:
         self.spending = SpendingState()
         self.queue_usage = QueueUsageState()
         self.runtimes = RuntimeHistory()
+        self.interruptions = InterruptionHistory()
         self.nominations = Nominations()
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
@@ -188,7 +192,7 @@ class ClusterState:
         twin.pending, twin.demand, twin._ended = self.pending.copy(), self.demand.copy(), self._ended.copy()
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
-        twin.nominations = self.nominations.copy()
+        twin.nominations, twin.interruptions = self.nominations.copy(), self.interruptions.copy()
         twin.broken_deadlines = self.broken_deadlines.copy()
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
@@ -237,6 +241,8 @@ class ClusterState:
                 touched = self._apply_waiting(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
+            case PreemptionRefused():
+                touched = self._apply_refusal(event)
             case WorkloadCancelled():
                 touched = self._apply_cancelled(event)
             case NodeJoined():
@@ -296,7 +302,8 @@ class ClusterState:
         return touched
 
     def _update_usage(self, event: Event) -> None:
-        """Counts what workloads hold after an event, for spending limits and queues."""
+        """Counts what workloads hold after an event, for spending limits and queues, and their interruptions."""
+        self.interruptions.observe(event, self.policy, self.workloads, self.nodes)
         self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
         if self.policy.queues:
             ids = list_rechargeable_workloads(event, self.nodes)
@@ -541,11 +548,21 @@ class ClusterState:
         for place in event.placements:
             self._node(place.node_name)
         for victim in victims:
-            if victim is not None and victim.spec.process is not None:
+            if victim is not None and holds_until_stopped(victim.spec):
                 names |= self._stop_processes(victim, event.reason, event.time_ns, event.workload_id)
         self.nominations.begin(event)
         self.workloads[gainer.workload_id] = replace(gainer, reason=event.waits, revision=self.revision + 1)
         return names
+
+    def _apply_refusal(self, event: PreemptionRefused) -> frozenset[str]:
+        workload = self.workloads.get(event.workload_id)
+        if workload is None or not workload.preempted_for or not workload.spec.evicted_by_engine:
+            raise ContradictoryEvent(f"workload {event.workload_id} is no victim that an engine evicts")
+        self.nominations.end(workload.preempted_for)
+        self.workloads[event.workload_id] = replace(
+            workload, stopping_ns=0, reason="", preempted_for="", revision=self.revision + 1
+        )
+        return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
     def _apply_attempt(self, event: AttemptStarted | AttemptEnded) -> frozenset[str]:
         before = self._running(event.workload_id)
@@ -715,6 +732,7 @@ class ClusterState:
             **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
             **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
             **({"runtimes": runtimes} if (runtimes := self.runtimes.dump()) else {}),
+            **({"interruptions": interruptions} if (interruptions := self.interruptions.dump()) else {}),
             **({"nominations": self.nominations.dump()} if len(self.nominations) else {}),
         }
 
@@ -742,6 +760,7 @@ class ClusterState:
         past = plain.get("queue_usage", ())
         state.queue_usage = QueueUsageState.load(past, state.policy, state.workloads, state.nodes)
         state.runtimes = RuntimeHistory.load(plain.get("runtimes", {}))
+        state.interruptions = InterruptionHistory.load(plain.get("interruptions", {}))
         state.nominations = Nominations.load(plain.get("nominations", ()))
         return state
 

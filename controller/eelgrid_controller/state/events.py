@@ -407,6 +407,15 @@ class PreemptionStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionRefused:
+    """A victim runs on: its engine could not stop it, or nobody waits for its place any more."""
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    reason: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadQueueChanged:
     """A pending workload was moved to another queue; it keeps its place in the order of submissions."""
 
@@ -568,6 +577,7 @@ Event = (
     | WorkloadCompleted
     | WorkloadPromised
     | PreemptionStarted
+    | PreemptionRefused
     | WorkloadHeld
     | WorkloadReleased
     | WorkloadRetried
@@ -611,6 +621,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_completed": WorkloadCompleted,
     "workload_promised": WorkloadPromised,
     "workload_preemption_started": PreemptionStarted,
+    "workload_preemption_refused": PreemptionRefused,
     "workload_held": WorkloadHeld,
     "workload_released": WorkloadReleased,
     "workload_retried": WorkloadRetried,
@@ -639,7 +650,7 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case WorkloadSubmitted():
             if not event.owner:
                 del body["owner"]
-            for name in ("never_preempts", "priority_class"):
+            for name in ("never_preempts", "priority_class", "evicted_by_engine"):
                 if not getattr(event.spec, name):
                     del body["spec"][name]
             if event.spec.process is not None and not event.spec.process.element_variables:
@@ -649,8 +660,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
                     del one["each"]
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
-        case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
-            del body["status"]["checkpointed_ns"]
+        case AttemptStarted() | AttemptEnded():
+            for name in ("checkpointed_ns", "checkpoint_s"):
+                if not getattr(event.status, name):
+                    del body["status"][name]
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case WorkloadPromised() if event.promise is not None:

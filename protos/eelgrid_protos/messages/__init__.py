@@ -317,6 +317,8 @@ from eelgrid_protos.messages.workload import (
     RETRIES_MOST,
     BudgetStatus,
     Candidate,
+    CheckpointAdvice,
+    CheckpointCostSource,
     CostTerm,
     DeadlineBreach,
     DependencyCondition,

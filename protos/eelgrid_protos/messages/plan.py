@@ -124,6 +124,8 @@ class AttemptStatus:
     started_ns: Nanoseconds = 0
     ended_ns: Nanoseconds = 0
     checkpointed_ns: Nanoseconds = 0
+    # How long one of its checkpoints stops it.
+    checkpoint_s: Seconds = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -151,6 +153,9 @@ class Assignment:
     attempt: Uint32 = 0
     replicas: Count = 0
     stop: bool = False
+    # As of its placement; 0 if they are not known.
+    checkpoint_interval_s: Seconds = 0.0
+    interrupted_every_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

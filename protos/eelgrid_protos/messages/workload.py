@@ -347,6 +347,8 @@ class WorkloadSpec:
     process: ProcessSpec | None = None
     never_preempts: bool = False
     priority_class: Label = ""
+    # An engine stops it if it has to make room, and whoever made it submits it anew; set by engines.
+    evicted_by_engine: bool = False
     # How long its user expects it to run; nothing ends for it.
     expected_runtime_s: RuntimeSeconds | None = None
     # What keeps it from starting before its turn.
@@ -401,6 +403,8 @@ class WorkloadSpec:
             yield Violation("replicas", f"is {self.replicas} with a process", f"ask for {PROCESSES_MOST} at the most")
         if self.required_traits:
             yield Violation("required_traits", "are set with a process", "leave them out: they are of another engine")
+        if self.evicted_by_engine:
+            yield Violation("evicted_by_engine", "is set with a process", "leave it out: it is of another engine")
 
     def _check_replicas(self, promise: ServicePromise | TrainingPromise) -> Iterator[Violation]:
         least, most = promise.replicas_least, promise.replicas_most
@@ -436,6 +440,37 @@ class RuntimeEstimate:
 
     expected_s: RuntimeSeconds
     source: RuntimeSource
+
+
+class CheckpointCostSource(OpenEnum):
+    """Where the cost of a checkpoint comes from."""
+
+    UNSPECIFIED = 0
+    THIS_RUN = 1
+    EARLIER_RUNS = 2
+
+
+# Weighted sums over many jobs.
+_Total = Annotated[float, Range(0.0, 1e15)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAdvice:
+    """How often a running job should save, and what that is computed from; no interval if the cost is not known.
+
+    Interruptions and times are sums of which what is a month old counts half.
+    """
+
+    interval_s: Seconds = 0.0
+    cost_s: Seconds = 0.0
+    cost_source: CheckpointCostSource = CheckpointCostSource.UNSPECIFIED
+    mean_between_s: Seconds = 0.0
+    queue: Label = ""
+    queue_interruptions: _Total = 0.0
+    queue_job_s: _Total = 0.0
+    pool: Label = ""
+    pool_losses: _Total = 0.0
+    pool_gpu_s: _Total = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,6 +538,8 @@ class Workload:
     # Of an array as a whole, with the spec of its first element; only in answers, never kept.
     array: ArrayStatus | None = None
     deadline_breach: DeadlineBreach | None = None
+    # How often it should save; only in answers to calls for one workload, never kept.
+    checkpoint_advice: CheckpointAdvice | None = None
 
     @property
     def exit_code(self) -> int | None:

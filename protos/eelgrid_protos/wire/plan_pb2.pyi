@@ -82,7 +82,7 @@ class ProcessSpec(_message.Message):
     def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., element_variables: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AttemptStatus(_message.Message):
-    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns")
+    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns", "checkpoint_s")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class AttemptStatus(_message.Message):
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTED_NS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_S_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     attempt: int
@@ -103,10 +104,11 @@ class AttemptStatus(_message.Message):
     started_ns: int
     ended_ns: int
     checkpointed_ns: int
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ...) -> None: ...
+    checkpoint_s: float
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ..., checkpoint_s: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop")
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "checkpoint_interval_s", "interrupted_every_s")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +120,8 @@ class Assignment(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTED_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
@@ -129,7 +133,9 @@ class Assignment(_message.Message):
     attempt: int
     replicas: int
     stop: bool
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ...) -> None: ...
+    checkpoint_interval_s: float
+    interrupted_every_s: float
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ..., checkpoint_interval_s: _Optional[float] = ..., interrupted_every_s: _Optional[float] = ...) -> None: ...
 
 class GpuSetting(_message.Message):
     __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")

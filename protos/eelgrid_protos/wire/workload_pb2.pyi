@@ -45,6 +45,12 @@ class RuntimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUNTIME_SOURCE_HISTORY: _ClassVar[RuntimeSource]
     RUNTIME_SOURCE_DEFAULT: _ClassVar[RuntimeSource]
 
+class CheckpointCostSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECKPOINT_COST_SOURCE_UNSPECIFIED: _ClassVar[CheckpointCostSource]
+    CHECKPOINT_COST_SOURCE_THIS_RUN: _ClassVar[CheckpointCostSource]
+    CHECKPOINT_COST_SOURCE_EARLIER_RUNS: _ClassVar[CheckpointCostSource]
+
 class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKLOAD_PHASE_UNSPECIFIED: _ClassVar[WorkloadPhase]
@@ -73,6 +79,9 @@ RUNTIME_SOURCE_USER: RuntimeSource
 RUNTIME_SOURCE_TIME_LIMIT: RuntimeSource
 RUNTIME_SOURCE_HISTORY: RuntimeSource
 RUNTIME_SOURCE_DEFAULT: RuntimeSource
+CHECKPOINT_COST_SOURCE_UNSPECIFIED: CheckpointCostSource
+CHECKPOINT_COST_SOURCE_THIS_RUN: CheckpointCostSource
+CHECKPOINT_COST_SOURCE_EARLIER_RUNS: CheckpointCostSource
 WORKLOAD_PHASE_UNSPECIFIED: WorkloadPhase
 WORKLOAD_PHASE_PENDING: WorkloadPhase
 WORKLOAD_PHASE_PLACED: WorkloadPhase
@@ -95,7 +104,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "expected_runtime_s", "schedule", "array", "deadline")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "evicted_by_engine", "expected_runtime_s", "schedule", "array", "deadline")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +129,7 @@ class WorkloadSpec(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     NEVER_PREEMPTS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BY_ENGINE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
@@ -141,11 +151,12 @@ class WorkloadSpec(_message.Message):
     process: _plan_pb2.ProcessSpec
     never_preempts: bool
     priority_class: str
+    evicted_by_engine: bool
     expected_runtime_s: float
     schedule: JobSchedule
     array: _job_array_pb2.ArrayElement
     deadline: JobDeadline
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayElement, _Mapping]] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., evicted_by_engine: bool = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayElement, _Mapping]] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ...) -> None: ...
 
 class JobDeadline(_message.Message):
     __slots__ = ("end_ns", "best_effort")
@@ -191,6 +202,30 @@ class RuntimeEstimate(_message.Message):
     source: RuntimeSource
     def __init__(self, expected_s: _Optional[float] = ..., source: _Optional[_Union[RuntimeSource, str]] = ...) -> None: ...
 
+class CheckpointAdvice(_message.Message):
+    __slots__ = ("interval_s", "cost_s", "cost_source", "mean_between_s", "queue", "queue_interruptions", "queue_job_s", "pool", "pool_losses", "pool_gpu_s")
+    INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    COST_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_BETWEEN_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_INTERRUPTIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_JOB_S_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    POOL_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    POOL_GPU_S_FIELD_NUMBER: _ClassVar[int]
+    interval_s: float
+    cost_s: float
+    cost_source: CheckpointCostSource
+    mean_between_s: float
+    queue: str
+    queue_interruptions: float
+    queue_job_s: float
+    pool: str
+    pool_losses: float
+    pool_gpu_s: float
+    def __init__(self, interval_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., cost_source: _Optional[_Union[CheckpointCostSource, str]] = ..., mean_between_s: _Optional[float] = ..., queue: _Optional[str] = ..., queue_interruptions: _Optional[float] = ..., queue_job_s: _Optional[float] = ..., pool: _Optional[str] = ..., pool_losses: _Optional[float] = ..., pool_gpu_s: _Optional[float] = ...) -> None: ...
+
 class StartPromise(_message.Message):
     __slots__ = ("start_ns", "waits_for", "ends", "source", "cause", "placements", "assumes")
     START_NS_FIELD_NUMBER: _ClassVar[int]
@@ -224,7 +259,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns", "array", "deadline_breach")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns", "array", "deadline_breach", "checkpoint_advice")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +286,7 @@ class Workload(_message.Message):
     NOT_BEFORE_NS_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_BREACH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ADVICE_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -277,7 +313,8 @@ class Workload(_message.Message):
     not_before_ns: int
     array: _job_array_pb2.ArrayStatus
     deadline_breach: DeadlineBreach
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ..., array: _Optional[_Union[_job_array_pb2.ArrayStatus, _Mapping]] = ..., deadline_breach: _Optional[_Union[DeadlineBreach, _Mapping]] = ...) -> None: ...
+    checkpoint_advice: CheckpointAdvice
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ..., array: _Optional[_Union[_job_array_pb2.ArrayStatus, _Mapping]] = ..., deadline_breach: _Optional[_Union[DeadlineBreach, _Mapping]] = ..., checkpoint_advice: _Optional[_Union[CheckpointAdvice, _Mapping]] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")

@@ -387,7 +387,7 @@ class OperatorService:
             workload = core.state.find_workload(request.workload_id)
             if workload is None:
                 raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads")
-            return self._views.workload(workload, core.state.nodes)
+            return self._views.with_advice(core, self._views.workload(workload, core.state.nodes))
 
         return GetWorkloadResponse(workload=await self._loop.read(view))
 
@@ -532,6 +532,7 @@ class OperatorService:
         def view(core: Core) -> Explanation:
             explanation = core.explain_workload(request.workload_id)
             workload = mark_lost_replicas(explanation.workload, core.state.nodes)
+            workload = self._views.with_advice(core, workload)
             hold = describe_start_hold(workload, core.state.nodes)
             return replace(explanation, workload=replace(workload, reason=workload.reason or hold))
 

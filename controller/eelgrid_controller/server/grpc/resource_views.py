@@ -204,6 +204,10 @@ class ResourceViews:
         marked, power_w = mark_lost_replicas(workload, nodes), self._power_w(workload, nodes)
         return marked if power_w is None else replace(marked, power_w=power_w)
 
+    def with_advice(self, core: Core, workload: Workload) -> Workload:
+        """One workload, with how often it should save."""
+        return core.checkpoints.add_advice(workload, self._now_ns())
+
     def _power_w(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> float | None:
         """The measured power of a workload's GPUs by its shares of what is held; None without a reading of each."""
         now_s, now_ns = self._monotonic_s(), self._now_ns()

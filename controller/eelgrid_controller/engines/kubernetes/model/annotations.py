@@ -69,6 +69,17 @@ def schedules_on_error(annotations: Mapping[str, str]) -> bool:
     return text == "schedule"
 
 
+def parse_preemptible(annotations: Mapping[str, str]) -> bool | None:
+    """Whether the pod may be stopped to make room for others; None where its people say nothing."""
+    key = well_known.ANNOTATION_PREEMPTIBLE
+    text = annotations.get(key)
+    if text is None:
+        return None
+    if text not in ("true", "false"):
+        _fail(key, f"is {text!r}", "write true or false")
+    return text == "true"
+
+
 def parse_number(annotations: Mapping[str, str], key: str) -> float | None:
     """A plain number that is not negative."""
     text = annotations.get(key)

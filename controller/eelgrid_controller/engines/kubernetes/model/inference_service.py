@@ -237,6 +237,8 @@ def replica_spec(service: InferenceService, spec: WorkloadSpec) -> WorkloadSpec:
         mobility=Mobility.MOVABLE if service.target.kind == "Deployment" else Mobility.RESTARTABLE,
         service=service.promise,
         training=None,
+        # The service's own bounds say how many there are.
+        evicted_by_engine=False,
         labels={"owner": f"InferenceService/{service.name}"[:253]},
     )
 

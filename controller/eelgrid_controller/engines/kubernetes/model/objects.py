@@ -109,6 +109,7 @@ class Pod:
     gates: tuple[str, ...] = ()
     node_name: str = ""  # where it is bound
     priority: int = 0
+    never_preempts: bool = False  # by its PriorityClass, or its own spec
     phase: str = ""  # Pending, Running, Succeeded, Failed, Unknown
     reason: str = ""  # of a failure, such as UnexpectedAdmissionError
     unscheduled: str = ""  # why it is not bound: SchedulingGated, Unschedulable, SchedulerError; empty once it is
@@ -230,6 +231,7 @@ def parse_pod(found: Mapping[str, Any], shapes: PodShapeCache | None = None) -> 
         gates=tuple(intern(_text(gate, "name")) for gate in spec.get("schedulingGates") or ()),
         node_name=intern(_text(spec, "nodeName")),
         priority=int(spec.get("priority") or 0),
+        never_preempts=_text(spec, "preemptionPolicy") == "Never",
         phase=intern(_text(status, "phase")),
         reason=intern(_text(status, "reason")),
         unscheduled="" if is_bound else intern(_text(scheduled, "reason")),

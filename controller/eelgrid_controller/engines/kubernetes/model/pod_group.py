@@ -66,6 +66,7 @@ class OwnerTemplate:
     parts: tuple[OwnerPart, ...] = ()
     is_staged: bool = False  # its parts start one after another
     least: int | None = None  # of a PodGroup with a gang policy
+    queue: str = ""  # by its label
 
 
 # What lookups found; None where there is no such object, or where it may not be read.
@@ -84,6 +85,7 @@ def parse_owner_template(ref: ObjectRef, found: Mapping[str, Any]) -> OwnerTempl
         owner=controller_of(found),
         parts=tuple(part for part in read(spec) if part.pods > 0) if read else (),
         is_staged=_is_staged(ref.kind, spec),
+        queue=str(((found.get("metadata") or {}).get("labels") or {}).get(well_known.KUEUE_QUEUE) or ""),
         least=int(policy["minCount"]) if ref.kind == "PodGroup" and policy.get("minCount") else None,
     )
 
@@ -235,7 +237,7 @@ def _pod_group(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefu
         return None
     ref = ObjectRef("scheduling.k8s.io", "PodGroup", pod.namespace, pod.group)
     if ref not in holders:
-        return _looking(ref)
+        return request_lookup(ref)
     holder = holders[ref]
     if holder is None or holder.least is None:
         return None
@@ -248,7 +250,7 @@ def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | Intent
         return None
     ref = ObjectRef("leaderworkerset.x-k8s.io", "LeaderWorkerSet", pod.namespace, name)
     if ref not in holders:
-        return _looking(ref)
+        return request_lookup(ref)
     holder = holders[ref]
     size = _positive(pod.annotations.get(well_known.LWS_SIZE))
     if size is None:
@@ -276,7 +278,7 @@ def _job_set(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusa
         return None
     ref = ObjectRef("jobset.x-k8s.io", "JobSet", pod.namespace, name)
     if ref not in holders:
-        return _looking(ref)
+        return request_lookup(ref)
     holder = holders[ref]
     if holder is None:
         return _unseen(ref)
@@ -296,7 +298,7 @@ def _kubeflow(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefus
         return None
     ref = ObjectRef("kubeflow.org", owner.kind, pod.namespace, owner.name)
     if ref not in holders:
-        return _looking(ref)
+        return request_lookup(ref)
     holder = holders[ref]
     if holder is None or holder.uid != owner.uid:
         return _unseen(ref)
@@ -323,7 +325,7 @@ def _indexed_job(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRe
         return None
     ref = ObjectRef("batch", "Job", pod.namespace, owner.name)
     if ref not in holders:
-        return _looking(ref)
+        return request_lookup(ref)
     holder = holders[ref]
     if holder is None or holder.uid != owner.uid:
         return _unseen(ref)
@@ -353,7 +355,8 @@ def _unit(text: str) -> str:
     return unit if len(unit) <= _UNIT_LONGEST else f"gang-{sha256(text.encode()).hexdigest()[:32]}"
 
 
-def _looking(ref: ObjectRef) -> IntentRefusal:
+def request_lookup(ref: ObjectRef) -> IntentRefusal:
+    """Says that an object has to be looked up first."""
     return IntentRefusal("metadata.ownerReferences", f"{ref} is not known yet", "it is looked up", needs=ref)
 
 

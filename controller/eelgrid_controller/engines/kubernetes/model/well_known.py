@@ -62,6 +62,9 @@ ANNOTATION_GPU_MODELS = "eelgrid.io/gpu-models"
 ANNOTATION_GROUP = "eelgrid.io/group"
 ANNOTATION_GROUP_SIZE = "eelgrid.io/group-size"
 ANNOTATION_ON_ERROR = "eelgrid.io/on-error"
+# Whether it may be stopped to make room, if its queue lets others preempt it: true, false. Without it, what its owner makes
+# anew.
+ANNOTATION_PREEMPTIBLE = "eelgrid.io/preemptible"
 # `recreate`: made anew by its owner where it holds devices that no plan can be made to fit.
 ANNOTATION_WRONG_DEVICES = "eelgrid.io/wrong-devices"
 

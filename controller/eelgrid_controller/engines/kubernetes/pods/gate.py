@@ -58,6 +58,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UnitCancelled,
     UnitDeferred,
     UnitPlaced,
+    UnitPreempted,
     UnitRefused,
     WriteFailure,
 )
@@ -181,7 +182,7 @@ class Gate:
             case GateSynced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
-            case UnitPlaced() | UnitDeferred() | UnitCancelled() | UnitRefused():
+            case UnitPlaced() | UnitDeferred() | UnitCancelled() | UnitPreempted() | UnitRefused():
                 self._core(event, at_s)
             case InferenceServiceUpdated(service):
                 self._serve(service.unit_name, service)

@@ -145,6 +145,12 @@ class UnitCancelled(NamedTuple):
     workload_id: str
 
 
+class UnitPreempted(NamedTuple):
+    """Its pods are to go, to make room: nobody comes to its places, and they are let go when the last pod has."""
+
+    workload_id: str
+
+
 class UnitRefused(NamedTuple):
     """The core did not do what it was asked for; where `is_taken`, because another has the workload's name."""
 
@@ -252,6 +258,7 @@ GateEvent = (
     | UnitPlaced
     | UnitDeferred
     | UnitCancelled
+    | UnitPreempted
     | UnitRefused
     | LeadershipAcquired
     | LeadershipLost

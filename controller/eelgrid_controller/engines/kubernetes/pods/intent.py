@@ -30,6 +30,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import (
     unit_of,
 )
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, non_gpu_devices
+from eelgrid_controller.engines.kubernetes.model.queue_labels import NO_QUEUE_LABELS, QueueLabels
 from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS, parse_constraint
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, RESOURCE_GPU, RESOURCE_MIG_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GatePodView
@@ -56,6 +57,8 @@ from eelgrid_protos.schema import check_message
 MAX_PRIORITY = 1_000_000
 _SERVING = frozenset({"Deployment", "LeaderWorkerSet", "StatefulSet"})
 _TRAINING = frozenset({*KUBEFLOW_REPLICA_FIELDS, "TrainJob"})
+# Whoever controls a pod of these makes it anew after an eviction.
+_REQUEUING = frozenset({*KUBEFLOW_REPLICA_FIELDS, "Job", "ReplicaSet", "ReplicationController", "StatefulSet"})
 _POD_IP = "{pod_ip}"
 # Where a field of the spec comes from; the longest beginning counts.
 _FIELDS = {
@@ -91,13 +94,15 @@ class WorkloadIntent:
     waits_for: tuple[str, ...] = ()  # gates of others: ours stays after theirs
 
 
-def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
+def parse_intent(
+    pod: Pod, holders: OwnerTemplates, queues: QueueLabels = NO_QUEUE_LABELS
+) -> WorkloadIntent | IntentRefusal:
     """The workload that the pod's users ask for, or why it cannot be placed."""
     is_released = False
     try:
         is_released = annotations.schedules_on_error(pod.annotations)
         annotations.check_names(pod.annotations)
-        found = _intent(pod, holders)
+        found = _intent(pod, holders, queues)
     except AnnotationUnreadable as error:
         found = IntentRefusal(error.field, error.fault, error.remedy)
     if isinstance(found, IntentRefusal) and found.needs is None and is_released:
@@ -105,14 +110,17 @@ def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRe
     return found
 
 
-def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
+def _intent(pod: Pod, holders: OwnerTemplates, queues: QueueLabels) -> WorkloadIntent | IntentRefusal:
     said = annotations.parse_kind(pod.annotations)
     member = membership_of(pod, holders, is_training=said is WorkloadKind.TRAINING_JOB)
     if isinstance(member, IntentRefusal):
         return member
-    request = _request(pod)
-    if isinstance(request, IntentRefusal):
-        return request
+    queue, request = queues.find_queue(pod, holders), _request(pod)
+    for part in (queue, request):
+        if isinstance(part, IntentRefusal):
+            return part
+    assert not isinstance(queue, IntentRefusal)
+    assert not isinstance(request, IntentRefusal)
     kind = said or _kind(member)
     source = annotations.parse_metrics_source(pod.annotations)
     # The contract knows {node} and {replica}; an address is filled in once there is one.
@@ -132,7 +140,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
         kind=kind,
         replicas=member.size,
         namespace=pod.namespace,
-        queue=pod.labels.get(well_known.KUEUE_QUEUE) or pod.labels.get(well_known.KUEUE_LOCAL_QUEUE, ""),
+        queue=queue,
         user=annotations.user_of(pod.annotations, pod.labels),
         priority=max(-MAX_PRIORITY, min(pod.priority, MAX_PRIORITY)) if asked is None else asked,
         locality=Locality.PACK if member.size > 1 else Locality.UNSPECIFIED,
@@ -141,6 +149,8 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
         service=service,
         training=training,
         required_traits=(trait_name(pod.constraint),),
+        never_preempts=pod.never_preempts,
+        evicted_by_engine=_is_requeued(pod),
     )
     try:
         check_message(spec)
@@ -209,6 +219,14 @@ def _mobility(member: GangMembership, grace_s: float | None) -> Mobility:
         return Mobility.MOVABLE
     is_restarted = member.owner_kind in _SERVING or (member.owner_kind != "" and grace_s is not None)
     return Mobility.RESTARTABLE if is_restarted else Mobility.FIXED
+
+
+def _is_requeued(pod: Pod) -> bool:
+    """Whether a pod comes back after an eviction; one without a controller never does, whatever its people say."""
+    said = annotations.parse_preemptible(pod.annotations)
+    if pod.owner is None:
+        return False
+    return pod.owner.kind in _REQUEUING if said is None else said
 
 
 def _service(
@@ -312,10 +330,12 @@ def requests_slices(pod: Pod) -> bool:
     return bool(requested_slices(pod)) and len(requested_slices(pod)) == len(pod.requested.extended)
 
 
-def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
+def parse_slice_intent(
+    pod: Pod, holders: OwnerTemplates, queues: QueueLabels = NO_QUEUE_LABELS
+) -> WorkloadIntent | IntentRefusal:
     """What its people want beside the slices, or why that cannot be had."""
     # To everything but the amounts, a pod with a slice is as one with a GPU.
-    found = parse_intent(replace(pod, requested=pod.requested._replace(extended=((RESOURCE_GPU, 1),))), holders)
+    found = parse_intent(replace(pod, requested=pod.requested._replace(extended=((RESOURCE_GPU, 1),))), holders, queues)
     if isinstance(found, WorkloadIntent) and found.size > 1:
         return IntentRefusal(
             "resources",
@@ -331,6 +351,7 @@ def view_pod(
     holders: OwnerTemplates,
     services: ServiceIndex | None = None,
     *,
+    queues: QueueLabels = NO_QUEUE_LABELS,
     recalls: bool = False,
     leaves_slices: bool = False,
     leaves_claims: bool = False,
@@ -351,7 +372,7 @@ def view_pod(
             if pinned
             else pod.constraint
         )
-        intent = parse_intent(replace(pod, constraint=bare), holders)
+        intent = parse_intent(replace(pod, constraint=bare), holders, queues)
         if isinstance(intent, WorkloadIntent) and intent.size == 1:
             # Whether it came through our gate or not: all pods of its target are replicas of the service.
             return GatePodView(
@@ -374,7 +395,7 @@ def view_pod(
     if plan is not None and plan.workload.startswith(SLICE_UNIT_PREFIX):
         return GatePodView(pod, pinned=pinned), None
     if leaves_slices and pod.is_gated and requests_slices(pod):
-        needed = parse_slice_intent(pod, holders)
+        needed = parse_slice_intent(pod, holders, queues)
         return GatePodView(pod, pinned=pinned), needed.needs if isinstance(needed, IntentRefusal) else None
     if plan is not None and not pod.is_gated:
         # What its people want was read when it waited; how many its gang is, others of it say.
@@ -382,8 +403,8 @@ def view_pod(
         if unit.startswith(SERVICE_UNIT_PREFIX):
             unit = f"pod-{pod.uid}"  # its service is no more
         sight = GatePodView(pod, unit, 1 if unit.startswith("pod-") else 2, pinned=pinned, plan=plan)
-        return _recalled(sight, pod, holders) if recalls else (sight, None)
-    intent = parse_intent(pod, holders)
+        return _recalled(sight, pod, holders, queues) if recalls else (sight, None)
+    intent = parse_intent(pod, holders, queues)
     if isinstance(intent, WorkloadIntent):
         unit = unit_name(intent.unit)
         spec = intent.spec if pod.is_gated else None
@@ -395,8 +416,10 @@ def view_pod(
     ), intent.needs
 
 
-def _recalled(sight: GatePodView, pod: Pod, holders: OwnerTemplates) -> tuple[GatePodView, ObjectRef | None]:
-    intent = parse_intent(pod, holders)
+def _recalled(
+    sight: GatePodView, pod: Pod, holders: OwnerTemplates, queues: QueueLabels
+) -> tuple[GatePodView, ObjectRef | None]:
+    intent = parse_intent(pod, holders, queues)
     if isinstance(intent, WorkloadIntent):
         return sight._replace(size=intent.size, spec=intent.spec), None
     return sight, intent.needs

@@ -20,10 +20,12 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
 from eelgrid_controller.engines.kubernetes.model.node_affinity import matches_labels
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
+from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_label_selector
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
@@ -475,6 +477,7 @@ class MoveLimits:
     again_s: float = 600.0  # until a pod that came by a move may move again
     wait_s: float = 3600.0  # for its turn; what waits longer gives its place back
     gang_most: int = 256
+    preempted_at_once: int = 256  # units; bounded by what one preemption may stop
     grace_most_s: float = 3600.0
 
 
@@ -512,11 +515,21 @@ class MoveOrder(NamedTuple):
     owner_uid: str
     grace_s: float = 0.0
     cause: str = "requested by an operator"
+    is_preemption: bool = False  # others wait for it: it goes at once, beside all other moves
+    is_forced: bool = False  # it goes although there is no room for it elsewhere
 
     @property
     def name(self) -> str:
         """What it is known by: whatever asks for these pods to go asks for the same."""
         return f"{self.unit}#{self.goes[0].uid}" if moves_alone(self.unit, self.manner) else self.unit
+
+
+def checkpoint_grace_s(annotations: Mapping[str, str]) -> float:
+    """For how long a pod is told before it is evicted, by its annotation."""
+    try:
+        return parse_duration_s(annotations, ANNOTATION_CHECKPOINT_GRACE) or 0.0
+    except AnnotationUnreadable:
+        return 0.0
 
 
 def move_method_of(mobility: Mobility, owner_kind: str) -> MoveMethod | None:
@@ -592,13 +605,21 @@ class MoveQueue:
         """Orders that may begin now; each counts as begun when it is given."""
         while self._starts_s and now_s - self._starts_s[0] >= _HOUR_S:
             self._starts_s.popleft()
-        owners = {order.owner_uid for order in self.running.values()}
-        for order in list(self.waiting.values()):
-            if len(self.running) >= self.bounds.at_once or len(self._starts_s) >= self.bounds.per_hour:
+        for order in [one for one in self.waiting.values() if one.is_preemption]:
+            if sum(one.is_preemption for one in self.running.values()) >= self.bounds.preempted_at_once:
+                break
+            self.mark_started(order)
+            yield order
+        moving = [order for order in self.running.values() if not order.is_preemption]
+        owners = {order.owner_uid for order in moving}
+        at_once = len(moving)
+        for order in [one for one in self.waiting.values() if not one.is_preemption]:
+            if at_once >= self.bounds.at_once or len(self._starts_s) >= self.bounds.per_hour:
                 return
             if order.owner_uid in owners or self.is_cooling_down(order, pods, now_s):
                 continue
             owners.add(order.owner_uid)
+            at_once += 1
             self._starts_s.append(now_s)
             self.mark_started(order)
             yield order

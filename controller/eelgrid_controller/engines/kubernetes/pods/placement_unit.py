@@ -32,6 +32,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UnitCancelled,
     UnitDeferred,
     UnitPlaced,
+    UnitPreempted,
     UnitRefused,
     WriteFailure,
 )
@@ -162,6 +163,7 @@ class PlacementUnit(PodGroup[UnitMember]):
     places: Mapping[int, ReplicaPlace] = field(default_factory=dict)
     moving: dict[int, str] = field(default_factory=dict)  # replica -> uid of the pod that stands elsewhere still
     is_stale: bool = False  # a place of it is no good: all of them are let go
+    is_preempted: bool = False  # its pods make room: its places wait for the last of them to go
     retry_s: float = 0.0
     refusals: int = 0
     collisions: int = 0  # in a row: places that were given up since others' plans name them
@@ -220,6 +222,7 @@ class PlacementUnit(PodGroup[UnitMember]):
     def set_places(self, places: Mapping[int, ReplicaPlace], spec: WorkloadSpec | None, *, moves: bool) -> None:
         """The core has these places; where pods are `moves`d, those for which it has another now are."""
         before = len(self.places) if self.stand is PlacementPhase.PLACED else 0
+        self.is_preempted = False
         if moves and self.elastic is None:
             self._shift(places)
         self.stand, self.places, self.refusals = PlacementPhase.PLACED, dict(places), 0
@@ -265,6 +268,8 @@ class PlacementUnit(PodGroup[UnitMember]):
 
     def settle_places(self) -> None:
         """Give replicas to those whose plan names them, then places that came free to those that wait."""
+        if self.is_preempted:
+            return
         if self.elastic is not None:
             self._forget_places(self.elastic)
         for member in self.members.values():
@@ -416,7 +421,7 @@ def on_patch_failure(member: UnitMember, failure: WriteFailure, why: str, settin
     return FailureResponse(settings.busy_s if failure is WriteFailure.BUSY else settings.conflict_s)
 
 
-CoreAnswer = UnitPlaced | UnitDeferred | UnitCancelled | UnitRefused
+CoreAnswer = UnitPlaced | UnitDeferred | UnitCancelled | UnitPreempted | UnitRefused
 
 
 class AnswerNotice(NamedTuple):
@@ -437,8 +442,11 @@ def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings:
             if unit.stand not in (PlacementPhase.LEAVING, PlacementPhase.PLACED):
                 unit.stand, unit.places, unit.why = PlacementPhase.WAITING, {}, reason
                 return AnswerNotice(f"waits: {reason}")
+        case UnitPreempted():
+            unit.is_preempted = unit.stand is PlacementPhase.PLACED
         case UnitCancelled():
             unit.stand, unit.places, unit.slots = PlacementPhase.UNKNOWN, {}, {}
+            unit.is_preempted = False
             unit.attempt += 1
             unit.release_command()
         case UnitRefused(why=why, is_taken=is_taken):

@@ -413,6 +413,8 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
 def _reconcile_placed_unit(
     unit: PlacementUnit, others: ExternalUsageTracker, flights: InflightPods, epoch: int | None, at_s: float
 ) -> list[GateInstruction]:
+    if unit.is_preempted:
+        return _leave_places(unit, epoch)
     unit.settle_places()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
@@ -437,6 +439,13 @@ def _reconcile_placed_unit(
     # Who was let go first may be done before the last one is: the gang has begun, and waits for nobody.
     done = sum(member is not None and member.has_succeeded for member in standing.values())
     return told + _pin_members(unit, found, done, flights, _Now(epoch, at_s))
+
+
+def _leave_places(unit: PlacementUnit, epoch: int | None) -> list[GateInstruction]:
+    """A unit that makes room: its places are let go when none of its pods is there, or may be on its way."""
+    if any(not member.is_waiting for member in unit.active_members):
+        return []
+    return _give_up(unit, unit.active_members, epoch)
 
 
 class _Now(NamedTuple):

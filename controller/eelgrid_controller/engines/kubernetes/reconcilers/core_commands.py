@@ -24,6 +24,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UnitCancelled,
     UnitDeferred,
     UnitPlaced,
+    UnitPreempted,
     UnitRefused,
 )
 from eelgrid_controller.state.agent_liveness import AgentLiveness
@@ -34,6 +35,8 @@ from eelgrid_controller.state.events import (
     NodeJoined,
     NodesRemoved,
     PartitionsPlanned,
+    PreemptionRefused,
+    PreemptionStarted,
     WorkloadCancelled,
     WorkloadDeferred,
     WorkloadMoved,
@@ -100,6 +103,9 @@ class CoreCommandPort(Protocol):
     async def reconsider(self) -> None:
         """Retry pending workloads."""
 
+    async def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float) -> None:
+        """Let a victim run on; it is none again for so many seconds."""
+
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force, made of the one of its revision."""
 
@@ -160,6 +166,10 @@ class CoreCommandRunner:
                     self._feed(UnitDeferred(event.workload_id, event.reason))
                 case WorkloadCancelled() if is_gate_workload(event.workload_id):
                     self._feed(UnitCancelled(event.workload_id))
+                case PreemptionStarted():
+                    self._on_preemption(event)
+                case PreemptionRefused() if is_gate_workload(event.workload_id):
+                    self._now(event.workload_id)
                 case WorkloadMoved() | WorkloadScaled() if is_gate_workload(event.workload_id):
                     self._now(event.workload_id)
                 case PartitionsPlanned() | DevicesCorrected():
@@ -171,6 +181,12 @@ class CoreCommandRunner:
                     # One that the cluster still has is told of again.
                     for name in event.node_names:
                         self._feed(NodeReportFailed(name))
+
+    def _on_preemption(self, event: PreemptionStarted) -> None:
+        if is_gate_workload(event.workload_id):
+            self._feed(UnitDeferred(event.workload_id, event.waits))
+        for name in filter(is_gate_workload, event.victims):
+            self._feed(UnitPreempted(name))
 
     def _now(self, workload_id: str) -> None:
         workload = self._loop.core.state.workloads.get(workload_id)

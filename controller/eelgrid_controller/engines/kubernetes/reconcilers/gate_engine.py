@@ -6,7 +6,7 @@ It holds the informers of pods and nodes that the other reconcilers read, too.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from eelgrid_controller.engines.kubernetes.model.objects import (
 )
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.queue_labels import NO_QUEUE_LABELS, QueueLabels
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AdoptUnit,
@@ -59,6 +60,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     ScaleUnit,
     SubmitUnit,
     UngatePod,
+    UnitPreempted,
 )
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
@@ -76,6 +78,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     Result,
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import (
+    LocalQueues,
     OwnerLookups,
     RelatedObjects,
     prune_node,
@@ -83,6 +86,8 @@ from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import (
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import PodWriter
 from eelgrid_controller.objectives.forecasts import ForecastQuestion, ProfileForecast
+from eelgrid_controller.state.events import PolicyChanged
+from eelgrid_controller.state.queue_usage import list_leaf_queues
 from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos.messages import ListPromisesResponse
 
@@ -189,6 +194,12 @@ class GateEngine(Reconciler[str]):
         self.nodes.add_listener(self._node_deltas)
         self.lookups = OwnerLookups(self, pods=lambda: self.pods.objects, done=self._pod)
         self.related = RelatedObjects(self, feed=self.feed)
+        self.queue_labels, self._local_queues = (
+            NO_QUEUE_LABELS,
+            LocalQueues(
+                self, is_needed=lambda: bool(self._loop.core.state.policy.queues), changed=self._update_queue_labels
+            ),
+        )
         self._shapes = PodShapeCache()
         self._recalls = PodRecalls(self.pods, self._pod)
         self.writes = PodWriter(self, pods=lambda: self.pods.objects, feed=self.feed)
@@ -201,12 +212,14 @@ class GateEngine(Reconciler[str]):
 
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Tell the gate everything that there is."""
-        for part in (self.pods.run, self.nodes.run, self.related.run, self.writes.run):
+        self._update_queue_labels()
+        for part in (self.pods.run, self.nodes.run, self.related.run, self._local_queues.run, self.writes.run):
             group.create_task(part())
         await self.nodes.wait_synced()
         await self.pods.wait_synced()
         while self.lookups.is_waiting:  # noqa: ASYNC110  # once, at the start
             await asyncio.sleep(_LOOKED_UP_EVERY_S)
+        await self._local_queues.wait_known()
         for wait in self.awaited:
             await wait()
         for service in self.services.services:
@@ -222,6 +235,8 @@ class GateEngine(Reconciler[str]):
         for workload in core.state.workloads.values():
             if is_gate_workload(workload.workload_id):
                 self.feed(status_event(workload))
+                if workload.preempted_for:
+                    self.feed(UnitPreempted(workload.workload_id))
         for name in core.state.nodes:
             self.feed(NodeAcknowledged(name))
 
@@ -258,6 +273,29 @@ class GateEngine(Reconciler[str]):
     def _on_event(self, committed: CommitResult) -> None:
         if self._is_running:
             self.asked.on_commit(committed)
+            if any(isinstance(one, PolicyChanged) for one in committed.events):
+                self._update_queue_labels()
+
+    def _update_queue_labels(self) -> None:
+        """What the labels of queues stand for now; gated pods are read again if that has changed.
+
+        A queue NAMESPACE/NAME that is declared goes before the ClusterQueue of the LocalQueue of that name.
+        """
+        leaves = list_leaf_queues(self._loop.core.state.policy.queues)
+        labels = QueueLabels(
+            reads_owners=bool(leaves),
+            cluster_queues={
+                key: name
+                for key, name in self._local_queues.found.items()
+                if name in leaves and "/".join(key) not in leaves
+            },
+        )
+        if labels == self.queue_labels:
+            return
+        self.queue_labels = labels
+        for key, found in list(self.pods.objects.items()):
+            if (found.get("spec") or {}).get("schedulingGates"):
+                self._pod(key, found)
 
     def _term(self, term: LeadershipTerm | None) -> None:
         epoch = term.epoch if term is not None else None
@@ -297,12 +335,16 @@ class GateEngine(Reconciler[str]):
                 self.lookups.found,
                 self.services,
                 recalls=pod.uid in self._recalls.uids,
+                queues=self.queue_labels,
                 leaves_slices=self.leaves_slices,
                 leaves_claims=self.settings.leaves_claims,
             )
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
+        if not self.settings.gate.moves and sight.spec is not None:
+            # Nobody here evicts it.
+            sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
         if pod.is_gated:
             self.related.require_for(pod)
         if needs is None:

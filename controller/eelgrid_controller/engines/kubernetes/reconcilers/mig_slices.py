@@ -426,7 +426,10 @@ class SlicePodReconciler(Reconciler[str]):
                 if one.intent is None or (isinstance(one.intent, IntentRefusal) and one.intent.needs is not None):
                     # Owners are looked up by the engine, which was told of them by the same pod.
                     self._pods[uid] = replace(
-                        one, intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
+                        one,
+                        intent=parse_slice_intent(
+                            one.pod, self._around.engine.lookups.found, self._around.engine.queue_labels
+                        ),
                     )
         nodes = self._offering() if is_waiting else {}
         told = self.machine.schedule_pods(self._pods, nodes, self._offers(nodes), epoch, self.clock.monotonic_s())

@@ -1,11 +1,11 @@
 """Moves of running pods to where the core placed them, and off drained nodes and lost GPUs.
 
-`MoveOrders` finds which moves are due, and `MoveReconciler` takes one step of each at a time.
+`move_orders` and `preemptions` find which moves are due, and `MoveReconciler` takes one step of each at a time.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.core.core import Core
@@ -19,13 +19,10 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
 )
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, JOBS, Object, ObjectKey, uid_of
-from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
-from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
-from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
-from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import (
-    ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
     ANNOTATION_DRAINED,
     ANNOTATION_MOVE,
@@ -44,16 +41,12 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     MoveOrder,
     MoveQueue,
     MoveTimeouts,
-    MovingPod,
     ScaleDeployment,
     SurgeState,
     WaitStep,
     cordon_marks,
     cordon_patch,
     drain_status,
-    is_drain_requested,
-    mobility_of,
-    move_method_of,
     moves_alone,
     next_eviction_step,
     next_surge_step,
@@ -61,207 +54,18 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     resumed_order,
     survives_evictions,
 )
-from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit, UnitMember
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note, plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
-from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room
+from eelgrid_controller.engines.kubernetes.reconcilers.preemptions import REFUSED_AGAIN_S, list_preemptions
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import MoveWriter
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import WorkloadMoved
-from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
-from eelgrid_protos.messages import Move, Placement, ReplicaMove, SubmitWorkloadRequest, WorkloadPhase
-
-_WAITS_S = 10.0  # for the gate to hear of a place that the core moved
-
-
-class MoveOrders:
-    """Finds the moves that are due, from the gate, the core and the nodes."""
-
-    def __init__(self, engine: GateEngine, log: logging.Logger) -> None:
-        self._engine = engine
-        self._log = log
-        self._moved: dict[str, float] = {}  # workload -> until when its unit is waited for
-        self._back: dict[str, int] = {}  # moves that were taken back by us
-
-    def on_moved(self, event: WorkloadMoved, now_s: float) -> None:
-        """Note that the core has moved places of a workload."""
-        name = event.workload_id
-        if self._back.get(name):
-            self._back[name] -= 1
-            if not self._back[name]:
-                del self._back[name]
-            return
-        self._moved[name] = now_s + _WAITS_S
-
-    def is_new(self, workload_id: str) -> bool:
-        """Whether the core has moved it and nobody has asked yet what is to be done."""
-        return workload_id in self._moved
-
-    def expect_reversal(self, workload_id: str) -> None:
-        """The next move of this work is one that is taken back, and no order."""
-        self._back[workload_id] = self._back.get(workload_id, 0) + 1
-        self._moved.pop(workload_id, None)
-
-    def cancel_reversal(self, workload_id: str) -> None:
-        """Taking the move back was refused."""
-        self._back.pop(workload_id, None)
-
-    def orders_from_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
-        """Orders for what the core has moved, as soon as the gate knows of it."""
-        for name, until_s in list(self._moved.items()):
-            unit = self._engine.gate.units.get(unit_of(name))
-            if unit is not None and unit.elastic is not None:
-                del self._moved[name]  # looked at by its pods
-            elif unit is not None and unit.workload_id == name and unit.moving:
-                del self._moved[name]
-                yield from self._of_unit(core, unit)
-            elif now_s > until_s:
-                del self._moved[name]
-                self._log.warning("workload=%s moved=no reason=none of its pods is at its former place", name)
-
-    def _of_unit(self, core: Core, unit: PlacementUnit) -> Iterator[MoveOrder]:
-        for uid in unit.moving.values():
-            member = unit.members.get(uid)
-            if member is None:
-                continue
-            order = self._make_order(core, unit, member, unit.workload_id, "requested by an operator")
-            if order is not None:
-                yield order
-                if order.manner is MoveMethod.EVICT:
-                    return
-
-    def _make_order(
-        self, core: Core, unit: PlacementUnit, member: UnitMember, workload_id: str, cause: str
-    ) -> MoveOrder | None:
-        """The order for a pod, or for its whole gang; None where it is never moved."""
-        pod = member.sight.pod
-        found = core.state.workloads.get(unit.workload_id)
-        mobility = found.spec.mobility if found is not None else mobility_of(pod)
-        manner = move_method_of(mobility, pod.owner.kind if pod.owner is not None else "")
-        if manner is None or pod.owner is None:
-            return None
-        service = unit.elastic.service if unit.elastic is not None else None
-        if service is not None and service.mode is ServiceMode.ENFORCE:
-            manner = (
-                MoveMethod.EVICT
-            )  # how many there are is the service's, and one more would be taken for another's word
-        gang = (
-            [member]
-            if moves_alone(unit.name, manner) or unit.size == 1
-            else [one for one in unit.active_members if one.target_node]
-        )
-        goes = tuple(self._going(unit, one, workload_id) for one in gang)
-        grace_s = max(_grace_s(one.sight.pod.annotations) for one in gang)
-        return MoveOrder(
-            unit.name, workload_id, manner, goes, pod.owner.kind, pod.owner.name, pod.owner.uid, grace_s, cause
-        )
-
-    def _going(self, unit: PlacementUnit, member: UnitMember, workload_id: str) -> MovingPod:
-        key, uid = member.sight.key, member.uid
-        replica = next((replica for replica, found in unit.moving.items() if found == uid), None)
-        if replica is None or not workload_id:
-            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target_node)
-        return MovingPod(uid, key, replica, member.target_node, unit.places[replica].node_name)
-
-    # Without a place that is kept
-
-    def orders_from_services(self, core: Core) -> Iterator[MoveOrder]:
-        """Pods of services that stand where their places were: the next pod that comes gets the new one."""
-        for unit in self._engine.gate.units.values():
-            for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
-                order = self._make_order(core, unit, unit.members[uid], "", "requested by an operator")
-                if order is not None:
-                    yield order
-
-    def orders_from_drained_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
-        """Orders for pods on drained nodes, and the progress of each drain."""
-        drained = {key.name for key, node in self._engine.nodes.objects.items() if is_drain_requested(node)}
-        if not drained:
-            return [], {}
-        orders: dict[str, MoveOrder] = {}
-        leaving: dict[str, int] = dict.fromkeys(drained, 0)
-        staying: dict[str, list[str]] = {name: [] for name in drained}
-        for unit in self._engine.gate.units.values():
-            for member in unit.members.values():
-                if member.target_node not in drained or member.is_over:
-                    continue
-                order = self._leaving(core, unit, member)
-                if isinstance(order, str):
-                    staying[member.target_node].append(f"{member.sight.key} ({order})")
-                    continue
-                leaving[member.target_node] += 1
-                orders[order.name] = order
-        found = {
-            name: DrainProgress(leaving[name], tuple(sorted(staying[name])), self._foreign(name))
-            for name in sorted(drained)
-        }
-        return list(orders.values()), found
-
-    def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
-        if not self.is_enforced(core, member.target_node):
-            return "its pool is observe-only"
-        order = self._make_order(core, unit, member, "", "its node is drained")
-        if order is None:
-            return "fixed"
-        if order.manner is MoveMethod.SURGE and unit.size > 1:
-            return "its service has to be scaled"
-        return order
-
-    def _foreign(self, node_name: str) -> int:
-        """GPUs that pods placed by others hold on a node."""
-        managed = (
-            member.sight.pod.requested.count("nvidia.com/gpu")
-            for unit in self._engine.gate.units.values()
-            for member in unit.members.values()
-            if member.target_node == node_name and not unit.holds_member(member)
-        )
-        return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
-
-    def orders_from_gpus(self, core: Core) -> Iterator[MoveOrder]:
-        """Orders for pods that run on GPUs that are lost, or that operators drain by themselves."""
-        for record in core.state.nodes.values():
-            drained = {uuid for uuid, cordon in record.gpu_cordons.items() if cordon.drain is not None}
-            left = record.lost_gpus | drained
-            if not left:
-                continue
-            for (workload_id, replica), held in record.assignments.items():
-                unit = self._engine.gate.units.get(unit_of(workload_id))
-                if unit is None or unit.workload_id != workload_id or left.isdisjoint(held.gpu_uuids):
-                    continue
-                member = unit.members.get(unit.slots.get(replica, ""))
-                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
-                    cause = "its GPU is drained" if record.lost_gpus.isdisjoint(held.gpu_uuids) else "its GPU is lost"
-                    order = self._make_order(core, unit, member, "", cause)
-                    if order is not None:
-                        yield order
-
-    def is_enforced(self, core: Core, node_name: str) -> bool:
-        """Whether anything may be moved from or to a node."""
-        record = core.state.nodes.get(node_name)
-        return record is not None and is_pool_enforced(core.state.policy, record.inventory.pool)
-
-
-def _grace_s(annotations: Mapping[str, str]) -> float:
-    try:
-        return parse_duration_s(annotations, ANNOTATION_CHECKPOINT_GRACE) or 0.0
-    except AnnotationUnreadable:
-        return 0.0
-
-
-async def has_room(loop: CoreCommandPort, order: MoveOrder) -> bool:
-    """Whether the core would find a place for the pod that comes; a gang makes room for itself by going."""
-    found = loop.core.state.workloads.get(order.unit)
-    if found is None or len(order.goes) > 1:
-        return True
-    spec = replace(found.spec, replicas=1)
-    try:
-        would = await loop.submit(SubmitWorkloadRequest(spec=spec, dry_run=True))
-    except (Fault, ContractError):
-        return False
-    return would.phase is WorkloadPhase.PLACED
+from eelgrid_protos.messages import Move, Placement, ReplicaMove, WorkloadPhase
 
 
 async def restore_places(
@@ -495,6 +299,7 @@ class MoveReconciler(Reconciler[str]):
         for order in self.orders.orders_from_core(core, now_s):
             if not self.mover.request_move(order, now_s):
                 await self._refuse(order, "too many moves are queued, or it is being moved already")
+        await self._observe_preemptions(core, now_s)
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
             await self._observe_orders()
@@ -522,18 +327,33 @@ class MoveReconciler(Reconciler[str]):
                     run.next_s = now_s + 2.0
                     self.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
+    async def _observe_preemptions(self, core: Core, now_s: float) -> None:
+        """Asks victims to go, at once; those that cannot, or that nobody waits for any more, run on."""
+        for one in list_preemptions(core, self._around.engine.gate.units):
+            if isinstance(one, MoveOrder):
+                self.mover.request_move(one, now_s)
+                continue
+            # Before its move ends, which refuses what is a victim still.
+            await self._around.loop.refuse_preemption(one.workload_id, one.why, again_s=one.again_s)
+            self.mover.withdraw_order(one.unit)
+            if (run := self._runs.get(one.unit)) is not None:
+                await self._end(run, MoveEnded(is_done=False, why=one.why))
+
     async def _observe_orders(self) -> None:
         core = self._around.loop.core
         await self._sync_cordons(core)
-        orders, drained = self.orders.orders_from_drained_nodes(core)
+        now_ns = self.clock.now_ns()
+        orders, drained = self.orders.orders_from_drained_nodes(core, now_ns)
         moved = list(self.orders.orders_from_services(core))
         wanted = {order.name for order in (*orders, *moved)}
         for order in [one for one in self.mover.waiting.values() if not one.workload and one.name not in wanted]:
-            self.mover.withdraw_order(order.name)
+            if not order.is_preemption:
+                self.mover.withdraw_order(order.name)
         for order in moved:
             self.mover.request_move(order, self._now_s())
-        for order in (*orders, *self.orders.orders_from_gpus(core)):
-            if not self.mover.has_order(order) and await has_room(self._around.loop, order):
+        for order in (*orders, *self.orders.orders_from_gpus(core, now_ns)):
+            may_go = not self.mover.has_order(order) and (order.is_forced or await has_room(self._around.loop, order))
+            if may_go:
                 self.mover.request_move(order, self._now_s())
         await self._annotate_drains(drained)
 
@@ -731,14 +551,23 @@ class MoveReconciler(Reconciler[str]):
         await self._give_back(order, is_done=over.is_done)
 
     async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
-        """Restore places that no pod has taken, or release them."""
+        """Restore places that no pod has taken, or release them; a victim that did not go runs on."""
         if not order.workload:
+            if not is_done:
+                await self._refuse_preemption(order)
             return
         here = [pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None]
         if here and not is_done:
             await restore_places(self._around.loop, self.orders, order, here, self.log)
         for going in order.goes:
             self._around.engine.feed(MoveFinished(order.unit, going.uid))
+
+    async def _refuse_preemption(self, order: MoveOrder) -> None:
+        unit = self._around.engine.gate.units.get(order.unit)
+        found = None if unit is None else self._around.loop.core.state.workloads.get(unit.workload_id)
+        if found is not None and found.preempted_for:
+            why = "its pods could not be evicted"
+            await self._around.loop.refuse_preemption(found.workload_id, why, again_s=REFUSED_AGAIN_S)
 
     def _came(self, run: _MoveRun) -> Pod | None:
         """The pod that came in the stead of the old one."""

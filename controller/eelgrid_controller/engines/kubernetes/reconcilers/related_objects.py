@@ -4,6 +4,7 @@ Each kind is held only while pods need it, pruned to the fields that are read.
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     JOB_SETS,
     JOBS,
     LEADER_WORKER_SETS,
+    LOCAL_QUEUES,
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -35,6 +37,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import (
     PodKey,
     parse_owner_template,
 )
+from eelgrid_controller.engines.kubernetes.model.queue_labels import parse_local_queue
 from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
 from eelgrid_controller.engines.kubernetes.pods import eligibility
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated
@@ -143,6 +146,59 @@ class OwnerLookups:
         return self._served.find_served(known, _VERSIONS)
 
 
+_SERVED_AGAIN_S = 30.0
+_KNOWN_WITHIN_S = 10.0
+
+
+class LocalQueues:
+    """Which ClusterQueue each LocalQueue stands for, where Kueue's kinds are installed; read once it is needed."""
+
+    def __init__(
+        self, reconciler: Reconciler[str], *, is_needed: Callable[[], bool], changed: Callable[[], None]
+    ) -> None:
+        self.found: dict[tuple[str, str], str] = {}
+        self._reconciler = reconciler
+        self._is_needed = is_needed
+        self._changed = changed
+        self._known = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch them until cancelled."""
+        while not self._is_needed():  # noqa: ASYNC110  # a cheap look at the policy
+            await asyncio.sleep(_LOOKED_AT_EVERY_S)
+        kind: Resource | None = None
+        while kind is None:
+            served = await call_until_done(self._reconciler.cluster.discover, wait_s=_AGAIN_S, on_failure=self._failed)
+            kind = served.find_served(LOCAL_QUEUES, _VERSIONS)
+            if kind is None:
+                self._known.set()
+                await asyncio.sleep(_SERVED_AGAIN_S)
+        informer = self._reconciler.make_informer(kind, keep=prune_local_queue, max_objects=_MOST)
+        informer.add_listener(self._on_deltas)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(informer.run())
+            await informer.wait_synced()
+            self._known.set()
+
+    async def wait_known(self) -> None:
+        """Wait until they are known, or that there are none, if they are needed; not for ever: they may not be readable."""
+        if self._is_needed():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._known.wait(), _KNOWN_WITHIN_S)
+
+    def _failed(self, error: Exception) -> None:
+        self._reconciler.log.warning("kinds=unknown error=%s action=retry", error)
+
+    def _on_deltas(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            key = delta.key.namespace, delta.key.name
+            if delta.new is None:
+                self.found.pop(key, None)
+            else:
+                self.found[key] = parse_local_queue(delta.new)
+        self._changed()
+
+
 _PODS_MOST = 50_000
 _LONGEST = 253
 
@@ -184,6 +240,7 @@ _POD_SPEC = (
     "nodeName",
     "schedulerName",
     "priority",
+    "preemptionPolicy",
     "overhead",
     "resources",
     "resourceClaims",
@@ -236,6 +293,11 @@ def prune_node(found: Object) -> Object:
         "spec": _some(found.get("spec") or {}, ("taints", "unschedulable")),
         "status": told,
     }
+
+
+def prune_local_queue(found: Object) -> Object:
+    """A LocalQueue with what `parse_local_queue` reads."""
+    return {"metadata": _some(found["metadata"], _METADATA), "spec": _some(found.get("spec") or {}, ("clusterQueue",))}
 
 
 def prune_namespace(found: Object) -> Object:
