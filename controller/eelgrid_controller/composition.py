@@ -32,6 +32,7 @@ from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journa
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
+from eelgrid_controller.server.grpc.job_streams import JobStreamService
 from eelgrid_controller.server.grpc.operator_service import OperatorService
 from eelgrid_controller.server.grpc.overview_service import OverviewService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
@@ -234,6 +235,13 @@ class Controller:
             log=self._log.getChild("operators"),
             origin_of=self.watches.origin,
             call_of=self.trail.describe_call,
+        )
+        self.job_streams = JobStreamService(
+            loop=self.loop,
+            agents=self.agents,
+            changes=self.operators.changes,
+            call_of=self.trail.describe_call,
+            on_attach=self.trail.on_call_end,
         )
         self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
         self.overviews = OverviewService(
@@ -460,6 +468,7 @@ class Controller:
         self.metrics.add(omissions.families)
         operators = (
             self.operators,
+            self.job_streams,
             self.overviews,
             self.promises,
             self.partitions,
@@ -488,6 +497,7 @@ class Controller:
             await health.set_serving(False)
             self.agents.close()
             self.operators.close()
+            self.job_streams.close()
             await server.stop(self.config.stop_s)
 
         self._stack.push_async_callback(close)

@@ -34,7 +34,7 @@ _SPACED = re.compile(r"[^A-Za-z0-9._/-]+")
 
 @dataclass(frozen=True, slots=True)
 class ValueShape:
-    """One value: `kind` is int, float, str, bool, enum, message, many, mapping or choice."""
+    """One value: `kind` is int, float, str, bool, bytes, enum, message, many, mapping or choice."""
 
     kind: str
     type: Any
@@ -55,7 +55,7 @@ class SchemaField:
     required: bool
 
 
-_SCALARS = {int: "int", float: "float", str: "str", bool: "bool"}
+_SCALARS = {int: "int", float: "float", str: "str", bool: "bool", bytes: "bytes"}
 
 
 def _class(message: object) -> Any:
@@ -140,6 +140,11 @@ def list_value_violations(shape: ValueShape, value: Any) -> Iterator[Violation]:
                 yield from list_violations(value)
         case "many" | "mapping":
             yield from _collection(shape, value)
+        case "bytes":
+            if not isinstance(value, bytes):
+                yield Violation("", f"is {type(value).__name__}, not bytes", "give bytes")
+            elif isinstance(rule, Many) and len(value) > rule.most:
+                yield Violation("", f"has {len(value)} bytes", f"send at most {rule.most}")
 
 
 def _collection(shape: ValueShape, value: Any) -> Iterator[Violation]:
@@ -201,6 +206,9 @@ def _obeys(shape: ValueShape) -> Callable[[Any], bool] | None:
             return lambda value: type(value) is enumeration
         case "message" | "choice":
             return lambda value: isinstance(value, shape.choices or shape.type) and _obeying(_class(value))(value)
+        case "bytes":
+            most = shape.rule.most if isinstance(shape.rule, Many) else 2**31
+            return lambda value: type(value) is bytes and len(value) <= most
         case "many":
             assert shape.item is not None
             most = shape.rule.most if isinstance(shape.rule, Many) else 2**31

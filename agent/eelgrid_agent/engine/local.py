@@ -34,9 +34,20 @@ from urllib.parse import quote
 from eelgrid_agent.engine import launcher
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_lock
+from eelgrid_agent.engine.input import InputConnection
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
-from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, LogChunk, LogRequest
+from eelgrid_protos.messages import (
+    Assignment,
+    AttemptState,
+    AttemptStatus,
+    InputChunk,
+    InputResult,
+    LogChunk,
+    LogRequest,
+    StandardInput,
+    TerminalSize,
+)
 
 _LOG = logging.getLogger("eelgrid.agent")
 _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
@@ -68,6 +79,8 @@ class _Attempt:
         self.is_stop_due = False
         # Of the note of its checkpoint that was read last.
         self.checkpoint_mtime_ns = 0
+        # To its launcher, while somebody is attached.
+        self.input: InputConnection | None = None
 
 
 class LocalEngine:
@@ -82,6 +95,7 @@ class LocalEngine:
     ) -> None:
         """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used."""
         self.on_change: Callable[[], None] = _ignore_change
+        self.on_output: Callable[[], None] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"
@@ -199,13 +213,35 @@ class LocalEngine:
         is_over = attempt.status.is_over if attempt is not None else (folder / _COLLECTED).exists()
         chunk = LogChunk(request_id=request.request_id, next_offset=request.offset, is_end=is_over)
         try:
-            part = read_output(folder / _OUTPUT, request.offset, request.tail_lines)
+            part = read_output(folder / _OUTPUT, request.offset, request.tail_lines, raw=request.raw)
         except FileNotFoundError:
             known = attempt is not None or folder.exists()
             return chunk if known else replace(chunk, is_end=False, problem="the node keeps none of it")
         except OSError as error:
             return replace(chunk, problem=f"it cannot be read: {error.strerror}")
-        return replace(chunk, text=part.text, next_offset=part.next_offset, is_end=is_over and part.is_whole)
+        return replace(
+            chunk, text=part.text, data=part.data, next_offset=part.next_offset, is_end=is_over and part.is_whole
+        )
+
+    def write_input(self, chunk: InputChunk, on_result: Callable[[InputResult], None]) -> None:
+        """Passes standard input on to a process; see the port."""
+        attempt = self._attempts.get(AttemptKey(chunk.workload_id, chunk.replica, chunk.attempt))
+        answer = InputResult(request_id=chunk.request_id)
+        if attempt is None:
+            # One that waits for its GPU, or that no plan named yet.
+            on_result(replace(answer, problem="the process has not started", is_early=True))
+        elif attempt.status.is_over:
+            on_result(replace(answer, problem="the process has ended"))
+        else:
+            try:
+                if attempt.input is None or attempt.input.is_closed:
+                    attempt.input = InputConnection(attempt.folder, self.on_output)
+            except OSError:
+                is_ready = (attempt.folder / _RUNNING).exists() and _reads_no_input(attempt.folder)
+                problem = "the process has no standard input" if is_ready else "the process has not started"
+                on_result(replace(answer, problem=problem, is_early=not is_ready))
+            else:
+                attempt.input.write(chunk, on_result)
 
     def _look(self, key: AttemptKey) -> None:
         """Finds out what became of an attempt that this process did not start."""
@@ -266,6 +302,8 @@ class LocalEngine:
         asyncio.get_running_loop().remove_reader(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
+        if attempt.input is not None:
+            attempt.input.close("the process has ended")
         self._finish(key)
 
     def _finish(self, key: AttemptKey) -> None:
@@ -345,6 +383,10 @@ class LocalEngine:
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
         }
+        if process.standard_input is not StandardInput.UNSPECIFIED:
+            size = process.terminal_size or TerminalSize()
+            spec["input"] = process.standard_input.name.lower()
+            spec["terminal_size"] = size.rows, size.columns
         # It may hold secrets of the environment.
         descriptor = os.open(folder / _SPEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -405,6 +447,10 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found
+
+
+def _reads_no_input(folder: Path) -> bool:
+    return "input" not in (_read_json(folder / _SPEC) or {})
 
 
 def _is_lock_held(folder: Path) -> bool:

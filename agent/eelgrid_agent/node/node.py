@@ -12,6 +12,7 @@ node should hold, so repeating it is harmless.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -55,6 +56,8 @@ from eelgrid_protos.messages import (
     HeldAssignments,
     HeldDevices,
     Hello,
+    InputChunk,
+    InputResult,
     Inventory,
     LogChunk,
     LogRequest,
@@ -236,7 +239,8 @@ class AgentNode:
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
         self._log_requests: list[_PendingLogRequest] = []
-        self._chunks: deque[LogChunk] = deque()
+        self._chunks: deque[LogChunk | InputResult] = deque()
+        self._streams = 0
         self._clock = clock
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
@@ -276,6 +280,7 @@ class AgentNode:
         self._clear_listeners()
         if processes is not None:
             processes.on_change = self._on_attempts_changed
+            processes.on_output = self._on_output
 
     def _clear_listeners(self) -> None:
         """Nobody listens: the uplink, the loop and whoever carries out the guard's orders put themselves here."""
@@ -503,6 +508,7 @@ class AgentNode:
         self._reported.clear()
         self._chunks.clear()
         self._log_requests.clear()
+        self._streams += 1
         self._held.mark_unsent()
         self._times.due = True
         now_ns = self._clock.monotonic_ns()
@@ -537,6 +543,8 @@ class AgentNode:
                 self._set_cadence(message, now_ns)
             case LogRequest():
                 self._read_log(message)
+            case InputChunk():
+                self._write_input(message)
             case _:
                 pass
 
@@ -653,6 +661,23 @@ class AgentNode:
         self._log_requests.append(_PendingLogRequest(request, due_ns))
         self.answer_log_requests()
 
+    def _write_input(self, chunk: InputChunk) -> None:
+        if self._processes is None:
+            self._on_input_taken(
+                self._streams, InputResult(request_id=chunk.request_id, problem="no process runs here")
+            )
+        else:
+            self._processes.write_input(chunk, partial(self._on_input_taken, self._streams))
+
+    def _on_output(self) -> None:
+        self.answer_log_requests()
+
+    def _on_input_taken(self, stream: int, result: InputResult) -> None:
+        """Answers on the stream that asked: another has the same numbers."""
+        if self.connected and stream == self._streams:
+            self._chunks.append(result)
+            self.wake()
+
     def adopt_processes(self) -> None:
         """Finds the processes of the agent's previous run, before any plan is applied."""
         if self._processes is not None:
@@ -666,7 +691,7 @@ class AgentNode:
         now_ns, waiting = self._clock.monotonic_ns(), list[_PendingLogRequest]()
         for pending in self._log_requests:
             chunk = self._processes.read_output(pending.request)
-            if chunk.text or chunk.is_end or now_ns >= pending.due_ns:
+            if chunk.text or chunk.data or chunk.is_end or now_ns >= pending.due_ns:
                 self._chunks.append(chunk)
                 self.wake()
             else:

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.attach import announce_detached, exchange, has_terminal, read_terminal_size
 from eelgrid_controller.cli.connection import (
     CPU,
     DURATION,
@@ -45,6 +46,7 @@ from eelgrid_controller.formatting import (
 )
 from eelgrid_protos.messages import (
     STOP_SIGNALS,
+    AttachOpening,
     CancelWorkloadRequest,
     GetWorkloadRequest,
     ListWorkloadsRequest,
@@ -53,6 +55,7 @@ from eelgrid_protos.messages import (
     QueryEnergyRequest,
     ReadLogsRequest,
     ResourceRequest,
+    StandardInput,
     SubmitWorkloadRequest,
     Workload,
     WorkloadPhase,
@@ -122,12 +125,15 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
     )
     process = ProcessSpec(
         argv=command,
-        environment=collect_environment(flags["env"], dict(os.environ)),
+        environment=collect_environment((*flags["env"], *_terminal_variables(flags)), dict(os.environ)),
         working_directory=str(Path(flags["workdir"] or Path.cwd()).absolute()),
-        stop_signal=flags["stop_signal"],
+        # An interactive shell ignores TERM, and passes HUP on to what it runs.
+        stop_signal=flags["stop_signal"] or ("HUP" if flags.get("pty") else "TERM"),
         grace_s=float(flags["grace_s"]),
         time_limit_s=float(flags["time_limit_s"] or 0),
         log_bytes_most=flags["log_size"],
+        standard_input=_choose_input(flags),
+        terminal_size=read_terminal_size() if flags.get("pty") else None,
     )
     return SubmitWorkloadRequest(
         spec=WorkloadSpec(
@@ -145,6 +151,16 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
             never_preempts=flags.get("never_preempts", False),
         )
     )
+
+
+def _terminal_variables(flags: dict[str, Any]) -> tuple[str, ...]:
+    return ("TERM",) if flags.get("pty") and "TERM" in os.environ else ()
+
+
+def _choose_input(flags: dict[str, Any]) -> StandardInput:
+    if flags.get("pty"):
+        return StandardInput.TERMINAL
+    return StandardInput.PIPE if flags.get("interactive") else StandardInput.UNSPECIFIED
 
 
 def _name_of(program: str) -> str:
@@ -168,7 +184,10 @@ def _name_of(program: str) -> str:
 )
 @click.option("--workdir", default="", metavar="DIR", help="Working directory. Default: this one.")
 @click.option(
-    "--stop-signal", type=click.Choice(STOP_SIGNALS), default="TERM", show_default=True, help="Asks it to end."
+    "--stop-signal",
+    type=click.Choice(STOP_SIGNALS),
+    default=None,
+    help="Asks it to end. Default: TERM, or HUP with a terminal.",
 )
 @click.option(
     "--grace", "grace_s", type=DURATION, default="10s", show_default=True, help="From the stop signal to KILL."
@@ -187,6 +206,8 @@ def _name_of(program: str) -> str:
 @preemption_options
 @schedule_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
+@click.option("-i", "--interactive", is_flag=True, help="Pass standard input on to it, and its end.")
+@click.option("-t", "--pty", is_flag=True, help="Give it a terminal, and pass on what is typed; `~.` detaches.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **flags: Any) -> None:
@@ -198,6 +219,7 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **f
     \b
     eelctl run --gpus 1 -- python train.py
     eelctl run -d --gpus 0.5 --time 2h --env WANDB_API_KEY -- ./sweep.sh
+    eelctl run --pty --gpus 1 -- bash
     """  # noqa: D301
     with connect_operators(settings) as client:
         try:
@@ -213,17 +235,22 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, **f
         if detach:
             click.echo(workload.workload_id)
             return
-        sys.exit(_attach(client, settings, workload.workload_id))
+        sys.exit(_follow(client, settings, workload))
 
 
-def _attach(client: Any, settings: CliSettings, workload_id: str) -> int:
-    """Follows a job to its end; returns its exit code."""
-    asked = False
+def _follow(client: Any, settings: CliSettings, workload: Workload) -> int:
+    """Follows a job to its end, with input if it reads any; returns its exit code, or 0 if somebody detached."""
+    asked, workload_id = False, workload.workload_id
+    is_interactive = workload.spec.process.standard_input is not StandardInput.UNSPECIFIED  # type: ignore[union-attr]
     while True:
         try:
-            if not asked:
+            if not asked and not is_interactive:
                 copy_output(client, settings, ReadLogsRequest(workload_id=workload_id, follow=True))
-            return _finish(wait_end(client, settings, workload_id))
+            elif not asked:
+                opening = AttachOpening(workload_id=workload_id, sends_input=True)
+                if not exchange_input(client, settings, opening, workload):
+                    return 0
+            return finish_job(wait_end(client, settings, workload_id))
         except KeyboardInterrupt:
             if not asked and _asks_to_detach(workload_id):
                 return 0
@@ -250,13 +277,30 @@ def _asks_to_detach(workload_id: str) -> bool:
     return bool(answer == "detach")
 
 
-def _finish(workload: Workload) -> int:
+def finish_job(workload: Workload) -> int:
     """Says how a job ended if it did not succeed; returns its exit code."""
     if workload.phase is not WorkloadPhase.SUCCEEDED:
         why = f": {workload.reason}" if workload.reason else ""
         echo(f"{workload.workload_id} {workload.phase.name.lower()}{why}", err=True)
     code = workload.exit_code
     return _CANCELLED if code is None else code
+
+
+def exchange_input(client: Any, settings: CliSettings, opening: AttachOpening, workload: Workload) -> bool:
+    """Attaches to a job; returns False if somebody detached. A job that was never started has no output."""
+    from eelgrid_protos import faults
+
+    try:
+        is_over = exchange(client, opening, is_terminal=has_terminal(workload))
+    except faults.NotFound:
+        request = GetWorkloadRequest(workload_id=opening.workload_id)
+        found = client.get_workload(request, timeout=settings.timeout_s).workload
+        if not found.phase.is_ended or any(one.started_ns for one in found.attempts):
+            raise
+        is_over = True
+    if not is_over:
+        announce_detached(opening.workload_id)
+    return is_over
 
 
 def copy_output(client: Any, settings: CliSettings, request: ReadLogsRequest) -> None:
@@ -319,8 +363,13 @@ def wait_end(client: Any, settings: CliSettings, workload_id: str) -> Workload:
 @click.option(
     "--replica", type=click.IntRange(0, 511), default=0, show_default=True, help="The process of this replica."
 )
+@click.option(
+    "--attempt", type=click.IntRange(1), default=None, help="Its output in this attempt, from 1. Default: the newest."
+)
 @click.pass_obj
-def logs(settings: CliSettings, workload: str, *, follow: bool, tail_lines: int | None, replica: int) -> None:
+def logs(
+    settings: CliSettings, workload: str, *, follow: bool, tail_lines: int | None, replica: int, attempt: int | None
+) -> None:
     """Print the output of the job WORKLOAD, by its id, its name, or `last`."""
     with connect_operators(settings) as client:
         workload_id = find_workload(client, settings, workload).workload_id
@@ -328,7 +377,13 @@ def logs(settings: CliSettings, workload: str, *, follow: bool, tail_lines: int 
             copy_output(
                 client,
                 settings,
-                ReadLogsRequest(workload_id=workload_id, replica=replica, tail_lines=tail_lines, follow=follow),
+                ReadLogsRequest(
+                    workload_id=workload_id,
+                    replica=replica,
+                    tail_lines=tail_lines,
+                    follow=follow,
+                    attempt=attempt or 0,
+                ),
             )
         except KeyboardInterrupt:
             return
@@ -341,7 +396,7 @@ def wait(settings: CliSettings, workload: tuple[str, ...]) -> None:
     """Wait until jobs have ended; exit with the code of the first that did not succeed."""
     with connect_operators(settings) as client:
         ids = [find_workload(client, settings, name).workload_id for name in workload]
-        codes = [_finish(wait_end(client, settings, workload_id)) for workload_id in ids]
+        codes = [finish_job(wait_end(client, settings, workload_id)) for workload_id in ids]
     sys.exit(next((code for code in codes if code), 0))
 
 

@@ -60,6 +60,25 @@ LOG_BYTES_MOST = 2**40
 OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
+class StandardInput(OpenEnum):
+    """What a process reads from as its standard input; unspecified is nothing."""
+
+    UNSPECIFIED = 0
+    PIPE = 1
+    TERMINAL = 2
+
+
+_TERMINAL_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSize:
+    """The size of a terminal in characters."""
+
+    rows: Annotated[int, Range(1, _TERMINAL_MOST)] = 24
+    columns: Annotated[int, Range(1, _TERMINAL_MOST)] = 80
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     """The command that each replica of a workload runs, as the agent's own user."""
@@ -71,6 +90,9 @@ class ProcessSpec:
     grace_s: Annotated[float, Range(0.0, _GRACE_S_MOST, "s")] = 10.0
     time_limit_s: Annotated[float, Range(0.0, _TIME_LIMIT_S_MOST, "s")] = 0.0
     log_bytes_most: Annotated[int, Range(0, LOG_BYTES_MOST, "bytes")] = 64 * MIB
+    standard_input: StandardInput = StandardInput.UNSPECIFIED
+    # Of its terminal at its start; None for the usual 24 rows of 80 columns.
+    terminal_size: TerminalSize | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Checks the size of the command, its signal, and that it sets no variable of the agent."""

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class StandardInput(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STANDARD_INPUT_UNSPECIFIED: _ClassVar[StandardInput]
+    STANDARD_INPUT_PIPE: _ClassVar[StandardInput]
+    STANDARD_INPUT_TERMINAL: _ClassVar[StandardInput]
+
 class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
@@ -21,6 +27,9 @@ class ApplyStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APPLY_STATUS_OBSERVED: _ClassVar[ApplyStatus]
     APPLY_STATUS_REFUSED: _ClassVar[ApplyStatus]
     APPLY_STATUS_FAILED: _ClassVar[ApplyStatus]
+STANDARD_INPUT_UNSPECIFIED: StandardInput
+STANDARD_INPUT_PIPE: StandardInput
+STANDARD_INPUT_TERMINAL: StandardInput
 ATTEMPT_STATE_UNSPECIFIED: AttemptState
 ATTEMPT_STATE_RUNNING: AttemptState
 ATTEMPT_STATE_ENDED: AttemptState
@@ -47,8 +56,16 @@ class Slice(_message.Message):
     gpu_milli: int
     def __init__(self, profile: _Optional[str] = ..., start: _Optional[int] = ..., batch: _Optional[int] = ..., processes: _Optional[int] = ..., label: _Optional[str] = ..., gpu_milli: _Optional[int] = ...) -> None: ...
 
+class TerminalSize(_message.Message):
+    __slots__ = ("rows", "columns")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    columns: int
+    def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ...) -> None: ...
+
 class ProcessSpec(_message.Message):
-    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most")
+    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most", "standard_input", "terminal_size")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +80,8 @@ class ProcessSpec(_message.Message):
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_MOST_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_INPUT_FIELD_NUMBER: _ClassVar[int]
+    TERMINAL_SIZE_FIELD_NUMBER: _ClassVar[int]
     argv: _containers.RepeatedScalarFieldContainer[str]
     environment: _containers.ScalarMap[str, str]
     working_directory: str
@@ -70,7 +89,9 @@ class ProcessSpec(_message.Message):
     grace_s: float
     time_limit_s: float
     log_bytes_most: int
-    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ...) -> None: ...
+    standard_input: StandardInput
+    terminal_size: TerminalSize
+    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., standard_input: _Optional[_Union[StandardInput, str]] = ..., terminal_size: _Optional[_Union[TerminalSize, _Mapping]] = ...) -> None: ...
 
 class AttemptStatus(_message.Message):
     __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns")
