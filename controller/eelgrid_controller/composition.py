@@ -236,13 +236,7 @@ class Controller:
             origin_of=self.watches.origin,
             call_of=self.trail.describe_call,
         )
-        self.job_streams = JobStreamService(
-            loop=self.loop,
-            agents=self.agents,
-            changes=self.operators.changes,
-            call_of=self.trail.describe_call,
-            on_attach=self.trail.on_call_end,
-        )
+        self._begin_job_streams()
         self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
         self.overviews = OverviewService(
             loop=self.loop,
@@ -268,6 +262,16 @@ class Controller:
         self._begin_metrics(views, page)
         _settle_interpreter()
         return recovered
+
+    def _begin_job_streams(self) -> None:
+        """Starts to relay what jobs write and read."""
+        self.job_streams = JobStreamService(
+            loop=self.loop,
+            agents=self.agents,
+            changes=self.operators.changes,
+            call_of=self.trail.describe_call,
+            on_attach=self.trail.on_call_end,
+        )
 
     def _begin_metrics(self, views: ResourceViews, page: ObjectiveMetrics) -> None:
         """Gives the metrics what they read."""
