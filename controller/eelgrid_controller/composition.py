@@ -61,6 +61,7 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.faults import InvalidArgument
+from eelgrid_protos.local_users import create_proofs_folder
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
@@ -99,7 +100,7 @@ class Controller:
         self.metrics = ControllerMetrics()
         self.metrics.add(self._clock_families)
         self._is_serving = False
-        self._keeper = None if tls is None else self._begin_keeping()
+        self._keeper = None if tls is None and not config.local_users else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
         self._stack = contextlib.AsyncExitStack()
@@ -116,7 +117,16 @@ class Controller:
                 "roles=permit warning=a certificate without a role may everything "
                 "remedy='give certificates roles (docs/how-to/tls-and-roles.md), then say --roles require'"
             )
-        keeper = Authorizer(rules, clock=self._clock, log=log)
+        proofs = None
+        if self.config.local_users:
+            try:
+                proofs = create_proofs_folder(self.config.listen)
+            except OSError as error:
+                path = error.filename or self.config.listen
+                raise ControllerConfigError(
+                    f"--local-users cannot use {path}: {error.strerror}", "remove it"
+                ) from error
+        keeper = Authorizer(rules, clock=self._clock, log=log, proofs=proofs)
         self.metrics.add(keeper.families)
         return keeper
 
@@ -139,7 +149,13 @@ class Controller:
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
         port = await listen_on_address(
-            server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log, guard=self.guard
+            server,
+            self.config.listen,
+            tls=self._tls,
+            insecure=self._insecure,
+            log=self._log,
+            guard=self.guard,
+            is_shared=self.config.local_users,
         )
         self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
         self._answer_probes()

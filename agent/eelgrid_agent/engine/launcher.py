@@ -98,8 +98,10 @@ def list_descendants(root: int) -> list[int]:
 class BoundedLog:
     """A file that grows to a limit; what does not fit, and what a full disk refuses, is discarded and noted."""
 
-    def __init__(self, path: str, bytes_most: int) -> None:
+    def __init__(self, path: str, bytes_most: int, uid: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Counted against the user's quota, where there is one; -1 leaves it.
+        os.fchown(self._file, uid, -1)
         self._left = max(0, bytes_most - os.fstat(self._file).st_size)
         self._bytes_most = bytes_most
         self._is_noted = False
@@ -314,7 +316,8 @@ class Launcher:
         signal.signal(signal.SIGCHLD, _on_child)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
-        log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"])
+        owner = self._spec.get("user") or {}
+        log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"], owner.get("uid", -1))
         poll = select.poll()
         poll.register(wake_read, select.POLLIN)
         self._started_ns = time.time_ns()
@@ -376,6 +379,8 @@ class Launcher:
             rows, columns = self._spec["terminal_size"]
             self._input = JobInput(self._folder, is_terminal=kind == "terminal", rows=rows, columns=columns, poll=poll)
             source = self._input.child_end
+            if "user" in self._spec and kind == "terminal":
+                os.fchown(source, self._spec["user"]["uid"], -1)
         if self._input is not None and self._input.output >= 0:
             return (source, source), self._input.output
         output, output_write = os.pipe2(os.O_CLOEXEC)
@@ -488,6 +493,12 @@ def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
     if spec["cgroup"]:
         with open(os.path.join(str(spec["cgroup"]), "cgroup.procs"), "w", encoding="ascii") as file:
             file.write("0")
+    user = spec.get("user")
+    if user:
+        # From here on with the user's rights: its folder, its program.
+        os.setgroups(user["groups"])  # type: ignore[index]
+        os.setgid(user["gid"])  # type: ignore[index]
+        os.setuid(user["uid"])  # type: ignore[index]
     directory = str(spec["working_directory"])
     try:
         os.chdir(directory)

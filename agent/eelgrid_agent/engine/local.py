@@ -15,6 +15,7 @@ Used on one event loop; files and starts are small enough for it (about 2 ms for
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,6 +23,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,6 +39,7 @@ from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_l
 from eelgrid_agent.engine.input import InputConnection
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
+from eelgrid_agent.engine.users import JobUser, JobUsers, UserRefused
 from eelgrid_protos.messages import (
     Assignment,
     AttemptState,
@@ -84,7 +87,7 @@ class _Attempt:
 
 
 class LocalEngine:
-    """Runs processes as this process's own user; implements `port.ProcessEngine`."""
+    """Runs processes as their users; implements `port.ProcessEngine`."""
 
     def __init__(
         self,
@@ -92,8 +95,12 @@ class LocalEngine:
         *,
         cgroups: AttemptCgroups | None = None,
         checkpoints_read_s: float = _CHECKPOINTS_READ_S,
+        users: JobUsers | None = None,
     ) -> None:
-        """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used."""
+        """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used.
+
+        Without `users` every process runs as this process's own user.
+        """
         self.on_change: Callable[[], None] = _ignore_change
         self.on_output: Callable[[], None] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
@@ -106,6 +113,11 @@ class LocalEngine:
         self.fork_server = ForkServer()
         for made in (self._folder, self._checkpoints):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._users = users
+        if users is not None and users.changes_user:
+            # Users reach their checkpoints by name, and list nothing of others.
+            for passed in (folder.parent, folder, self._checkpoints):
+                passed.chmod(passed.stat().st_mode & 0o777 | 0o011)
 
     def list_attempts(self) -> Mapping[AttemptKey, AttemptStatus]:
         """Returns every attempt that is not forgotten."""
@@ -140,15 +152,16 @@ class LocalEngine:
         folder = self._folder / _folder_name(key)
         attempt = _Attempt(folder, _status(key, AttemptState.RUNNING, started_ns=time.time_ns()))
         try:
+            user = None if self._users is None else self._users.resolve(assignment.run_as)
             folder.mkdir(mode=0o700, exist_ok=True)
             cgroup = self._cgroups.create(
                 folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes
             )
-            self._write_spec(folder, assignment, cgroup)
+            self._write_spec(folder, assignment, cgroup, user)
             pidfd = self._start_launcher(folder)
-        except OSError as error:
+        except (OSError, UserRefused) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            reason = f"cannot start: {error.strerror or error}"
+            reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
             attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
             _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
             self._attempts[key] = attempt
@@ -351,14 +364,17 @@ class LocalEngine:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
 
-    def _write_spec(self, folder: Path, assignment: Assignment, cgroup: str) -> None:
+    def _write_spec(self, folder: Path, assignment: Assignment, cgroup: str, user: JobUser | None = None) -> None:
         process, key = assignment.process, attempt_key(assignment)
         assert process is not None
         checkpoints = self._checkpoint_folder(key)
         checkpoints.mkdir(mode=0o700, exist_ok=True)
+        if user is not None:
+            os.chown(checkpoints, user.uid, user.gid)
         environment = {
             "PATH": os.environ.get("PATH", _DEFAULT_PATH),
             "HOME": os.environ.get("HOME", "/"),
+            **({} if user is None else {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}),
             "PYTHONUNBUFFERED": "1",
             **process.environment,
             # By UUID: an index depends on the order. Empty for work without GPUs, which would see all.
@@ -383,6 +399,8 @@ class LocalEngine:
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
         }
+        if user is not None:
+            spec["user"] = {"uid": user.uid, "gid": user.gid, "groups": user.groups}
         if process.standard_input is not StandardInput.UNSPECIFIED:
             size = process.terminal_size or TerminalSize()
             spec["input"] = process.standard_input.name.lower()
@@ -424,13 +442,23 @@ def _folder_name(key: AttemptKey) -> str:
 def _read_checkpoint_ns(path: Path) -> int:
     """Returns the time in the note of a checkpoint, in nanoseconds since 1970; 0 if a job wrote no such thing."""
     try:
-        if path.stat().st_size > _CHECKPOINT_NOTE_BYTES_MOST:
-            return 0
-        noted = json.loads(path.read_bytes())
+        noted = json.loads(_read_note(path))
         time_ns = noted["time_ns"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
     return time_ns if isinstance(time_ns, int) and 0 < time_ns <= time.time_ns() else 0
+
+
+def _read_note(path: Path) -> bytes:
+    """Reads a small file that a job wrote, who may have put anything in its place; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _CHECKPOINT_NOTE_BYTES_MOST:
+            raise OSError(errno.EINVAL, "is no note")
+        return os.read(descriptor, _CHECKPOINT_NOTE_BYTES_MOST)
+    finally:
+        os.close(descriptor)
 
 
 def _modified_ns(folder: Path) -> int:

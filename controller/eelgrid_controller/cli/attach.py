@@ -1,4 +1,4 @@
-"""eelctl attach, and the terminal and standard input of `eelctl run`: bytes between this terminal and a job's process.
+"""The exchange of `eelctl attach` and of interactive `eelctl run`: bytes between this terminal and a job's process.
 
 Theory. A job's terminal does everything that a terminal does, so this one is put into raw mode: every key goes to the
 job, Ctrl-C too, and only the escape is looked for here, as ssh does: `~.` at the beginning of a line detaches. The mode
@@ -23,12 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import click
-
-from eelgrid_controller.cli.completion import complete_workloads
-from eelgrid_controller.cli.connection import CliError, CliSettings, connect_operators
+from eelgrid_controller.cli.connection import CliError
 from eelgrid_controller.cli.output import echo
-from eelgrid_controller.cli.workload_names import find_workload
 from eelgrid_protos.messages import (
     INPUT_BYTES_MOST,
     AttachInput,
@@ -47,7 +43,7 @@ _EVENTS_MOST = 16
 # A controller that restarts is waited for.
 _AWAY_MOST_S = 120.0
 _AGAIN_S = 0.5
-_TAIL_LINES = 10
+ATTACH_TAIL_LINES = 10
 
 
 class InputLost(CliError):
@@ -316,47 +312,3 @@ def has_terminal(workload: Workload) -> bool:
     """Returns whether a job's process has a terminal."""
     process = workload.spec.process
     return process is not None and process.standard_input is StandardInput.TERMINAL
-
-
-@click.command()
-@click.argument("workload", shell_complete=complete_workloads)
-@click.option(
-    "--tail",
-    "tail_lines",
-    type=click.IntRange(0, 1_000_000),
-    default=_TAIL_LINES,
-    show_default=True,
-    help="Begin so many lines before the end of the output.",
-)
-@click.option("--no-input", is_flag=True, help="Print its output only, and pass nothing on.")
-@click.option(
-    "--replica", type=click.IntRange(0, 511), default=0, show_default=True, help="The process of this replica."
-)
-@click.pass_obj
-def attach(settings: CliSettings, /, *, workload: str, tail_lines: int, no_input: bool, replica: int) -> None:
-    """Attach to the job WORKLOAD: print what it prints, and pass on what is typed if it has a standard input.
-
-    Of a job with a terminal (`eelctl run --pty`) every key goes to the job, Ctrl-C too; `~.` at the beginning of a line
-    detaches. Of a job with a pipe (`eelctl run --interactive`) the end of the input is passed on, and Ctrl-C detaches.
-    It exits with the code of the job, or with 0 if you detach.
-    """
-    from eelgrid_controller.cli.jobs import finish_job, wait_end
-
-    with connect_operators(settings) as client:
-        found = find_workload(client, settings, workload)
-        process = found.spec.process
-        reads = process is not None and process.standard_input is not StandardInput.UNSPECIFIED
-        opening = AttachOpening(
-            workload_id=found.workload_id,
-            replica=replica,
-            tail_lines=tail_lines,
-            sends_input=reads and not no_input and not found.phase.is_ended,
-        )
-        try:
-            is_over = exchange(client, opening, is_terminal=has_terminal(found))
-        except KeyboardInterrupt:
-            is_over = False
-        if not is_over:
-            announce_detached(found.workload_id)
-            return
-        sys.exit(finish_job(wait_end(client, settings, found.workload_id)))

@@ -1,4 +1,4 @@
-"""eelctl run, logs, wait and jobs: processes on the machines of a cluster, or on this one.
+"""eelctl run, logs, attach, wait and jobs: processes on the machines of a cluster, or on this one.
 
 `run` stays attached: it prints what the process prints and exits with its code, 128 + n for a signal n, or 125 where
 the controller refused the job or cannot be reached, as container tools do. Only the output of the job is on standard
@@ -17,7 +17,14 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.attach import announce_detached, exchange, has_terminal, read_terminal_size
+from eelgrid_controller.cli.attach import (
+    ATTACH_TAIL_LINES,
+    announce_detached,
+    exchange,
+    has_terminal,
+    read_terminal_size,
+)
+from eelgrid_controller.cli.completion import complete_workloads
 from eelgrid_controller.cli.connection import (
     CPU,
     DURATION,
@@ -387,6 +394,48 @@ def logs(
             )
         except KeyboardInterrupt:
             return
+
+
+@click.command()
+@click.argument("workload", shell_complete=complete_workloads)
+@click.option(
+    "--tail",
+    "tail_lines",
+    type=click.IntRange(0, 1_000_000),
+    default=ATTACH_TAIL_LINES,
+    show_default=True,
+    help="Begin so many lines before the end of the output.",
+)
+@click.option("--no-input", is_flag=True, help="Print its output only, and pass nothing on.")
+@click.option(
+    "--replica", type=click.IntRange(0, 511), default=0, show_default=True, help="The process of this replica."
+)
+@click.pass_obj
+def attach(settings: CliSettings, /, *, workload: str, tail_lines: int, no_input: bool, replica: int) -> None:
+    """Attach to the job WORKLOAD: print what it prints, and pass on what is typed if it has a standard input.
+
+    Of a job with a terminal (`eelctl run --pty`) every key goes to the job, Ctrl-C too; `~.` at the beginning of a line
+    detaches. Of a job with a pipe (`eelctl run --interactive`) the end of the input is passed on, and Ctrl-C detaches.
+    It exits with the code of the job, or with 0 if you detach.
+    """
+    with connect_operators(settings) as client:
+        found = find_workload(client, settings, workload)
+        process = found.spec.process
+        reads = process is not None and process.standard_input is not StandardInput.UNSPECIFIED
+        opening = AttachOpening(
+            workload_id=found.workload_id,
+            replica=replica,
+            tail_lines=tail_lines,
+            sends_input=reads and not no_input and not found.phase.is_ended,
+        )
+        try:
+            is_over = exchange(client, opening, is_terminal=has_terminal(found))
+        except KeyboardInterrupt:
+            is_over = False
+        if not is_over:
+            announce_detached(found.workload_id)
+            return
+        sys.exit(finish_job(wait_end(client, settings, found.workload_id)))
 
 
 @click.command()

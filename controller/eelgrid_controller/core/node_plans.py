@@ -51,6 +51,7 @@ def _with_process(assignment: Assignment, workload: Workload) -> Assignment:
         attempt=workload.attempt,
         replicas=workload.spec.replicas,
         stop=must_stop(workload),
+        run_as=workload.owner,
     )
 
 

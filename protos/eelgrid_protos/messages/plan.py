@@ -81,7 +81,7 @@ class TerminalSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """The command that each replica of a workload runs, as the agent's own user."""
+    """The command that each replica of a workload runs, as the user of its owner or of the agent."""
 
     argv: Annotated[tuple[Argument, ...], Many(_ARGUMENTS_MOST)]
     environment: Annotated[Mapping[VariableName, Argument], Many(_VARIABLES_MOST)] = field(default_factory=dict)
@@ -159,6 +159,8 @@ class Assignment:
     attempt: Uint32 = 0
     replicas: Count = 0
     stop: bool = False
+    # The owner of the workload, if the owner proved who it is.
+    run_as: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ class AttemptStatus(_message.Message):
     def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop")
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "run_as")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class Assignment(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    RUN_AS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
@@ -141,7 +142,8 @@ class Assignment(_message.Message):
     attempt: int
     replicas: int
     stop: bool
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ...) -> None: ...
+    run_as: str
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ..., run_as: _Optional[str] = ...) -> None: ...
 
 class GpuSetting(_message.Message):
     __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")
