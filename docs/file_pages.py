@@ -77,6 +77,9 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "grace_s": "from the stop signal until everything that is left is killed",
         "time_limit_s": "it is asked to end after this long; 0 for never",
         "log_bytes_most": "output beyond this is discarded; 0 for 64 MiB",
+        "standard_input": "`pipe` or `terminal`: [attached clients](../how-to/interactive-jobs.md) send input; without it "
+        "the process reads an end at once",
+        "terminal_size": "`{rows: 24, columns: 80}` of its terminal at its start",
     },
     ResourceRequest: {
         "cpu_milli": "thousandths of a CPU; `cpu: 2.5` or `cpu: 2500m` instead",

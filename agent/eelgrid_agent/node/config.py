@@ -130,6 +130,35 @@ class AgentConfig:
         return max(SPOOL_TICKS_LEAST, min(SPOOL_TICKS, SPOOL_TICKS_TOGETHER // max(1, nodes)))
 
 
+def _add_process_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--run-processes",
+        action="store_true",
+        help="start the processes of workloads that `eelctl run` submits, as this agent's own user",
+    )
+    add(
+        "--allow-root",
+        action="store_true",
+        help="with --run-processes as root: run them as root, on a machine that only root uses, such as a container",
+    )
+    add(
+        "--run-as",
+        choices=[one.value for one in RunAs],
+        help="with --run-processes: owner runs each job as the user who submitted it, which needs root, and refuses what "
+        "this agent cannot run so; agent runs every job as this agent's own user (default owner, where the controller "
+        "knows who submitted it)",
+    )
+    add(
+        "--map-user",
+        dest="job_users",
+        action="append",
+        type=_job_user,
+        default=[],
+        metavar="NAME=USER",
+        help="with --run-as owner: jobs of the certificate's or local user's name NAME run as USER; repeatable",
+    )
+
+
 def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
     add(
         "--device-plugin",
@@ -234,32 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_endpoint_flags(add)
     _add_node_flags(add)
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
-    add(
-        "--run-processes",
-        action="store_true",
-        help="start the processes of workloads that `eelctl run` submits, as this agent's own user",
-    )
-    add(
-        "--allow-root",
-        action="store_true",
-        help="with --run-processes as root: run them as root, on a machine that only root uses, such as a container",
-    )
-    add(
-        "--run-as",
-        choices=[one.value for one in RunAs],
-        help="with --run-processes: owner runs each job as the user who submitted it, which needs root, and refuses what "
-        "this agent cannot run so; agent runs every job as this agent's own user (default owner, where the controller "
-        "knows who submitted it)",
-    )
-    add(
-        "--map-user",
-        dest="job_users",
-        action="append",
-        type=_job_user,
-        default=[],
-        metavar="NAME=USER",
-        help="with --run-as owner: jobs of the certificate's or local user's name NAME run as USER; repeatable",
-    )
+    _add_process_flags(add)
     add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(
         "--power-budget",
