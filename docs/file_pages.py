@@ -79,6 +79,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "log_bytes_most": "output beyond this is discarded; 0 for 64 MiB",
         "standard_input": "`pipe` or `terminal`: [attached clients](../how-to/interactive-jobs.md) send input; without it "
         "the process reads an end at once",
+        "warn_signal": "announces the end, so long before the time limit or before the stop signal: one of the above",
+        "warn_before_s": "how long before it is sent",
         "terminal_size": "`{rows: 24, columns: 80}` of its terminal at its start",
     },
     ResourceRequest: {

@@ -303,6 +303,9 @@ class Launcher:
         self._reason = ""
         self._stop_due = False
         self._kill_at_s: float | None = None
+        # When the warning was sent, and when the stop signal follows it if it must end before its time limit.
+        self._is_warned = False
+        self._stop_at_s: float | None = None
         self._limit_at_s: float | None = None
         self._started_ns = 0
         self._input: JobInput | None = None
@@ -396,25 +399,54 @@ class Launcher:
             self._killer.kill()
             return
         if self._kill_at_s is None:
-            if self._limit_at_s is not None and now_s >= self._limit_at_s:
-                self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
-            elif self._stop_due:
-                self._begin_stop("stopped", now_s)
+            self._act_before_stop(now_s)
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
             self._killer.kill()
             self._kill_at_s = now_s + _KILL_AGAIN_S
 
+    def _act_before_stop(self, now_s: float) -> None:
+        """Sends the warning and the stop signal when they are due."""
+        warn_before_s = self._spec.get("warn_before_s", 0.0)
+        if self._limit_at_s is not None and now_s >= self._limit_at_s:
+            self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
+        elif self._stop_due and self._stop_at_s is None:
+            self._reason = self._reason or "stopped"
+            self._stop_at_s = now_s + (0.0 if self._is_warned or not self._warns else warn_before_s)
+            self._warn()
+        elif self._limit_at_s is not None and now_s >= self._limit_at_s - warn_before_s:
+            self._warn()
+        if self._kill_at_s is None and self._stop_at_s is not None and now_s >= self._stop_at_s:
+            self._begin_stop("stopped", now_s)
+
+    @property
+    def _warns(self) -> bool:
+        return bool(self._spec.get("warn_signal"))
+
+    def _warn(self) -> None:
+        if self._warns and not self._is_warned:
+            self._is_warned = True
+            self._signal_group(self._spec["warn_signal"])
+
     def _begin_stop(self, reason: str, now_s: float) -> None:
         self._reason = self._reason or reason
         self._kill_at_s = now_s + self._spec["grace_s"]
+        self._signal_group(self._spec["stop_signal"])
+
+    def _signal_group(self, name: str) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, getattr(signal, f"SIG{self._spec['stop_signal']}"))
+            os.killpg(self._pid, getattr(signal, f"SIG{name}"))
 
     def _timeout_ms(self) -> int:
         if self._status is not None:
             return int(_KILL_AGAIN_S * 1000)
-        due = [at for at in (self._kill_at_s, None if self._kill_at_s else self._limit_at_s) if at is not None]
-        return -1 if not due else max(0, min(60_000, int((min(due) - _now_s()) * 1000) + 1))
+        due = [self._kill_at_s]
+        if self._kill_at_s is None:
+            limit_at_s = self._limit_at_s
+            if limit_at_s is not None and self._warns and not self._is_warned:
+                limit_at_s -= self._spec["warn_before_s"]
+            due = [limit_at_s, self._stop_at_s]
+        waits = [at for at in due if at is not None]
+        return -1 if not waits else max(0, min(60_000, int((min(waits) - _now_s()) * 1000) + 1))
 
     def _reap(self) -> bool:
         """Collects what has ended; returns whether nothing is left."""

@@ -46,11 +46,14 @@ from eelgrid_protos.messages import (
     AttemptStatus,
     InputChunk,
     InputResult,
+    JobProgress,
     LogChunk,
     LogRequest,
+    ProcessSpec,
     StandardInput,
     TerminalSize,
 )
+from eelgrid_protos.schema import is_valid_message
 
 _LOG = logging.getLogger("eelgrid.agent")
 _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
@@ -58,6 +61,8 @@ _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit
 _LOOK_AGAIN_S = 0.01
 # By which a job says that its checkpoint is whole: JSON with the time, `client/eelgrid/checkpoint.py` writes it.
 _CHECKPOINT_NOTE = ".eelgrid-checkpoint"
+# By which it says how far it is: `client/eelgrid/progress.py` writes it.
+_PROGRESS_NOTE = ".eelgrid-progress"
 # Who reads a checkpoint's time compares it with seconds of run time.
 _CHECKPOINTS_READ_S = 2.0
 _CHECKPOINT_NOTE_BYTES_MOST = 4096
@@ -81,7 +86,7 @@ class _Attempt:
         self.pidfd = -1
         self.is_stop_due = False
         # Of the note of its checkpoint that was read last.
-        self.checkpoint_mtime_ns = 0
+        self.checkpoint_mtime_ns = self.progress_mtime_ns = 0
         # To its launcher, while somebody is attached.
         self.input: InputConnection | None = None
 
@@ -184,7 +189,7 @@ class LocalEngine:
                     return -1
         raise OSError("the fork server ended several times")
 
-    def refuse(self, assignment: Assignment, reason: str) -> None:
+    def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started."""
         key = attempt_key(assignment)
         if key in self._attempts:
@@ -194,8 +199,10 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
             self._write_spec(folder, assignment, "")
-            launcher.write_durably(str(folder), _EXIT, {"reason": reason, "started_ns": 0, "ended_ns": now_ns})
-        self._attempts[key] = _Attempt(folder, _status(key, AttemptState.ENDED, reason=reason, ended_ns=now_ns))
+            record = {"reason": reason, "started_ns": 0, "ended_ns": now_ns, "gpu_held": gpu_held}
+            launcher.write_durably(str(folder), _EXIT, record)
+        status = _status(key, AttemptState.ENDED, reason=reason, ended_ns=now_ns, gpu_held=gpu_held)
+        self._attempts[key] = _Attempt(folder, status)
         self.on_change()
 
     def stop(self, key: AttemptKey) -> None:
@@ -214,7 +221,9 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             (attempt.folder / _COLLECTED).touch()
         with contextlib.suppress(OSError):
-            # One without a checkpoint.
+            # One without a checkpoint; what it said of its progress was read.
+            for note in self._checkpoint_folder(key).glob(f"{_PROGRESS_NOTE}*"):
+                note.unlink()
             self._checkpoint_folder(key).rmdir()
         self._keep(attempt.folder)
 
@@ -292,7 +301,8 @@ class LocalEngine:
         """Reads which running attempts have made a checkpoint since the last time."""
         self._is_reading_due = False
         running = {key: attempt for key, attempt in self._attempts.items() if not attempt.status.is_over}
-        if sum(self._read_checkpoint(key, attempt) for key, attempt in running.items()):
+        changed = [self._read_checkpoint(key, one) | self._read_progress(key, one) for key, one in running.items()]
+        if any(changed):
             self.on_change()
         if running:
             self._read_checkpoints_later()
@@ -308,6 +318,19 @@ class LocalEngine:
         if not time_ns or time_ns == attempt.status.checkpointed_ns:
             return False
         attempt.status = replace(attempt.status, checkpointed_ns=time_ns)
+        return True
+
+    def _read_progress(self, key: AttemptKey, attempt: _Attempt) -> bool:
+        """Reads what an attempt says of its progress; returns whether it is new."""
+        path = self._checkpoint_folder(key) / _PROGRESS_NOTE
+        modified_ns = _modified_ns(path)
+        if not modified_ns or modified_ns == attempt.progress_mtime_ns:
+            return False
+        attempt.progress_mtime_ns = modified_ns
+        progress = _read_progress_note(path, attempt.status.started_ns)
+        if progress is None or progress == attempt.status.progress:
+            return False
+        attempt.status = replace(attempt.status, progress=progress)
         return True
 
     def _on_launcher_end(self, key: AttemptKey) -> None:
@@ -342,6 +365,7 @@ class LocalEngine:
                 launcher.write_durably(str(attempt.folder), _EXIT, record)
         self._cgroups.remove(spec.get("cgroup", ""))
         self._read_checkpoint(key, attempt)
+        self._read_progress(key, attempt)
         attempt.status = _status(
             key,
             AttemptState.LOST if record.get("is_lost") else AttemptState.ENDED,
@@ -351,6 +375,8 @@ class LocalEngine:
             started_ns=record["started_ns"],
             ended_ns=record["ended_ns"],
             checkpointed_ns=attempt.status.checkpointed_ns,
+            gpu_held=record.get("gpu_held", False),
+            progress=attempt.status.progress,
         )
         self.on_change()
 
@@ -387,6 +413,7 @@ class LocalEngine:
             "EELGRID_CHECKPOINT_DIR": str(checkpoints),
             "EELGRID_PREEMPT_SIGNAL": process.stop_signal,
             "EELGRID_GRACE_S": f"{process.grace_s:g}",
+            **_warning_variables(process),
         }
         spec = {
             "key": key,
@@ -399,6 +426,8 @@ class LocalEngine:
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
         }
+        if process.warn_signal:
+            spec |= {"warn_signal": process.warn_signal, "warn_before_s": process.warn_before_s}
         if user is not None:
             spec["user"] = {"uid": user.uid, "gid": user.gid, "groups": user.groups}
         if process.standard_input is not StandardInput.UNSPECIFIED:
@@ -418,6 +447,12 @@ class LocalEngine:
         self._kept.append(folder)
         while len(self._kept) > _KEPT_MOST:
             shutil.rmtree(self._kept.popleft(), ignore_errors=True)
+
+
+def _warning_variables(process: ProcessSpec) -> dict[str, str]:
+    if not process.warn_signal:
+        return {}
+    return {"EELGRID_WARN_SIGNAL": process.warn_signal, "EELGRID_WARN_S": f"{process.warn_before_s:g}"}
 
 
 def _ignore_change() -> None:
@@ -447,6 +482,23 @@ def _read_checkpoint_ns(path: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
     return time_ns if isinstance(time_ns, int) and 0 < time_ns <= time.time_ns() else 0
+
+
+def _read_progress_note(path: Path, since_ns: int) -> JobProgress | None:
+    """Returns what a job says of its progress since its start; None if it wrote no such thing."""
+    try:
+        noted = json.loads(_read_note(path))
+        metric = noted.get("metric")
+        progress = JobProgress(
+            step=noted["step"],
+            total=noted.get("total", 0),
+            metric=None if metric is None else float(metric),
+            time_ns=noted["time_ns"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+    is_of_this_attempt = isinstance(progress.time_ns, int) and since_ns <= progress.time_ns <= time.time_ns()
+    return progress if is_of_this_attempt and is_valid_message(progress) else None
 
 
 def _read_note(path: Path) -> bytes:

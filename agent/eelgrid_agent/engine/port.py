@@ -36,8 +36,8 @@ class ProcessEngine(Protocol):
     def start(self, assignment: Assignment) -> None:
         """Starts the process of an assignment, unless its attempt is known; a failure becomes its end."""
 
-    def refuse(self, assignment: Assignment, reason: str) -> None:
-        """Records that an attempt ended before it was started, and never starts it."""
+    def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
+        """Records that an attempt ended before it was started, and never starts it; `gpu_held` is no failure of it."""
 
     def stop(self, key: AttemptKey) -> None:
         """Asks a running attempt to end, by its stop signal and then by KILL; harmless if repeated."""

@@ -209,6 +209,14 @@ class _PendingLogRequest(NamedTuple):
     due_ns: int
 
 
+class _ChargedAssignments(NamedTuple):
+    """A plan's assignments, those of them that have not begun, and the others, to which energy is charged."""
+
+    planned: tuple[Assignment, ...] = ()
+    waiting: frozenset[AttemptKey] = frozenset()
+    begun: tuple[Assignment, ...] = ()
+
+
 class AgentNode:
     """See the module."""
 
@@ -241,6 +249,7 @@ class AgentNode:
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks: deque[LogChunk | InputResult] = deque()
         self._streams = 0
+        self._charged = _ChargedAssignments()
         self._clock = clock
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
@@ -376,7 +385,7 @@ class AgentNode:
         if self.energy is not None:
             self.energy.on_tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
         self.outbox.update_clock(wall_ns=wall_ns, monotonic_ns=monotonic_ns)
-        self.outbox.on_tick(observation.tick, gpus, self._assignments())
+        self.outbox.on_tick(observation.tick, gpus, self._charged_assignments())
         self.quick = gpus
         self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
         self.ticks_total += 1
@@ -430,7 +439,7 @@ class AgentNode:
             return ()
         uncounted_s = self._sampler.uncounted_by_gpu
         told = self.energy.observe(
-            self.inventory.gpus, look, found, assignments=self._assignments(), uncounted_s=uncounted_s
+            self.inventory.gpus, look, found, assignments=self._charged_assignments(), uncounted_s=uncounted_s
         )
         if self.energy.newest is not None:
             # By the clock of the last tick, which is the one that windows are shifted by.
@@ -442,6 +451,23 @@ class AgentNode:
 
     def _assignments(self) -> tuple[Assignment, ...] | None:
         return None if self.guard.plan is None else self.guard.plan.assignments
+
+    def _charged_assignments(self) -> tuple[Assignment, ...] | None:
+        """The plan's assignments without processes that have not begun: what others draw on their GPUs is not theirs.
+
+        The same tuple as long as they are the same.
+        """
+        planned = self._assignments()
+        if planned is None or self._processes is None:
+            return planned
+        known = self._processes.list_attempts()
+        waiting = frozenset(key for item in planned if item.process and (key := attempt_key(item)) not in known)
+        if not waiting:
+            return planned
+        if self._charged.planned is not planned or self._charged.waiting != waiting:
+            begun = tuple(item for item in planned if attempt_key(item) not in waiting)
+            self._charged = _ChargedAssignments(planned, waiting, begun)
+        return self._charged.begun
 
     def _riding(self, quick: GpuReadings) -> ExtendedColumns | None:
         if not self._slow_due:
@@ -636,6 +662,8 @@ class AgentNode:
         before = dict(self._readiness.cordons)
         for item in self._readiness.observe(uses, self._clock.monotonic_ns()):
             self._processes.start(item)
+        for item, reason in self._readiness.withdraw_held(self._clock.monotonic_ns()).values():
+            self._processes.refuse(item, reason, gpu_held=True)
         if self._readiness.cordons != before:
             self._report_health()
             self.wake()

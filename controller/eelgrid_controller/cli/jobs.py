@@ -48,6 +48,8 @@ from eelgrid_controller.formatting import (
     format_energy,
     format_gpu,
     format_phase,
+    format_progress,
+    parse_duration_s,
     parse_gpu_milli,
     parse_memory_bytes,
 )
@@ -77,6 +79,8 @@ _ALL = "ALL"
 _CANCELLED = 143
 # More groups than the ledger answers are left out.
 _ENERGY_ROWS_MOST = 10_000
+# As Slurm's --signal has it.
+_WARN_BEFORE_S = 60.0
 _POLL_FIRST_S, _POLL_LONGEST_S = 0.02, 0.5
 # A controller that restarts is waited for.
 _AWAY_MOST_S = 120.0
@@ -93,6 +97,25 @@ def _parse_gpus(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text) * GPU_MILLI_WHOLE
     return parse_gpu_milli(text)
+
+
+class WarningType(click.ParamType[Any]):
+    """A click parameter type for a signal and how long before the end it is sent: USR1@120, USR1@2m."""
+
+    name = "SIGNAL@SECONDS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the signal's name and seconds, a minute where they are not said."""
+        if isinstance(value, tuple):
+            return value
+        name, at, before = value.partition("@")
+        name = name.strip().upper().removeprefix("SIG")
+        if name not in STOP_SIGNALS:
+            self.fail(f"{value!r} names no signal; write one of {', '.join(STOP_SIGNALS)}, @ and seconds", param, ctx)
+        try:
+            return name, float(parse_duration_s(before)) if at else _WARN_BEFORE_S
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _GPUS = AmountType("GPUS", _parse_gpus)
@@ -139,6 +162,8 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
         grace_s=float(flags["grace_s"]),
         time_limit_s=float(flags["time_limit_s"] or 0),
         log_bytes_most=flags["log_size"],
+        warn_signal=(flags.get("warning") or ("", 0.0))[0],
+        warn_before_s=(flags.get("warning") or ("", 0.0))[1],
         standard_input=_choose_input(flags),
         terminal_size=read_terminal_size() if flags.get("pty") else None,
     )
@@ -198,6 +223,12 @@ def _name_of(program: str) -> str:
 )
 @click.option(
     "--grace", "grace_s", type=DURATION, default="10s", show_default=True, help="From the stop signal to KILL."
+)
+@click.option(
+    "--signal",
+    "warning",
+    type=WarningType(),
+    help="Announces the end: send this signal so long before the time limit, or before the stop signal.",
 )
 @click.option(
     "--log-size",
@@ -495,6 +526,7 @@ def _build_job_columns(now_ns: Callable[[], int], energy_j: Mapping[str, float])
         TableColumn("GPUS", gpus, right=True, width=4),
         TableColumn("AGE", age, right=True, width=6),
         TableColumn("RAN", took, right=True, width=6),
+        TableColumn("PROGRESS", format_progress, right=True, width=8),
         TableColumn("ENERGY", energy, right=True, width=8),
         TableColumn("EXIT", lambda w: "-" if w.exit_code is None else str(w.exit_code), right=True, width=4),
         TableColumn("REASON", lambda w: w.reason),

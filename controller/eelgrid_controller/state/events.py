@@ -17,7 +17,7 @@ Must not know who reacts to an event.
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -592,15 +592,29 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             for name in ("never_preempts", "priority_class"):
                 if not getattr(event.spec, name):
                     del body["spec"][name]
+            if event.spec.process is not None:
+                _omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
-        case AttemptStarted() | AttemptEnded() if not event.status.checkpointed_ns:
-            del body["status"]["checkpointed_ns"]
+        case AttemptStarted() | AttemptEnded():
+            body["status"].pop("progress", None)
+            _omit_defaults(body["status"], event.status, ("checkpointed_ns", "gpu_held"))
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
+
+
+# Fields of ProcessSpec that are written only where they are used.
+_NEWER_OF_PROCESSES = ("standard_input", "warn_signal", "warn_before_s")
+
+
+def _omit_defaults(plain: dict[str, Any], message: object, names: Iterable[str]) -> None:
+    """Leaves fields out that have no value: older versions do not know them."""
+    for name in names:
+        if not getattr(message, name):
+            plain.pop(name, None)
 
 
 def policy_to_plain(policy: Policy) -> dict[str, Any]:

@@ -193,6 +193,7 @@ from eelgrid_protos.messages.plan import (
     AttemptStatus,
     GpuLayout,
     GpuSetting,
+    JobProgress,
     NodePlan,
     PlanApplied,
     ProcessSpec,

@@ -93,6 +93,9 @@ class ProcessSpec:
     standard_input: StandardInput = StandardInput.UNSPECIFIED
     # Of its terminal at its start; None for the usual 24 rows of 80 columns.
     terminal_size: TerminalSize | None = None
+    # Announces the end so long before the time limit, or before the stop signal where it must end earlier.
+    warn_signal: Annotated[str, Text(8)] = ""
+    warn_before_s: Annotated[float, Range(0.0, _GRACE_S_MOST, "s")] = 0.0
 
     def violations(self) -> Iterator[Violation]:
         """Checks the size of the command, its signal, and that it sets no variable of the agent."""
@@ -100,6 +103,8 @@ class ProcessSpec:
             yield Violation("argv", "is empty", "give the program and its arguments")
         if self.stop_signal not in STOP_SIGNALS:
             yield Violation("stop_signal", f"is {self.stop_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
+        if self.warn_signal and self.warn_signal not in STOP_SIGNALS:
+            yield Violation("warn_signal", f"is {self.warn_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
         characters = sum(map(len, self.argv)) + sum(len(key) + len(text) for key, text in self.environment.items())
         if characters > _COMMAND_CHARACTERS_MOST:
             remedy = f"leave variables out, or pass a file: {_COMMAND_CHARACTERS_MOST} at the most"
@@ -119,6 +124,16 @@ class AttemptState(OpenEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """How far a job says that it is: its step, of how many (0 if not known), and a figure of its own."""
+
+    step: Uint64 = 0
+    total: Uint64 = 0
+    metric: Annotated[float, Range(-1e300, 1e300)] | None = None
+    time_ns: Nanoseconds = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
     """One run of a replica's process; without an exit code and a signal it was never started, or is lost."""
 
@@ -132,6 +147,10 @@ class AttemptStatus:
     started_ns: Nanoseconds = 0
     ended_ns: Nanoseconds = 0
     checkpointed_ns: Nanoseconds = 0
+    # It never started, since another process held a GPU of it: no failure.
+    gpu_held: bool = False
+    # What it last reported of itself; never in the journal.
+    progress: JobProgress | None = None
 
     @property
     def is_over(self) -> bool:

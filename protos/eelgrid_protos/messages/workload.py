@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
+from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
@@ -462,6 +462,8 @@ class Workload:
     # How many of its attempts failed and were followed by another; and when the next may start.
     failures: Count = 0
     not_before_ns: Nanoseconds = 0
+    # The newest report of its processes; only in answers, never kept.
+    progress: JobProgress | None = None
 
     @property
     def exit_code(self) -> int | None:

@@ -65,7 +65,7 @@ class TerminalSize(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ...) -> None: ...
 
 class ProcessSpec(_message.Message):
-    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most", "standard_input", "terminal_size")
+    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most", "standard_input", "terminal_size", "warn_signal", "warn_before_s")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,8 @@ class ProcessSpec(_message.Message):
     LOG_BYTES_MOST_FIELD_NUMBER: _ClassVar[int]
     STANDARD_INPUT_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WARN_SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    WARN_BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     argv: _containers.RepeatedScalarFieldContainer[str]
     environment: _containers.ScalarMap[str, str]
     working_directory: str
@@ -91,10 +93,12 @@ class ProcessSpec(_message.Message):
     log_bytes_most: int
     standard_input: StandardInput
     terminal_size: TerminalSize
-    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., standard_input: _Optional[_Union[StandardInput, str]] = ..., terminal_size: _Optional[_Union[TerminalSize, _Mapping]] = ...) -> None: ...
+    warn_signal: str
+    warn_before_s: float
+    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., standard_input: _Optional[_Union[StandardInput, str]] = ..., terminal_size: _Optional[_Union[TerminalSize, _Mapping]] = ..., warn_signal: _Optional[str] = ..., warn_before_s: _Optional[float] = ...) -> None: ...
 
 class AttemptStatus(_message.Message):
-    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns")
+    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns", "gpu_held", "progress")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +109,8 @@ class AttemptStatus(_message.Message):
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTED_NS_FIELD_NUMBER: _ClassVar[int]
+    GPU_HELD_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     attempt: int
@@ -115,7 +121,21 @@ class AttemptStatus(_message.Message):
     started_ns: int
     ended_ns: int
     checkpointed_ns: int
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ...) -> None: ...
+    gpu_held: bool
+    progress: JobProgress
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ..., gpu_held: bool = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ...) -> None: ...
+
+class JobProgress(_message.Message):
+    __slots__ = ("step", "total", "metric", "time_ns")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    total: int
+    metric: float
+    time_ns: int
+    def __init__(self, step: _Optional[int] = ..., total: _Optional[int] = ..., metric: _Optional[float] = ..., time_ns: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "run_as")

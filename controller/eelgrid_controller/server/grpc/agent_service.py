@@ -15,6 +15,7 @@ from eelgrid_controller.core.nodes import PlanClaim, known_epoch
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.state.attempts import is_stale
 from eelgrid_controller.state.events import NodesRemoved
 from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
 from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
@@ -490,6 +491,11 @@ class AgentService:
                 self._telemetry.record_plan_applied(session.node_name, applied)
                 self._trace_plan_message(session.node_name, applied)
             case AttemptReport() as report:
+                # Before it may end a workload: of a job's own node alone.
+                workloads = self._loop.core.state.workloads
+                for status in report.attempts:
+                    if not is_stale(workloads.get(status.workload_id), session.node_name, status):
+                        self._telemetry.progress.record(status)
                 self.stale_attempts += await self._loop.record_attempts(session.node_name, report.attempts)
             case LogChunk() | InputResult() as answer:
                 session.on_stream_answer(answer)
