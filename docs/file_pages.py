@@ -95,6 +95,11 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "log_bytes_most": "output beyond this is discarded; 0 for 64 MiB",
         "element_variables": "`EELGRID_ARRAY_` and `EELGRID_PARAM_` variables of an element of an array, which the "
         "controller sets",
+        "standard_input": "`pipe` or `terminal`: [attached clients](../how-to/interactive-jobs.md) send input; without it "
+        "the process reads an end at once",
+        "warn_signal": "announces the end, so long before the time limit or before the stop signal: one of the above",
+        "warn_before_s": "how long before it is sent",
+        "terminal_size": "`{rows: 24, columns: 80}` of its terminal at its start",
     },
     ResourceRequest: {
         "cpu_milli": "thousandths of a CPU; `cpu: 2.5` or `cpu: 2500m` instead",

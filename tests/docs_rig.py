@@ -26,7 +26,14 @@ DOCS = ROOT / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 GUIDES = sorted((DOCS / "how-to").rglob("*.md"))
 # Why a block is not run.
-REASONS = ("needs a cluster", "needs root", "needs NVIDIA's driver", "needs a registry")
+REASONS = (
+    "needs a cluster",
+    "needs root",
+    "needs NVIDIA's driver",
+    "needs a registry",
+    "needs a terminal",
+    "needs a box",
+)
 OUTPUT = "Output"
 # Of a text that shows what was printed at another time.
 EXAMPLE = "Example"

@@ -64,6 +64,8 @@ def _value(shape: ValueShape) -> st.SearchStrategy[Any]:
             return st.one_of([message(choice) for choice in shape.choices])
         case "many":
             return st.lists(_value(shape.item), max_size=most).map(tuple)
+        case "bytes":
+            return st.binary(max_size=20)
         case "mapping":
             return st.dictionaries(st.text("abc", min_size=1, max_size=3), _value(shape.item), max_size=2)
         case _:

@@ -47,6 +47,7 @@ from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
+from eelgrid_agent.engine.users import JobUsers
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
 from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
@@ -245,12 +246,15 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
 
 
-def _open_processes(folder: Path | None, problem: str = "") -> LocalEngine:
+def _open_processes(config: AgentConfig, folder: Path | None, problem: str = "") -> LocalEngine:
     """The engine of processes in a state directory of this agent alone; raises BudgetNotEnforceable."""
     if folder is None:
         raise BudgetNotEnforceable(f"--run-processes needs a state directory: {problem}")
     try:
-        return LocalEngine(folder / "processes", cgroups=AttemptCgroups(find_delegated_cgroup()))
+        users = JobUsers(
+            own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
+        )
+        return LocalEngine(folder / "processes", cgroups=AttemptCgroups(find_delegated_cgroup()), users=users)
     except OSError as error:
         raise BudgetNotEnforceable(
             f"--run-processes cannot use {folder}: {error.strerror}; give --state DIR"
@@ -265,7 +269,7 @@ def _open_simulated_processes(config: AgentConfig, node_name: str, stack: ExitSt
         stack.enter_context(lock_state_directory(folder, "eelgrid-agent"))
     except StateDirectoryError as error:
         raise BudgetNotEnforceable(str(error)) from error
-    return _open_processes(folder)
+    return _open_processes(config, folder)
 
 
 def _energy(hurry: float) -> NodeEnergy:
@@ -354,7 +358,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     outbox = EnergyOutbox(
         load_outbox_state(windows, draw_incarnation=incarnation), boot=_boot(), length_s=config.energy_window_s
     )
-    processes = _open_processes(folder, memory.problem) if config.run_processes else None
+    processes = _open_processes(config, folder, memory.problem) if config.run_processes else None
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)
     node = AgentNode(
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,

@@ -402,8 +402,11 @@ class AsyncClient:
         tail_lines: int | None = None,
         offset: int = 0,
         follow: bool = False,
+        attempt: int = 0,
     ) -> AsyncGenerator[str, None]:
         """The output of one replica's process in parts; with `follow` from its start until the process ends.
+
+        Of one `attempt`, counted from 1, or of the newest.
 
         Continues where it was after a lost connection.
         """
@@ -411,7 +414,12 @@ class AsyncClient:
         while True:
             attempts.begin()
             request = messages.ReadLogsRequest(
-                workload_id=workload_id, replica=replica, tail_lines=tail_lines, offset=offset, follow=follow
+                workload_id=workload_id,
+                replica=replica,
+                tail_lines=tail_lines,
+                offset=offset,
+                follow=follow,
+                attempt=attempt,
             )
             try:
                 async with aclosing(self._connection.calls.read_logs(request)) as stream:
@@ -424,6 +432,41 @@ class AsyncClient:
             else:
                 return
             await asyncio.sleep(pause_s)
+
+    async def attach(
+        self,
+        workload_id: str,
+        *,
+        replica: int = 0,
+        tail_lines: int | None = None,
+        offset: int = 0,
+        attempt: int = 0,
+        sends_input: bool = False,
+        inputs: AsyncIterator[messages.AttachInput] | None = None,
+    ) -> AsyncGenerator[messages.AttachResponse, None]:
+        """The output of one replica's process as it comes, in bytes, while `inputs` is passed on to it.
+
+        Ends with the process, also if the inputs have not ended. After a lost connection nothing is repeated, since input
+        that was not taken is lost: the caller knows from `inputs_taken` whether that is so.
+        """
+        opening = messages.AttachOpening(
+            workload_id=workload_id,
+            replica=replica,
+            tail_lines=tail_lines,
+            offset=offset,
+            attempt=attempt,
+            sends_input=sends_input or inputs is not None,
+        )
+
+        async def requests() -> AsyncIterator[messages.AttachRequest]:
+            yield messages.AttachRequest(message=opening)
+            if inputs is not None:
+                async for one in inputs:
+                    yield messages.AttachRequest(message=one)
+
+        async with aclosing(self._connection.calls.attach(requests())) as stream:
+            async for response in stream:
+                yield response
 
     async def report_progress(self, workload_id: str, work_done: float) -> None:
         """Reports how many units of work a job has done since it started."""

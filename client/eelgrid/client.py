@@ -387,8 +387,11 @@ class Client:
         tail_lines: int | None = None,
         offset: int = 0,
         follow: bool = False,
+        attempt: int = 0,
     ) -> Generator[str, None]:
         """The output of one replica's process in parts; with `follow` from its start until the process ends.
+
+        Of one `attempt`, counted from 1, or of the newest.
 
         Continues where it was after a lost connection.
         """
@@ -396,7 +399,12 @@ class Client:
         while True:
             attempts.begin()
             request = messages.ReadLogsRequest(
-                workload_id=workload_id, replica=replica, tail_lines=tail_lines, offset=offset, follow=follow
+                workload_id=workload_id,
+                replica=replica,
+                tail_lines=tail_lines,
+                offset=offset,
+                follow=follow,
+                attempt=attempt,
             )
             try:
                 with closing(self._connection.calls.read_logs(request)) as stream:
@@ -409,6 +417,41 @@ class Client:
             else:
                 return
             time.sleep(pause_s)
+
+    def attach(
+        self,
+        workload_id: str,
+        *,
+        replica: int = 0,
+        tail_lines: int | None = None,
+        offset: int = 0,
+        attempt: int = 0,
+        sends_input: bool = False,
+        inputs: Iterator[messages.AttachInput] | None = None,
+    ) -> Generator[messages.AttachResponse, None]:
+        """The output of one replica's process as it comes, in bytes, while `inputs` is passed on to it.
+
+        Ends with the process, also if the inputs have not ended. After a lost connection nothing is repeated, since input
+        that was not taken is lost: the caller knows from `inputs_taken` whether that is so.
+        """
+        opening = messages.AttachOpening(
+            workload_id=workload_id,
+            replica=replica,
+            tail_lines=tail_lines,
+            offset=offset,
+            attempt=attempt,
+            sends_input=sends_input or inputs is not None,
+        )
+
+        def requests() -> Iterator[messages.AttachRequest]:
+            yield messages.AttachRequest(message=opening)
+            if inputs is not None:
+                for one in inputs:
+                    yield messages.AttachRequest(message=one)
+
+        with closing(self._connection.calls.attach(requests())) as stream:
+            for response in stream:
+                yield response
 
     def report_progress(self, workload_id: str, work_done: float) -> None:
         """Reports how many units of work a job has done since it started."""

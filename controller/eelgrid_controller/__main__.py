@@ -142,7 +142,11 @@ def _read_kubernetes(given: dict[str, Any]) -> KubernetesConfig | None:
 def _read_roles(given: dict[str, Any]) -> RoleRules:
     """Takes the options of roles out of those given."""
     demand, grants, binds = (given.pop(name) for name in ("demand", "grants", "binds"))
-    if given["tls_authority"] is None and (demand == "require" or grants or binds):
+    if given["local_users"]:
+        if not given["listen"].startswith("unix:") or given["tls_authority"] is not None:
+            raise click.UsageError("--local-users needs --listen unix:PATH, and no --tls options")
+        demand = "require"
+    elif given["tls_authority"] is None and (demand == "require" or grants or binds):
         raise click.UsageError(
             "--roles require, --grant and --bind need --tls-authority: roles are read from client certificates"
         )
@@ -349,6 +353,12 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Seconds without a leader after which gates are removed without a placement; never by default.")  # fmt: skip
 @click.option("--kubernetes-abilities", default="", metavar="NAMES",
               help=f"Further Kubernetes features to enable, comma-separated: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
+@click.option(
+    "--local-users",
+    is_flag=True,
+    help="With --listen unix:PATH: let every user of this machine in, who proves by a file beside the socket who it is. "
+    "Users submit and see all work, and change their own; root and the controller's own user may do everything.",
+)
 @click.option(
     "--roles",
     "demand",

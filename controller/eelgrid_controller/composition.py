@@ -32,6 +32,7 @@ from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journa
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
+from eelgrid_controller.server.grpc.job_streams import JobStreamService
 from eelgrid_controller.server.grpc.operator_service import OperatorService
 from eelgrid_controller.server.grpc.overview_service import OverviewService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
@@ -60,6 +61,7 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.faults import InvalidArgument
+from eelgrid_protos.local_users import create_proofs_folder
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
@@ -98,7 +100,7 @@ class Controller:
         self.metrics = ControllerMetrics()
         self.metrics.add(self._clock_families)
         self._is_serving = False
-        self._keeper = None if tls is None else self._begin_keeping()
+        self._keeper = None if tls is None and not config.local_users else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
         self._stack = contextlib.AsyncExitStack()
@@ -115,7 +117,16 @@ class Controller:
                 "roles=permit warning=a certificate without a role may everything "
                 "remedy='give certificates roles (docs/how-to/tls-and-roles.md), then say --roles require'"
             )
-        keeper = Authorizer(rules, clock=self._clock, log=log)
+        proofs = None
+        if self.config.local_users:
+            try:
+                proofs = create_proofs_folder(self.config.listen)
+            except OSError as error:
+                path = error.filename or self.config.listen
+                raise ControllerConfigError(
+                    f"--local-users cannot use {path}: {error.strerror}", "remove it"
+                ) from error
+        keeper = Authorizer(rules, clock=self._clock, log=log, proofs=proofs)
         self.metrics.add(keeper.families)
         return keeper
 
@@ -138,7 +149,13 @@ class Controller:
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
         port = await listen_on_address(
-            server, self.config.listen, tls=self._tls, insecure=self._insecure, log=self._log, guard=self.guard
+            server,
+            self.config.listen,
+            tls=self._tls,
+            insecure=self._insecure,
+            log=self._log,
+            guard=self.guard,
+            is_shared=self.config.local_users,
         )
         self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
         self._answer_probes()
@@ -235,6 +252,7 @@ class Controller:
             origin_of=self.watches.origin,
             call_of=self.trail.describe_call,
         )
+        self._begin_job_streams()
         self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
         self.overviews = OverviewService(
             loop=self.loop,
@@ -260,6 +278,16 @@ class Controller:
         self._begin_metrics(views, page)
         _settle_interpreter()
         return recovered
+
+    def _begin_job_streams(self) -> None:
+        """Starts to relay what jobs write and read."""
+        self.job_streams = JobStreamService(
+            loop=self.loop,
+            agents=self.agents,
+            changes=self.operators.changes,
+            call_of=self.trail.describe_call,
+            on_attach=self.trail.on_call_end,
+        )
 
     def _begin_metrics(self, views: ResourceViews, page: ObjectiveMetrics) -> None:
         """Gives the metrics what they read."""
@@ -460,6 +488,7 @@ class Controller:
         self.metrics.add(omissions.families)
         operators = (
             self.operators,
+            self.job_streams,
             self.overviews,
             self.promises,
             self.partitions,
@@ -488,6 +517,7 @@ class Controller:
             await health.set_serving(False)
             self.agents.close()
             self.operators.close()
+            self.job_streams.close()
             await server.stop(self.config.stop_s)
 
         self._stack.push_async_callback(close)

@@ -173,6 +173,15 @@ def format_phase(workload: "Workload") -> str:
     return "running" if workload.attempts else "starting"
 
 
+def format_progress(workload: "Workload") -> str:
+    """Formats what a job last reported of itself: percent or step, and its figure; "-" if it reported nothing."""
+    found = workload.progress
+    if found is None:
+        return "-"
+    text = f"{100 * found.step // found.total}%" if found.total else f"step {found.step}"
+    return text if found.metric is None else f"{text} {found.metric:.4g}"
+
+
 def describe_attempt(status: "AttemptStatus") -> str:
     """Says how a process ended, in a few words; or that it runs."""
     if status.state.name == "RUNNING":

@@ -1,12 +1,13 @@
 """Plain messages: conversion of messages to and from dictionaries for JSON, YAML and the journal.
 
 Translates between frozen dataclasses of annotated fields and dictionaries of
-plain values: enumerations by lower-case name, tuples as lists, absent optional
+plain values: enumerations by lower-case name, tuples as lists, bytes in base64, absent optional
 fields omitted, fields at their default omitted on request. Reading is strict
 where the wire is lenient: an unknown key is a typing error and is named. Knows
 no file and no format.
 """
 
+import base64
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
@@ -45,6 +46,8 @@ def _plain(shape: ValueShape, value: Any, *, brief: bool) -> Any:
             return [_plain(shape.item, item, brief=brief) for item in value]
         case "mapping":
             return dict(value)
+        case "bytes":
+            return base64.b64encode(value).decode("ascii")
         case _:
             return value
 
@@ -86,6 +89,11 @@ def _value(shape: ValueShape, plain: Any, path: str) -> Any:
             if not isinstance(plain, Mapping) or not all(isinstance(key, str) for key in plain):
                 raise _fail(path, f"is {type(plain).__name__}", "give a mapping of text to text")
             return dict(plain)
+        case "bytes":
+            try:
+                return base64.b64decode(plain, validate=True)
+            except (TypeError, ValueError):
+                raise _fail(path, f"is {plain!r}", "give bytes in base64") from None
         case "float" if isinstance(plain, int) and not isinstance(plain, bool):
             return float(plain)
         case _:

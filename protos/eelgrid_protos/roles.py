@@ -15,15 +15,18 @@ Callers are asked for before a call's message is read, on every call, so a certi
 its own bytes; never by the address it came from, for a port is used again by somebody else.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import PermissionDenied
+from eelgrid_protos.local_users import PROOF_KEY, verify_proof
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -321,6 +324,30 @@ class CallerReader:
             self._known.clear()
         self._known[certificate] = caller
         return caller
+
+
+class LocalUserReader:
+    """Reads the callers of one server on a Unix socket that the users of the machine share.
+
+    Its own user and root are administrators and agents, another user submits; grants and binds know a user as the common
+    name of a certificate. A call without a proof has no role.
+    """
+
+    def __init__(self, proofs: Path, rules: RoleRules) -> None:
+        self._proofs, self._rules = proofs, rules
+
+    def identify_caller(self, context: Context) -> Caller:
+        """Whoever calls."""
+        proof = next((text for key, text in context.invocation_metadata() or () if key == PROOF_KEY), "")
+        user = verify_proof(self._proofs, proof) if isinstance(proof, str) else None
+        if user is None:
+            return Caller("", unknown=("no user of this machine",))
+        certificate = Certificate(0.0, float("inf"), subject=(("CN", user.name),))
+        caller = build_caller(certificate, self._rules.grants, self._rules.binds)
+        is_own = user.uid in (0, os.geteuid())
+        return replace(
+            caller, roles=caller.roles | ({Role.ADMIN, Role.AGENT} if is_own else {Role.SUBMITTER}), unknown=()
+        )
 
 
 def peer_address(context: Context) -> str:

@@ -117,6 +117,7 @@ OPERATOR_SERVICE = _service(
         "WatchSummary": (False, True),
         "WatchWorkloads": (False, True),
         "ReadLogs": (False, True),
+        "Attach": (True, True),
         "ExportDecision": (False, True),
     },
 )
@@ -305,6 +306,8 @@ def _encode_sized(method: RpcMethod, request: object) -> bytes:
 
 
 def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel) -> Callable[..., Any]:
+    if method.request_streaming:
+        return _blocking_exchange(service, method, channel)
     kind: Any = channel.unary_stream if method.response_streaming else channel.unary_unary
     # Encoded before the call: gRPC's own serializer hook hides the reason of a failure.
     raw = kind(service.path(method), None, lambda data: codec.decode_message(method.response, data))
@@ -325,6 +328,24 @@ def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel
             call.cancel()
 
     return stream if method.response_streaming else unary
+
+
+def _blocking_exchange(service: RpcService, method: RpcMethod, channel: grpc.Channel) -> Callable[..., Any]:
+    """A call that streams both ways; gRPC takes the requests in a thread of its own."""
+    raw: Any = channel.stream_stream(
+        service.path(method), None, lambda data: codec.decode_message(method.response, data)
+    )
+
+    def exchange(requests: Iterator[object], timeout: float | None = None) -> Iterator[Any]:
+        call = raw((_encode_sized(method, request) for request in requests), timeout=timeout)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise fault_from(error) from None
+        finally:
+            call.cancel()
+
+    return exchange
 
 
 def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channel) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ _SPACED = re.compile(r"[^A-Za-z0-9._/-]+")
 
 @dataclass(frozen=True, slots=True)
 class ValueShape:
-    """One value: `kind` is int, float, str, bool, enum, message, many, mapping or choice."""
+    """One value: `kind` is int, float, str, bool, bytes, enum, message, many, mapping or choice."""
 
     kind: str
     type: Any
@@ -55,7 +55,7 @@ class SchemaField:
     required: bool
 
 
-_SCALARS = {int: "int", float: "float", str: "str", bool: "bool"}
+_SCALARS = {int: "int", float: "float", str: "str", bool: "bool", bytes: "bytes"}
 
 
 def _class(message: object) -> Any:
@@ -140,6 +140,11 @@ def list_value_violations(shape: ValueShape, value: Any) -> Iterator[Violation]:
                 yield from list_violations(value)
         case "many" | "mapping":
             yield from _collection(shape, value)
+        case "bytes":
+            if not isinstance(value, bytes):
+                yield Violation("", f"is {type(value).__name__}, not bytes", "give bytes")
+            elif isinstance(rule, Many) and len(value) > rule.most:
+                yield Violation("", f"has {len(value)} bytes", f"send at most {rule.most}")
 
 
 def _collection(shape: ValueShape, value: Any) -> Iterator[Violation]:
@@ -208,6 +213,8 @@ def _source(shape: ValueShape, value: str, scope: dict[str, Any]) -> str | None:
         case "choice":
             chosen, test = _keep(scope, shape.choices), _keep(scope, _obeying)
             return f"isinstance({value}, {chosen}) and {test}(type({value}))({value})"
+        case "bytes":
+            return f"type({value}) is bytes and len({value}) <= {most}"
         case "many" | "mapping":
             tests = [f"{value} is not None and len({value}) <= {most}"]
             for part, parts in ((shape.key, value), (shape.item, f"{value}.values()" if shape.key else value)):

@@ -21,6 +21,7 @@ import grpc.aio
 from eelgrid_protos import codec
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
+from eelgrid_protos.local_users import build_channel_credentials, build_server_credentials, find_proofs_folder
 from eelgrid_protos.rpc import RpcService, request_bytes_most
 from eelgrid_protos.sockets import count_connections_most, split_address
 
@@ -298,8 +299,12 @@ async def listen_on_address(
     insecure: bool,
     log: logging.Logger,
     guard: PeerGuard | None = None,
+    is_shared: bool = False,
 ) -> int:
-    """Binds the server and returns the port, which `guard` guards from then on; raises ListenError."""
+    """Binds the server and returns the port, which `guard` guards from then on; raises ListenError.
+
+    A Unix socket that is shared may be reached by every user of the machine: see `local_users`.
+    """
     if not address.startswith("unix:"):
         _split(address)
         _probe(address)
@@ -311,7 +316,10 @@ async def listen_on_address(
             )
         log.warning("listen=%s tls=off warning=anyone who reaches this address can command this process", address)
     try:
-        if tls is None:
+        if is_shared:
+            port, held = server.add_secure_port(address, build_server_credentials()), None
+            _open_socket_to_all(address)
+        elif tls is None:
             port, held = server.add_insecure_port(address), None
         else:
             held = ServerCertificates(tls, log)
@@ -326,9 +334,22 @@ async def listen_on_address(
     return port
 
 
+def _open_socket_to_all(address: str) -> None:
+    Path(address.removeprefix("unix:")).chmod(0o666)
+
+
 def _channel_credentials(tls: TlsFiles | TlsContents) -> grpc.ChannelCredentials:
     contents = tls.read_contents() if isinstance(tls, TlsFiles) else tls
     return grpc.ssl_channel_credentials(contents.authority, contents.key, contents.chain)
+
+
+def _local_credentials(proofs: Path) -> grpc.ChannelCredentials:
+    try:
+        return build_channel_credentials(proofs)
+    except OSError as error:
+        raise BindRefused(
+            f"{proofs}: {error.strerror}; a file there proves which user you are: free what is in its place"
+        ) from error
 
 
 def check_target(address: str, tls: TlsFiles | TlsContents | None, *, insecure: bool) -> None:
@@ -351,6 +372,8 @@ def open_channel(
     chosen = [*channel_options(), *(options or [])]
     if tls is not None:
         return grpc.aio.secure_channel(address, _channel_credentials(tls), options=chosen)
+    if (proofs := find_proofs_folder(address)) is not None:
+        return grpc.aio.secure_channel(address, _local_credentials(proofs), options=chosen)
     return grpc.aio.insecure_channel(address, options=chosen)
 
 
@@ -359,6 +382,8 @@ def open_blocking_channel(address: str, *, tls: TlsFiles | TlsContents | None, i
     check_target(address, tls, insecure=insecure)
     if tls is not None:
         return grpc.secure_channel(address, _channel_credentials(tls), options=channel_options())
+    if (proofs := find_proofs_folder(address)) is not None:
+        return grpc.secure_channel(address, _local_credentials(proofs), options=channel_options())
     return grpc.insecure_channel(address, options=channel_options())
 
 

@@ -15,58 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders.attempts import (
+    GRACE_S,
+    assignment,
+    ended,
+    output,
+    python,
+    run_one,
+    shell,
+    status,
+    until_said,
+)
 from tests.waiting import wait_until
 
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import AttemptKey, attempt_key, plan_actions
-from eelgrid_protos.messages import Assignment, AttemptState, LogRequest, ProcessSpec
-
-GRACE_S = 1.0
-
-
-def assignment(*argv, key="w-1", attempt=1, replica=0, gpus=(), folder=Path("/"), **process):
-    spec = ProcessSpec(argv=argv, working_directory=str(folder), **({"grace_s": GRACE_S} | process))
-    return Assignment(workload_id=key, replica=replica, gpu_uuids=gpus, process=spec, attempt=attempt, replicas=1)
-
-
-def shell(text, **known):
-    return assignment("/bin/sh", "-c", text, **known)
-
-
-def python(text, **known):
-    return assignment(sys.executable, "-I", "-S", "-c", text, **known)
-
-
-def status(engine, item):
-    return engine.list_attempts()[attempt_key(item)]
-
-
-def output(engine, item, offset=0, tail_lines=None):
-    return engine.read_output(
-        LogRequest(
-            request_id=7,
-            workload_id=item.workload_id,
-            replica=item.replica,
-            attempt=item.attempt,
-            offset=offset,
-            tail_lines=tail_lines,
-        )
-    )
-
-
-async def ended(engine, item, within_s=30.0):
-    await wait_until(lambda: status(engine, item).is_over, within_s=within_s)
-    return status(engine, item)
-
-
-async def run_one(engine, item):
-    engine.start(item)
-    return await ended(engine, item)
-
-
-async def until_said(engine, item, mark):
-    await wait_until(lambda: mark in output(engine, item).text)
+from eelgrid_protos.messages import AttemptState
 
 
 def is_alive(pid):
@@ -353,6 +318,7 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.contracts.engine_contract_test import shell
+from eelgrid_agent.engine.input import CHUNKS_MOST
 from eelgrid_agent.engine.local import LocalEngine
 
 async def main():
@@ -658,6 +624,107 @@ def test_a_process_is_told_how_often_to_save_as_far_as_that_is_known(tmp_path):
         return [text async for text in run()]
 
     assert asyncio.run(collect()) == ["[1320] [21600]\n", "[] []\n"]
+
+
+WARNED = (
+    "import os, signal, time\n"
+    "began = time.monotonic()\n"
+    "def tell(number, _):\n"
+    "    os.write(1, f'{signal.Signals(number).name} {time.monotonic() - began:.2f}\\n'.encode())\n"
+    "    if number == signal.SIGTERM: os._exit(0)\n"
+    "for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, tell)\n"
+    "print('ready', flush=True)\n"
+    "while True: time.sleep(1)\n"
+)
+
+
+def signals_of(text):
+    return [(line.split()[0], float(line.split()[1])) for line in text.splitlines() if line.startswith("SIG")]
+
+
+def test_a_warning_comes_before_the_time_limit_once_and_then_the_stop_signal(engine):
+    item = python(WARNED, time_limit_s=2.0, warn_signal="USR1", warn_before_s=1.0)
+    found = asyncio.run(run_one(engine, item))
+    (first, second) = signals_of(output(engine, item).text)
+    assert (first[0], second[0]) == ("SIGUSR1", "SIGTERM")
+    assert 0.8 <= second[1] - first[1] <= 1.6
+    assert found.reason == "time limit of 2 s"
+
+
+def test_a_job_that_must_stop_is_warned_first_and_may_end_before_its_stop_signal(engine):
+    item = python(WARNED, warn_signal="USR1", warn_before_s=0.7, environment={"A": "b"})
+    quick = shell(
+        "trap 'echo $EELGRID_WARN_SIGNAL $EELGRID_WARN_S; exit 3' USR1; echo ready; while :; do sleep 0.05; done",
+        key="w-2",
+        warn_signal="USR1",
+        warn_before_s=600.0,
+    )
+
+    async def scene():
+        for one in (item, quick):
+            engine.start(one)
+            await until_said(engine, one, "ready")
+            engine.stop(attempt_key(one))
+            await ended(engine, one)
+        return status(engine, quick)
+
+    found = asyncio.run(scene())
+    (first, second) = signals_of(output(engine, item).text)
+    assert (first[0], second[0]) == ("SIGUSR1", "SIGTERM")
+    assert 0.6 <= second[1] - first[1] <= 1.3
+    assert (found.exit_code, found.reason) == (3, "stopped")
+    # The signal goes to the group, of which the shell tells.
+    assert output(engine, quick).text.endswith("USR1 600\n")
+
+
+PROGRESS = CLIENT.with_name("progress.py")
+
+
+def test_what_a_job_says_of_its_progress_is_reported_and_anything_else_in_its_place_is_not(tmp_path):
+    engine = LocalEngine(tmp_path, checkpoints_read_s=0.02)
+    said = python(
+        "import importlib.util, time\n"
+        f"spec = importlib.util.spec_from_file_location('progress', {str(PROGRESS)!r})\n"
+        "progress = importlib.util.module_from_spec(spec); spec.loader.exec_module(progress)\n"
+        "for step in range(1, 2001): progress.report(step=step, total=2000, metric=1 / step)\n"
+        "time.sleep(60)"
+    )
+    place = "$EELGRID_CHECKPOINT_DIR/.eelgrid-progress"
+    tricks = [
+        shell(f"{command}; echo done; sleep 60", key=f"w-{number}")
+        for number, command in enumerate(
+            (
+                f"mkfifo {place}",
+                f"ln -s /dev/zero {place}",
+                f'echo \'{{"step": -1, "time_ns": 5}}\' > {place}',
+                f'echo \'{{"step": 1e999, "time_ns": 1}}\' > {place}',
+                f"head -c 100000 /dev/zero > {place}",
+                f"mkdir {place}",
+            ),
+            start=2,
+        )
+    ]
+
+    async def scene():
+        for item in (said, *tricks):
+            engine.start(item)
+        for item in tricks:
+            await until_said(engine, item, "done")
+        await wait_until(lambda: (found := status(engine, said).progress) is not None and found.step == 2000)
+        await asyncio.sleep(0.1)
+        found = [status(engine, item).progress for item in (said, *tricks)]
+        for item in (said, *tricks):
+            engine.stop(attempt_key(item))
+        for item in (said, *tricks):
+            await ended(engine, item)
+            engine.forget(attempt_key(item))
+        return found
+
+    first, *others = asyncio.run(scene())
+    assert (first.step, first.total, first.metric) == (2000, 2000, 1 / 2000)
+    assert others == [None] * len(tricks)
+    # Reports of progress keep no folder.
+    assert not engine._checkpoint_folder(attempt_key(said)).exists()
 
 
 # Plans

@@ -127,6 +127,7 @@ COMMANDS = {
     ),
     "jobs": Use(wrong=(COLUMN_UNKNOWN,)),
     "logs": Use(untried=(("calls", "needs a job that runs; tests/e2e/run_test.py"),)),
+    "attach": Use(untried=(("calls", "needs a job that runs; tests/e2e/attach_test.py"),)),
     "wait": Use(untried=(("calls", "waits until a job has ended; tests/e2e/run_test.py"),)),
     "hold": Use((WAITING,), 2, (WORK_UNKNOWN, ((ENDED,), REFUSED, "only pending work"))),
     "release": Use((WAITING,), 2, (WORK_UNKNOWN,)),

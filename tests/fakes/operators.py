@@ -348,6 +348,20 @@ class FakeOperators:
         self._begin("read_logs")
         yield messages.ReadLogsResponse(text="two", next_offset=6)
 
+    async def attach(self, requests: Any, context: Any) -> AsyncIterator[messages.AttachResponse]:
+        """Echoes input, until its end."""
+        self._begin("attach")
+        taken = 0
+        async for request in requests:
+            match request.message:
+                case messages.AttachOpening() as opening:
+                    yield messages.AttachResponse(data=opening.workload_id.encode(), attempt=1)
+                case messages.AttachInput() as part:
+                    taken += 1
+                    yield messages.AttachResponse(data=part.data, inputs_taken=taken)
+                    if part.is_end:
+                        return
+
     async def export_decision(self, request: Any, context: Any) -> AsyncIterator[messages.ExportDecisionResponse]:
         self._begin("export_decision")
         for part in ('{"workload":', f'"{self._find(request.workload_id).workload_id}"}}'):

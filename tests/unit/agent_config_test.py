@@ -1,10 +1,12 @@
 """The agent's flags: defaults, and one typed error for each mistake."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from eelgrid_agent.__main__ import main
+from eelgrid_agent.engine.users import RunAs
 from eelgrid_agent.node.config import (
     BadAddress,
     BadEnforcement,
@@ -114,3 +116,25 @@ def test_an_unreadable_fleet_file_is_one_line_and_exit_code_2(tmp_path, capsys):
 )
 def test_the_log_level_has_the_controllers_flag_and_the_older_one(flags, level):
     assert parse_flags(flags).log_level == level
+
+
+def test_users_of_jobs_are_mapped_by_name():
+    arguments = ["--run-processes", "--run-as", "owner", "--map-user", "a=b@example=alice", "--map-user", "bob=bob"]
+    config = parse_flags(arguments)
+    assert (config.run_as, config.job_users) == (RunAs.OWNER, (("a=b@example", "alice"), ("bob", "bob")))
+
+
+@pytest.mark.parametrize("arguments", [("--run-as", "owner"), ("--map-user", "a=b"), ("--allow-root",)])
+def test_users_of_jobs_have_no_meaning_without_processes(arguments):
+    with pytest.raises(BadEnforcement, match="is given without --run-processes"):
+        parse_flags(arguments)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_runs_processes_only_as_their_owners_or_if_it_is_said():
+    with pytest.raises(BadEnforcement, match="with --run-as owner"):
+        parse_flags(["--run-processes"])
+    with pytest.raises(BadEnforcement, match="as root"):
+        parse_flags(["--run-processes", "--run-as", "agent"])
+    assert parse_flags(["--run-processes", "--run-as", "owner"]).run_processes
+    assert parse_flags(["--run-processes", "--allow-root"]).run_processes

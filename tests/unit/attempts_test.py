@@ -16,8 +16,10 @@ from eelgrid_controller.state.events import (
     AttemptEnded,
     AttemptStarted,
     WorkloadCompleted,
+    WorkloadEvicted,
     WorkloadPlaced,
     WorkloadStopping,
+    WorkloadSubmitted,
     event_from_plain,
     event_to_plain,
 )
@@ -28,8 +30,10 @@ from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
     DrainOutcome,
+    JobProgress,
     Mobility,
     ProcessSpec,
+    StandardInput,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -90,6 +94,75 @@ def test_a_placed_job_whose_gpu_another_process_holds_is_explained_by_that():
     )
     report(core, running("w"))
     assert describe_start_hold(core.state.workloads["w"], core.state.nodes) == ""
+
+
+def cordon_gpu(core, name, index, text):
+    """Another's process holds a GPU, as its agent says."""
+    inventory = core.state.nodes[name].inventory
+    gpus = tuple(replace(gpu, cordon=text if gpu.index == index else gpu.cordon) for gpu in inventory.gpus)
+    return core.register_node(replace(inventory, gpus=gpus), now_ns=2)
+
+
+def test_a_job_that_never_began_since_another_holds_its_gpu_starts_on_a_free_one_and_it_is_no_failure():
+    core = build_core(node(gpus=2))
+    core.submit(job("w"), now_ns=1)
+    taken = core.state.workloads["w"].placements[0].gpu_indexes[0]
+    cordon_gpu(core, "a", taken, "held by process 7 (eve, miner)")
+    held = ended("w", None, reason="its GPU is held by process 7 (eve, miner)", gpu_held=True)
+    step = report(core, replace(held, started_ns=0))
+    assert kinds(step.events) == [AttemptEnded, WorkloadEvicted, WorkloadPlaced]
+    now = core.state.workloads["w"]
+    assert (now.phase, now.attempt, now.failures, now.preemptions) == (WorkloadPhase.PLACED, 2, 0, 0)
+    assert now.placements[0].gpu_indexes == (1 - taken,)
+    check_invariants(core.state)
+
+
+def test_a_job_that_never_began_waits_in_the_queue_where_no_other_gpu_is_free():
+    core = build_core(node(gpus=1))
+    core.submit(job("w"), now_ns=1)
+    cordon_gpu(core, "a", 0, "held by process 7 (eve, miner)")
+    report(core, ended("w", None, reason="its GPU is held by process 7 (eve, miner)", gpu_held=True))
+    assert core.state.workloads["w"].phase is WorkloadPhase.PENDING
+    # It starts when the other has gone.
+    cordon_gpu(core, "a", 0, "")
+    assert core.state.workloads["w"].phase is WorkloadPhase.PLACED
+    # Cancelled meanwhile it ends.
+    core.cancel("w", now_ns=60)
+    report(core, replace(ended("w", None, gpu_held=True, reason="its GPU is held"), attempt=2))
+    assert core.state.workloads["w"].phase is WorkloadPhase.CANCELLED
+
+
+def test_what_a_process_says_of_its_progress_is_in_no_event():
+    core = build_core(node(gpus=1))
+    core.submit(job("w"), now_ns=1)
+    step = report(core, replace(running("w"), progress=JobProgress(step=1, total=9, time_ns=5)))
+    (event,) = step.events
+    assert event.status.progress is None
+    assert "progress" not in event_to_plain(event)[1]["status"]
+    assert core.state.workloads["w"].attempts[0].progress is None
+
+
+def test_the_journal_has_what_is_new_of_processes_only_where_it_is_used():
+    core = build_core(node(gpus=2))
+    plain = next(one for one in core.submit(job("w"), now_ns=1).events if isinstance(one, WorkloadSubmitted))
+    newer = {"standard_input", "terminal_size", "warn_signal", "warn_before_s"}
+    assert newer.isdisjoint(event_to_plain(plain)[1]["spec"]["process"])
+    process = replace(PROCESS, standard_input=StandardInput.TERMINAL, warn_signal="USR1", warn_before_s=60.0)
+    used = next(
+        one for one in core.submit(job("v", process=process), now_ns=2).events if isinstance(one, WorkloadSubmitted)
+    )
+    kind, body = event_to_plain(used)
+    assert event_from_plain(kind, body) == used
+    assert body["spec"]["process"]["standard_input"] == "terminal"
+    began = report(core, running("w")).events[0]
+    assert {"gpu_held", "progress", "checkpointed_ns"}.isdisjoint(event_to_plain(began)[1]["status"])
+
+
+def test_only_an_owner_who_proved_it_is_told_to_the_agent():
+    core = build_core(node(gpus=2))
+    core.submit(job("w", user="ann"), now_ns=1, owner="ann")
+    core.submit(job("v", user="bob"), now_ns=2)
+    assert {item.workload_id: item.run_as for item in core.node_plan("a").assignments} == {"w": "ann", "v": ""}
 
 
 def report(core, *statuses, node_name="a", now_ns=50):

@@ -3,11 +3,14 @@
 import click
 import pytest
 
-from eelgrid_controller.cli.jobs import build_job, collect_environment
+from eelgrid_controller.cli.jobs import WarningType, build_job, collect_environment
+from eelgrid_controller.formatting import format_progress
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
+    JobProgress,
     Mobility,
+    StandardInput,
     Workload,
     WorkloadPhase,
 )
@@ -94,3 +97,50 @@ def test_the_exit_code_is_that_of_the_process_that_failed_first(ends, code):
     )  # fmt: skip
     ended = Workload(workload_id="w", spec=build("x"), phase=WorkloadPhase.FAILED, attempts=attempts)
     assert ended.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "stop"),
+    [
+        ({}, StandardInput.UNSPECIFIED, "TERM"),
+        ({"interactive": True}, StandardInput.PIPE, "TERM"),
+        ({"pty": True}, StandardInput.TERMINAL, "HUP"),
+        ({"pty": True, "interactive": True, "stop_signal": "INT"}, StandardInput.TERMINAL, "INT"),
+    ],
+)
+def test_a_job_has_the_input_that_was_asked_for_and_with_a_terminal_hangs_up(flags, kind, stop):
+    process = build("sh", **({"stop_signal": None} | flags)).process
+    assert (process.standard_input, process.stop_signal) == (kind, stop)
+    assert (process.terminal_size is not None) == (kind is StandardInput.TERMINAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("USR1@120", ("USR1", 120.0)), ("sigint@2m", ("INT", 120.0)), ("USR2", ("USR2", 60.0))]
+)
+def test_a_warning_is_a_signal_and_how_long_before_the_end(text, found):
+    warning = WarningType().convert(text, None, None)
+    assert warning == found
+    process = build("x", warning=warning).process
+    assert (process.warn_signal, process.warn_before_s) == found
+
+
+@pytest.mark.parametrize("text", ["", "@5", "WINCH@5", "USR1@", "USR1@soon", "USR1@-5"])
+def test_what_is_no_warning_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        WarningType().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (None, "-"),
+        (JobProgress(step=5), "step 5"),
+        (JobProgress(step=50, total=200), "25%"),
+        (JobProgress(step=50, total=200, metric=0.123456), "25% 0.1235"),
+    ],
+)
+def test_progress_is_shown_as_percent_or_step(progress, text):
+    assert (
+        format_progress(Workload(workload_id="w", spec=build("x"), phase=WorkloadPhase.PLACED, progress=progress))
+        == text
+    )

@@ -47,7 +47,9 @@ def as_blocking(annotation):
 def signature(method):
     """Parameters by name with kind, default and annotation; and what is returned, as the blocking client says it."""
     found = inspect.signature(method)
-    parameters = {name: (one.kind, one.default, str(one.annotation)) for name, one in found.parameters.items()}
+    parameters = {
+        name: (one.kind, one.default, as_blocking(str(one.annotation))) for name, one in found.parameters.items()
+    }
     return parameters, as_blocking(str(found.return_annotation))
 
 
@@ -57,7 +59,8 @@ def test_every_call_of_the_service_has_a_typed_method_in_both_clients(method):
     assert signature(blocking) == signature(waiting)
     assert inspect.getdoc(blocking)
     # What can be asked for in the contract can be asked for here.
-    asked = {field.name for field in dataclasses.fields(method.request)} - {"page_size", "page_token"}
+    request = messages.AttachOpening if method.request_streaming else method.request
+    asked = {field.name for field in dataclasses.fields(request)} - {"page_size", "page_token"}
     assert asked <= set(inspect.signature(blocking).parameters)
     hints = typing.get_type_hints(blocking)
     assert "return" in hints
@@ -271,6 +274,26 @@ async def test_output_goes_on_where_a_lost_connection_ended_it(connect, fake):
     with serving(fake) as address:
         async with connect(address) as client:
             assert await collect(client.read_logs("w-1", follow=True)) == ["one", "two"]
+
+
+async def test_an_attached_client_sends_input_and_gets_output(fake):
+    parts = (messages.AttachInput(data=b"one"), messages.AttachInput(data=b"two", is_end=True))
+
+    async def inputs():
+        for part in parts:
+            yield part
+
+    expected = [(b"w-1", 0), (b"one", 1), (b"two", 2)]
+    with serving(fake) as address:
+        async with AsyncClient(address, retries=QUICK) as client:
+            found = [(one.data, one.inputs_taken) async for one in client.attach("w-1", inputs=inputs())]
+            assert found == expected
+
+        def block():
+            with Client(address, retries=QUICK) as client:
+                return [(one.data, one.inputs_taken) for one in client.attach("w-1", inputs=iter(parts))]
+
+        assert await asyncio.to_thread(block) == expected
 
 
 async def test_a_watch_of_the_summary_goes_on(connect, fake):

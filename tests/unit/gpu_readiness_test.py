@@ -1,10 +1,14 @@
 """Whole GPUs are free for a start only when the driver says so: others' processes and memory that is not back."""
 
+from dataclasses import replace
+
 from tests.builders.agent import ManualClock, build_agent_node, build_devices
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.engine.port import attempt_key
 from eelgrid_agent.engine.readiness import (
+    HELD_MOST_NS,
     MEMORY_BACK_WITHIN_NS,
     GpuReadiness,
     GpuUse,
@@ -12,6 +16,7 @@ from eelgrid_agent.engine.readiness import (
     needs_free_gpus,
     read_gpu_use,
 )
+from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.simulation.gpu import GpuLoad
 from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, NodePlan, ProcessSpec, Slice
 
@@ -122,6 +127,18 @@ class RecordedProcesses:
         )
         self.on_change()
 
+    def refuse(self, item, reason, *, gpu_held=False):
+        key = attempt_key(item)
+        self.attempts[key] = AttemptStatus(
+            workload_id=key.workload_id,
+            replica=key.replica,
+            attempt=key.attempt,
+            state=AttemptState.ENDED,
+            reason=reason,
+            gpu_held=gpu_held,
+        )
+        self.on_change()
+
     def stop(self, key):
         pass
 
@@ -159,3 +176,79 @@ def plan_message(plan):
     from eelgrid_protos.messages import ConnectResponse
 
     return ConnectResponse(message=plan)
+
+
+def test_an_attempt_whose_gpu_another_holds_too_long_is_given_up_and_one_whose_gpu_was_free_meanwhile_is_not():
+    one, other = assignment("w", "A"), assignment("v", "B")
+    found = waiting()
+    found.observe({"B": free()}, 0)
+    found.set_wanted((one, other))
+    held = {"A": GpuUse((7,), GIB), "B": GpuUse((8,), GIB)}
+    found.observe(held, SECOND)
+    found.observe({"B": free(20 * GIB)}, 2 * SECOND)
+    found.observe(held, 3 * SECOND)
+    assert found.withdraw_held(SECOND + HELD_MOST_NS - 1) == {}
+    assert found.withdraw_held(SECOND + HELD_MOST_NS) == {
+        attempt_key(one): (one, "its GPU is held by process 7 (eve, miner)")
+    }
+    assert found.waiting == {attempt_key(other)}
+    assert found.withdraw_held(SECOND + HELD_MOST_NS) == {}
+
+
+class RecordedOutbox(EnergyOutbox):
+    """An outbox that records whom each tick is charged to."""
+
+    def __init__(self):
+        super().__init__(OutboxState(incarnation=1), by_plan=True)
+        self.charged = []
+
+    def on_tick(self, tick, looks, assignments):
+        self.charged.append(assignments)
+        super().on_tick(tick, looks, assignments)
+
+
+def test_a_job_is_charged_from_its_begin_on_and_not_while_another_holds_its_gpu():
+    clock = ManualClock()
+    device = build_devices(clock)
+    (gpu,) = device.gpus()
+    device.start_process(gpu.uuid, GpuProcess(pid=4711, kind=ProcessKind.COMPUTE, memory_bytes=GIB))
+    processes, outbox = RecordedProcesses(), RecordedOutbox()
+    node = build_agent_node(device, clock, processes=processes, readiness=GpuReadiness(), outbox=outbox)
+    node.starting = lambda: None
+    waits, runs = assignment("w", gpu.uuid), replace(assignment("other"), process=None)
+    node.on_message(plan_message(NodePlan(node_name="n", epoch=1, lease_s=600.0, assignments=(runs, waits))))
+
+    def tick():
+        clock.now_ns += SECOND
+        node.record_tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
+        return outbox.charged[-1]
+
+    assert tick() == tick() == (runs,)
+    # The same tuple, so that no window is cut for it.
+    assert outbox.charged[-1] is outbox.charged[-2]
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    assert tick() == (runs,)
+    device.end_process(gpu.uuid, 4711)
+    clock.now_ns += SECOND
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    assert tick() == (runs, waits)
+
+
+def test_a_node_gives_an_attempt_back_whose_gpu_another_holds_and_says_that_it_is_no_failure():
+    clock = ManualClock()
+    device = build_devices(clock)
+    (gpu,) = device.gpus()
+    device.start_process(gpu.uuid, GpuProcess(pid=4711, kind=ProcessKind.COMPUTE, memory_bytes=GIB))
+    processes = RecordedProcesses()
+    node = build_agent_node(device, clock, processes=processes, readiness=GpuReadiness())
+    node.starting = lambda: None
+    node.on_message(
+        plan_message(NodePlan(node_name="n", epoch=1, lease_s=600.0, assignments=(assignment("w", gpu.uuid),)))
+    )
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    assert processes.attempts == {}
+    clock.now_ns += HELD_MOST_NS
+    node.on_gpu_use(read_gpu_use(device, node.list_gpus_to_check()))
+    (status,) = processes.attempts.values()
+    assert (status.state, status.gpu_held) == (AttemptState.ENDED, True)
+    assert "its GPU is held by process 4711" in status.reason

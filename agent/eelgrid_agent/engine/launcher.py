@@ -5,6 +5,11 @@ only, has one thread, and forks a launcher for each request of the agent. A laun
 outlives both. Its folder has the command (`spec.json`); it writes there `running.json` before the start, the output
 (`output.log`), and the exit record (`exit.json`) by rename when nothing is left.
 
+A process that is asked input of has a pipe or a terminal, which the launcher keeps open: so it is there however often
+the agent is replaced. The agent connects to `input.sock` in the folder, where each packet is a letter and what it
+carries: `d` data, `e` the end, `s` rows and columns. Each is answered by `a` once it is taken, or `x` if nobody reads
+it any more; `o` tells that there is output. The next packet is read when the last is taken, so nothing piles up here.
+
 As a subreaper it is the parent of every orphan below it, so that a process that left its session is found as well; in a
 cgroup of its own they are killed at once, without a race against fork. It reads the output through a pipe, so that
 neither a full disk nor the limit of the log stops the process. SIGTERM asks it to stop the process: the stop signal to
@@ -14,13 +19,16 @@ its group, then KILL to all that is left when the grace is over. Time limits cou
 import contextlib
 import ctypes
 import errno
+import fcntl
 import gc
 import json
 import os
 import select
 import signal
 import socket
+import struct
 import sys
+import termios
 import time
 import traceback
 
@@ -30,8 +38,15 @@ _CHUNK_BYTES = 65_536
 _KILL_AGAIN_S = 0.02
 # Its output is read for so long after it ended and nothing of it is left.
 _DRAIN_CHUNKS_MOST = 64
+# As waitpid has it.
+_FAILED = 126 << 8
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _UMASK = 0o022
+# Of input: a letter, and what the contract allows in one message.
+INPUT_PACKET_BYTES_MOST = 1 + 16_384
+INPUT_SOCKET = "input.sock"
+_END_OF_FILE = b"\x04"
+_LINE_ENDS = (b"\n", b"\r", _END_OF_FILE)
 # Linux takes 4096 bytes for a path.
 _REQUEST_BYTES_MOST = 8192
 
@@ -83,8 +98,10 @@ def list_descendants(root: int) -> list[int]:
 class BoundedLog:
     """A file that grows to a limit; what does not fit, and what a full disk refuses, is discarded and noted."""
 
-    def __init__(self, path: str, bytes_most: int) -> None:
+    def __init__(self, path: str, bytes_most: int, uid: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Counted against the user's quota, where there is one; -1 leaves it.
+        os.fchown(self._file, uid, -1)
         self._left = max(0, bytes_most - os.fstat(self._file).st_size)
         self._bytes_most = bytes_most
         self._is_noted = False
@@ -103,6 +120,149 @@ class BoundedLog:
         with contextlib.suppress(OSError):
             while data:
                 data = data[os.write(self._file, data) :]
+
+
+class JobInput:
+    """Standard input of the process, a pipe or a terminal, and the socket by which the agent passes it on.
+
+    The newest connection is served: the agent of the one before has ended, or has lost it.
+    """
+
+    def __init__(self, folder: str, *, is_terminal: bool, rows: int, columns: int, poll: "select.poll") -> None:
+        self._poll, self._is_terminal = poll, is_terminal
+        if is_terminal:
+            self.output, self.child_end = os.openpty()
+            # A descriptor of its own, since output is waited for apart from room for input.
+            self._target = os.dup(self.output)
+            self._set_size(rows, columns)
+        else:
+            self.output = -1
+            self.child_end, self._target = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._target, False)
+        self._is_open = True
+        # What the process has not taken, and whether the agent that sent it waits for the answer.
+        self._pending, self._is_awaited = b"", False
+        self._is_line_begun = False
+        self._connection: socket.socket | None = None
+        self._listener = _listen(folder)
+        poll.register(self._listener.fileno(), select.POLLIN)
+
+    def serve(self, descriptor: int) -> None:
+        """Does what one of its descriptors is ready for."""
+        if descriptor == self._listener.fileno():
+            with contextlib.suppress(OSError):
+                self._accept(self._listener.accept()[0])
+        elif self._connection is not None and descriptor == self._connection.fileno():
+            self._receive(self._connection)
+        elif self._is_open and descriptor == self._target:
+            self._write()
+
+    def ring(self) -> None:
+        """Tells the agent that there is output; it looks for itself now and then."""
+        self._send(b"o")
+
+    def _accept(self, connection: socket.socket) -> None:
+        self._disconnect()
+        connection.setblocking(False)
+        self._connection, self._is_awaited = connection, False
+        if not self._pending:
+            self._poll.register(connection.fileno(), select.POLLIN)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._unregister(self._connection.fileno())
+            self._connection.close()
+            self._connection = None
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            packet = connection.recv(INPUT_PACKET_BYTES_MOST)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        letter, content = packet[:1], packet[1:]
+        if not letter:
+            self._disconnect()
+        elif not self._is_open:
+            self._send(b"x")
+        elif letter == b"s":
+            with contextlib.suppress(ValueError, OSError):
+                self._set_size(*map(int, content.split()))
+            self._send(b"a")
+        elif letter == b"e" and not self._is_terminal:
+            self._close_target()
+            self._send(b"a")
+        else:
+            # Within a line, an end of file ends the line only.
+            ends = _END_OF_FILE * (2 if self._is_line_begun else 1)
+            self._pending, self._is_awaited = ends if letter == b"e" else content, True
+            self._write()
+
+    def _set_size(self, rows: int, columns: int) -> None:
+        if self._is_terminal:
+            fcntl.ioctl(self._target, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _write(self) -> None:
+        """Passes on what waits; the next packet is read once it is gone."""
+        answer = b"a"
+        try:
+            while self._pending:
+                count = os.write(self._target, self._pending)
+                self._is_line_begun = self._pending[count - 1 : count] not in _LINE_ENDS
+                self._pending = self._pending[count:]
+        except BlockingIOError:
+            self._poll.register(self._target, select.POLLOUT)
+            if self._connection is not None:
+                self._unregister(self._connection.fileno())
+            return
+        except OSError:
+            # The process has closed its end.
+            answer, self._pending = b"x", b""
+            self._close_target()
+        if self._is_open:
+            self._unregister(self._target)
+        if self._is_awaited:
+            self._is_awaited = False
+            self._send(answer)
+        if self._connection is not None:
+            self._poll.register(self._connection.fileno(), select.POLLIN)
+
+    def _close_target(self) -> None:
+        self._is_open = False
+        self._unregister(self._target)
+        os.close(self._target)
+
+    def _unregister(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(descriptor)
+
+    def _send(self, letter: bytes) -> None:
+        if self._connection is None:
+            return
+        try:
+            self._connection.send(letter)
+        except OSError as error:
+            # An agent that reads no answers learns of it by the end of its connection; a bell may be lost.
+            if letter != b"o" or error.errno != errno.EAGAIN:
+                self._disconnect()
+
+
+def _listen(folder: str) -> socket.socket:
+    """Listens on the socket of a folder, for this user alone; by a relative name, since a path may be too long."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.chdir(folder)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(INPUT_SOCKET)
+    umask = os.umask(0o177)
+    try:
+        listener.bind(INPUT_SOCKET)
+    finally:
+        os.umask(umask)
+        os.chdir("/")
+    listener.setblocking(False)
+    listener.listen(4)
+    return listener
 
 
 class ProcessGroupKiller:
@@ -143,8 +303,12 @@ class Launcher:
         self._reason = ""
         self._stop_due = False
         self._kill_at_s: float | None = None
+        # When the warning was sent, and when the stop signal follows it if it must end before its time limit.
+        self._is_warned = False
+        self._stop_at_s: float | None = None
         self._limit_at_s: float | None = None
         self._started_ns = 0
+        self._input: JobInput | None = None
 
     def run(self) -> None:
         """Runs the process to its end."""
@@ -155,40 +319,49 @@ class Launcher:
         signal.signal(signal.SIGCHLD, _on_child)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
-        log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"])
-        output, output_write = os.pipe2(os.O_CLOEXEC)
+        owner = self._spec.get("user") or {}
+        log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"], owner.get("uid", -1))
+        poll = select.poll()
+        poll.register(wake_read, select.POLLIN)
         self._started_ns = time.time_ns()
         write_durably(
             self._folder,
             "running.json",
             {"pid": os.getpid(), "start_ticks": read_start_ticks(os.getpid()), "started_ns": self._started_ns},
         )
-        self._start(output_write)
-        os.close(output_write)
-        os.set_blocking(output, False)
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
+        output = self._start(poll)
         while not self._reap():
             self._act()
             for descriptor, _ in poll.poll(self._timeout_ms()):
                 if descriptor == wake_read:
                     os.read(wake_read, 4096)
+                elif descriptor != output:
+                    assert self._input is not None
+                    self._input.serve(descriptor)
                 elif not _copy_chunk(output, log):
                     # Every writer is gone, or has closed its output.
                     poll.unregister(output)
+                elif self._input is not None:
+                    self._input.ring()
         for _ in range(_DRAIN_CHUNKS_MOST):
             if not _copy_chunk(output, log):
                 break
         write_durably(self._folder, "exit.json", self._exit_record())
 
-    def _start(self, output: int) -> None:
-        """Starts the process; why it cannot be started becomes its reason."""
+    def _start(self, poll: "select.poll") -> int:
+        """Starts the process; why it cannot be started becomes its reason. Returns where its output is read."""
+        try:
+            streams, output = self._open_streams(poll)
+        except OSError as error:
+            self._reason, self._status = f"cannot open its streams: {os.strerror(error.errno or errno.EIO)}", _FAILED
+            return -1
         failure, failure_write = os.pipe2(os.O_CLOEXEC)
         self._pid = os.fork()
         if self._pid == 0:
-            _run_command(self._spec, output, failure_write)
+            _run_command(self._spec, streams, failure_write)
         os.close(failure_write)
+        for descriptor in set(streams):
+            os.close(descriptor)
         problem = b""
         while part := os.read(failure, 4096):
             problem += part
@@ -196,6 +369,25 @@ class Launcher:
         self._reason = problem.decode("utf-8", "replace")
         if self._spec["time_limit_s"]:
             self._limit_at_s = _now_s() + self._spec["time_limit_s"]
+        os.set_blocking(output, False)
+        poll.register(output, select.POLLIN)
+        return output
+
+    def _open_streams(self, poll: "select.poll") -> "tuple[tuple[int, int], int]":
+        """Opens standard input and output of the process, and what its output is read from."""
+        kind = self._spec.get("input")
+        if kind is None:
+            source = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            rows, columns = self._spec["terminal_size"]
+            self._input = JobInput(self._folder, is_terminal=kind == "terminal", rows=rows, columns=columns, poll=poll)
+            source = self._input.child_end
+            if "user" in self._spec and kind == "terminal":
+                os.fchown(source, self._spec["user"]["uid"], -1)
+        if self._input is not None and self._input.output >= 0:
+            return (source, source), self._input.output
+        output, output_write = os.pipe2(os.O_CLOEXEC)
+        return (source, output_write), output
 
     def _on_stop(self, _number: int, _frame: object) -> None:
         self._stop_due = True
@@ -207,25 +399,54 @@ class Launcher:
             self._killer.kill()
             return
         if self._kill_at_s is None:
-            if self._limit_at_s is not None and now_s >= self._limit_at_s:
-                self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
-            elif self._stop_due:
-                self._begin_stop("stopped", now_s)
+            self._act_before_stop(now_s)
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
             self._killer.kill()
             self._kill_at_s = now_s + _KILL_AGAIN_S
 
+    def _act_before_stop(self, now_s: float) -> None:
+        """Sends the warning and the stop signal when they are due."""
+        warn_before_s = self._spec.get("warn_before_s", 0.0)
+        if self._limit_at_s is not None and now_s >= self._limit_at_s:
+            self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
+        elif self._stop_due and self._stop_at_s is None:
+            self._reason = self._reason or "stopped"
+            self._stop_at_s = now_s + (0.0 if self._is_warned or not self._warns else warn_before_s)
+            self._warn()
+        elif self._limit_at_s is not None and now_s >= self._limit_at_s - warn_before_s:
+            self._warn()
+        if self._kill_at_s is None and self._stop_at_s is not None and now_s >= self._stop_at_s:
+            self._begin_stop("stopped", now_s)
+
+    @property
+    def _warns(self) -> bool:
+        return bool(self._spec.get("warn_signal"))
+
+    def _warn(self) -> None:
+        if self._warns and not self._is_warned:
+            self._is_warned = True
+            self._signal_group(self._spec["warn_signal"])
+
     def _begin_stop(self, reason: str, now_s: float) -> None:
         self._reason = self._reason or reason
         self._kill_at_s = now_s + self._spec["grace_s"]
+        self._signal_group(self._spec["stop_signal"])
+
+    def _signal_group(self, name: str) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, getattr(signal, f"SIG{self._spec['stop_signal']}"))
+            os.killpg(self._pid, getattr(signal, f"SIG{name}"))
 
     def _timeout_ms(self) -> int:
         if self._status is not None:
             return int(_KILL_AGAIN_S * 1000)
-        due = [at for at in (self._kill_at_s, None if self._kill_at_s else self._limit_at_s) if at is not None]
-        return -1 if not due else max(0, min(60_000, int((min(due) - _now_s()) * 1000) + 1))
+        due = [self._kill_at_s]
+        if self._kill_at_s is None:
+            limit_at_s = self._limit_at_s
+            if limit_at_s is not None and self._warns and not self._is_warned:
+                limit_at_s -= self._spec["warn_before_s"]
+            due = [limit_at_s, self._stop_at_s]
+        waits = [at for at in due if at is not None]
+        return -1 if not waits else max(0, min(60_000, int((min(waits) - _now_s()) * 1000) + 1))
 
     def _reap(self) -> bool:
         """Collects what has ended; returns whether nothing is left."""
@@ -265,7 +486,8 @@ def _copy_chunk(output: int, log: BoundedLog) -> bool:
     """Copies some output; returns whether there may be more."""
     try:
         data = os.read(output, _CHUNK_BYTES)
-    except BlockingIOError:
+    except OSError:
+        # Nothing yet; or a terminal that no process has any more.
         return False
     log.write(data)
     return bool(data)
@@ -279,11 +501,11 @@ def _was_out_of_memory(cgroup: str) -> bool:
         return False
 
 
-def _run_command(spec: dict[str, object], output: int, failure: int) -> None:
+def _run_command(spec: dict[str, object], streams: "tuple[int, int]", failure: int) -> None:
     """In the child: becomes the command; never returns."""
     code, problem, program = _NOT_EXECUTABLE, "", str(spec["argv"][0])  # type: ignore[index]
     try:
-        problem = _become(spec, output)
+        problem = _become(spec, streams)
     except FileNotFoundError:
         code, problem = _NOT_FOUND, f"cannot run {program!r}: not found"
     except OSError as error:
@@ -295,21 +517,29 @@ def _run_command(spec: dict[str, object], output: int, failure: int) -> None:
     os._exit(code)
 
 
-def _become(spec: dict[str, object], output: int) -> str:
+def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
     """Sets up the process and executes the command; returns why that is impossible, or raises OSError."""
     os.setsid()
+    if spec.get("input") == "terminal":
+        fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
     if spec["cgroup"]:
         with open(os.path.join(str(spec["cgroup"]), "cgroup.procs"), "w", encoding="ascii") as file:
             file.write("0")
+    user = spec.get("user")
+    if user:
+        # From here on with the user's rights: its folder, its program.
+        os.setgroups(user["groups"])  # type: ignore[index]
+        os.setgid(user["gid"])  # type: ignore[index]
+        os.setuid(user["uid"])  # type: ignore[index]
     directory = str(spec["working_directory"])
     try:
         os.chdir(directory)
     except OSError as error:
         return f"cannot enter {directory}: {os.strerror(error.errno or errno.EIO)}"
     os.umask(_UMASK)
-    null = os.open("/dev/null", os.O_RDONLY)
-    for source, target in ((null, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
+    source, output = streams
+    for descriptor, target in ((source, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, target)
     # A daemon started in the background passes ignored signals on, and Python ignores SIGPIPE.
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -15,6 +15,7 @@ Used on one event loop; files and starts are small enough for it (about 2 ms for
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,6 +23,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -34,9 +36,24 @@ from urllib.parse import quote
 from eelgrid_agent.engine import launcher
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_lock
+from eelgrid_agent.engine.input import InputConnection
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
-from eelgrid_protos.messages import Assignment, AttemptState, AttemptStatus, LogChunk, LogRequest
+from eelgrid_agent.engine.users import JobUser, JobUsers, UserRefused
+from eelgrid_protos.messages import (
+    Assignment,
+    AttemptState,
+    AttemptStatus,
+    InputChunk,
+    InputResult,
+    JobProgress,
+    LogChunk,
+    LogRequest,
+    ProcessSpec,
+    StandardInput,
+    TerminalSize,
+)
+from eelgrid_protos.schema import is_valid_message
 
 _LOG = logging.getLogger("eelgrid.agent")
 _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
@@ -44,6 +61,8 @@ _SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit
 _LOOK_AGAIN_S = 0.01
 # By which a job says that its checkpoint is whole: JSON with the time, `client/eelgrid/checkpoint.py` writes it.
 _CHECKPOINT_NOTE = ".eelgrid-checkpoint"
+# By which it says how far it is: `client/eelgrid/progress.py` writes it.
+_PROGRESS_NOTE = ".eelgrid-progress"
 # Who reads a checkpoint's time compares it with seconds of run time.
 _CHECKPOINTS_READ_S = 2.0
 _CHECKPOINT_NOTE_BYTES_MOST = 4096
@@ -69,11 +88,13 @@ class _Attempt:
         self.pidfd = -1
         self.is_stop_due = False
         # Of the note of its checkpoint that was read last.
-        self.checkpoint_mtime_ns = 0
+        self.checkpoint_mtime_ns = self.progress_mtime_ns = 0
+        # To its launcher, while somebody is attached.
+        self.input: InputConnection | None = None
 
 
 class LocalEngine:
-    """Runs processes as this process's own user; implements `port.ProcessEngine`."""
+    """Runs processes as their users; implements `port.ProcessEngine`."""
 
     def __init__(
         self,
@@ -81,9 +102,14 @@ class LocalEngine:
         *,
         cgroups: AttemptCgroups | None = None,
         checkpoints_read_s: float = _CHECKPOINTS_READ_S,
+        users: JobUsers | None = None,
     ) -> None:
-        """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used."""
+        """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used.
+
+        Without `users` every process runs as this process's own user.
+        """
         self.on_change: Callable[[], None] = _ignore_change
+        self.on_output: Callable[[], None] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"
@@ -94,6 +120,11 @@ class LocalEngine:
         self.fork_server = ForkServer()
         for made in (self._folder, self._checkpoints):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._users = users
+        if users is not None and users.changes_user:
+            # Users reach their checkpoints by name, and list nothing of others.
+            for passed in (folder.parent, folder, self._checkpoints):
+                passed.chmod(passed.stat().st_mode & 0o777 | 0o011)
 
     def list_attempts(self) -> Mapping[AttemptKey, AttemptStatus]:
         """Returns every attempt that is not forgotten."""
@@ -128,15 +159,16 @@ class LocalEngine:
         folder = self._folder / _folder_name(key)
         attempt = _Attempt(folder, _status(key, AttemptState.RUNNING, started_ns=time.time_ns()))
         try:
+            user = None if self._users is None else self._users.resolve(assignment.run_as)
             folder.mkdir(mode=0o700, exist_ok=True)
             cgroup = self._cgroups.create(
                 folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes
             )
-            self._write_spec(folder, assignment, cgroup)
+            self._write_spec(folder, assignment, cgroup, user)
             pidfd = self._start_launcher(folder)
-        except OSError as error:
+        except (OSError, UserRefused) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            reason = f"cannot start: {error.strerror or error}"
+            reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
             attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
             _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
             self._attempts[key] = attempt
@@ -159,7 +191,7 @@ class LocalEngine:
                     return -1
         raise OSError("the fork server ended several times")
 
-    def refuse(self, assignment: Assignment, reason: str) -> None:
+    def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started."""
         key = attempt_key(assignment)
         if key in self._attempts:
@@ -169,8 +201,10 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
             self._write_spec(folder, assignment, "")
-            launcher.write_durably(str(folder), _EXIT, {"reason": reason, "started_ns": 0, "ended_ns": now_ns})
-        self._attempts[key] = _Attempt(folder, _status(key, AttemptState.ENDED, reason=reason, ended_ns=now_ns))
+            record = {"reason": reason, "started_ns": 0, "ended_ns": now_ns, "gpu_held": gpu_held}
+            launcher.write_durably(str(folder), _EXIT, record)
+        status = _status(key, AttemptState.ENDED, reason=reason, ended_ns=now_ns, gpu_held=gpu_held)
+        self._attempts[key] = _Attempt(folder, status)
         self.on_change()
 
     def stop(self, key: AttemptKey) -> None:
@@ -189,7 +223,9 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             (attempt.folder / _COLLECTED).touch()
         with contextlib.suppress(OSError):
-            # One without a checkpoint.
+            # One without a checkpoint; what it said of its progress was read.
+            for note in self._checkpoint_folder(key).glob(f"{_PROGRESS_NOTE}*"):
+                note.unlink()
             self._checkpoint_folder(key).rmdir()
         self._keep(attempt.folder)
 
@@ -201,13 +237,35 @@ class LocalEngine:
         is_over = attempt.status.is_over if attempt is not None else (folder / _COLLECTED).exists()
         chunk = LogChunk(request_id=request.request_id, next_offset=request.offset, is_end=is_over)
         try:
-            part = read_output(folder / _OUTPUT, request.offset, request.tail_lines)
+            part = read_output(folder / _OUTPUT, request.offset, request.tail_lines, raw=request.raw)
         except FileNotFoundError:
             known = attempt is not None or folder.exists()
             return chunk if known else replace(chunk, is_end=False, problem="the node keeps none of it")
         except OSError as error:
             return replace(chunk, problem=f"it cannot be read: {error.strerror}")
-        return replace(chunk, text=part.text, next_offset=part.next_offset, is_end=is_over and part.is_whole)
+        return replace(
+            chunk, text=part.text, data=part.data, next_offset=part.next_offset, is_end=is_over and part.is_whole
+        )
+
+    def write_input(self, chunk: InputChunk, on_result: Callable[[InputResult], None]) -> None:
+        """Passes standard input on to a process; see the port."""
+        attempt = self._attempts.get(AttemptKey(chunk.workload_id, chunk.replica, chunk.attempt))
+        answer = InputResult(request_id=chunk.request_id)
+        if attempt is None:
+            # One that waits for its GPU, or that no plan named yet.
+            on_result(replace(answer, problem="the process has not started", is_early=True))
+        elif attempt.status.is_over:
+            on_result(replace(answer, problem="the process has ended"))
+        else:
+            try:
+                if attempt.input is None or attempt.input.is_closed:
+                    attempt.input = InputConnection(attempt.folder, self.on_output)
+            except OSError:
+                is_ready = (attempt.folder / _RUNNING).exists() and _reads_no_input(attempt.folder)
+                problem = "the process has no standard input" if is_ready else "the process has not started"
+                on_result(replace(answer, problem=problem, is_early=not is_ready))
+            else:
+                attempt.input.write(chunk, on_result)
 
     def _look(self, key: AttemptKey) -> None:
         """Finds out what became of an attempt that this process did not start."""
@@ -245,7 +303,8 @@ class LocalEngine:
         """Reads which running attempts have made a checkpoint since the last time."""
         self._is_reading_due = False
         running = {key: attempt for key, attempt in self._attempts.items() if not attempt.status.is_over}
-        if sum(self._read_checkpoint(key, attempt) for key, attempt in running.items()):
+        changed = [self._read_checkpoint(key, one) | self._read_progress(key, one) for key, one in running.items()]
+        if any(changed):
             self.on_change()
         if running:
             self._read_checkpoints_later()
@@ -263,11 +322,26 @@ class LocalEngine:
         attempt.status = replace(attempt.status, checkpointed_ns=noted[0], checkpoint_s=noted[1])
         return True
 
+    def _read_progress(self, key: AttemptKey, attempt: _Attempt) -> bool:
+        """Reads what an attempt says of its progress; returns whether it is new."""
+        path = self._checkpoint_folder(key) / _PROGRESS_NOTE
+        modified_ns = _modified_ns(path)
+        if not modified_ns or modified_ns == attempt.progress_mtime_ns:
+            return False
+        attempt.progress_mtime_ns = modified_ns
+        progress = _read_progress_note(path, attempt.status.started_ns)
+        if progress is None or progress == attempt.status.progress:
+            return False
+        attempt.status = replace(attempt.status, progress=progress)
+        return True
+
     def _on_launcher_end(self, key: AttemptKey) -> None:
         attempt = self._attempts[key]
         asyncio.get_running_loop().remove_reader(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
+        if attempt.input is not None:
+            attempt.input.close("the process has ended")
         self._finish(key)
 
     def _finish(self, key: AttemptKey) -> None:
@@ -293,6 +367,7 @@ class LocalEngine:
                 launcher.write_durably(str(attempt.folder), _EXIT, record)
         self._cgroups.remove(spec.get("cgroup", ""))
         self._read_checkpoint(key, attempt)
+        self._read_progress(key, attempt)
         attempt.status = _status(
             key,
             AttemptState.LOST if record.get("is_lost") else AttemptState.ENDED,
@@ -303,6 +378,8 @@ class LocalEngine:
             ended_ns=record["ended_ns"],
             checkpointed_ns=attempt.status.checkpointed_ns,
             checkpoint_s=attempt.status.checkpoint_s,
+            gpu_held=record.get("gpu_held", False),
+            progress=attempt.status.progress,
         )
         self.on_change()
 
@@ -316,14 +393,17 @@ class LocalEngine:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
 
-    def _write_spec(self, folder: Path, assignment: Assignment, cgroup: str) -> None:
+    def _write_spec(self, folder: Path, assignment: Assignment, cgroup: str, user: JobUser | None = None) -> None:
         process, key = assignment.process, attempt_key(assignment)
         assert process is not None
         checkpoints = self._checkpoint_folder(key)
         checkpoints.mkdir(mode=0o700, exist_ok=True)
+        if user is not None:
+            os.chown(checkpoints, user.uid, user.gid)
         environment = {
             "PATH": os.environ.get("PATH", _DEFAULT_PATH),
             "HOME": os.environ.get("HOME", "/"),
+            **({} if user is None else {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}),
             "PYTHONUNBUFFERED": "1",
             **process.environment,
             **process.element_variables,
@@ -338,6 +418,7 @@ class LocalEngine:
             "EELGRID_PREEMPT_SIGNAL": process.stop_signal,
             "EELGRID_GRACE_S": f"{process.grace_s:g}",
             **_describe_interruptions(assignment),
+            **_warning_variables(process),
         }
         spec = {
             "key": key,
@@ -350,6 +431,14 @@ class LocalEngine:
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
         }
+        if process.warn_signal:
+            spec |= {"warn_signal": process.warn_signal, "warn_before_s": process.warn_before_s}
+        if user is not None:
+            spec["user"] = {"uid": user.uid, "gid": user.gid, "groups": user.groups}
+        if process.standard_input is not StandardInput.UNSPECIFIED:
+            size = process.terminal_size or TerminalSize()
+            spec["input"] = process.standard_input.name.lower()
+            spec["terminal_size"] = size.rows, size.columns
         # It may hold secrets of the environment.
         descriptor = os.open(folder / _SPEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -363,6 +452,12 @@ class LocalEngine:
         self._kept.append(folder)
         while len(self._kept) > _KEPT_MOST:
             shutil.rmtree(self._kept.popleft(), ignore_errors=True)
+
+
+def _warning_variables(process: ProcessSpec) -> dict[str, str]:
+    if not process.warn_signal:
+        return {}
+    return {"EELGRID_WARN_SIGNAL": process.warn_signal, "EELGRID_WARN_S": f"{process.warn_before_s:g}"}
 
 
 def _ignore_change() -> None:
@@ -399,9 +494,7 @@ def _read_checkpoint_note(path: Path) -> tuple[int, float] | None:
     None if a job wrote no such thing.
     """
     try:
-        if path.stat().st_size > _CHECKPOINT_NOTE_BYTES_MOST:
-            return None
-        noted = json.loads(path.read_bytes())
+        noted = json.loads(_read_note(path))
         time_ns, cost_s = noted["time_ns"], noted.get("seconds", 0.0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -409,6 +502,35 @@ def _read_checkpoint_note(path: Path) -> tuple[int, float] | None:
         return None
     is_cost = not isinstance(cost_s, bool) and isinstance(cost_s, int | float) and 0.0 <= cost_s <= _CHECKPOINT_S_MOST
     return time_ns, float(cost_s) if is_cost else 0.0
+
+
+def _read_progress_note(path: Path, since_ns: int) -> JobProgress | None:
+    """Returns what a job says of its progress since its start; None if it wrote no such thing."""
+    try:
+        noted = json.loads(_read_note(path))
+        metric = noted.get("metric")
+        progress = JobProgress(
+            step=noted["step"],
+            total=noted.get("total", 0),
+            metric=None if metric is None else float(metric),
+            time_ns=noted["time_ns"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+    is_of_this_attempt = isinstance(progress.time_ns, int) and since_ns <= progress.time_ns <= time.time_ns()
+    return progress if is_of_this_attempt and is_valid_message(progress) else None
+
+
+def _read_note(path: Path) -> bytes:
+    """Reads a small file that a job wrote, who may have put anything in its place; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _CHECKPOINT_NOTE_BYTES_MOST:
+            raise OSError(errno.EINVAL, "is no note")
+        return os.read(descriptor, _CHECKPOINT_NOTE_BYTES_MOST)
+    finally:
+        os.close(descriptor)
 
 
 def _modified_ns(folder: Path) -> int:
@@ -425,6 +547,10 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found
+
+
+def _reads_no_input(folder: Path) -> bool:
+    return "input" not in (_read_json(folder / _SPEC) or {})
 
 
 def _is_lock_held(folder: Path) -> bool:

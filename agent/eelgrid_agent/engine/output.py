@@ -11,15 +11,16 @@ _SEARCHED_BYTES_MOST = 64 * 1024 * 1024
 
 
 class OutputPart(NamedTuple):
-    """Text, where it ends, and whether the file ends there."""
+    """Text or bytes, where they end, and whether the file ends there."""
 
     text: str
+    data: bytes
     next_offset: int
     is_whole: bool
 
 
-def read_output(path: Path, offset: int, tail_lines: int | None = None) -> OutputPart:
-    """Returns the part of a file at an offset; bytes that are not UTF-8 are replaced. Raises OSError.
+def read_output(path: Path, offset: int, tail_lines: int | None = None, *, raw: bool = False) -> OutputPart:
+    """Returns the part of a file at an offset; bytes that are not UTF-8 are replaced unless `raw`. Raises OSError.
 
     A character that is cut by the end of the part is left for the next one, unless the file ends with it.
     """
@@ -28,9 +29,11 @@ def read_output(path: Path, offset: int, tail_lines: int | None = None) -> Outpu
         begin = offset if tail_lines is None else _find_tail(file.fileno(), size, tail_lines)
         begin = min(begin, size)
         data = os.pread(file.fileno(), _READ_BYTES_MOST, begin)
+    if raw:
+        return OutputPart("", data, begin + len(data), begin + len(data) >= size)
     cut = _incomplete_bytes(data) if begin + len(data) < size else 0
     data = data[: len(data) - cut]
-    return OutputPart(data.decode("utf-8", "replace"), begin + len(data), begin + len(data) >= size)
+    return OutputPart(data.decode("utf-8", "replace"), b"", begin + len(data), begin + len(data) >= size)
 
 
 def _find_tail(descriptor: int, size: int, lines: int) -> int:

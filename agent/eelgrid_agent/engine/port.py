@@ -7,7 +7,7 @@ across restarts of the agent, and reports its end until the controller has seen 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from eelgrid_protos.messages import Assignment, AttemptStatus, LogChunk, LogRequest
+from eelgrid_protos.messages import Assignment, AttemptStatus, InputChunk, InputResult, LogChunk, LogRequest
 
 
 class AttemptKey(NamedTuple):
@@ -19,9 +19,13 @@ class AttemptKey(NamedTuple):
 
 
 class ProcessEngine(Protocol):
-    """Runs processes of this node. `on_change` is called after the status of an attempt has changed."""
+    """Runs processes of this node.
+
+    `on_change` is called after the status of an attempt has changed, `on_output` after one that is attached has written.
+    """
 
     on_change: Callable[[], None]
+    on_output: Callable[[], None]
 
     def adopt(self) -> None:
         """Finds the attempts of the agent's previous run: those that run, and those whose end was not collected."""
@@ -32,8 +36,8 @@ class ProcessEngine(Protocol):
     def start(self, assignment: Assignment) -> None:
         """Starts the process of an assignment, unless its attempt is known; a failure becomes its end."""
 
-    def refuse(self, assignment: Assignment, reason: str) -> None:
-        """Records that an attempt ended before it was started, and never starts it."""
+    def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
+        """Records that an attempt ended before it was started, and never starts it; `gpu_held` is no failure of it."""
 
     def stop(self, key: AttemptKey) -> None:
         """Asks a running attempt to end, by its stop signal and then by KILL; harmless if repeated."""
@@ -43,6 +47,9 @@ class ProcessEngine(Protocol):
 
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""
+
+    def write_input(self, chunk: InputChunk, on_result: Callable[[InputResult], None]) -> None:
+        """Passes standard input on to a process; calls `on_result` once it is taken, or why it is not."""
 
 
 class PlannedActions(NamedTuple):

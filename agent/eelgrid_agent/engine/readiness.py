@@ -28,6 +28,8 @@ _LOG = logging.getLogger("eelgrid.agent")
 # How often a GPU that another holds is looked at; one whose memory returns is looked at in every turn of the loop.
 _FOREIGN_AGAIN_NS = 1_000_000_000
 MEMORY_BACK_WITHIN_NS = 10_000_000_000
+# An attempt whose GPU another holds for so long returns to the queue, where any free GPU will do.
+HELD_MOST_NS = 60_000_000_000
 _MEMORY_SLACK_BYTES = 256 * 1024 * 1024
 # CUDA's multi-process server stays on its GPUs while it has no clients. The kernel keeps 15 letters of a name.
 _SHARED_SERVERS = ("nvidia-cuda-mps",)
@@ -84,10 +86,11 @@ def describe_process(pid: int) -> str:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An assignment that waits, and since when only memory keeps it; 0 if something else does."""
+    """An assignment that waits; since when only memory keeps it, or another's process, 0 if that does not."""
 
     assignment: Assignment
     memory_since_ns: int = 0
+    held_since_ns: int = 0
 
 
 class GpuReadiness:
@@ -130,7 +133,9 @@ class GpuReadiness:
         ready = []
         for key, one in list(self._waiting.items()):
             uuids = one.assignment.gpu_uuids
-            if not all(uuid in uses for uuid in uuids) or any(uuid in self._foreign for uuid in uuids):
+            is_held = any(uuid in self._foreign for uuid in uuids)
+            one.held_since_ns = (one.held_since_ns or now_ns) if is_held else 0
+            if is_held or not all(uuid in uses for uuid in uuids):
                 one.memory_since_ns = 0
                 continue
             leaked = [uuid for uuid in uuids if uuid in short]
@@ -146,6 +151,16 @@ class GpuReadiness:
             del self._waiting[key]
             ready.append(one.assignment)
         return tuple(ready)
+
+    def withdraw_held(self, now_ns: int) -> dict[AttemptKey, tuple[Assignment, str]]:
+        """Gives up the attempts whose GPUs others have held for too long; returns them with who does."""
+        overdue = {}
+        for key, one in list(self._waiting.items()):
+            if one.held_since_ns and now_ns - one.held_since_ns >= HELD_MOST_NS:
+                holder = next((self._foreign[uuid] for uuid in one.assignment.gpu_uuids if uuid in self._foreign), "")
+                overdue[key] = one.assignment, f"its GPU is {holder.partition(', which')[0] or 'held by another'}"
+                del self._waiting[key]
+        return overdue
 
     def _is_free(self, uuid: str, use: GpuUse, now_ns: int) -> bool:
         """Records who holds a GPU; returns whether nothing is missing of its memory."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from eelgrid_agent.engine.users import RunAs
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
@@ -102,6 +103,8 @@ class AgentConfig:
     observe_only: bool
     run_processes: bool
     allow_root: bool
+    run_as: RunAs
+    job_users: tuple[tuple[str, str], ...]
     power_budget_w: float | None
     web_config: Path | None
     kubelet: Path
@@ -125,6 +128,35 @@ class AgentConfig:
         if self.spool_ticks is not None:
             return self.spool_ticks
         return max(SPOOL_TICKS_LEAST, min(SPOOL_TICKS, SPOOL_TICKS_TOGETHER // max(1, nodes)))
+
+
+def _add_process_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--run-processes",
+        action="store_true",
+        help="start the processes of workloads that `eelctl run` submits, as this agent's own user",
+    )
+    add(
+        "--allow-root",
+        action="store_true",
+        help="with --run-processes as root: run them as root, on a machine that only root uses, such as a container",
+    )
+    add(
+        "--run-as",
+        choices=[one.value for one in RunAs],
+        help="with --run-processes: owner runs each job as the user who submitted it, which needs root, and refuses what "
+        "this agent cannot run so; agent runs every job as this agent's own user (default owner, where the controller "
+        "knows who submitted it)",
+    )
+    add(
+        "--map-user",
+        dest="job_users",
+        action="append",
+        type=_job_user,
+        default=[],
+        metavar="NAME=USER",
+        help="with --run-as owner: jobs of the certificate's or local user's name NAME run as USER; repeatable",
+    )
 
 
 def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
@@ -231,16 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_endpoint_flags(add)
     _add_node_flags(add)
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
-    add(
-        "--run-processes",
-        action="store_true",
-        help="start the processes of workloads that `eelctl run` submits, as this agent's own user",
-    )
-    add(
-        "--allow-root",
-        action="store_true",
-        help="with --run-processes as root: run them as root, on a machine that only root uses, such as a container",
-    )
+    _add_process_flags(add)
     add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(
         "--power-budget",
@@ -374,6 +397,8 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "dra": flags.dra == "on",
         "tls": read_tls_flags(flags),
         "roles": _roles(flags),
+        "run_as": RunAs(flags.run_as or RunAs.OWNER.value),
+        "job_users": tuple(flags.job_users),
     }
     return AgentConfig(**{**said, **made})
 
@@ -399,16 +424,27 @@ def _check_enforcement(flags: argparse.Namespace) -> None:
         raise BadEnforcement("--vendor", "has no meaning with --simulate", "the fleet file defines the GPUs")
 
 
+def _job_user(text: str) -> tuple[str, str]:
+    name, equals, user = text.rpartition("=")
+    if not equals or not name or not user:
+        raise argparse.ArgumentTypeError(f"{text!r} is no map; write NAME=USER, such as alice@example.org=alice")
+    return name, user
+
+
 def _check_processes(flags: argparse.Namespace, *, is_root: bool) -> None:
-    if flags.allow_root and not flags.run_processes:
-        raise BadEnforcement("--allow-root", "is given without --run-processes", "leave it out")
+    for flag, value in (
+        ("--allow-root", flags.allow_root),
+        ("--run-as", flags.run_as),
+        ("--map-user", flags.job_users),
+    ):
+        if value and not flags.run_processes:
+            raise BadEnforcement(flag, "is given without --run-processes", "leave it out")
     if not flags.run_processes:
         return
-    if is_root and not flags.allow_root:
+    if is_root and not flags.allow_root and flags.run_as != RunAs.OWNER.value:
         problem = "would run everybody's processes as root"
-        raise BadEnforcement(
-            "--run-processes", problem, "start the agent as the user who owns the work, or --allow-root"
-        )
+        remedy = "start the agent as the user who owns the work, or with --run-as owner, or --allow-root"
+        raise BadEnforcement("--run-processes", problem, remedy)
     if flags.device_plugin != "off" or flags.dra == "on":
         raise BadEnforcement("--run-processes", "is given with --device-plugin or --dra", "let Kubernetes run the work")
     if flags.simulate is not None and flags.state is None:

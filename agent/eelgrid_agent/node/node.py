@@ -12,6 +12,7 @@ node should hold, so repeating it is harmless.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -55,6 +56,8 @@ from eelgrid_protos.messages import (
     HeldAssignments,
     HeldDevices,
     Hello,
+    InputChunk,
+    InputResult,
     Inventory,
     LogChunk,
     LogRequest,
@@ -206,6 +209,14 @@ class _PendingLogRequest(NamedTuple):
     due_ns: int
 
 
+class _ChargedAssignments(NamedTuple):
+    """A plan's assignments, those of them that have not begun, and the others, to which energy is charged."""
+
+    planned: tuple[Assignment, ...] = ()
+    waiting: frozenset[AttemptKey] = frozenset()
+    begun: tuple[Assignment, ...] = ()
+
+
 class AgentNode:
     """See the module."""
 
@@ -236,7 +247,9 @@ class AgentNode:
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
         self._log_requests: list[_PendingLogRequest] = []
-        self._chunks: deque[LogChunk] = deque()
+        self._chunks: deque[LogChunk | InputResult] = deque()
+        self._streams = 0
+        self._charged = _ChargedAssignments()
         self._clock = clock
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
@@ -276,6 +289,7 @@ class AgentNode:
         self._clear_listeners()
         if processes is not None:
             processes.on_change = self._on_attempts_changed
+            processes.on_output = self._on_output
 
     def _clear_listeners(self) -> None:
         """Nobody listens: the uplink, the loop and whoever carries out the guard's orders put themselves here."""
@@ -371,7 +385,7 @@ class AgentNode:
         if self.energy is not None:
             self.energy.on_tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
         self.outbox.update_clock(wall_ns=wall_ns, monotonic_ns=monotonic_ns)
-        self.outbox.on_tick(observation.tick, gpus, self._assignments())
+        self.outbox.on_tick(observation.tick, gpus, self._charged_assignments())
         self.quick = gpus
         self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
         self.ticks_total += 1
@@ -425,7 +439,7 @@ class AgentNode:
             return ()
         uncounted_s = self._sampler.uncounted_by_gpu
         told = self.energy.observe(
-            self.inventory.gpus, look, found, assignments=self._assignments(), uncounted_s=uncounted_s
+            self.inventory.gpus, look, found, assignments=self._charged_assignments(), uncounted_s=uncounted_s
         )
         if self.energy.newest is not None:
             # By the clock of the last tick, which is the one that windows are shifted by.
@@ -437,6 +451,23 @@ class AgentNode:
 
     def _assignments(self) -> tuple[Assignment, ...] | None:
         return None if self.guard.plan is None else self.guard.plan.assignments
+
+    def _charged_assignments(self) -> tuple[Assignment, ...] | None:
+        """The plan's assignments without processes that have not begun: what others draw on their GPUs is not theirs.
+
+        The same tuple as long as they are the same.
+        """
+        planned = self._assignments()
+        if planned is None or self._processes is None:
+            return planned
+        known = self._processes.list_attempts()
+        waiting = frozenset(key for item in planned if item.process and (key := attempt_key(item)) not in known)
+        if not waiting:
+            return planned
+        if self._charged.planned is not planned or self._charged.waiting != waiting:
+            begun = tuple(item for item in planned if attempt_key(item) not in waiting)
+            self._charged = _ChargedAssignments(planned, waiting, begun)
+        return self._charged.begun
 
     def _riding(self, quick: GpuReadings) -> ExtendedColumns | None:
         if not self._slow_due:
@@ -503,6 +534,7 @@ class AgentNode:
         self._reported.clear()
         self._chunks.clear()
         self._log_requests.clear()
+        self._streams += 1
         self._held.mark_unsent()
         self._times.due = True
         now_ns = self._clock.monotonic_ns()
@@ -537,6 +569,8 @@ class AgentNode:
                 self._set_cadence(message, now_ns)
             case LogRequest():
                 self._read_log(message)
+            case InputChunk():
+                self._write_input(message)
             case _:
                 pass
 
@@ -628,6 +662,8 @@ class AgentNode:
         before = dict(self._readiness.cordons)
         for item in self._readiness.observe(uses, self._clock.monotonic_ns()):
             self._processes.start(item)
+        for item, reason in self._readiness.withdraw_held(self._clock.monotonic_ns()).values():
+            self._processes.refuse(item, reason, gpu_held=True)
         if self._readiness.cordons != before:
             self._report_health()
             self.wake()
@@ -653,6 +689,23 @@ class AgentNode:
         self._log_requests.append(_PendingLogRequest(request, due_ns))
         self.answer_log_requests()
 
+    def _write_input(self, chunk: InputChunk) -> None:
+        if self._processes is None:
+            self._on_input_taken(
+                self._streams, InputResult(request_id=chunk.request_id, problem="no process runs here")
+            )
+        else:
+            self._processes.write_input(chunk, partial(self._on_input_taken, self._streams))
+
+    def _on_output(self) -> None:
+        self.answer_log_requests()
+
+    def _on_input_taken(self, stream: int, result: InputResult) -> None:
+        """Answers on the stream that asked: another has the same numbers."""
+        if self.connected and stream == self._streams:
+            self._chunks.append(result)
+            self.wake()
+
     def adopt_processes(self) -> None:
         """Finds the processes of the agent's previous run, before any plan is applied."""
         if self._processes is not None:
@@ -666,7 +719,7 @@ class AgentNode:
         now_ns, waiting = self._clock.monotonic_ns(), list[_PendingLogRequest]()
         for pending in self._log_requests:
             chunk = self._processes.read_output(pending.request)
-            if chunk.text or chunk.is_end or now_ns >= pending.due_ns:
+            if chunk.text or chunk.data or chunk.is_end or now_ns >= pending.due_ns:
                 self._chunks.append(chunk)
                 self.wake()
             else:

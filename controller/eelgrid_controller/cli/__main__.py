@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("jobs", "Run a command as a job, and print its output."),
     "jobs": ("jobs", "List jobs that wait or run."),
     "logs": ("jobs", "Print the output of a job."),
+    "attach": ("jobs", "Attach to a job that runs: its output, and input to it."),
     "wait": ("jobs", "Wait until jobs have ended."),
     "hold": ("job_control", "Keep pending workloads from starting."),
     "release": ("job_control", "Let held workloads start."),
@@ -95,7 +96,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 # Help lists commands in groups, by what somebody wants to do.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Jobs": ("run", "jobs", "logs", "wait", "hold", "release", "rerun", "box"),
+    "Jobs": ("run", "jobs", "logs", "attach", "wait", "hold", "release", "rerun", "box"),
     "Look": (
         "overview",
         "top",

@@ -22,6 +22,7 @@ import click
 from eelgrid_controller.cli.box_state import (
     BoxProcesses,
     find_box_folder,
+    find_shared_folder,
     is_process_alive,
     load_box,
     read_start_ticks,
@@ -29,6 +30,7 @@ from eelgrid_controller.cli.box_state import (
 )
 from eelgrid_controller.cli.connection import CliError, CliSettings, UsageMismatch, connect_operators, iterate_pages
 from eelgrid_controller.cli.output import echo
+from eelgrid_protos.local_users import create_proofs_folder
 from eelgrid_protos.messages import CancelWorkloadRequest, GetSummaryRequest, ListWorkloadsRequest, WorkloadPhase
 
 # The first start compiles the planner's kernels.
@@ -59,18 +61,27 @@ def box() -> None:
     help="Run jobs as root, on a machine that only root uses. [env EELGRID_ALLOW_ROOT]",
 )
 @click.option(
+    "--shared",
+    is_flag=True,
+    help="As root: let every user of this machine submit, and run each job as the user who submitted it.",
+)
+@click.option(
     "--simulate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Simulate the GPUs of this fleet file.",
 )
 @click.pass_obj
-def start(settings: CliSettings, *, foreground: bool, allow_root: bool, simulate: Path | None) -> None:
+def start(settings: CliSettings, *, foreground: bool, allow_root: bool, shared: bool, simulate: Path | None) -> None:
     """Start the box, unless it runs; jobs of before are found again.
 
-    It runs jobs as you, on this machine's GPUs or, without any, on its CPUs; nobody else can reach it.
+    It runs jobs as you, on this machine's GPUs or, without any, on its CPUs; nobody else can reach it. Started by root
+    with --shared, every user of the machine finds it, and runs jobs as itself.
     """
-    if os.geteuid() == 0 and not allow_root:
-        raise UsageMismatch("root would run every job as root", "start the box as a user, or with --allow-root")
+    if shared and os.geteuid() != 0:
+        raise UsageMismatch("--shared needs root, to run jobs as other users", "leave it out, or start it with sudo")
+    if os.geteuid() == 0 and not (allow_root or shared):
+        remedy = "start the box as a user, or with --shared or --allow-root"
+        raise UsageMismatch("root would run every job as root", remedy)
     folder = find_box_folder()
     with _locked(folder):
         known = load_box(folder)
@@ -79,7 +90,7 @@ def start(settings: CliSettings, *, foreground: bool, allow_root: bool, simulate
         else:
             if known is not None:
                 _end(known)
-            known = _begin(settings, folder, allow_root=allow_root, simulate=simulate)
+            known = _begin(settings, folder, allow_root=allow_root, is_shared=shared, simulate=simulate)
             echo(f"the box runs\n  at {known.address}")
             echo("next: eelctl run -- COMMAND", err=True)
     if foreground:
@@ -138,22 +149,25 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _begin(settings: CliSettings, folder: Path, *, allow_root: bool, simulate: Path | None) -> BoxProcesses:
+def _begin(
+    settings: CliSettings, folder: Path, *, allow_root: bool, is_shared: bool, simulate: Path | None
+) -> BoxProcesses:
     """Starts both and waits until the node is ready."""
-    address = f"unix:{folder / 'controller.sock'}"
-    if len(os.fsencode(folder / "controller.sock")) > _SOCKET_PATH_MOST:
-        raise BoxFailed(f"{folder}: is too long for a socket", "set XDG_STATE_HOME to a shorter path")
+    public = _open_shared_folder() if is_shared else folder
+    address = f"unix:{public / 'controller.sock'}"
+    if len(os.fsencode(public / "controller.sock")) > _SOCKET_PATH_MOST:
+        raise BoxFailed(f"{public}: is too long for a socket", "set XDG_STATE_HOME to a shorter path")
     controller = _spawn(
         folder, "controller", "-m", "eelgrid_controller", "--listen", address, "--metrics", "127.0.0.1:0",
-        "--data", str(folder / "controller"),
+        "--data", str(folder / "controller"), *(("--local-users",) if is_shared else ()),
     )  # fmt: skip
     here = replace(settings, controller=address)
     with _ending_on_failure(controller):
         _wait_ready(here, folder, "controller", controller, nodes=0)
         agent = _spawn(
             folder, "agent", "-m", "eelgrid_agent", "--controller", address, "--listen",
-            f"unix:{folder / 'agent.sock'}", "--metrics", "127.0.0.1:0", "--state", str(folder / "agent"),
-            "--run-processes", *(("--allow-root",) if allow_root else ()),
+            f"unix:{folder / 'agent.sock'}", "--metrics", "127.0.0.1:0", "--state", str(public / "agent"),
+            "--run-processes", *(("--allow-root",) if allow_root else ()), *(("--run-as", "owner") if is_shared else ()),
             *(("--simulate", str(simulate.absolute())) if simulate is not None else ()),
         )  # fmt: skip
         with _ending_on_failure(agent):
@@ -161,6 +175,21 @@ def _begin(settings: CliSettings, folder: Path, *, allow_root: bool, simulate: P
             known = BoxProcesses(address=address, controller=_identify(controller), agent=_identify(agent))
             store_box(folder, known)
     return known
+
+
+def _open_shared_folder() -> Path:
+    """Creates the folder of a shared box, which everybody may enter and only root may change."""
+    folder = find_shared_folder()
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.chmod(0o755)
+        if folder.stat().st_uid != 0:
+            raise BoxFailed(f"{folder}: does not belong to root", "remove it, or have root own it")
+        # Before anybody connects, who would not prove anything otherwise.
+        create_proofs_folder(f"unix:{folder / 'controller.sock'}")
+    except OSError as error:
+        raise BoxFailed(f"{folder}: {error.strerror}", "free its place") from None
+    return folder
 
 
 def _spawn(folder: Path, name: str, *arguments: str) -> "subprocess.Popen[bytes]":

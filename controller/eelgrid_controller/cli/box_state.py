@@ -1,7 +1,8 @@
 """Where the controller of this machine's box is, for every run of eelctl: reads one small file and imports nothing heavy.
 
 A box is a controller and an agent that `eelctl box start` began as this user. They listen on sockets in a folder that
-only this user may enter, so that nobody else on the machine can start processes in this user's name.
+only this user may enter, so that nobody else on the machine can start processes in this user's name. The controller of
+a box that root shares listens where everybody can connect, and asks for proofs of who does.
 """
 
 import json
@@ -14,6 +15,11 @@ def find_box_folder() -> Path:
     """Returns the folder of this user's box."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path(os.environ.get("HOME", "/")) / ".local" / "state")
     return Path(home) / "eelgrid" / "box"
+
+
+def find_shared_folder() -> Path:
+    """Returns the folder of the box that all users of this machine share: its socket, and the checkpoints of jobs."""
+    return Path(os.environ.get("EELGRID_SHARED_BOX") or "/var/lib/eelgrid/box")
 
 
 def read_start_ticks(pid: int) -> int:
@@ -64,9 +70,16 @@ def store_box(folder: Path, box: BoxProcesses) -> None:
 
 
 def find_box_controller() -> str | None:
-    """Returns the address of this user's box if it runs."""
+    """Returns the address of this user's box if it runs, else of the one that all users share if there is one."""
     box = load_box(find_box_folder())
-    return box.address if box is not None and is_process_alive(box.controller) else None
+    if box is not None and is_process_alive(box.controller):
+        return box.address
+    shared = find_shared_folder() / "controller.sock"
+    try:
+        # Only root can have put it there.
+        return f"unix:{shared}" if shared.is_socket() and shared.stat().st_uid == 0 else None
+    except OSError:
+        return None
 
 
 def _process(value: list[int]) -> tuple[int, int]:

@@ -269,8 +269,8 @@ def check_processes(
 ) -> Finding:
     """Checks how jobs of `eelctl run` would be held to what they ask for by an agent started as this process was."""
     if is_root:
-        remedy = "start the agent, or eelctl box, as a user; --allow-root is for machines that only root uses"
-        return report_skipped("jobs", "root runs no jobs: --run-processes is refused", remedy)
+        remedy = "start it as a user, or with --run-as owner (eelctl box start --shared) for the users of the machine"
+        return report_skipped("jobs", "root runs no jobs of its own: --run-processes alone is refused", remedy)
     if cgroup is None:
         remedy = "start it in a unit with Delegate=yes and DelegateSubgroup=agent"
         return report_skipped(

@@ -1,4 +1,4 @@
-"""eelctl run, logs, wait and jobs: processes on the machines of a cluster, or on this one.
+"""eelctl run, logs, attach, wait and jobs: processes on the machines of a cluster, or on this one.
 
 `run` stays attached: it prints what the process prints and exits with its code, 128 + n for a signal n, or 125 where
 the controller refused the job or cannot be reached, as container tools do. Only the output of the job is on standard
@@ -18,6 +18,14 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.arrays import add_array, array_options, describe_reason, print_elements
+from eelgrid_controller.cli.attach import (
+    ATTACH_TAIL_LINES,
+    announce_detached,
+    exchange,
+    has_terminal,
+    read_terminal_size,
+)
+from eelgrid_controller.cli.completion import complete_workloads
 from eelgrid_controller.cli.connection import (
     CPU,
     DURATION,
@@ -42,11 +50,14 @@ from eelgrid_controller.formatting import (
     format_energy,
     format_gpu,
     format_phase,
+    format_progress,
+    parse_duration_s,
     parse_gpu_milli,
     parse_memory_bytes,
 )
 from eelgrid_protos.messages import (
     STOP_SIGNALS,
+    AttachOpening,
     CancelWorkloadRequest,
     GetWorkloadRequest,
     ListWorkloadsRequest,
@@ -55,6 +66,7 @@ from eelgrid_protos.messages import (
     QueryEnergyRequest,
     ReadLogsRequest,
     ResourceRequest,
+    StandardInput,
     SubmitWorkloadRequest,
     Workload,
     WorkloadPhase,
@@ -69,6 +81,8 @@ _ALL = "ALL"
 _CANCELLED = 143
 # More groups than the ledger answers are left out.
 _ENERGY_ROWS_MOST = 10_000
+# As Slurm's --signal has it.
+_WARN_BEFORE_S = 60.0
 _POLL_FIRST_S, _POLL_LONGEST_S = 0.02, 0.5
 # A controller that restarts is waited for.
 _AWAY_MOST_S = 120.0
@@ -85,6 +99,25 @@ def _parse_gpus(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text) * GPU_MILLI_WHOLE
     return parse_gpu_milli(text)
+
+
+class WarningType(click.ParamType[Any]):
+    """A click parameter type for a signal and how long before the end it is sent: USR1@120, USR1@2m."""
+
+    name = "SIGNAL@SECONDS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the signal's name and seconds, a minute where they are not said."""
+        if isinstance(value, tuple):
+            return value
+        name, at, before = value.partition("@")
+        name = name.strip().upper().removeprefix("SIG")
+        if name not in STOP_SIGNALS:
+            self.fail(f"{value!r} names no signal; write one of {', '.join(STOP_SIGNALS)}, @ and seconds", param, ctx)
+        try:
+            return name, float(parse_duration_s(before)) if at else _WARN_BEFORE_S
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _GPUS = AmountType("GPUS", _parse_gpus)
@@ -124,12 +157,17 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
     )
     process = ProcessSpec(
         argv=command,
-        environment=collect_environment(flags["env"], dict(os.environ)),
+        environment=collect_environment((*flags["env"], *_terminal_variables(flags)), dict(os.environ)),
         working_directory=str(Path(flags["workdir"] or Path.cwd()).absolute()),
-        stop_signal=flags["stop_signal"],
+        # An interactive shell ignores TERM, and passes HUP on to what it runs.
+        stop_signal=flags["stop_signal"] or ("HUP" if flags.get("pty") else "TERM"),
         grace_s=float(flags["grace_s"]),
         time_limit_s=float(flags["time_limit_s"] or 0),
         log_bytes_most=flags["log_size"],
+        warn_signal=(flags.get("warning") or ("", 0.0))[0],
+        warn_before_s=(flags.get("warning") or ("", 0.0))[1],
+        standard_input=_choose_input(flags),
+        terminal_size=read_terminal_size() if flags.get("pty") else None,
     )
     return SubmitWorkloadRequest(
         spec=WorkloadSpec(
@@ -147,6 +185,16 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
             never_preempts=flags.get("never_preempts", False),
         )
     )
+
+
+def _terminal_variables(flags: dict[str, Any]) -> tuple[str, ...]:
+    return ("TERM",) if flags.get("pty") and "TERM" in os.environ else ()
+
+
+def _choose_input(flags: dict[str, Any]) -> StandardInput:
+    if flags.get("pty"):
+        return StandardInput.TERMINAL
+    return StandardInput.PIPE if flags.get("interactive") else StandardInput.UNSPECIFIED
 
 
 def _name_of(program: str) -> str:
@@ -170,10 +218,19 @@ def _name_of(program: str) -> str:
 )
 @click.option("--workdir", default="", metavar="DIR", help="Working directory. Default: this one.")
 @click.option(
-    "--stop-signal", type=click.Choice(STOP_SIGNALS), default="TERM", show_default=True, help="Asks it to end."
+    "--stop-signal",
+    type=click.Choice(STOP_SIGNALS),
+    default=None,
+    help="Asks it to end. Default: TERM, or HUP with a terminal.",
 )
 @click.option(
     "--grace", "grace_s", type=DURATION, default="10s", show_default=True, help="From the stop signal to KILL."
+)
+@click.option(
+    "--signal",
+    "warning",
+    type=WarningType(),
+    help="Announces the end: send this signal so long before the time limit, or before the stop signal.",
 )
 @click.option(
     "--log-size",
@@ -192,6 +249,8 @@ def _name_of(program: str) -> str:
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and submit nothing.")
 @deadline_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
+@click.option("-i", "--interactive", is_flag=True, help="Pass standard input on to it, and its end.")
+@click.option("-t", "--pty", is_flag=True, help="Give it a terminal, and pass on what is typed; `~.` detaches.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, dry_run: bool, **flags: Any) -> None:
@@ -204,6 +263,7 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, dry
     eelctl run --gpus 1 -- python train.py
     eelctl run -d --gpus 0.5 --time 2h --env WANDB_API_KEY -- ./sweep.sh
     eelctl run -d --array %4 --param lr=0.1,0.01 --param seed=0-3 -- python train.py --lr {lr} --seed {seed}
+    eelctl run --pty --gpus 1 -- bash
     """  # noqa: D301
     with connect_operators(settings) as client:
         try:
@@ -227,17 +287,26 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, dry
         if workload.array is not None:
             elements = f"eelctl jobs --array {workload.workload_id}"
             echo(f"{workload.workload_id}: waits for its elements to end; see {elements}", err=True)
-        sys.exit(_attach(client, settings, workload.workload_id, has_output=workload.array is None))
+        sys.exit(_follow(client, settings, workload))
 
 
-def _attach(client: Any, settings: CliSettings, workload_id: str, *, has_output: bool = True) -> int:
-    """Follows a job to its end, or waits for that of an array, which has no output of its own; returns its exit code."""
-    asked, is_cancelled = not has_output, False
+def _follow(client: Any, settings: CliSettings, workload: Workload) -> int:
+    """Follows a job to its end, with input if it reads any, or waits for that of an array, which has no output of its own.
+
+    Returns its exit code, or 0 if somebody detached.
+    """
+    asked, is_cancelled = workload.array is not None, False
+    workload_id = workload.workload_id
+    is_interactive = workload.spec.process.standard_input is not StandardInput.UNSPECIFIED  # type: ignore[union-attr]
     while True:
         try:
-            if not asked:
+            if not asked and not is_interactive:
                 copy_output(client, settings, ReadLogsRequest(workload_id=workload_id, follow=True))
-            return _finish(wait_end(client, settings, workload_id))
+            elif not asked:
+                opening = AttachOpening(workload_id=workload_id, sends_input=True)
+                if not exchange_input(client, settings, opening, workload):
+                    return 0
+            return finish_job(wait_end(client, settings, workload_id))
         except KeyboardInterrupt:
             if not is_cancelled and _asks_to_detach(workload_id):
                 return 0
@@ -264,13 +333,30 @@ def _asks_to_detach(workload_id: str) -> bool:
     return bool(answer == "detach")
 
 
-def _finish(workload: Workload) -> int:
+def finish_job(workload: Workload) -> int:
     """Says how a job ended if it did not succeed; returns its exit code."""
     if workload.phase is not WorkloadPhase.SUCCEEDED:
         why = f": {workload.reason}" if workload.reason else ""
         echo(f"{workload.workload_id} {workload.phase.name.lower()}{why}", err=True)
     code = workload.exit_code
     return _CANCELLED if code is None else code
+
+
+def exchange_input(client: Any, settings: CliSettings, opening: AttachOpening, workload: Workload) -> bool:
+    """Attaches to a job; returns False if somebody detached. A job that was never started has no output."""
+    from eelgrid_protos import faults
+
+    try:
+        is_over = exchange(client, opening, is_terminal=has_terminal(workload))
+    except faults.NotFound:
+        request = GetWorkloadRequest(workload_id=opening.workload_id)
+        found = client.get_workload(request, timeout=settings.timeout_s).workload
+        if not found.phase.is_ended or any(one.started_ns for one in found.attempts):
+            raise
+        is_over = True
+    if not is_over:
+        announce_detached(opening.workload_id)
+    return is_over
 
 
 def copy_output(client: Any, settings: CliSettings, request: ReadLogsRequest) -> None:
@@ -333,8 +419,13 @@ def wait_end(client: Any, settings: CliSettings, workload_id: str) -> Workload:
 @click.option(
     "--replica", type=click.IntRange(0, 511), default=0, show_default=True, help="The process of this replica."
 )
+@click.option(
+    "--attempt", type=click.IntRange(1), default=None, help="Its output in this attempt, from 1. Default: the newest."
+)
 @click.pass_obj
-def logs(settings: CliSettings, workload: str, *, follow: bool, tail_lines: int | None, replica: int) -> None:
+def logs(
+    settings: CliSettings, workload: str, *, follow: bool, tail_lines: int | None, replica: int, attempt: int | None
+) -> None:
     """Print the output of the job WORKLOAD, by its id, its name, or `last`."""
     with connect_operators(settings) as client:
         workload_id = find_workload(client, settings, workload).workload_id
@@ -342,10 +433,58 @@ def logs(settings: CliSettings, workload: str, *, follow: bool, tail_lines: int 
             copy_output(
                 client,
                 settings,
-                ReadLogsRequest(workload_id=workload_id, replica=replica, tail_lines=tail_lines, follow=follow),
+                ReadLogsRequest(
+                    workload_id=workload_id,
+                    replica=replica,
+                    tail_lines=tail_lines,
+                    follow=follow,
+                    attempt=attempt or 0,
+                ),
             )
         except KeyboardInterrupt:
             return
+
+
+@click.command()
+@click.argument("workload", shell_complete=complete_workloads)
+@click.option(
+    "--tail",
+    "tail_lines",
+    type=click.IntRange(0, 1_000_000),
+    default=ATTACH_TAIL_LINES,
+    show_default=True,
+    help="Begin so many lines before the end of the output.",
+)
+@click.option("--no-input", is_flag=True, help="Print its output only, and pass nothing on.")
+@click.option(
+    "--replica", type=click.IntRange(0, 511), default=0, show_default=True, help="The process of this replica."
+)
+@click.pass_obj
+def attach(settings: CliSettings, /, *, workload: str, tail_lines: int, no_input: bool, replica: int) -> None:
+    """Attach to the job WORKLOAD: print what it prints, and pass on what is typed if it has a standard input.
+
+    Of a job with a terminal (`eelctl run --pty`) every key goes to the job, Ctrl-C too; `~.` at the beginning of a line
+    detaches. Of a job with a pipe (`eelctl run --interactive`) the end of the input is passed on, and Ctrl-C detaches.
+    It exits with the code of the job, or with 0 if you detach.
+    """
+    with connect_operators(settings) as client:
+        found = find_workload(client, settings, workload)
+        process = found.spec.process
+        reads = process is not None and process.standard_input is not StandardInput.UNSPECIFIED
+        opening = AttachOpening(
+            workload_id=found.workload_id,
+            replica=replica,
+            tail_lines=tail_lines,
+            sends_input=reads and not no_input and not found.phase.is_ended,
+        )
+        try:
+            is_over = exchange(client, opening, is_terminal=has_terminal(found))
+        except KeyboardInterrupt:
+            is_over = False
+        if not is_over:
+            announce_detached(found.workload_id)
+            return
+        sys.exit(finish_job(wait_end(client, settings, found.workload_id)))
 
 
 @click.command()
@@ -358,7 +497,7 @@ def wait(settings: CliSettings, workload: tuple[str, ...]) -> None:
     """
     with connect_operators(settings) as client:
         ids = [find_workload(client, settings, name).workload_id for name in workload]
-        codes = [_finish(wait_end(client, settings, workload_id)) for workload_id in ids]
+        codes = [finish_job(wait_end(client, settings, workload_id)) for workload_id in ids]
     sys.exit(next((code for code in codes if code), 0))
 
 
@@ -414,6 +553,7 @@ def _build_job_columns(now_ns: Callable[[], int], energy_j: Mapping[str, float])
         TableColumn("GPUS", gpus, right=True, width=4),
         TableColumn("AGE", age, right=True, width=6),
         TableColumn("RAN", took, right=True, width=6),
+        TableColumn("PROGRESS", format_progress, right=True, width=8),
         TableColumn("ENERGY", energy, right=True, width=8),
         TableColumn("EXIT", lambda w: "-" if w.exit_code is None else str(w.exit_code), right=True, width=4),
         TableColumn("REASON", describe_reason),

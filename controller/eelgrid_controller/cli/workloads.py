@@ -307,6 +307,10 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  in         {spec.process.working_directory}"
         if spec.process.time_limit_s:
             yield f"  time limit {format_age(spec.process.time_limit_s)}"
+    if (progress := workload.progress) is not None:
+        of = f" of {progress.total}" if progress.total else ""
+        metric = "" if progress.metric is None else f", {progress.metric:.6g}"
+        yield f"  progress   step {progress.step}{of}{metric}, as it says"
     if spec.expected_runtime_s is not None:
         yield f"  expected   to run {format_age(spec.expected_runtime_s)}"
     if spec.deadline is not None:

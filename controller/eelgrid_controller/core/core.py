@@ -98,6 +98,7 @@ from eelgrid_controller.state.events import (
     WorkloadCancelled,
     WorkloadCompleted,
     WorkloadDeferred,
+    WorkloadEvicted,
     WorkloadLimited,
     WorkloadPlaced,
     WorkloadRetried,
@@ -358,7 +359,7 @@ class Core:
                 ended = plan_end(self.state.workloads[key], *outcome, now_ns=now_ns)
                 nodes |= self._apply(ended)
                 events.append(ended)
-        frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried) for event in events)
+        frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried | WorkloadEvicted) for event in events)
         frees = frees or self._preemptions.is_ready
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
 

@@ -14,13 +14,14 @@ from eelgrid_controller.queueing.job_conditions import (
     compute_backoff_ns,
     find_failed_dependency,
 )
-from eelgrid_controller.state.attempts import has_stopped
+from eelgrid_controller.state.attempts import find_held_attempt, has_stopped
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
     WorkloadCancelled,
     WorkloadCompleted,
     WorkloadDeferred,
+    WorkloadEvicted,
     WorkloadHeld,
     WorkloadReleased,
     WorkloadRetried,
@@ -144,7 +145,14 @@ def plan_release(workload: Workload, *, now_ns: int) -> tuple[Event, ...]:
 
 
 def plan_end(workload: Workload, phase: WorkloadPhase, reason: str, *, now_ns: int) -> Event:
-    """Returns the event that follows the end of a workload's last process: it ends, or waits for its next attempt."""
+    """Returns the event that follows the end of a workload's last process: it ends, or waits for its next attempt.
+
+    One that never began, since another process held its GPU, returns to the queue as it was.
+    """
+    held = find_held_attempt(workload) if phase is WorkloadPhase.FAILED else None
+    if held is not None:
+        evicted = PendingConstraint.EVICTED.describe("held", why=held.reason)[:SENTENCE_LETTERS_MOST]
+        return WorkloadEvicted(time_ns=now_ns, workload_id=workload.workload_id, reason=evicted)
     schedule, failures = workload.spec.schedule, workload.failures + 1
     if phase is not WorkloadPhase.FAILED or schedule is None or failures > schedule.retries_most:
         return WorkloadCompleted(time_ns=now_ns, workload_id=workload.workload_id, phase=phase, reason=reason)

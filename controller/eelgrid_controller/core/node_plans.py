@@ -58,6 +58,7 @@ def _with_process(assignment: Assignment, state: ClusterState) -> Assignment:
         stop=must_stop(workload),
         checkpoint_interval_s=interval_s,
         interrupted_every_s=every_s,
+        run_as=workload.owner,
     )
 
 

@@ -46,7 +46,7 @@ JOURNALLED = frozenset(
 # Calls that only tell something, often: those alike are one entry a minute.
 REPORTS = frozenset({"ReportProgress", "ConfirmEnergyExport"})
 # Every call that changes something; the others change what is in no journal.
-AUDITED = JOURNALLED | REPORTS | {"StartShadow", "StopShadow", "RemoveEnergyExporter"}
+AUDITED = JOURNALLED | REPORTS | {"Attach", "StartShadow", "StopShadow", "RemoveEnergyExporter"}
 
 
 @dataclass(frozen=True, slots=True)

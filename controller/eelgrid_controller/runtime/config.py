@@ -119,6 +119,8 @@ class ControllerConfig:
     savings: bool = True
     # Roles and grants; they apply to connections with mutual TLS.
     roles: RoleRules = field(default_factory=RoleRules)
+    # The users of this machine share the Unix socket, and prove who they are.
+    local_users: bool = False
     # A lost node that holds no work is removed after this long; 0 for never. A week is longer than a repair takes.
     lost_node_ttl_s: float = 7 * 86_400.0
     # New nodes that one certificate, or without TLS one address, may register per hour; twice as many in total.

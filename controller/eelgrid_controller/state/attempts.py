@@ -34,6 +34,8 @@ def is_stale(workload: Workload | None, node_name: str, status: AttemptStatus) -
 def make_attempt_event(workload: Workload, status: AttemptStatus, now_ns: int) -> AttemptStarted | AttemptEnded | None:
     """Returns the event that a report, which is not stale, makes; None if it says nothing new."""
     before = find_attempt(workload, status.replica)
+    # What it says of itself changes all the time, and decides nothing.
+    status = replace(status, progress=None)
     if status.is_over and (before is None or not before.is_over):
         return AttemptEnded(time_ns=now_ns, workload_id=workload.workload_id, status=status)
     if status.state is AttemptState.RUNNING and before is None:
@@ -83,6 +85,13 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
     first = min(failed, key=lambda one: one.ended_ns)
     whose = f"replica {first.replica}: " if len(workload.placements) > 1 else ""
     return WorkloadPhase.FAILED, whose + describe_attempt(first)
+
+
+def find_held_attempt(workload: Workload) -> AttemptStatus | None:
+    """Returns the attempt that ended first without success if another's process on its GPU kept it from its start."""
+    failed = [one for one in workload.attempts if not one.is_success]
+    first = min(failed, key=lambda one: one.ended_ns, default=None)
+    return first if first is not None and first.gpu_held else None
 
 
 def describe_start_hold(workload: Workload, nodes: Mapping[str, NodeRecord]) -> str:

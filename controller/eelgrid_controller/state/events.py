@@ -18,7 +18,7 @@ Must not know who reacts to an event.
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -653,17 +653,16 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             for name in ("never_preempts", "priority_class", "evicted_by_engine"):
                 if not getattr(event.spec, name):
                     del body["spec"][name]
-            if event.spec.process is not None and not event.spec.process.element_variables:
-                del body["spec"]["process"]["element_variables"]
+            if event.spec.process is not None:
+                _omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
             for one in body["spec"].get("schedule", {}).get("after", ()):
                 if not one["each"]:
                     del one["each"]
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded():
-            for name in ("checkpointed_ns", "checkpoint_s"):
-                if not getattr(event.status, name):
-                    del body["status"][name]
+            body["status"].pop("progress", None)
+            _omit_defaults(body["status"], event.status, ("checkpointed_ns", "checkpoint_s", "gpu_held"))
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case WorkloadPromised() if event.promise is not None:
@@ -673,6 +672,17 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
+
+
+# Fields of ProcessSpec that are written only where they are used.
+_NEWER_OF_PROCESSES = ("standard_input", "warn_signal", "warn_before_s", "element_variables")
+
+
+def _omit_defaults(plain: dict[str, Any], message: object, names: Iterable[str]) -> None:
+    """Leaves fields out that have no value: older versions do not know them."""
+    for name in names:
+        if not getattr(message, name):
+            plain.pop(name, None)
 
 
 def policy_to_plain(policy: Policy) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class PendingConstraint(StrEnum):
     EVICTED = (
         "evicted",
         "nothing is needed: it is tried again, at the place in the queue that it had",
-        {"": "node {node} was drained{cause}"},
+        {"": "node {node} was drained{cause}", "held": "it had not begun: {why}"},
     )
     # Before its turn, whatever room and quota there is.
     HELD = ("held", "release it with `eelctl release`", {"": "by {user}"})

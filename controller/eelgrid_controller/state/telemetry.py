@@ -11,6 +11,7 @@ when its batch never arrived; gaps are counted only within one incarnation of an
 batch, since a restarted controller begins in the middle of a stream.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -20,7 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
-from eelgrid_protos.messages import Column, HeldDevices, Inventory, PlanApplied, Reading, SampleBatch
+from eelgrid_protos.messages import (
+    AttemptStatus,
+    Column,
+    HeldDevices,
+    Inventory,
+    JobProgress,
+    PlanApplied,
+    Reading,
+    SampleBatch,
+)
 
 
 class DeviceReport(NamedTuple):
@@ -43,6 +53,30 @@ class DeviceReports:
         report = self.newest[node_name] = DeviceReport(held, self._monotonic_s())
         for listener in self.listeners:
             listener(node_name, report)
+
+
+# Jobs whose last word is kept; the oldest goes first.
+_PROGRESS_MOST = 10_000
+
+
+class ProgressReports:
+    """The newest progress that processes reported of themselves, by workload; nothing is decided by it."""
+
+    def __init__(self) -> None:
+        self._newest: OrderedDict[str, JobProgress] = OrderedDict()
+
+    def get(self, workload_id: str) -> JobProgress | None:
+        """Returns the newest report of a workload's processes."""
+        return self._newest.get(workload_id)
+
+    def record(self, status: AttemptStatus) -> None:
+        """Stores what an attempt reported, unless another replica's report is newer."""
+        known, progress = self._newest.get(status.workload_id), status.progress
+        if progress is not None and (known is None or progress.time_ns >= known.time_ns):
+            self._newest[status.workload_id] = progress
+            self._newest.move_to_end(status.workload_id)
+            if len(self._newest) > _PROGRESS_MOST:
+                self._newest.popitem(last=False)
 
 
 Floats = NDArray[np.float64]
@@ -370,6 +404,7 @@ class Telemetry:
     def __init__(self, *, send_interval_s: float = 5.0) -> None:
         self._feeds: dict[str, _Feed] = {}
         self._newest = NewestPower()
+        self.progress = ProgressReports()
         self.received = 0
         self.lost = 0
         self.duplicates = 0

@@ -18,7 +18,7 @@ from eelgrid_protos.messages.energy import (
     EnergyWindow,
     OwnedEnergy,
 )
-from eelgrid_protos.messages.plan import Assignment, AttemptStatus, NodePlan, PlanApplied
+from eelgrid_protos.messages.plan import Assignment, AttemptStatus, NodePlan, PlanApplied, TerminalSize
 from eelgrid_protos.messages.policy import IntervalSeconds
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST, SampleBatch
 from eelgrid_protos.quantities import (
@@ -281,6 +281,9 @@ class HeldDevices:
 ATTEMPTS_MOST = 4096
 LOG_CHUNK_CHARACTERS_MOST = 65_536
 LOG_WAIT_S_MOST = 30.0
+INPUT_BYTES_MOST = 16_384
+OutputBytes = Annotated[bytes, Many(LOG_CHUNK_CHARACTERS_MOST)]
+InputBytes = Annotated[bytes, Many(INPUT_BYTES_MOST)]
 LogText = Annotated[str, Text(LOG_CHUNK_CHARACTERS_MOST)]
 
 
@@ -302,6 +305,8 @@ class LogRequest:
     offset: Uint64 = 0
     tail_lines: Count | None = None
     wait_s: Annotated[float, Range(0.0, LOG_WAIT_S_MOST, "s")] = 0.0
+    # Answer with data instead of text.
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +318,30 @@ class LogChunk:
     next_offset: Uint64 = 0
     is_end: bool = False
     problem: Sentence = ""
+    # Instead of text, if that was asked for.
+    data: OutputBytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputChunk:
+    """Standard input for a process, its end, or the new size of its terminal."""
+
+    request_id: Uint64
+    workload_id: Identifier
+    replica: Count = 0
+    attempt: Uint32 = 0
+    data: InputBytes = b""
+    is_end: bool = False
+    size: TerminalSize | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputResult:
+    """Answers one InputChunk once it is taken; `is_early` if the process has not started."""
+
+    request_id: Uint64
+    problem: Sentence = ""
+    is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +359,7 @@ class ConnectRequest:
         | Resume
         | AttemptReport
         | LogChunk
+        | InputResult
         | None
     )
 
@@ -338,7 +368,17 @@ class ConnectRequest:
 class ConnectResponse:
     """One message to the agent."""
 
-    message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | HelloReceived | LogRequest | None
+    message: (
+        Welcome
+        | Acknowledgement
+        | NodePlan
+        | Cadence
+        | EnergyAcknowledgement
+        | HelloReceived
+        | LogRequest
+        | InputChunk
+        | None
+    )
 
 
 # Present and removed devices; the other bounds are those of the agent. All rows at their longest fit into a message.

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.job_array import JobArrayRequest
-from eelgrid_protos.messages.node import Gpu, Inventory, LogText
-from eelgrid_protos.messages.plan import NodePlan, PlanApplied
+from eelgrid_protos.messages.node import Gpu, InputBytes, Inventory, LogText, OutputBytes
+from eelgrid_protos.messages.plan import NodePlan, PlanApplied, TerminalSize
 from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.queue import QueueStatus
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
@@ -361,6 +361,8 @@ class ReadLogsRequest:
     tail_lines: Count | None = None
     offset: Uint64 = 0
     follow: bool = False
+    # Counted from 1; 0 for the newest.
+    attempt: Uint32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +371,45 @@ class ReadLogsResponse:
 
     text: LogText
     next_offset: Uint64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachOpening:
+    """The first message of a client that attaches to one replica's process; `attempt` 0 is the newest."""
+
+    workload_id: Identifier
+    replica: Count = 0
+    tail_lines: Count | None = None
+    offset: Uint64 = 0
+    attempt: Uint32 = 0
+    sends_input: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachInput:
+    """Standard input for the process, its end, or the new size of its terminal."""
+
+    data: InputBytes = b""
+    is_end: bool = False
+    size: TerminalSize | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest:
+    """One message of an attached client: the opening, and then input."""
+
+    message: AttachOpening | AttachInput | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachResponse:
+    """Output of an attempt, and how many messages of input were taken since the opening."""
+
+    data: OutputBytes = b""
+    next_offset: Uint64 = 0
+    attempt: Uint32 = 0
+    inputs_taken: Uint64 = 0
+    input_problem: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

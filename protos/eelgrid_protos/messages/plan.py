@@ -65,9 +65,28 @@ LOG_BYTES_MOST = 2**40
 OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
+class StandardInput(OpenEnum):
+    """What a process reads from as its standard input; unspecified is nothing."""
+
+    UNSPECIFIED = 0
+    PIPE = 1
+    TERMINAL = 2
+
+
+_TERMINAL_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSize:
+    """The size of a terminal in characters."""
+
+    rows: Annotated[int, Range(1, _TERMINAL_MOST)] = 24
+    columns: Annotated[int, Range(1, _TERMINAL_MOST)] = 80
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """The command that each replica of a workload runs, as the agent's own user."""
+    """The command that each replica of a workload runs, as the user of its owner or of the agent."""
 
     argv: Annotated[tuple[Argument, ...], Many(ARGUMENTS_MOST)]
     environment: Annotated[Mapping[VariableName, Argument], Many(_VARIABLES_MOST)] = field(default_factory=dict)
@@ -80,6 +99,12 @@ class ProcessSpec:
     element_variables: Annotated[Mapping[VariableName, Argument], Many(PARAMETERS_MOST + 3)] = field(
         default_factory=dict
     )
+    standard_input: StandardInput = StandardInput.UNSPECIFIED
+    # Of its terminal at its start; None for the usual 24 rows of 80 columns.
+    terminal_size: TerminalSize | None = None
+    # Announces the end so long before the time limit, or before the stop signal where it must end earlier.
+    warn_signal: Annotated[str, Text(8)] = ""
+    warn_before_s: Annotated[float, Range(0.0, _GRACE_S_MOST, "s")] = 0.0
 
     def violations(self) -> Iterator[Violation]:
         """Checks the size of the command, its signal, and that it sets no variable of the agent."""
@@ -87,6 +112,8 @@ class ProcessSpec:
             yield Violation("argv", "is empty", "give the program and its arguments")
         if self.stop_signal not in STOP_SIGNALS:
             yield Violation("stop_signal", f"is {self.stop_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
+        if self.warn_signal and self.warn_signal not in STOP_SIGNALS:
+            yield Violation("warn_signal", f"is {self.warn_signal!r}", f"choose one of {', '.join(STOP_SIGNALS)}")
         variables = (*self.environment.items(), *self.element_variables.items())
         characters = sum(map(len, self.argv)) + sum(len(key) + len(text) for key, text in variables)
         if characters > COMMAND_CHARACTERS_MOST:
@@ -111,6 +138,16 @@ class AttemptState(OpenEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """How far a job says that it is: its step, of how many (0 if not known), and a figure of its own."""
+
+    step: Uint64 = 0
+    total: Uint64 = 0
+    metric: Annotated[float, Range(-1e300, 1e300)] | None = None
+    time_ns: Nanoseconds = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
     """One run of a replica's process; without an exit code and a signal it was never started, or is lost."""
 
@@ -126,6 +163,10 @@ class AttemptStatus:
     checkpointed_ns: Nanoseconds = 0
     # How long one of its checkpoints stops it.
     checkpoint_s: Seconds = 0.0
+    # It never started, since another process held a GPU of it: no failure.
+    gpu_held: bool = False
+    # What it last reported of itself; never in the journal.
+    progress: JobProgress | None = None
 
     @property
     def is_over(self) -> bool:
@@ -156,6 +197,8 @@ class Assignment:
     # As of its placement; 0 if they are not known.
     checkpoint_interval_s: Seconds = 0.0
     interrupted_every_s: Seconds = 0.0
+    # The owner of the workload, if the owner proved who it is.
+    run_as: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

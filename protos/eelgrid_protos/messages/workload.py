@@ -12,7 +12,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
-from eelgrid_protos.messages.plan import AttemptStatus, ProcessSpec, Slice
+from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
@@ -540,6 +540,8 @@ class Workload:
     deadline_breach: DeadlineBreach | None = None
     # How often it should save; only in answers to calls for one workload, never kept.
     checkpoint_advice: CheckpointAdvice | None = None
+    # The newest report of its processes; only in answers, never kept.
+    progress: JobProgress | None = None
 
     @property
     def exit_code(self) -> int | None:

@@ -64,7 +64,7 @@ class AttemptReport(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ...) -> None: ...
 
 class LogRequest(_message.Message):
-    __slots__ = ("request_id", "workload_id", "replica", "attempt", "offset", "tail_lines", "wait_s")
+    __slots__ = ("request_id", "workload_id", "replica", "attempt", "offset", "tail_lines", "wait_s", "raw")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class LogRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TAIL_LINES_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     workload_id: str
     replica: int
@@ -79,24 +80,55 @@ class LogRequest(_message.Message):
     offset: int
     tail_lines: int
     wait_s: float
-    def __init__(self, request_id: _Optional[int] = ..., workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tail_lines: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    raw: bool
+    def __init__(self, request_id: _Optional[int] = ..., workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tail_lines: _Optional[int] = ..., wait_s: _Optional[float] = ..., raw: bool = ...) -> None: ...
 
 class LogChunk(_message.Message):
-    __slots__ = ("request_id", "text", "next_offset", "is_end", "problem")
+    __slots__ = ("request_id", "text", "next_offset", "is_end", "problem", "data")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     IS_END_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     text: str
     next_offset: int
     is_end: bool
     problem: str
-    def __init__(self, request_id: _Optional[int] = ..., text: _Optional[str] = ..., next_offset: _Optional[int] = ..., is_end: bool = ..., problem: _Optional[str] = ...) -> None: ...
+    data: bytes
+    def __init__(self, request_id: _Optional[int] = ..., text: _Optional[str] = ..., next_offset: _Optional[int] = ..., is_end: bool = ..., problem: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class InputChunk(_message.Message):
+    __slots__ = ("request_id", "workload_id", "replica", "attempt", "data", "is_end", "size")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    workload_id: str
+    replica: int
+    attempt: int
+    data: bytes
+    is_end: bool
+    size: _plan_pb2.TerminalSize
+    def __init__(self, request_id: _Optional[int] = ..., workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., data: _Optional[bytes] = ..., is_end: bool = ..., size: _Optional[_Union[_plan_pb2.TerminalSize, _Mapping]] = ...) -> None: ...
+
+class InputResult(_message.Message):
+    __slots__ = ("request_id", "problem", "is_early")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    IS_EARLY_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    problem: str
+    is_early: bool
+    def __init__(self, request_id: _Optional[int] = ..., problem: _Optional[str] = ..., is_early: bool = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume", "attempts", "log")
+    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume", "attempts", "log", "input")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +139,7 @@ class ConnectRequest(_message.Message):
     RESUME_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: _node_pb2.Inventory
     samples: _node_pb2.SampleBatch
@@ -117,7 +150,8 @@ class ConnectRequest(_message.Message):
     resume: Resume
     attempts: AttemptReport
     log: LogChunk
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., attempts: _Optional[_Union[AttemptReport, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ...) -> None: ...
+    input: InputResult
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., attempts: _Optional[_Union[AttemptReport, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., input: _Optional[_Union[InputResult, _Mapping]] = ...) -> None: ...
 
 class Cadence(_message.Message):
     __slots__ = ("sample_interval_s", "send_interval_s", "window")
@@ -156,7 +190,7 @@ class Acknowledgement(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received", "log")
+    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received", "log", "input")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +198,7 @@ class ConnectResponse(_message.Message):
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     HELLO_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledgement: Acknowledgement
     plan: _plan_pb2.NodePlan
@@ -171,4 +206,5 @@ class ConnectResponse(_message.Message):
     energy: _energy_pb2.EnergyAcknowledgement
     hello_received: HelloReceived
     log: LogRequest
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ..., log: _Optional[_Union[LogRequest, _Mapping]] = ...) -> None: ...
+    input: InputChunk
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ..., log: _Optional[_Union[LogRequest, _Mapping]] = ..., input: _Optional[_Union[InputChunk, _Mapping]] = ...) -> None: ...

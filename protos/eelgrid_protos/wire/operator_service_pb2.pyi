@@ -415,18 +415,20 @@ class CancelWorkloadResponse(_message.Message):
     def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
 class ReadLogsRequest(_message.Message):
-    __slots__ = ("workload_id", "replica", "tail_lines", "offset", "follow")
+    __slots__ = ("workload_id", "replica", "tail_lines", "offset", "follow", "attempt")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TAIL_LINES_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     tail_lines: int
     offset: int
     follow: bool
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., tail_lines: _Optional[int] = ..., offset: _Optional[int] = ..., follow: bool = ...) -> None: ...
+    attempt: int
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., tail_lines: _Optional[int] = ..., offset: _Optional[int] = ..., follow: bool = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ReadLogsResponse(_message.Message):
     __slots__ = ("text", "next_offset")
@@ -435,6 +437,54 @@ class ReadLogsResponse(_message.Message):
     text: str
     next_offset: int
     def __init__(self, text: _Optional[str] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class AttachOpening(_message.Message):
+    __slots__ = ("workload_id", "replica", "tail_lines", "offset", "attempt", "sends_input")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TAIL_LINES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SENDS_INPUT_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    replica: int
+    tail_lines: int
+    offset: int
+    attempt: int
+    sends_input: bool
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., tail_lines: _Optional[int] = ..., offset: _Optional[int] = ..., attempt: _Optional[int] = ..., sends_input: bool = ...) -> None: ...
+
+class AttachInput(_message.Message):
+    __slots__ = ("data", "is_end", "size")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    is_end: bool
+    size: _plan_pb2.TerminalSize
+    def __init__(self, data: _Optional[bytes] = ..., is_end: bool = ..., size: _Optional[_Union[_plan_pb2.TerminalSize, _Mapping]] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("opening", "input")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    opening: AttachOpening
+    input: AttachInput
+    def __init__(self, opening: _Optional[_Union[AttachOpening, _Mapping]] = ..., input: _Optional[_Union[AttachInput, _Mapping]] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("data", "next_offset", "attempt", "inputs_taken", "input_problem")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    INPUT_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    next_offset: int
+    attempt: int
+    inputs_taken: int
+    input_problem: str
+    def __init__(self, data: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., attempt: _Optional[int] = ..., inputs_taken: _Optional[int] = ..., input_problem: _Optional[str] = ...) -> None: ...
 
 class ExplainWorkloadRequest(_message.Message):
     __slots__ = ("workload_id",)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65\x65lgrid/v1/plan.proto\x12\neelgrid.v1\"k\n\x05Slice\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\x12\x11\n\tprocesses\x18\x04 \x01(\r\x12\r\n\x05label\x18\x05 \x01(\t\x12\x11\n\tgpu_milli\x18\x06 \x01(\r\"\x81\x03\n\x0bProcessSpec\x12\x0c\n\x04\x61rgv\x18\x01 \x03(\t\x12=\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32(.eelgrid.v1.ProcessSpec.EnvironmentEntry\x12\x19\n\x11working_directory\x18\x03 \x01(\t\x12\x13\n\x0bstop_signal\x18\x04 \x01(\t\x12\x0f\n\x07grace_s\x18\x05 \x01(\x01\x12\x14\n\x0ctime_limit_s\x18\x06 \x01(\x01\x12\x16\n\x0elog_bytes_most\x18\x07 \x01(\x04\x12I\n\x11\x65lement_variables\x18\xac\x02 \x03(\x0b\x32-.eelgrid.v1.ProcessSpec.ElementVariablesEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x37\n\x15\x45lementVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x02\n\rAttemptStatus\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.eelgrid.v1.AttemptState\x12\x16\n\texit_code\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06signal\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nstarted_ns\x18\x08 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\t \x01(\x03\x12\x17\n\x0f\x63heckpointed_ns\x18\x32 \x01(\x03\x12\x15\n\x0c\x63heckpoint_s\x18\x90\x03 \x01(\x01\x42\x0c\n\n_exit_code\"\xc3\x02\n\nAssignment\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\r\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x11\n\tgpu_milli\x18\x04 \x01(\r\x12\x11\n\tcpu_milli\x18\x05 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\'\n\x0cgpu_instance\x18\x07 \x01(\x0b\x32\x11.eelgrid.v1.Slice\x12(\n\x07process\x18\x08 \x01(\x0b\x32\x17.eelgrid.v1.ProcessSpec\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12\x10\n\x08replicas\x18\n \x01(\r\x12\x0c\n\x04stop\x18\x0b \x01(\x08\x12\x1e\n\x15\x63heckpoint_interval_s\x18\x90\x03 \x01(\x01\x12\x1c\n\x13interrupted_every_s\x18\x91\x03 \x01(\x01\"\xe2\x01\n\nGpuSetting\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x1a\n\rpower_limit_w\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10sm_clock_min_mhz\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10sm_clock_max_mhz\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1a\n\rpower_profile\x18\x05 \x01(\rH\x03\x88\x01\x01\x42\x10\n\x0e_power_limit_wB\x13\n\x11_sm_clock_min_mhzB\x13\n\x11_sm_clock_max_mhzB\x10\n\x0e_power_profile\"H\n\x0eWantedInstance\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x16\n\x0e\x63ompute_slices\x18\x03 \x03(\r\"a\n\tGpuLayout\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x13\n\x0bmig_enabled\x18\x02 \x01(\x08\x12-\n\tinstances\x18\x03 \x03(\x0b\x32\x1a.eelgrid.v1.WantedInstance\"\x85\x02\n\x08NodePlan\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x65nforce\x18\x04 \x01(\x08\x12+\n\x0b\x61ssignments\x18\x05 \x03(\x0b\x32\x16.eelgrid.v1.Assignment\x12,\n\x0cgpu_settings\x18\x06 \x03(\x0b\x32\x16.eelgrid.v1.GpuSetting\x12*\n\x0bgpu_layouts\x18\x07 \x03(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12\x1b\n\x0epower_budget_w\x18\x08 \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_power_budget_w\"\x93\x01\n\x0b\x41pplyResult\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.eelgrid.v1.ApplyStatus\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x1a\n\rpower_limit_w\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04rule\x18\x05 \x01(\tB\x10\n\x0e_power_limit_w\"o\n\x0bPlanApplied\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.eelgrid.v1.ApplyStatus\x12(\n\x07results\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.ApplyResult*y\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x01\x12\x17\n\x13\x41TTEMPT_STATE_ENDED\x10\x02\x12\x16\n\x12\x41TTEMPT_STATE_LOST\x10\x03*\x93\x01\n\x0b\x41pplyStatus\x12\x1c\n\x18\x41PPLY_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41PPLY_STATUS_APPLIED\x10\x01\x12\x19\n\x15\x41PPLY_STATUS_OBSERVED\x10\x02\x12\x18\n\x14\x41PPLY_STATUS_REFUSED\x10\x03\x12\x17\n\x13\x41PPLY_STATUS_FAILED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65\x65lgrid/v1/plan.proto\x12\neelgrid.v1\"k\n\x05Slice\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\x12\x11\n\tprocesses\x18\x04 \x01(\r\x12\r\n\x05label\x18\x05 \x01(\t\x12\x11\n\tgpu_milli\x18\x06 \x01(\r\"-\n\x0cTerminalSize\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\r\"\x95\x04\n\x0bProcessSpec\x12\x0c\n\x04\x61rgv\x18\x01 \x03(\t\x12=\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32(.eelgrid.v1.ProcessSpec.EnvironmentEntry\x12\x19\n\x11working_directory\x18\x03 \x01(\t\x12\x13\n\x0bstop_signal\x18\x04 \x01(\t\x12\x0f\n\x07grace_s\x18\x05 \x01(\x01\x12\x14\n\x0ctime_limit_s\x18\x06 \x01(\x01\x12\x16\n\x0elog_bytes_most\x18\x07 \x01(\x04\x12I\n\x11\x65lement_variables\x18\xac\x02 \x03(\x0b\x32-.eelgrid.v1.ProcessSpec.ElementVariablesEntry\x12\x32\n\x0estandard_input\x18\xca\x02 \x01(\x0e\x32\x19.eelgrid.v1.StandardInput\x12\x30\n\rterminal_size\x18\xcb\x02 \x01(\x0b\x32\x18.eelgrid.v1.TerminalSize\x12\x14\n\x0bwarn_signal\x18\xcc\x02 \x01(\t\x12\x16\n\rwarn_before_s\x18\xcd\x02 \x01(\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x37\n\x15\x45lementVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xca\x02\n\rAttemptStatus\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.eelgrid.v1.AttemptState\x12\x16\n\texit_code\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06signal\x18\x06 \x01(\r\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nstarted_ns\x18\x08 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\t \x01(\x03\x12\x17\n\x0f\x63heckpointed_ns\x18\x32 \x01(\x03\x12\x15\n\x0c\x63heckpoint_s\x18\x90\x03 \x01(\x01\x12\x11\n\x08gpu_held\x18\xca\x02 \x01(\x08\x12*\n\x08progress\x18\xcb\x02 \x01(\x0b\x32\x17.eelgrid.v1.JobProgressB\x0c\n\n_exit_code\"[\n\x0bJobProgress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x13\n\x06metric\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07time_ns\x18\x04 \x01(\x03\x42\t\n\x07_metric\"\xd4\x02\n\nAssignment\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\r\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x11\n\tgpu_milli\x18\x04 \x01(\r\x12\x11\n\tcpu_milli\x18\x05 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\'\n\x0cgpu_instance\x18\x07 \x01(\x0b\x32\x11.eelgrid.v1.Slice\x12(\n\x07process\x18\x08 \x01(\x0b\x32\x17.eelgrid.v1.ProcessSpec\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12\x10\n\x08replicas\x18\n \x01(\r\x12\x0c\n\x04stop\x18\x0b \x01(\x08\x12\x1e\n\x15\x63heckpoint_interval_s\x18\x90\x03 \x01(\x01\x12\x1c\n\x13interrupted_every_s\x18\x91\x03 \x01(\x01\x12\x0f\n\x06run_as\x18\xca\x02 \x01(\t\"\xe2\x01\n\nGpuSetting\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x1a\n\rpower_limit_w\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10sm_clock_min_mhz\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10sm_clock_max_mhz\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x1a\n\rpower_profile\x18\x05 \x01(\rH\x03\x88\x01\x01\x42\x10\n\x0e_power_limit_wB\x13\n\x11_sm_clock_min_mhzB\x13\n\x11_sm_clock_max_mhzB\x10\n\x0e_power_profile\"H\n\x0eWantedInstance\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x16\n\x0e\x63ompute_slices\x18\x03 \x03(\r\"a\n\tGpuLayout\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x13\n\x0bmig_enabled\x18\x02 \x01(\x08\x12-\n\tinstances\x18\x03 \x03(\x0b\x32\x1a.eelgrid.v1.WantedInstance\"\x85\x02\n\x08NodePlan\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x65nforce\x18\x04 \x01(\x08\x12+\n\x0b\x61ssignments\x18\x05 \x03(\x0b\x32\x16.eelgrid.v1.Assignment\x12,\n\x0cgpu_settings\x18\x06 \x03(\x0b\x32\x16.eelgrid.v1.GpuSetting\x12*\n\x0bgpu_layouts\x18\x07 \x03(\x0b\x32\x15.eelgrid.v1.GpuLayout\x12\x1b\n\x0epower_budget_w\x18\x08 \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_power_budget_w\"\x93\x01\n\x0b\x41pplyResult\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.eelgrid.v1.ApplyStatus\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x1a\n\rpower_limit_w\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04rule\x18\x05 \x01(\tB\x10\n\x0e_power_limit_w\"o\n\x0bPlanApplied\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.eelgrid.v1.ApplyStatus\x12(\n\x07results\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.ApplyResult*e\n\rStandardInput\x12\x1e\n\x1aSTANDARD_INPUT_UNSPECIFIED\x10\x00\x12\x17\n\x13STANDARD_INPUT_PIPE\x10\x01\x12\x1b\n\x17STANDARD_INPUT_TERMINAL\x10\x02*y\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x01\x12\x17\n\x13\x41TTEMPT_STATE_ENDED\x10\x02\x12\x16\n\x12\x41TTEMPT_STATE_LOST\x10\x03*\x93\x01\n\x0b\x41pplyStatus\x12\x1c\n\x18\x41PPLY_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41PPLY_STATUS_APPLIED\x10\x01\x12\x19\n\x15\x41PPLY_STATUS_OBSERVED\x10\x02\x12\x18\n\x14\x41PPLY_STATUS_REFUSED\x10\x03\x12\x17\n\x13\x41PPLY_STATUS_FAILED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,32 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSSPEC_ENVIRONMENTENTRY']._serialized_options = b'8\001'
   _globals['_PROCESSSPEC_ELEMENTVARIABLESENTRY']._loaded_options = None
   _globals['_PROCESSSPEC_ELEMENTVARIABLESENTRY']._serialized_options = b'8\001'
-  _globals['_ATTEMPTSTATE']._serialized_start=2059
-  _globals['_ATTEMPTSTATE']._serialized_end=2180
-  _globals['_APPLYSTATUS']._serialized_start=2183
-  _globals['_APPLYSTATUS']._serialized_end=2330
+  _globals['_STANDARDINPUT']._serialized_start=2427
+  _globals['_STANDARDINPUT']._serialized_end=2528
+  _globals['_ATTEMPTSTATE']._serialized_start=2530
+  _globals['_ATTEMPTSTATE']._serialized_end=2651
+  _globals['_APPLYSTATUS']._serialized_start=2654
+  _globals['_APPLYSTATUS']._serialized_end=2801
   _globals['_SLICE']._serialized_start=37
   _globals['_SLICE']._serialized_end=144
-  _globals['_PROCESSSPEC']._serialized_start=147
-  _globals['_PROCESSSPEC']._serialized_end=532
-  _globals['_PROCESSSPEC_ENVIRONMENTENTRY']._serialized_start=425
-  _globals['_PROCESSSPEC_ENVIRONMENTENTRY']._serialized_end=475
-  _globals['_PROCESSSPEC_ELEMENTVARIABLESENTRY']._serialized_start=477
-  _globals['_PROCESSSPEC_ELEMENTVARIABLESENTRY']._serialized_end=532
-  _globals['_ATTEMPTSTATUS']._serialized_start=535
-  _globals['_ATTEMPTSTATUS']._serialized_end=802
-  _globals['_ASSIGNMENT']._serialized_start=805
-  _globals['_ASSIGNMENT']._serialized_end=1128
-  _globals['_GPUSETTING']._serialized_start=1131
-  _globals['_GPUSETTING']._serialized_end=1357
-  _globals['_WANTEDINSTANCE']._serialized_start=1359
-  _globals['_WANTEDINSTANCE']._serialized_end=1431
-  _globals['_GPULAYOUT']._serialized_start=1433
-  _globals['_GPULAYOUT']._serialized_end=1530
-  _globals['_NODEPLAN']._serialized_start=1533
-  _globals['_NODEPLAN']._serialized_end=1794
-  _globals['_APPLYRESULT']._serialized_start=1797
-  _globals['_APPLYRESULT']._serialized_end=1944
-  _globals['_PLANAPPLIED']._serialized_start=1946
-  _globals['_PLANAPPLIED']._serialized_end=2057
+  _globals['_TERMINALSIZE']._serialized_start=146
+  _globals['_TERMINALSIZE']._serialized_end=191
+  _globals['_PROCESSSPEC']._serialized_start=194
+  _globals['_PROCESSSPEC']._serialized_end=727
+  _globals['_PROCESSSPEC_ENVIRONMENTENTRY']._serialized_start=620
+  _globals['_PROCESSSPEC_ENVIRONMENTENTRY']._serialized_end=670
+  _globals['_PROCESSSPEC_ELEMENTVARIABLESENTRY']._serialized_start=672
+  _globals['_PROCESSSPEC_ELEMENTVARIABLESENTRY']._serialized_end=727
+  _globals['_ATTEMPTSTATUS']._serialized_start=730
+  _globals['_ATTEMPTSTATUS']._serialized_end=1060
+  _globals['_JOBPROGRESS']._serialized_start=1062
+  _globals['_JOBPROGRESS']._serialized_end=1153
+  _globals['_ASSIGNMENT']._serialized_start=1156
+  _globals['_ASSIGNMENT']._serialized_end=1496
+  _globals['_GPUSETTING']._serialized_start=1499
+  _globals['_GPUSETTING']._serialized_end=1725
+  _globals['_WANTEDINSTANCE']._serialized_start=1727
+  _globals['_WANTEDINSTANCE']._serialized_end=1799
+  _globals['_GPULAYOUT']._serialized_start=1801
+  _globals['_GPULAYOUT']._serialized_end=1898
+  _globals['_NODEPLAN']._serialized_start=1901
+  _globals['_NODEPLAN']._serialized_end=2162
+  _globals['_APPLYRESULT']._serialized_start=2165
+  _globals['_APPLYRESULT']._serialized_end=2312
+  _globals['_PLANAPPLIED']._serialized_start=2314
+  _globals['_PLANAPPLIED']._serialized_end=2425
 # @@protoc_insertion_point(module_scope)

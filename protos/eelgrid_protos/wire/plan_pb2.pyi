@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class StandardInput(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STANDARD_INPUT_UNSPECIFIED: _ClassVar[StandardInput]
+    STANDARD_INPUT_PIPE: _ClassVar[StandardInput]
+    STANDARD_INPUT_TERMINAL: _ClassVar[StandardInput]
+
 class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
@@ -21,6 +27,9 @@ class ApplyStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APPLY_STATUS_OBSERVED: _ClassVar[ApplyStatus]
     APPLY_STATUS_REFUSED: _ClassVar[ApplyStatus]
     APPLY_STATUS_FAILED: _ClassVar[ApplyStatus]
+STANDARD_INPUT_UNSPECIFIED: StandardInput
+STANDARD_INPUT_PIPE: StandardInput
+STANDARD_INPUT_TERMINAL: StandardInput
 ATTEMPT_STATE_UNSPECIFIED: AttemptState
 ATTEMPT_STATE_RUNNING: AttemptState
 ATTEMPT_STATE_ENDED: AttemptState
@@ -47,8 +56,16 @@ class Slice(_message.Message):
     gpu_milli: int
     def __init__(self, profile: _Optional[str] = ..., start: _Optional[int] = ..., batch: _Optional[int] = ..., processes: _Optional[int] = ..., label: _Optional[str] = ..., gpu_milli: _Optional[int] = ...) -> None: ...
 
+class TerminalSize(_message.Message):
+    __slots__ = ("rows", "columns")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    columns: int
+    def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ...) -> None: ...
+
 class ProcessSpec(_message.Message):
-    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most", "element_variables")
+    __slots__ = ("argv", "environment", "working_directory", "stop_signal", "grace_s", "time_limit_s", "log_bytes_most", "element_variables", "standard_input", "terminal_size", "warn_signal", "warn_before_s")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +88,10 @@ class ProcessSpec(_message.Message):
     TIME_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_MOST_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_INPUT_FIELD_NUMBER: _ClassVar[int]
+    TERMINAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WARN_SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    WARN_BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     argv: _containers.RepeatedScalarFieldContainer[str]
     environment: _containers.ScalarMap[str, str]
     working_directory: str
@@ -79,10 +100,14 @@ class ProcessSpec(_message.Message):
     time_limit_s: float
     log_bytes_most: int
     element_variables: _containers.ScalarMap[str, str]
-    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., element_variables: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    standard_input: StandardInput
+    terminal_size: TerminalSize
+    warn_signal: str
+    warn_before_s: float
+    def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., element_variables: _Optional[_Mapping[str, str]] = ..., standard_input: _Optional[_Union[StandardInput, str]] = ..., terminal_size: _Optional[_Union[TerminalSize, _Mapping]] = ..., warn_signal: _Optional[str] = ..., warn_before_s: _Optional[float] = ...) -> None: ...
 
 class AttemptStatus(_message.Message):
-    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns", "checkpoint_s")
+    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns", "checkpoint_s", "gpu_held", "progress")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +119,8 @@ class AttemptStatus(_message.Message):
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTED_NS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_S_FIELD_NUMBER: _ClassVar[int]
+    GPU_HELD_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     attempt: int
@@ -105,10 +132,24 @@ class AttemptStatus(_message.Message):
     ended_ns: int
     checkpointed_ns: int
     checkpoint_s: float
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ..., checkpoint_s: _Optional[float] = ...) -> None: ...
+    gpu_held: bool
+    progress: JobProgress
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., gpu_held: bool = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ...) -> None: ...
+
+class JobProgress(_message.Message):
+    __slots__ = ("step", "total", "metric", "time_ns")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    total: int
+    metric: float
+    time_ns: int
+    def __init__(self, step: _Optional[int] = ..., total: _Optional[int] = ..., metric: _Optional[float] = ..., time_ns: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "checkpoint_interval_s", "interrupted_every_s")
+    __slots__ = ("workload_id", "replica", "gpu_uuids", "gpu_milli", "cpu_milli", "memory_bytes", "gpu_instance", "process", "attempt", "replicas", "stop", "checkpoint_interval_s", "interrupted_every_s", "run_as")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +163,7 @@ class Assignment(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_AS_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
@@ -135,7 +177,8 @@ class Assignment(_message.Message):
     stop: bool
     checkpoint_interval_s: float
     interrupted_every_s: float
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ..., checkpoint_interval_s: _Optional[float] = ..., interrupted_every_s: _Optional[float] = ...) -> None: ...
+    run_as: str
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_instance: _Optional[_Union[Slice, _Mapping]] = ..., process: _Optional[_Union[ProcessSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., stop: bool = ..., checkpoint_interval_s: _Optional[float] = ..., interrupted_every_s: _Optional[float] = ..., run_as: _Optional[str] = ...) -> None: ...
 
 class GpuSetting(_message.Message):
     __slots__ = ("gpu_uuid", "power_limit_w", "sm_clock_min_mhz", "sm_clock_max_mhz", "power_profile")

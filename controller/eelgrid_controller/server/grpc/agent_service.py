@@ -15,6 +15,7 @@ from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.state.attempts import is_stale
 from eelgrid_controller.state.events import NodesRemoved
 from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
 from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
@@ -33,6 +34,8 @@ from eelgrid_protos.messages import (
     HeldDevices,
     Hello,
     HelloReceived,
+    InputChunk,
+    InputResult,
     Inventory,
     LogChunk,
     LogRequest,
@@ -63,7 +66,7 @@ _EVENTS_PER_S = 5.0
 _EVENTS_AHEAD_S = 10.0
 _DETAIL_SHOWN_MOST = 300
 # Of one node at a time, and how long an agent may take beyond what it was told to wait.
-_LOG_READERS_MOST = 256
+_STREAM_REQUESTS_MOST = 256
 _LOG_WITHIN_S = 10.0
 
 
@@ -100,45 +103,57 @@ class _Session:
         self.wake = asyncio.Event()
         self.is_over = False
         self.end: Exception | None = None
-        # Requests for output to send, and the answers that somebody waits for.
-        self.log_requests: deque[LogRequest] = deque()
-        self._log_answers: dict[int, asyncio.Future[LogChunk]] = {}
-        self._log_numbers = itertools.count(1)
+        # Requests for output and chunks of input to send, and the answers that somebody waits for.
+        self.stream_requests: deque[LogRequest | InputChunk] = deque()
+        self._stream_answers: dict[int, asyncio.Future[LogChunk | InputResult]] = {}
+        self._stream_numbers = itertools.count(1)
 
     def close(self, reason: Exception | None) -> None:
         """End the stream; the first reason stands."""
         if not self.is_over:
             self.is_over = True
             self.end = reason
-            for answer in self._log_answers.values():
+            for answer in self._stream_answers.values():
                 if not answer.done():
                     answer.set_exception(Unavailable(f"the agent of {self.node_name} is away; read the output again"))
         self.wake.set()
 
     async def read_log(self, request: LogRequest) -> LogChunk:
         """Asks the agent for output; raises Unavailable where it does not answer."""
+        answer = await self._exchange(request, within_s=request.wait_s + _LOG_WITHIN_S)
+        assert isinstance(answer, LogChunk)
+        return answer
+
+    async def write_input(self, chunk: InputChunk) -> InputResult:
+        """Sends input and waits until the process has taken it, however long; raises Unavailable with the stream."""
+        answer = await self._exchange(chunk, within_s=None)
+        assert isinstance(answer, InputResult)
+        return answer
+
+    async def _exchange(self, request: LogRequest | InputChunk, *, within_s: float | None) -> LogChunk | InputResult:
         if self.is_over:
             raise Unavailable(f"the agent of {self.node_name} is away; read the output again")
-        if len(self._log_answers) >= _LOG_READERS_MOST:
-            raise ResourceExhausted(f"{_LOG_READERS_MOST} readers of output of {self.node_name} wait; read it later")
-        number = next(self._log_numbers)
-        answer: asyncio.Future[LogChunk] = asyncio.get_running_loop().create_future()
-        self._log_answers[number] = answer
-        self.log_requests.append(replace(request, request_id=number))
+        if len(self._stream_answers) >= _STREAM_REQUESTS_MOST:
+            problem = f"{_STREAM_REQUESTS_MOST} readers of output of {self.node_name} wait; read it later"
+            raise ResourceExhausted(problem)
+        number = next(self._stream_numbers)
+        answer: asyncio.Future[LogChunk | InputResult] = asyncio.get_running_loop().create_future()
+        self._stream_answers[number] = answer
+        self.stream_requests.append(replace(request, request_id=number))
         self.wake.set()
         try:
-            async with asyncio.timeout(request.wait_s + _LOG_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 return await answer
         except TimeoutError:
             raise Unavailable(f"the agent of {self.node_name} sends no output; read it again") from None
         finally:
-            del self._log_answers[number]
+            del self._stream_answers[number]
 
-    def on_log_chunk(self, chunk: LogChunk) -> None:
-        """Output came; an answer that nobody waits for any more is dropped."""
-        answer = self._log_answers.get(chunk.request_id)
+    def on_stream_answer(self, found: LogChunk | InputResult) -> None:
+        """An answer came; one that nobody waits for any more is dropped."""
+        answer = self._stream_answers.get(found.request_id)
         if answer is not None and not answer.done():
-            answer.set_result(chunk)
+            answer.set_result(found)
 
     def request_plan(self, *, not_before_s: float) -> None:
         """The node's plan changed; what changes until then goes with it."""
@@ -238,6 +253,13 @@ class AgentService:
         if session is None:
             raise Unavailable(f"the agent of {node_name}, which has the output, is away; read it when it is back")
         return await session.read_log(request)
+
+    async def write_input(self, node_name: str, chunk: InputChunk) -> InputResult:
+        """Sends input to a process of a node; raises Unavailable while its agent is away."""
+        session = self._sessions.get(node_name)
+        if session is None:
+            raise Unavailable(f"the agent of {node_name}, where the process runs, is away; attach when it is back")
+        return await session.write_input(chunk)
 
     def is_node_reported(self, node_name: str) -> bool:
         """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
@@ -401,7 +423,7 @@ class AgentService:
 
     async def _outgoing(
         self, session: _Session
-    ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement | LogRequest]:
+    ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement | LogRequest | InputChunk]:
         """What is to be told, in its newest form, until the session is over."""
         while not session.is_over:
             session.wake.clear()
@@ -415,8 +437,8 @@ class AgentService:
             if session.energy is not None:
                 energy, session.energy = session.energy, None
                 yield energy
-            while session.log_requests:
-                yield session.log_requests.popleft()
+            while session.stream_requests:
+                yield session.stream_requests.popleft()
             if session.is_plan_wanted:
                 wait_s = session.plan_not_before_s - self._monotonic_s()
                 if wait_s > 0.0:
@@ -469,9 +491,14 @@ class AgentService:
                 self._telemetry.record_plan_applied(session.node_name, applied)
                 self._trace_plan_message(session.node_name, applied)
             case AttemptReport() as report:
+                # Before it may end a workload: of a job's own node alone.
+                workloads = self._loop.core.state.workloads
+                for status in report.attempts:
+                    if not is_stale(workloads.get(status.workload_id), session.node_name, status):
+                        self._telemetry.progress.record(status)
                 self.stale_attempts += await self._loop.record_attempts(session.node_name, report.attempts)
-            case LogChunk() as chunk:
-                session.on_log_chunk(chunk)
+            case LogChunk() | InputResult() as answer:
+                session.on_stream_answer(answer)
             case HeldDevices() as held:
                 self.devices.record_report(session.node_name, held)
             case Hello() | Resume():

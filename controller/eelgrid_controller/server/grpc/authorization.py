@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -43,7 +44,16 @@ from eelgrid_protos.messages import (
     WhoAmIResponse,
 )
 from eelgrid_protos.openmetrics import MetricFamily
-from eelgrid_protos.roles import Caller, CallerReader, Role, RoleRefused, RoleRules, check_node, peer_address
+from eelgrid_protos.roles import (
+    Caller,
+    CallerReader,
+    LocalUserReader,
+    Role,
+    RoleRefused,
+    RoleRules,
+    check_node,
+    peer_address,
+)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _REFUSALS_EVERY_S = 60.0
@@ -51,9 +61,9 @@ _ROLELESS_EVERY_S = 3600.0
 
 
 class Authorizer:
-    """Lets callers in whose connections are under mutual TLS."""
+    """Lets callers in whose connections are under mutual TLS, or who prove that they are users of this machine."""
 
-    def __init__(self, rules: RoleRules, *, clock: Clock, log: logging.Logger) -> None:
+    def __init__(self, rules: RoleRules, *, clock: Clock, log: logging.Logger, proofs: Path | None = None) -> None:
         self.rules = rules
         self._clock = clock
         self._log = RateLimitedLog(log, clock.monotonic_s)
@@ -61,6 +71,7 @@ class Authorizer:
         import cryptography.x509  # noqa: F401
 
         self._callers = CallerReader(rules)
+        self._local_users = None if proofs is None else LocalUserReader(proofs, rules)
         self._refused: Counter[tuple[str, str]] = Counter()
         self._roleless: Counter[str] = Counter()
 
@@ -82,7 +93,7 @@ class Authorizer:
 
     def identify_caller(self, context: Context) -> Caller:
         """Whoever calls."""
-        return self._callers.identify_caller(context)
+        return (self._local_users or self._callers).identify_caller(context)
 
     def families(self) -> Iterator[MetricFamily]:
         """What the page of metrics tells."""

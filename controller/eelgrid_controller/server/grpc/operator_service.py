@@ -21,7 +21,6 @@ from eelgrid_controller.core.steps import CommandOrigin, CommitResult
 from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.array_changes import change_array, is_array
-from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall
@@ -34,7 +33,6 @@ from eelgrid_controller.state.node_changes import mark_lost_replicas
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import (
     Aborted,
-    FailedPrecondition,
     Fault,
     InvalidArgument,
     NotFound,
@@ -71,11 +69,8 @@ from eelgrid_protos.messages import (
     ListQueuesResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
-    LogRequest,
     MoveToQueueRequest,
     MoveToQueueResponse,
-    ReadLogsRequest,
-    ReadLogsResponse,
     Recommendation,
     RecommendMovesRequest,
     RecommendMovesResponse,
@@ -162,9 +157,6 @@ _NAMED_MOST = 4096
 
 _WATCHERS_MOST = 1000
 _INTERVAL_LEAST_S = 0.1
-# How long an agent waits for output that a reader follows, and how soon one that is away is asked again.
-_LOG_WAIT_S = 10.0
-_LOG_AGAIN_S = 0.5
 
 
 class OperatorService:
@@ -191,20 +183,20 @@ class OperatorService:
         self._log = log
         self._watchers = 0
         self._closing = asyncio.Event()
-        self._changes = WorkloadChanges(loop.config.changes_most, revision=loop.core.state.revision)
+        self.changes = WorkloadChanges(loop.config.changes_most, revision=loop.core.state.revision)
         loop.listeners.append(self._on_commit)
 
     def close(self) -> None:
         """End every watch, so that the server can stop at once."""
         self._closing.set()
-        self._changes.close()
+        self.changes.close()
 
     def _on_commit(self, committed: CommitResult) -> None:
         names = {getattr(event, "workload_id", None) for event in committed.events} - {None}
         names.update(key for event in committed.events for key in getattr(event, "workload_ids", ()))
         workloads = self._loop.core.state.workloads
         # One that ended long ago may already be forgotten.
-        self._changes.publish([workloads[name] for name in names if name in workloads])
+        self.changes.publish([workloads[name] for name in names if name in workloads])
 
     # The cluster
 
@@ -435,11 +427,11 @@ class OperatorService:
             for workload in workloads:
                 yield WatchWorkloadsResponse(workload=workload)
             while True:
-                for workload in self._changes.changes_after(revision):
+                for workload in self.changes.changes_after(revision):
                     yield WatchWorkloadsResponse(workload=workload)
                     revision = workload.revision
-                if not self._changes.changes_after(revision):
-                    await self._changes.wait_change()
+                if not self.changes.changes_after(revision):
+                    await self.changes.wait_change()
         finally:
             self._watchers -= 1
 
@@ -450,81 +442,6 @@ class OperatorService:
             whole = await change_array(self._loop, ElementChange.CANCEL, request.workload_id, call=call)
             return CancelWorkloadResponse(workload=whole)
         return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id, call=call))
-
-    async def read_logs(self, request: ReadLogsRequest, context: Context) -> AsyncIterator[ReadLogsResponse]:
-        """The output of a process of the caller's own; raises NotFound, and FailedPrecondition without one."""
-        call = self._call_of("ReadLogs", request, context)
-        offset, tail_lines = request.offset, request.tail_lines
-        # Of the attempt that is read to its end, even if the workload has another by then.
-        node_name, attempt = "", 0
-        self._enter()
-        try:
-            while not self._closing.is_set():
-                workload, place = await self._loop.read(lambda core: self._find_process(core, request, call))
-                if not node_name:
-                    node_name, attempt = place, workload.attempt
-                if not node_name:
-                    await self._changes.wait_change()
-                    continue
-                is_past = workload.phase.is_ended or workload.attempt != attempt
-                asked = LogRequest(
-                    request_id=0,
-                    workload_id=request.workload_id,
-                    replica=request.replica,
-                    attempt=attempt,
-                    offset=offset,
-                    tail_lines=tail_lines,
-                    wait_s=_LOG_WAIT_S if request.follow else 0.0,
-                )
-                try:
-                    chunk = await self._agents.read_log(node_name, asked)
-                except Unavailable:
-                    if not request.follow or is_past:
-                        raise
-                    await asyncio.sleep(_LOG_AGAIN_S)
-                    continue
-                if chunk.problem:
-                    if not request.follow or is_past:
-                        raise NotFound(f"there is no output of {request.workload_id}: {chunk.problem}")
-                    continue
-                if chunk.text:
-                    yield ReadLogsResponse(text=chunk.text, next_offset=chunk.next_offset)
-                offset, tail_lines = chunk.next_offset, None
-                if chunk.is_end and request.follow and await self._runs_again(request.workload_id, attempt):
-                    node_name, offset = "", 0
-                elif chunk.is_end or not (chunk.text or request.follow):
-                    return
-            raise Unavailable("the controller is stopping; read the output again when it is back")
-        finally:
-            self._watchers -= 1
-
-    async def _runs_again(self, workload_id: str, attempt: int) -> bool:
-        """Waits while a process that was preempted is in the queue; returns whether it has a later attempt."""
-        while not self._closing.is_set():
-            now = await self._loop.read(lambda core: core.state.workloads.get(workload_id))
-            if now is None or now.phase.is_ended or now.attempt > attempt:
-                return now is not None and now.attempt > attempt
-            if now.placements and not now.preempted_for:
-                return False
-            await self._changes.wait_change()
-        return False
-
-    def _find_process(self, core: Core, request: ReadLogsRequest, call: AuditedCall) -> tuple[Workload, str]:
-        """The workload, and the node that has the output; empty while a follower has to wait for a place."""
-        workload = core.workload(request.workload_id)
-        self._loop.check_owner(core, request.workload_id, call)
-        if workload.spec.process is None:
-            raise FailedPrecondition(
-                f"workload {workload.workload_id} has no process: another engine runs it, and has its output"
-            )
-        if request.replica >= workload.spec.replicas:
-            problem = f"is {request.replica}, and the workload has {workload.spec.replicas}"
-            raise InvalidArgument("there is no such replica", (Violation("replica", problem, "count them from 0"),))
-        place = next((at.node_name for at in workload.placements if at.replica == request.replica), "")
-        if not place and (workload.phase.is_ended or not request.follow):
-            state = "never started" if workload.phase.is_ended else "has not started"
-            raise NotFound(f"there is no output of {workload.workload_id}: it {state}")
-        return workload, place
 
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""

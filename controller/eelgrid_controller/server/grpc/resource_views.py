@@ -202,7 +202,9 @@ class ResourceViews:
     def workload(self, workload: Workload, nodes: Mapping[str, NodeRecord]) -> Workload:
         """One workload, with what is known of its GPUs now: which are lost, and what they draw."""
         marked, power_w = mark_lost_replicas(workload, nodes), self._power_w(workload, nodes)
-        return marked if power_w is None else replace(marked, power_w=power_w)
+        progress = self._telemetry.progress.get(workload.workload_id) if workload.spec.process is not None else None
+        is_unknown = power_w is None and progress is None
+        return marked if is_unknown else replace(marked, power_w=power_w, progress=progress)
 
     def with_advice(self, core: Core, workload: Workload) -> Workload:
         """One workload, with how often it should save."""
