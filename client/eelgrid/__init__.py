@@ -17,6 +17,7 @@ from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import (
     AddNodes,
+    ArrayElement,
     AuditEntry,
     BackfillMode,
     BudgetScope,
@@ -89,6 +90,7 @@ from eelgrid_protos.transport import TlsFiles
 
 __all__ = [
     "AddNodes",
+    "ArrayElement",
     "AsyncClient",
     "AuditEntry",
     "BackfillMode",
