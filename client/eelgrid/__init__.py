@@ -17,6 +17,7 @@ from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import (
     AddNodes,
+    ArrayElement,
     AttachInput,
     AttachOpening,
     AttachResponse,
@@ -94,6 +95,7 @@ from eelgrid_protos.transport import TlsFiles
 
 __all__ = [
     "AddNodes",
+    "ArrayElement",
     "AsyncClient",
     "AttachInput",
     "AttachOpening",

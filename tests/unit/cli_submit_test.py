@@ -1,6 +1,7 @@
 """eelctl submit: flags, YAML, and that a mistake submits nothing."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -9,7 +10,14 @@ from tests.strategies import message
 
 from eelgrid_controller.cli.connection import RequestRefused
 from eelgrid_controller.cli.workloads import read_workloads
-from eelgrid_protos.messages import Locality, ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
+from eelgrid_protos.messages import (
+    JobArrayRequest,
+    Locality,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    WorkloadKind,
+    WorkloadSpec,
+)
 from eelgrid_protos.plain_messages import to_plain
 
 GIB = 1024**3
@@ -150,7 +158,23 @@ def test_too_many_documents():
 def test_what_get_prints_can_be_submitted_again(request):
     document = {"workload_id": request.workload_id, "spec": to_plain(request.spec), "phase": "placed", "revision": 3}
     (read,) = read_workloads(yaml.safe_dump(document, allow_unicode=True), "w.yaml")
-    assert (read.spec, read.workload_id) == (request.spec, request.workload_id)
+    # Which element of an array it is, the controller says.
+    assert (read.spec, read.workload_id) == (replace(request.spec, array=None), request.workload_id)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        ("0-9%2", JobArrayRequest(indexes="0-9%2")),
+        ("7", JobArrayRequest(indexes="7")),
+        ("{parameters: ['lr=1,2'], indexes: '%3'}", JobArrayRequest(parameters=("lr=1,2",), indexes="%3")),
+    ],
+)
+def test_a_file_submits_an_array_by_its_indexes_or_its_parameters(array, expected):
+    (read,) = read_workloads(f"name: x\nrequest: {{cpu: 1}}\narray: {array}\n", "w.yaml")
+    assert (read.array, read.spec.array) == (expected, None)
+    with pytest.raises(RequestRefused, match=r"w\.yaml, document 1"):
+        read_workloads("name: x\nrequest: {cpu: 1}\narray: {}\n", "w.yaml")
 
 
 @pytest.mark.parametrize(

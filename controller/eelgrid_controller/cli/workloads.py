@@ -152,12 +152,13 @@ def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
     if isinstance(given.get("spec"), Mapping):
         given = given["spec"] | {key: value for key, value in given.items() if key not in {"spec", *_ANSWERED}}
     array = given.pop("array", None)
-    wanted: dict[str, Any] = {"spec": read_spec_amounts(given), "workload_id": workload_id}
     # What `eelctl get` prints of an element names its array, which the controller sets.
-    if array is not None and not (isinstance(array, Mapping) and "array_id" in array):
-        wanted["array"] = array if isinstance(array, Mapping) else {"indexes": str(array)}
+    has_array = array is not None and not (isinstance(array, Mapping) and "array_id" in array)
+    wanted = {"array": array if isinstance(array, Mapping) else {"indexes": str(array)}} if has_array else {}
     try:
-        return from_plain(SubmitWorkloadRequest, wanted)
+        return from_plain(
+            SubmitWorkloadRequest, {"spec": read_spec_amounts(given), "workload_id": workload_id, **wanted}
+        )
     except InvalidMessage as error:
         violations = tuple(_as_written(v) for v in error.violations)
         raise RequestRefused(f"{place}: {error.message}", "correct the file; nothing was sent", violations) from None

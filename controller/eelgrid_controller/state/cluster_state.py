@@ -239,6 +239,8 @@ class ClusterState:
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
             case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | WorkloadHeld() | WorkloadReleased():
                 touched = self._apply_waiting(event)
+            case DeadlineBroken():
+                touched = self._apply_breach(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
             case PreemptionRefused():
@@ -262,10 +264,8 @@ class ClusterState:
                 touched = self._apply_priced(event)
             case WorkloadScaled():
                 touched = self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
-            case WorkloadLimited() | DeadlineBroken():
-                touched = (
-                    self._apply_limited(event) if isinstance(event, WorkloadLimited) else self._apply_breach(event)
-                )
+            case WorkloadLimited():
+                touched = self._apply_limited(event)
             case PointsMeasured():
                 self.points.add_points(event.points)
                 touched = frozenset()
@@ -282,11 +282,8 @@ class ClusterState:
                 touched = self._apply_evicted(event)
             case WorkloadStopping() | AttemptStarted() | AttemptEnded() | WorkloadCompleted():
                 touched = self._apply_process_event(event)
-            case NodeAhead() | NodeReconciled():
+            case NodeAhead() | NodeReconciled() | NodeHeard():
                 touched = self._apply_reconciled(event)
-            case NodeHeard():
-                self._node(event.node_name).doubted_epoch = None
-                touched = frozenset((event.node_name,))
             case ControllerStarted():
                 touched = self._apply_doubt()
             case JournalRolledBack():
@@ -661,10 +658,12 @@ class ClusterState:
                 record.doubted_epoch = record.plan_epoch
         return names
 
-    def _apply_reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
+    def _apply_reconciled(self, event: NodeAhead | NodeReconciled | NodeHeard) -> frozenset[str]:
         record = self._node(event.node_name)
-        record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
         record.doubted_epoch = None
+        if isinstance(event, NodeHeard):
+            return frozenset((event.node_name,))
+        record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
         record.ahead = (
             AheadOfJournal(plan_epoch=event.plan_epoch, assignments=event.assignments, workload_ids=event.workload_ids)
             if isinstance(event, NodeAhead)
