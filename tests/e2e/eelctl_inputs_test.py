@@ -95,6 +95,10 @@ COMMANDS = {
         (
             (("x", "--nodes", "ghost", "--duration", "2h"), NO_SUCH, "ghost"),
             (("x", "--duration", "2h"), WRONG_USE, "--nodes"),
+            (("x", "--gpus", "2", "--pool", "default", "--duration", "2h"), WRONG_USE, "--gpus"),
+            (("x", "--gpus", "9999", "--start", "+9d", "--duration", "2h"), REFUSED, "--gpus"),
+            (("x", "--gpus", "1", "--model", "ghost", "--start", "+9d", "--duration", "2h"), REFUSED, "--model"),
+            (("x", "--nodes", "gpu-1", "--model", "h100", "--duration", "2h"), WRONG_USE, "--model"),
             (("x", "--nodes", "gpu-1", "--start", "soon", "--duration", "2h"), WRONG_USE, "--start"),
         ),
         attempted=(("reservation", "delete", "demo"),),
@@ -102,6 +106,7 @@ COMMANDS = {
             ("again", "the name is taken"),
             ("users", "any text is a user, and the name is taken"),
             ("queue", "any text is a queue, and the name is taken"),
+            ("model", "is looked up for --gpus alone, and the name is taken"),
         ),
     ),
     "reservation list": Use(),

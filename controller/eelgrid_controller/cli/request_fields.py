@@ -22,7 +22,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "filters": ("where",),
     "gpu_count": ("gpus",),
     "gpu_milli": ("gpu_share",),
-    "gpu_models": ("gpu_model",),
+    "gpu_models": ("gpu_model", "model"),
     "group_by": ("by",),
     "labels": ("label",),
     "limit_w": ("budget",),

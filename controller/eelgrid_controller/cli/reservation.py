@@ -11,7 +11,13 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.completion import complete_nodes, complete_pools, complete_queues, complete_users
+from eelgrid_controller.cli.completion import (
+    complete_model_lists,
+    complete_nodes,
+    complete_pools,
+    complete_queues,
+    complete_users,
+)
 from eelgrid_controller.cli.connection import (
     DURATION,
     CliSettings,
@@ -63,6 +69,12 @@ def _format_time(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(time_ns / 1e9, UTC):%FT%TZ}"
 
 
+def _describe_gpus(one: Reservation) -> str:
+    """Describes how many GPUs it holds where it was made for a number of them; empty where nodes or a pool are named."""
+    models = f" {' or '.join(one.gpu_models[:_NAMED])}" if one.gpu_models else ""
+    return f"{one.gpus}{models}" if one.gpus else ""
+
+
 def _describe_nodes(one: Reservation) -> str:
     if one.pool:
         return f"pool {one.pool}"
@@ -87,6 +99,7 @@ def _columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Reservation], ...]:
     return (
         TableColumn("RESERVATION", lambda r: r.name),
         TableColumn("NODES", _describe_nodes),
+        TableColumn("GPUS", _describe_gpus),
         TableColumn("FOR", _describe_holder),
         TableColumn("START", lambda r: _format_time(r.start_ns)),
         TableColumn("END", lambda r: _format_time(r.end_ns)),
@@ -128,6 +141,10 @@ def reservation() -> None:
 @click.argument("name")
 @click.option("--nodes", default="", metavar="N1,N2", help="The nodes that it holds.", shell_complete=complete_nodes)
 @click.option("--pool", default="", help="All nodes of a pool instead.", shell_complete=complete_pools)
+@click.option("--gpus", type=click.IntRange(1, 1_000_000), help="So many GPUs instead, on whole nodes that are chosen.")
+@click.option(
+    "--model", default="", help="Their models, by any of their names: A,B.", shell_complete=complete_model_lists
+)
 @click.option("--start", default="now", show_default=True, help="now, +2h, or a time in UTC: 2027-01-31T08:00.")
 @click.option("--duration", type=DURATION, required=True, help="For how long: 90m, 4h, 2d.")
 @click.option("--users", default="", metavar="A,B", help="Whose work may start there.", shell_complete=complete_users)
@@ -135,18 +152,22 @@ def reservation() -> None:
 @click.option("--maintenance", is_flag=True, help="Nothing starts there.")
 @output_option
 @click.pass_obj
-def create(settings: CliSettings, /, name: str, start: str, duration: int, maintenance: bool, **flags: str) -> None:
+def create(settings: CliSettings, /, name: str, start: str, duration: int, maintenance: bool, **flags: Any) -> None:
     """Reserve nodes from a time on, for a span. Requires the role admin.
 
     What would not have ended by the start is not placed there any more; work of which no run time is known is not from a
-    day before on. What runs there stays. Without --users, --queue and --maintenance everybody's work may start within the span.
+    day before on. What runs there stays. With --gpus the nodes are chosen now, those that close the fewest GPUs beyond the
+    number, and are told; it is refused if not so many are free by the start. Without --users, --queue and --maintenance everybody's work may start within the span.
 
     \b
     eelctl reservation create demo --nodes n1,n2 --start +2h --duration 4h --users ada
+    eelctl reservation create eval --gpus 8 --model h100 --start +1d --duration 4h --queue eval
     """  # noqa: D301
     nodes = _split(flags["nodes"])
-    if bool(nodes) == bool(flags["pool"]):
-        raise click.UsageError("give --nodes or --pool, one of them")
+    if sum(map(bool, (nodes, flags["pool"], flags["gpus"]))) != 1:
+        raise click.UsageError("give --nodes, --pool or --gpus, one of them")
+    if flags["model"] and not flags["gpus"]:
+        raise click.UsageError("--model needs --gpus")
     with connect_operators(settings) as client:
         now_ns, found = read_now_ns(client, settings), _read_policy(client, settings)
         start_ns = parse_start_ns(start, now_ns)
@@ -159,6 +180,8 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
             users=_split(flags["users"]),
             queue=flags["queue"],
             maintenance=maintenance,
+            gpus=flags["gpus"] or 0,
+            gpu_models=_split(flags["model"]),
         )
         check_message(wanted)
         if wanted.end_ns <= now_ns:
@@ -168,7 +191,8 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
             raise RequestRefused(f"there is a reservation {name!r} already", "choose another name, or delete it first")
         _refuse_unknown(client, settings, wanted)
         changed = replace(found, reservations=(*current, wanted))
-        client.update_policy(UpdatePolicyRequest(policy=changed), timeout=settings.timeout_s)
+        made = client.update_policy(UpdatePolicyRequest(policy=changed), timeout=settings.timeout_s).policy
+        wanted = next((one for one in made.reservations if one.name == name), wanted)
     state = f"{_describe_nodes(wanted)} from {_format_time(wanted.start_ns)} to {_format_time(wanted.end_ns)}"
     print_document(settings, wanted, [f"{name}: reserved for {_describe_holder(wanted)}: {state}"])
 

@@ -20,6 +20,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
+from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -32,7 +33,11 @@ from eelgrid_controller.queueing.backfill import (
     group_assignments,
     is_start_free,
 )
-from eelgrid_controller.queueing.reservations import list_boundaries, list_closed_nodes, list_closing_reservations
+from eelgrid_controller.queueing.reservations import (
+    list_boundaries,
+    list_closed_nodes,
+    list_closing_reservations,
+)
 from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
@@ -43,6 +48,7 @@ from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
 from eelgrid_protos.messages import (
     PROMISE_ENDS_MOST,
     BackfillMode,
+    Policy,
     RuntimeSource,
     StartPromise,
     Workload,
@@ -161,6 +167,11 @@ class BackfillPlanner:
         events += [WorkloadPromised(time_ns=now_ns, workload_id=key) for key in gone if key in self._state.pending]
         reserved = {one.workload_id: one for one in self._reserved}
         return [*events, *self._deadlines.list_breaches(reserved, self.ends, now_ns, self._find_cause)]
+
+    def choose_reserved_nodes(self, policy: Policy, now_ns: int) -> Policy:
+        """Returns a policy with the nodes of reservations that state a number of GPUs; raises InvalidArgument."""
+        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
+        return choose_reserved_nodes(self._state, self._placer, self.ends, kept, policy, now_ns=now_ns)
 
     def has_late_deadline(self, now_ns: int) -> bool:
         """Returns whether a promised deadline has passed of which nothing was said."""

@@ -330,8 +330,7 @@ class Core:
         # The ended workload may be gone already, if the number of ended workloads that are kept is 0.
         fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
         ended = self.state.workloads.get(workload_id, fallback)
-        frees = bool(workload.placements) or workload.promise is not None
-        return self._with_retry((event,), ended, nodes, now_ns, frees=frees)
+        return self._with_retry((event,), ended, nodes, now_ns, frees=bool(workload.placements or workload.promise))
 
     def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus], *, now_ns: int) -> CoreStep[int]:
         """Records what an agent reports of processes; returns how many reports are about earlier attempts.
@@ -633,6 +632,7 @@ class Core:
     def update_policy(self, policy: Policy, *, now_ns: int) -> CoreStep[Policy]:
         """Puts a policy in force; raises Aborted unless it names the current revision."""
         current, over = self.state.policy, self.state.spending.over
+        policy = self._backfill.choose_reserved_nodes(policy, now_ns)
         event = PolicyChanged(time_ns=now_ns, policy=revise_policy(current, policy))
         nodes = self._apply(event)
         is_other = self.state.spending.over != over or changes_starts(current, event.policy)

@@ -7,11 +7,17 @@ A node is closed to a workload if a reservation of it overlaps the time for whic
 the reservation is for its user or its queue and has begun: those whom it is for start within it. Work of which nothing is
 known starts on no node that is reserved within the lead, a day: it may run on into the reservation if it started
 before. What runs there already stays.
+
+A reservation of a number of GPUs is one of whole nodes that `choose_nodes` finds: those of which the fewest GPUs are closed
+beyond that number. Only GPUs that are free by its start count, by the expected ends of running work, on nodes that neither
+another reservation nor a kept start needs within its span.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
+from eelgrid_controller.queueing.backfill import EstimatedEnds, ReservedStart, project_record
 from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -67,3 +73,75 @@ def list_closed_nodes(state: ClusterState, workload: Workload, start_ns: int) ->
 def list_boundaries(reservations: tuple[Reservation, ...]) -> list[int]:
     """Returns the times at which reservations begin or end, in order."""
     return sorted({time_ns for one in reservations for time_ns in (one.start_ns, one.end_ns)})
+
+
+class NodeOffer(NamedTuple):
+    """How many GPUs a node has for a reservation, and how many it closes to other work."""
+
+    node_name: str
+    free: int
+    closed: int
+
+
+def list_offers(
+    state: ClusterState,
+    ends: EstimatedEnds,
+    kept: Sequence[ReservedStart],
+    wanted: Reservation,
+    *,
+    others: Sequence[Reservation],
+    now_ns: int,
+) -> list[NodeOffer]:
+    """Lists the nodes that have GPUs for a reservation of a number of them, beside kept starts and other reservations."""
+    taken = {
+        name
+        for one in others
+        if one.start_ns < wanted.end_ns and one.end_ns > max(now_ns, wanted.start_ns)
+        for name in list_reserved_nodes(one, state.nodes)
+    }
+    taken |= {
+        name for one in kept if one.start_ns < wanted.end_ns and one.end_ns > wanted.start_ns for name in one.places
+    }
+    found = []
+    for name, node in state.nodes.items():
+        if name in taken or not node.is_schedulable:
+            continue
+        record = project_record(node, ends, max(now_ns, wanted.start_ns), now_ns)
+        held = record.gpu_milli.keys() | record.externally_used_gpus() | record.lost_gpus
+        free = [
+            gpu
+            for gpu in record.inventory.gpus
+            if gpu.uuid not in held
+            and (not wanted.gpu_models or gpu.model in wanted.gpu_models)
+            and not (record.gpu_cordon_reason(gpu) or gpu.mig_enabled or record.is_partition_managed(gpu))
+        ]
+        if free:
+            found.append(NodeOffer(name, len(free), len(record.inventory.gpus)))
+    return found
+
+
+def choose_nodes(offers: Sequence[NodeOffer], gpus: int) -> tuple[str, ...]:
+    """Chooses nodes that have so many GPUs together and close few beyond them; empty if all have too few.
+
+    None of the chosen could be left out. The last is the one that closes the fewest GPUs of those that would do.
+    """
+    if sum(one.free for one in offers) < gpus:
+        return ()
+    ordered = sorted(offers, key=lambda one: (one.closed - one.free, -one.free, one.node_name))
+    chosen: list[NodeOffer] = []
+    left = gpus
+    while left > 0:
+        whole = next((one for one in ordered if one.free <= left), None)
+        # Of what is more than needed, the smallest; of what is not, the one that wastes least.
+        enough = min(
+            (one for one in ordered if one.free >= left), key=lambda one: (one.closed, one.node_name), default=None
+        )
+        one = enough if whole is None or (enough is not None and enough.closed <= left) else whole
+        assert one is not None
+        chosen.append(one)
+        ordered.remove(one)
+        left -= one.free
+    for one in sorted(chosen, key=lambda found: (-found.closed, found.node_name)):
+        if sum(other.free for other in chosen) - one.free >= gpus:
+            chosen.remove(one)
+    return tuple(sorted(one.node_name for one in chosen))

@@ -696,6 +696,10 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     for name in (*queues, "backfill", "reservations", "priority_classes"):
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
+    for row, reservation in zip(plain.get("reservations", ()), policy.reservations, strict=False):
+        for name in ("gpus", "gpu_models"):
+            if not getattr(reservation, name):
+                del row[name]
     for queue in plain.get("queues", ()):
         if queue.get("preemption", 0) is None:
             del queue["preemption"]

@@ -151,12 +151,19 @@ class Reservation:
     users: Annotated[tuple[RequiredLabel, ...], Many(_NAMES_MOST)] = ()
     queue: Label = ""
     maintenance: bool = False
+    # How many GPUs, of which models: nodes that have them are chosen when the policy is changed.
+    gpus: Uint32 = 0
+    gpu_models: Annotated[tuple[RequiredLabel, ...], Many(_NAMES_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
-        """Checks that it ends after its start, names nodes or a pool, and no users for maintenance."""
+        """Checks that it ends after its start, names nodes, a pool or GPUs, and no users for maintenance."""
         if self.end_ns <= self.start_ns:
             yield Violation("end_ns", "is not after start_ns", "let it end after it starts")
-        if bool(self.node_names) == bool(self.pool):
+        if self.gpus and self.pool:
+            yield Violation("gpus", "are set beside pool", "reserve a number of GPUs, or one pool")
+        if self.gpu_models and not self.gpus:
+            yield Violation("gpu_models", "are set without gpus", "set gpus, or leave them out")
+        if not self.gpus and bool(self.node_names) == bool(self.pool):
             yield Violation("node_names", "are not the only choice beside pool", "name nodes, or one pool")
         if self.maintenance and (self.users or self.queue):
             yield Violation("users", "or a queue are set for maintenance", "leave them out: nothing starts then")

@@ -124,7 +124,7 @@ class QueueStatus(_message.Message):
     def __init__(self, queue: _Optional[_Union[Queue, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[QueueUsage, _Mapping]]] = ..., weighted_share: _Optional[float] = ..., weighted_usage: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("name", "node_names", "pool", "start_ns", "end_ns", "users", "queue", "maintenance")
+    __slots__ = ("name", "node_names", "pool", "start_ns", "end_ns", "users", "queue", "maintenance", "gpus", "gpu_models")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,8 @@ class Reservation(_message.Message):
     USERS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     node_names: _containers.RepeatedScalarFieldContainer[str]
     pool: str
@@ -141,4 +143,6 @@ class Reservation(_message.Message):
     users: _containers.RepeatedScalarFieldContainer[str]
     queue: str
     maintenance: bool
-    def __init__(self, name: _Optional[str] = ..., node_names: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., users: _Optional[_Iterable[str]] = ..., queue: _Optional[str] = ..., maintenance: bool = ...) -> None: ...
+    gpus: int
+    gpu_models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., node_names: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., users: _Optional[_Iterable[str]] = ..., queue: _Optional[str] = ..., maintenance: bool = ..., gpus: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
