@@ -7,7 +7,8 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.server.metric_collectors import FleetMetrics
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import (
@@ -19,6 +20,7 @@ from eelgrid_controller.state.events import (
     event_to_plain,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     EnforcementMode,
@@ -30,6 +32,7 @@ from eelgrid_protos.messages import (
     Queue,
     QueuePreemption,
     QueueQuota,
+    Summary,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -81,6 +84,7 @@ def test_a_victim_of_an_engine_holds_its_gpus_until_the_engine_has_ended_it():
     events = core.cancel(second, now_ns=7).events
     assert [one.workload_id for one in events if isinstance(one, WorkloadPlaced)] == ["x1"]
     assert core.workload("x1").placements == start.placements
+    assert core.workload(first).reason == "preempted: for x1 of queue x"
     assert not core.list_evictions()
     check_invariants(core.state)
 
@@ -130,6 +134,25 @@ def test_a_victim_that_could_not_be_evicted_runs_on_and_is_none_for_a_while():
     assert core.is_drain_due(611 * S)
     assert started(core.continue_drains(now_ns=611 * S).events)
     check_invariants(core.state)
+
+
+def test_victims_that_an_engine_evicted_are_counted_and_what_its_user_cancels_is_not():
+    core = begin(x=2, y=2)
+    metrics = FleetMetrics(
+        core=lambda: core, summary=Summary, telemetry=Telemetry(), monotonic_s=lambda: 0.0, now_ns=lambda: 0
+    )
+
+    def commit(step):
+        metrics.on_commit(CommitResult(step.events, step.nodes, core.state.revision))
+        return step
+
+    for key in ("y1", "y2", "y3", "y4"):
+        commit(submit(core, key, "y"))
+    (start,) = started(commit(submit(core, "x1", "x", 4, gpus=2)).events)
+    for key in start.victims:
+        commit(core.cancel(key, now_ns=5))
+    commit(core.cancel("x1", now_ns=6))
+    assert metrics._changes["preempted"] == 2
 
 
 def test_a_refusal_of_what_is_no_victim_changes_nothing():

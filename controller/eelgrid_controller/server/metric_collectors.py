@@ -52,6 +52,7 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_controller.state.telemetry import PowerReadings, Telemetry
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
@@ -176,10 +177,18 @@ class FleetMetrics:
         self._limited.on_commit(committed.events)
         for event in committed.events:
             change = _CHANGES.get(type(event))
-            if isinstance(event, WorkloadEvicted) and event.preempted_for:
+            if isinstance(event, WorkloadEvicted | WorkloadCancelled) and self._is_preemption(event):
                 change = "preempted"
             if change is not None:
                 self._changes[change] += 1
+
+    def _is_preemption(self, event: WorkloadEvicted | WorkloadCancelled) -> bool:
+        """Whether a workload made room for another: one that an engine evicts ends with that."""
+        if isinstance(event, WorkloadEvicted):
+            return bool(event.preempted_for)
+        ended = self._core().state.workloads.get(event.workload_id)
+        by = f"{PendingConstraint.PREEMPTED.value}:"
+        return ended is not None and ended.spec.evicted_by_engine and ended.reason.startswith(by)
 
     def families(self) -> Iterator[MetricFamily]:
         """All of them, as of now."""

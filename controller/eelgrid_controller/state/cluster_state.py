@@ -453,7 +453,10 @@ class ClusterState:
         workload = self.workloads.get(event.workload_id)
         if workload is None or workload.phase.is_ended:
             raise ContradictoryEvent(f"workload {event.workload_id} is not there or has ended")
-        return self._end_workload(workload, WorkloadPhase.CANCELLED, event.reason, event.time_ns)
+        # What an engine has evicted has ended for the reason for which it had to.
+        is_evicted = bool(workload.preempted_for) and workload.spec.evicted_by_engine
+        reason = event.reason or (workload.reason if is_evicted else "")
+        return self._end_workload(workload, WorkloadPhase.CANCELLED, reason, event.time_ns)
 
     def _end_workload(self, workload: Workload, phase: WorkloadPhase, reason: str, now_ns: int) -> frozenset[str]:
         """Frees everything that a workload holds, for good."""

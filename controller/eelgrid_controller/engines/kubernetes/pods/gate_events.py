@@ -125,11 +125,12 @@ class DevicesReported(NamedTuple):
 
 
 class UnitPlaced(NamedTuple):
-    """The core has a place for each replica; `spec` is what it knows of them."""
+    """The core has a place for each replica, `spec` is what it knows of them; `is_preempted` as after UnitPreempted."""
 
     workload_id: str
     places: Mapping[int, ReplicaPlace]
     spec: WorkloadSpec | None = None
+    is_preempted: bool = False
 
 
 class UnitDeferred(NamedTuple):

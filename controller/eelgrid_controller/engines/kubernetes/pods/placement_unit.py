@@ -222,7 +222,6 @@ class PlacementUnit(PodGroup[UnitMember]):
     def set_places(self, places: Mapping[int, ReplicaPlace], spec: WorkloadSpec | None, *, moves: bool) -> None:
         """The core has these places; where pods are `moves`d, those for which it has another now are."""
         before = len(self.places) if self.stand is PlacementPhase.PLACED else 0
-        self.is_preempted = False
         if moves and self.elastic is None:
             self._shift(places)
         self.stand, self.places, self.refusals = PlacementPhase.PLACED, dict(places), 0
@@ -434,8 +433,8 @@ class AnswerNotice(NamedTuple):
 def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings: GateSettings) -> AnswerNotice | None:
     """Update a unit by the core's answer; a refused unit is submitted again later."""
     match answer:
-        case UnitPlaced(_, places, spec):
-            unit.no_node = ""
+        case UnitPlaced(_, places, spec, is_preempted):
+            unit.no_node, unit.is_preempted = "", is_preempted
             if unit.stand is not PlacementPhase.LEAVING:
                 unit.set_places(places, spec, moves=settings.moves)
         case UnitDeferred(reason=reason):

@@ -131,7 +131,8 @@ def status_event(workload: Workload) -> UnitPlaced | UnitDeferred | UnitCancelle
     """A workload's phase and places as an event of the gate."""
     match workload.phase:
         case WorkloadPhase.PLACED:
-            return placement_event(workload.workload_id, workload.placements, workload.spec)
+            found = placement_event(workload.workload_id, workload.placements, workload.spec)
+            return found._replace(is_preempted=bool(workload.preempted_for))
         case WorkloadPhase.CANCELLED:
             return UnitCancelled(workload.workload_id)
     return UnitDeferred(workload.workload_id, workload.reason)

@@ -60,7 +60,6 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     ScaleUnit,
     SubmitUnit,
     UngatePod,
-    UnitPreempted,
 )
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
@@ -86,7 +85,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import (
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import PodWriter
 from eelgrid_controller.objectives.forecasts import ForecastQuestion, ProfileForecast
-from eelgrid_controller.state.events import PolicyChanged
+from eelgrid_controller.state.events import PolicyChanged, PreemptionStarted
 from eelgrid_controller.state.queue_usage import list_leaf_queues
 from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos.messages import ListPromisesResponse
@@ -126,6 +125,8 @@ class PodRecalls:
 
 
 _LOOKED_UP_EVERY_S = 0.05
+# Without the ability to evict, until work that was placed with it may be found as a victim again.
+_NOT_EVICTED_AGAIN_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +236,8 @@ class GateEngine(Reconciler[str]):
         for workload in core.state.workloads.values():
             if is_gate_workload(workload.workload_id):
                 self.feed(status_event(workload))
-                if workload.preempted_for:
-                    self.feed(UnitPreempted(workload.workload_id))
+                if workload.preempted_for and not self.settings.gate.moves:
+                    self._refuse_preemption(workload.workload_id)
         for name in core.state.nodes:
             self.feed(NodeAcknowledged(name))
 
@@ -273,8 +274,17 @@ class GateEngine(Reconciler[str]):
     def _on_event(self, committed: CommitResult) -> None:
         if self._is_running:
             self.asked.on_commit(committed)
-            if any(isinstance(one, PolicyChanged) for one in committed.events):
-                self._update_queue_labels()
+            for event in committed.events:
+                if isinstance(event, PolicyChanged):
+                    self._update_queue_labels()
+                elif isinstance(event, PreemptionStarted) and not self.settings.gate.moves:
+                    for name in filter(is_gate_workload, event.victims):
+                        self._refuse_preemption(name)
+
+    def _refuse_preemption(self, workload_id: str) -> None:
+        """Lets a victim run on that was placed while pods were evicted here."""
+        why = "nothing here evicts pods: start the controller with --kubernetes-abilities moves"
+        self.tasks.start_task(self._loop.refuse_preemption(workload_id, why, again_s=_NOT_EVICTED_AGAIN_S))
 
     def _update_queue_labels(self) -> None:
         """What the labels of queues stand for now; gated pods are read again if that has changed.
