@@ -6,7 +6,9 @@ import pytest
 from tests.builders.cluster import build_core, build_request, drop_quotes
 from tests.state_invariants import check_invariants
 from tests.unit.attempts_test import PROCESS, ended, job, kinds, node, report
+from tests.unit.scaling_test import service
 
+from eelgrid_controller.cli.job_control import build_rerun
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.job_arrays import ElementChange
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -382,3 +384,28 @@ def test_single_work_is_written_to_the_journal_as_before_there_were_arrays():
     with pytest.raises(InvalidArgument) as caught:
         core.submit(job("k", array=ArrayElement(array_id="k")), now_ns=4)
     assert caught.value.violations[0].field == "spec.array"
+
+
+def test_an_array_of_work_without_a_process_has_slots_as_any_other():
+    core = build_core(node(gpus=8))
+    request = replace(build_request("a", gpus=1), array=JobArrayRequest(indexes="0-3%1"))
+    core.submit(request, now_ns=3)
+    assert phases(core, "a") == [PLACED, PENDING, PENDING, PENDING]
+    assert core.workload("a_0").spec.process is None
+    core.cancel("a_0", now_ns=4)
+    assert phases(core, "a") == [CANCELLED, PLACED, PENDING, PENDING]
+    core.change_elements(ElementChange.CANCEL, core.state.arrays.list_elements("a")[::-1], now_ns=5)
+    assert phases(core, "a") == [CANCELLED] * 4
+    with pytest.raises(InvalidArgument) as caught:
+        core.submit(replace(request, workload_id="b", spec=replace(request.spec, service=service())), now_ns=6)
+    assert caught.value.violations[0].field == "spec.service"
+
+
+def test_an_element_that_ran_can_be_run_again_alone_with_its_variables():
+    core = build_core(node(gpus=8))
+    submit(core, "a", "", "lr=1,2", process=SWEEP)
+    finish(core, "a_1", 1)
+    again = core.submit(build_rerun(core.workload("a_1")), now_ns=60).result
+    assert again.spec.array is None
+    assert again.spec.process == core.workload("a_1").spec.process
+    assert again.phase is PLACED

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from eelgrid_controller.queueing.job_arrays import (
     parse_array,
+    parse_job_array,
     parse_sweep,
 )
 from eelgrid_controller.state.array_elements import make_element_id
 from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.messages import ARRAY_ELEMENTS_MOST, PARAMETERS_MOST
+from eelgrid_protos.messages import ARRAY_ELEMENTS_MOST, PARAMETERS_MOST, JobArrayRequest
 from eelgrid_protos.quantities import Identifier
 
 NAMES = st.lists(st.sampled_from(("lr", "seed", "width", "Depth")), unique=True, min_size=1, max_size=4)
@@ -160,3 +161,43 @@ def test_ids_of_elements_are_identifiers_of_the_contract():
     (shape,) = Identifier.__metadata__
     assert make_element_id("w-7", 0) == "w-7_0"
     assert shape.pattern.fullmatch(make_element_id("w-7", 999_999_999))
+
+
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [
+        ("0-3", ["0", "1", "2", "3"]),
+        ("8-10,x,1-5:2", ["8", "9", "10", "x", "1", "3", "5"]),
+        # No ranges: a month, one that falls, a number in thousandths, a date, a negative one.
+        ("2024-01,3-1,1e-3,2024-1-1,-5", ["2024-01", "3-1", "1e-3", "2024-1-1", "-5"]),
+    ],
+)
+def test_a_range_of_whole_numbers_is_all_of_them_and_any_other_value_is_itself(written, values):
+    assert [element.parameters["seed"] for element in parse_sweep([f"seed={written}"]).elements] == values
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        (["seed=0-999999999"], "makes 1000000000 elements"),
+        (["a=0-999", "b=0-10"], "makes 11000 elements"),
+        (["seed=0-3,2"], "has a value of seed twice"),
+        ([f"seed={','.join(['x'] * 20_000)}"], "makes 20000 elements"),
+    ],
+)
+def test_a_sweep_is_counted_before_its_ranges_are_listed(parameters, problem):
+    with pytest.raises(InvalidArgument) as caught:
+        parse_sweep(parameters)
+    (found,) = caught.value.violations
+    assert (found.field, problem in found.problem, bool(found.remedy)) == ("array.parameters", True, True)
+
+
+def test_a_request_is_a_sweep_or_indexes_or_elements_that_run_again():
+    assert [one.index for one in parse_job_array(JobArrayRequest(indexes="1-2%3")).elements] == [1, 2]
+    sweep = parse_job_array(JobArrayRequest(parameters=("a=1,2",), indexes="%1"))
+    assert (len(sweep.elements), sweep.running_most) == (2, 1)
+    again = parse_job_array(JobArrayRequest(rerun_of="w-1", indexes="%2"))
+    assert (again.elements, again.running_most) == ((), 2)
+    assert len(parse_job_array(JobArrayRequest(rerun_of="w-1", indexes="3,5")).elements) == 2
+    assert [found.field for found in JobArrayRequest().violations()] == ["indexes"]
+    assert [found.field for found in JobArrayRequest(parameters=("a=1",), rerun_of="w").violations()] == ["parameters"]

@@ -13,8 +13,10 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, iterate_pages
 from eelgrid_controller.cli.output import echo, print_plain
+from eelgrid_controller.cli.workload_names import find_workload
 from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.queueing.job_arrays import ElementParameters, parse_job_array
+from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     PARAMETERS_MOST,
@@ -100,6 +102,17 @@ def describe_reason(workload: Workload) -> str:
     if workload.array is None:
         return workload.reason
     return "; ".join(filter(None, (format_array_status(workload.array), workload.reason)))
+
+
+def find_array(client: Any, settings: CliSettings, typed: str) -> Workload:
+    """Returns the array of an id or of a name; raises BadParameter for what is none, and as `find_workload` does."""
+    try:
+        found = find_workload(client, settings, typed)
+    except ContractError as error:
+        raise click.BadParameter(f"is no id of an array: {error}", param_hint="--array") from None
+    if found.array is None:
+        raise click.BadParameter(f"{found.workload_id} is no array", param_hint="--array")
+    return found
 
 
 def build_array_rerun(

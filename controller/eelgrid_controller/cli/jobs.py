@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.arrays import add_array, array_options, describe_reason, print_elements
+from eelgrid_controller.cli.arrays import add_array, array_options, describe_reason, find_array, print_elements
 from eelgrid_controller.cli.attach import (
     ATTACH_TAIL_LINES,
     announce_detached,
@@ -577,7 +577,7 @@ def jobs(
     ENERGY is what the ledger has of a job, a minute later.
     """
     with connect_operators(settings) as client:
-        array_id = "" if array is None else find_workload(client, settings, array).workload_id
+        array_id = find_array(client, settings, array).workload_id if array else ""
         request = ListWorkloadsRequest(
             phases=() if every or array_id else LIVE_PHASES,
             user=user,
