@@ -118,6 +118,7 @@ COMMANDS = {
         (
             (("--gpus", "many", "--", "true"), WRONG_USE, "--gpus"),
             (("--begin", "soon", "--", "true"), WRONG_USE, "--begin"),
+            (("--signal", "WINCH@5", "--", "true"), WRONG_USE, "--signal"),
         ),
         untried=(("unreachable", "any code but 125 would be the job's"), ("command", "would wait for what it starts")),
     ),
