@@ -36,6 +36,6 @@ def report(*, step: int, total: int = 0, metric: float | None = None) -> None:
     figure = None if metric is None or not math.isfinite(metric) else float(metric)
     noted = {"step": int(step), "total": int(total), "metric": figure, "time_ns": time.time_ns()}
     with contextlib.suppress(OSError):
-        fresh = Path(folder) / f"{_NOTE}.{os.getpid()}"
+        fresh = Path(folder) / f"{_NOTE}.new"
         fresh.write_text(json.dumps(noted), encoding="utf-8")
         fresh.rename(Path(folder) / _NOTE)

@@ -338,7 +338,9 @@ class LocalUserReader:
 
     def identify_caller(self, context: Context) -> Caller:
         """Whoever calls."""
-        proof = next((text for key, text in context.invocation_metadata() or () if key == PROOF_KEY), "")
+        # The HTTP API has no metadata, and so no users.
+        metadata: Iterable[tuple[str, Any]] = getattr(context, "invocation_metadata", tuple)() or ()
+        proof = next((text for key, text in metadata if key == PROOF_KEY), "")
         user = verify_proof(self._proofs, proof) if isinstance(proof, str) else None
         if user is None:
             return Caller("", unknown=("no user of this machine",))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 from tests.e2e.processes import Cluster, fleet_of
@@ -20,6 +21,9 @@ from eelgrid_protos.messages import GetWorkloadRequest, WorkloadPhase
 ROOT = ("--allow-root",) if os.geteuid() == 0 else ()
 NODE = {"name": "box", "cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": 2}]}
 SHELL = ("/bin/sh",)
+# Makes standard input the terminal that the session belongs to, so that its signals arrive.
+OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+CLIENT = Path(__file__).resolve().parents[2] / "client" / "eelgrid"
 
 
 class Terminal:
@@ -30,7 +34,7 @@ class Terminal:
         self.resize(rows, columns)
         self.mode = termios.tcgetattr(self._slave)
         self.process = subprocess.Popen(
-            [sys.executable, *cluster.eelctl_command(*words)],
+            [sys.executable, "-c", OWN_TERMINAL, *cluster.eelctl_command(*words)],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
@@ -260,3 +264,26 @@ def test_output_of_a_failed_attempt_is_read_before_the_next_begins_and_after(clu
     assert cluster.eelctl("logs", "--attempt", 1, key).stdout == "attempt 1\n"
     cluster.eelctl("cancel", key)
     assert cluster.eelctl("logs", "--attempt", 1, key).stdout == "attempt 1\n"
+
+
+def test_progress_and_a_warning_of_a_job_are_seen(cluster):
+    begin(cluster)
+    script = (
+        "import signal, sys, time\n"
+        f"sys.path.insert(0, {str(CLIENT)!r})\n"
+        "import progress\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(8))\n"
+        "progress.report(step=30, total=120, metric=0.5)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    words = ("--signal", "USR1@300", "--", sys.executable, "-c", script)
+    key = cluster.eelctl("run", "-d", *words).stdout.strip()
+    cluster.until(lambda: get(cluster, key).progress, what="it reports")
+    assert "25% 0.5" in cluster.eelctl("jobs").stdout
+    assert "step 30 of 120, 0.5, as it says" in cluster.eelctl("get", key).stdout
+    cluster.until(lambda: "up" in cluster.eelctl("logs", key).stdout, what="it handles the signal")
+    cluster.eelctl("cancel", key)
+    cluster.until(lambda: get(cluster, key).phase.is_ended, what="it ends by the warning")
+    assert get(cluster, key).attempts[0].exit_code == 8
+    assert get(cluster, key).progress.step == 30

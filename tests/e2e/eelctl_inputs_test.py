@@ -127,6 +127,7 @@ COMMANDS = {
             (("--param", "lr", "--", "true"), WRONG_USE, "--param"),
             (("--deadline", "soon", "--", "true"), WRONG_USE, "--deadline"),
             (("--deadline-best-effort", "--", "true"), WRONG_USE, "--deadline"),
+            (("--signal", "WINCH@5", "--", "true"), WRONG_USE, "--signal"),
         ),
         untried=(("unreachable", "any code but 125 would be the job's"), ("command", "would wait for what it starts")),
     ),

@@ -224,8 +224,8 @@ class LocalEngine:
             (attempt.folder / _COLLECTED).touch()
         with contextlib.suppress(OSError):
             # One without a checkpoint; what it said of its progress was read.
-            for note in self._checkpoint_folder(key).glob(f"{_PROGRESS_NOTE}*"):
-                note.unlink()
+            for note in (_PROGRESS_NOTE, f"{_PROGRESS_NOTE}.new"):
+                (self._checkpoint_folder(key) / note).unlink(missing_ok=True)
             self._checkpoint_folder(key).rmdir()
         self._keep(attempt.folder)
 
@@ -535,7 +535,7 @@ def _read_note(path: Path) -> bytes:
 
 def _modified_ns(folder: Path) -> int:
     try:
-        return folder.stat().st_mtime_ns
+        return folder.lstat().st_mtime_ns
     except OSError:
         return 0
 

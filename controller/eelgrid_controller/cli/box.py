@@ -30,7 +30,6 @@ from eelgrid_controller.cli.box_state import (
 )
 from eelgrid_controller.cli.connection import CliError, CliSettings, UsageMismatch, connect_operators, iterate_pages
 from eelgrid_controller.cli.output import echo
-from eelgrid_protos.local_users import create_proofs_folder
 from eelgrid_protos.messages import CancelWorkloadRequest, GetSummaryRequest, ListWorkloadsRequest, WorkloadPhase
 
 # The first start compiles the planner's kernels.
@@ -179,6 +178,8 @@ def _begin(
 
 def _open_shared_folder() -> Path:
     """Creates the folder of a shared box, which everybody may enter and only root may change."""
+    from eelgrid_protos.local_users import create_proofs_folder
+
     folder = find_shared_folder()
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
