@@ -19,6 +19,7 @@ from eelgrid_controller.queueing.preemption import (
     PreemptionGainer,
     PreemptionRules,
     VictimSearch,
+    finish_search,
     order_candidates,
     resolve_preemption,
 )
@@ -89,7 +90,7 @@ def test_the_victims_suffice_and_none_of_them_is_one_too_many(case):
                 return FoundPlace(name, frozenset({name}))
         return None
 
-    plan = VictimSearch(find).run(candidates)
+    plan = finish_search(VictimSearch(find).run(candidates))
     possible = [
         subset for size in range(len(work) + 1) for subset in itertools.combinations(candidates, size) if find(subset)
     ]
@@ -203,9 +204,11 @@ WANTED = st.fixed_dictionaries(
 class PreemptingCluster(RuleBasedStateMachine):
     """A core with preemption under any calls, one that replays its journal, and one that gets the same calls."""
 
-    @initialize(forest=FORESTS)
-    def begin(self, forest):
+    @initialize(forest=FORESTS, work_most=st.sampled_from([1, 100, 3000]))
+    def begin(self, forest, work_most):
+        self.work_most = work_most
         self.core, self.twin = (Core(ClusterState(ended_most=5), catalogue.load_catalogue()) for _ in range(2))
+        self.limit_searches()
         self.journal, self.now_ns, self.lost, self.count = [], 0, set(), 0
         self.queues = build_queues(forest)
         for name, gpus in NODES.items():
@@ -213,6 +216,11 @@ class PreemptingCluster(RuleBasedStateMachine):
             self.both(lambda core, node=node: core.register_node(node, now_ns=self.now_ns))
         self.both(lambda core: core.update_policy(replace(core.state.policy, queues=self.queues), now_ns=self.now_ns))
         self.leaves = [queue.name for queue in self.queues[1:]]
+
+    def limit_searches(self):
+        """Lets searches pause, as they do where thousands run."""
+        for core in (self.core, self.twin):
+            core._preemptions.work_most = self.work_most
 
     def both(self, call, seconds=1):
         """Makes a change from outside, and everything that follows from it; checks what is preempted."""
@@ -315,6 +323,7 @@ class PreemptingCluster(RuleBasedStateMachine):
         plain = json.loads(json.dumps(self.core.state.dump()))
         for core in ("core", "twin"):
             setattr(self, core, Core(ClusterState.load(plain), catalogue.load_catalogue()))
+        self.limit_searches()
         self.both(lambda core: core.retry(now_ns=self.now_ns))
 
     @invariant()

@@ -511,3 +511,98 @@ def test_rules_are_those_of_the_nearest_queue_above_that_has_some():
         Queue(name="d"),
     )
     assert resolve_preemption(queues) == {"a": WITHIN, "b": WITHIN, "c": RECLAIM, "d": QueuePreemption()}
+
+
+# Searches in steps
+
+
+def begin_large(work_most, *, replicas=6):
+    """Ten nodes of 4 GPUs full of single jobs of a borrower; a gang of whole nodes reclaims its quota."""
+    nodes = [build_node(f"n{n}", gpus=4, runs_processes=True, agent_version="1") for n in range(10)]
+    core = begin(queue("x", 40, RECLAIM), queue("y", 0), nodes=nodes)
+    core._preemptions.work_most = work_most
+    for n in range(40):
+        submit(core, f"y{n}", "y", now_ns=3 + n % 7)
+    step = submit(core, "gang", "x", gpus=4, replicas=replicas, now_ns=50 * S)
+    return core, list(step.events)
+
+
+def test_a_search_in_steps_finds_the_victims_that_a_search_in_one_step_finds():
+    whole, events = begin_large(10**9)
+    paused, first = begin_large(1)
+    assert phase(whole, "gang") is WorkloadPhase.PLACED
+    assert phase(paused, "gang") is WorkloadPhase.PENDING
+    assert not evicted(first)
+    steps = 0
+    while phase(paused, "gang") is WorkloadPhase.PENDING and steps < 1000:
+        first += paused.retry(now_ns=50 * S).events
+        steps += 1
+    assert steps > 5
+    assert evicted(first) == evicted(events)
+    assert paused.workload("gang").placements == whole.workload("gang").placements
+    assert [core.state.nominations.dump() for core in (whole, paused)] == [[], []]
+
+
+def test_a_search_begins_anew_after_a_change_and_ends_though_changes_go_on():
+    core, _ = begin_large(1)
+    searching = 0
+    for n in range(20):
+        core.submit(build_request(f"late{n}", queue="y", gpus=1), now_ns=50 * S)
+        core.retry(now_ns=50 * S)
+        searching += core._preemptions.is_searching("gang")
+        if phase(core, "gang") is WorkloadPhase.PLACED:
+            break
+    assert searching
+    assert phase(core, "gang") is WorkloadPhase.PLACED
+    settle(core, 50 * S)
+
+
+def test_the_search_of_work_that_is_cancelled_ends():
+    core, _ = begin_large(1)
+    core.cancel("gang", now_ns=51 * S)
+    assert not core._preemptions.is_searching("gang")
+    assert settle(core, 51 * S) == []
+    assert len(running(core)) == 40
+
+
+def test_hundreds_of_victims_make_room_in_several_steps_and_start_no_sooner_than_their_gainer():
+    nodes = [build_node(f"n{n}", gpus=8, cpu=200) for n in range(75)]
+    core = begin(queue("x", 592, RECLAIM), queue("y", 8), queue("z", 8), nodes=nodes)
+    for n in range(600):
+        submit(core, f"y{n}", "y", now_ns=3 + n)
+    events = list(submit(core, "gang", "x", gpus=1, replicas=592, now_ns=50 * S).events)
+    most = 0
+    for _ in range(100):
+        if phase(core, "gang") is not WorkloadPhase.PENDING:
+            break
+        # A node that joins has room for victims, which wait until the gang has started.
+        if len(core.state.nodes) == 75 and evicted(events):
+            events += core.register_node(build_node("more", gpus=8), now_ns=50 * S).events
+        step = core.retry(now_ns=50 * S)
+        most = max(most, len(evicted(step.events)))
+        assert not [one for one in step.events if isinstance(one, WorkloadPlaced) and one.workload_id != "gang"] or (
+            phase(core, "gang") is WorkloadPhase.PLACED
+        )
+        check_invariants(core.state)
+        events += step.events
+    assert len(evicted(events)) == len(set(evicted(events))) == 592
+    assert most == 256
+    settle(core, 50 * S)
+    assert len(running(core)) == 1 + 8 + 8
+
+
+def test_a_lost_node_in_the_middle_of_many_evictions_leaves_nothing_behind():
+    nodes = [build_node(f"n{n}", gpus=8, cpu=200) for n in range(75)]
+    core = begin(queue("x", 600, RECLAIM), queue("y", 0), nodes=nodes)
+    for n in range(600):
+        submit(core, f"y{n}", "y", now_ns=3)
+    events = list(submit(core, "gang", "x", gpus=8, replicas=75, now_ns=50 * S).events)
+    for _ in range(100):
+        events += [] if evicted(events) else core.retry(now_ns=50 * S).events
+    core.mark_node_lost("n7", now_ns=51 * S)
+    settle(restart(core), 51 * S)
+    settle(core, 51 * S)
+    assert phase(core, "gang") is WorkloadPhase.PENDING
+    assert len(core.state.nominations) == 0
+    # Who lost its place has one again, but for those on the lost node.
+    assert len(running(core)) >= 74 * 8

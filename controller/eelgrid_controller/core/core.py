@@ -253,8 +253,8 @@ class Core:
         if early or decision.placements or decision.hold is not None:
             return step
         more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
-        if more.events:
-            # What fits now beside it is tried in the next steps.
+        if more.needs_round:
+            # What fits now beside it is tried in the next steps, or the search goes on.
             self._retrying.on_capacity_freed()
             return CoreStep((*step.events, *more.events), self.state.workloads[key], step.nodes | more.nodes)
         if not decision.is_blocked:
@@ -783,7 +783,7 @@ class Core:
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
         begun = self._preemptions.continue_started(self._apply, self._apply_outcome, now_ns)
-        if begun.events:
+        if begun.needs_round:
             self._retrying.on_capacity_freed()
         more, nodes = self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)
         return [*begun.events, *more], begun.nodes | nodes

@@ -9,7 +9,11 @@ found. Processes are told to stop, and engines evict what they run and its owner
 ended, every victim keeps its devices, and the waiting work is nominated
 for its place, so that nobody else gets what is free of it, nor the quota. Then all victims return to the queue and it is
 placed, in one step. If it no longer fits, as after the loss of a node, the nomination ends, and what was stopped returns to
-the queue all the same.
+the queue all the same. Many victims without processes make room in the same way, some hundreds in a step; until the work is
+placed they are not tried.
+
+Steps. A search stops when it has done the work of a step, and goes on in the next; if anything has changed meanwhile that could
+change its result it begins anew, and after a few such changes it is finished in one step, so that every search ends.
 
 Why preemptions end. A victim must have been placed before the last change from outside (a submission, an end, a node, a
 policy, the end of a minimum run time), or a second ago, so each such change causes no more preemptions than work was running
@@ -30,7 +34,9 @@ from eelgrid_controller.queueing.preemption import (
     PreemptionGainer,
     PreemptionPlan,
     PreemptionRules,
+    SearchSteps,
     VictimSearch,
+    finish_search,
     is_protected,
     list_victim_queues,
     order_candidates,
@@ -51,6 +57,7 @@ from eelgrid_controller.state.events import (
     WorkloadDeferred,
     WorkloadEvicted,
     WorkloadPlaced,
+    WorkloadPromised,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
 from eelgrid_controller.state.pending_reasons import PendingConstraint
@@ -74,6 +81,15 @@ _NS = 10**9
 _NAMED = 4
 # After so long without a change, work that was placed by the last one may be a victim, too.
 _FRESH_NS = _NS
+# Victims that are evicted in a step, each an event of a quarter of a millisecond.
+_EVICTED_MOST = 256
+# The work of a search in a step, in units of about 25 µs, so that a step takes about a tenth of a second unless a single check
+# takes longer; and the units of a check, of a node that is altered for it, and of a replica that is placed.
+_WORK_MOST = 3000
+_CHECK_WORK, _NODE_WORK, _REPLICA_WORK = 40, 4, 10
+# After so many changes underneath, a search is finished in one step.
+_RESTARTS_MOST = 3
+_PAUSED_MOST = 16
 # Changes that follow from decisions: what is placed by them is not preempted before something else has changed.
 _OWN_CHANGES = (
     PricesQuoted, WorkloadDeferred, WorkloadEvicted, WorkloadPlaced, PreemptionStarted, AttemptStarted, AttemptEnded,
@@ -91,6 +107,22 @@ class PreemptionStep:
 
     events: tuple[Event, ...]
     nodes: frozenset[str]
+    # Without events: the search goes on in the next step, or a nomination has ended.
+    is_unfinished: bool = False
+
+    @property
+    def needs_round(self) -> bool:
+        """Whether pending work is to be tried after it."""
+        return bool(self.events) or self.is_unfinished
+
+
+@dataclass(slots=True)
+class _PausedSearch:
+    """A search that goes on in a later step, if nothing has changed since it began."""
+
+    generation: int
+    restarts: int
+    steps: SearchSteps[Plan]
 
 
 def is_requeueable_job(spec: WorkloadSpec) -> bool:
@@ -148,6 +180,14 @@ class Preemptions:
         self._refused: dict[str, int] = {}
         # Why nothing was found for work of a shape, until anything changes.
         self._in_vain: dict[tuple[object, ...], str] = {}
+        # By workload; and what has changed since a search began would change this.
+        self._paused: dict[str, _PausedSearch] = {}
+        self._generation = 0
+        # Of the search in this step; and the most, in units of about 25 µs.
+        self._work = 0
+        # How many nominations there were after the last event, and whether one has ended since the last round was asked for.
+        self._nominated, self._has_ended = len(state.nominations), False
+        self.work_most = _WORK_MOST
 
     def refresh(self, event: Event) -> None:
         """Follows an event that was applied."""
@@ -158,8 +198,13 @@ class Preemptions:
         elif isinstance(event, WorkloadEvicted | WorkloadCompleted | WorkloadCancelled):
             self._checkpoints.pop(event.workload_id, None)
             self._refused.pop(event.workload_id, None)
-        if not isinstance(event, WorkloadDeferred | PricesQuoted):
+        if not isinstance(event, WorkloadDeferred | PricesQuoted | WorkloadPromised):
             self._in_vain.clear()
+            self._generation += 1
+        self._has_ended |= len(self._state.nominations) < self._nominated
+        self._nominated = len(self._state.nominations)
+        if isinstance(event, WorkloadPlaced | WorkloadCancelled | PreemptionStarted):
+            self._paused.pop(event.workload_id, None)
         if not isinstance(event, _OWN_CHANGES):
             self._fresh.clear()
 
@@ -174,6 +219,14 @@ class Preemptions:
         """Returns whether others make room for a waiting workload."""
         return workload_id in self._state.nominations
 
+    def makes_room(self, workload_id: str) -> bool:
+        """Returns whether a workload is a victim of work that is not placed yet, and so is not to start before it."""
+        return self._state.nominations.find_by_victim(workload_id) is not None
+
+    def is_searching(self, workload_id: str) -> bool:
+        """Returns whether the search for a workload goes on in the next step."""
+        return workload_id in self._paused
+
     def is_due(self, now_ns: int) -> bool:
         """Returns whether a workload may be a victim now that could not before."""
         return self._next_ns is not None and now_ns >= self._next_ns
@@ -183,18 +236,19 @@ class Preemptions:
         self._next_ns = None
         self._fresh.clear()
         self._in_vain.clear()
+        self._generation += 1
 
     def try_start(self, workload: Workload, apply: ApplyEvent, settle: SettleDecision, now_ns: int) -> PreemptionStep:
-        """Makes room for a waiting workload if its queue entitles it to; without events if not."""
-        plan = self.find_plan(workload, now_ns)
-        decision = plan.place
-        if decision is None:
-            return PreemptionStep((), frozenset())
+        """Makes room for a waiting workload if its queue entitles it to; without events if not, or not yet."""
+        plan = self._continue_search(workload, now_ns)
+        decision = None if plan is None else plan.place
+        if plan is None or decision is None:
+            return PreemptionStep((), frozenset(), is_unfinished=plan is None)
         key, queue = workload.workload_id, self._queues.find_leaf(workload.spec)
         reason = PendingConstraint.PREEMPTED.describe(gainer=key, queue=queue or "")
         victims = tuple(one.workload_id for one in plan.victims)
         stopping = [name for name in victims if holds_until_stopped(self._state.workloads[name].spec)]
-        if stopping:
+        if stopping or len(victims) > _EVICTED_MOST:
             return _apply_all(
                 apply,
                 PreemptionStarted(
@@ -203,7 +257,7 @@ class Preemptions:
                     placements=decision.placements,
                     victims=victims,
                     reason=reason,
-                    waits=_describe_wait(stopping),
+                    waits=_describe_wait(stopping or victims),
                 ),
             )
         evicted = _apply_all(apply, *self._evict(victims, key, reason, now_ns))
@@ -232,6 +286,28 @@ class Preemptions:
 
     def find_plan(self, workload: Workload, now_ns: int) -> Plan:
         """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
+        return finish_search(self._search_if_entitled(workload, now_ns))
+
+    def _continue_search(self, workload: Workload, now_ns: int) -> Plan | None:
+        """Begins the search for a workload, or goes on with it, by the work of a step; None if it is unfinished then."""
+        key = workload.workload_id
+        paused = self._paused.pop(key, None)
+        if paused is None or paused.generation != self._generation:
+            restarts = 0 if paused is None else paused.restarts + 1
+            paused = _PausedSearch(self._generation, restarts, self._search_if_entitled(workload, now_ns))
+        self._work = 0
+        while self._work < self.work_most or paused.restarts >= _RESTARTS_MOST:
+            try:
+                next(paused.steps)
+            except StopIteration as ended:
+                plan: Plan = ended.value
+                return plan
+        while len(self._paused) >= _PAUSED_MOST:
+            del self._paused[next(iter(self._paused))]
+        self._paused[key] = paused
+        return None
+
+    def _search_if_entitled(self, workload: Workload, now_ns: int) -> SearchSteps[Plan]:
         queue = self._queues.find_leaf(workload.spec) if self.may_preempt(workload) else None
         if queue is None:
             return PreemptionPlan(problem="it preempts nothing")
@@ -239,7 +315,7 @@ class Preemptions:
         shape = _shape_of(workload, queue)
         if shape in self._in_vain:
             return PreemptionPlan(problem=self._in_vain[shape])
-        plan = self._search(workload, queue, rules, now_ns)
+        plan = yield from self._search(workload, queue, rules, now_ns)
         self.checks += plan.checks
         if plan.place is None:
             self._in_vain[shape] = plan.problem
@@ -252,23 +328,28 @@ class Preemptions:
         is_waiting = workload.phase is WorkloadPhase.PENDING
         return f"Preemption does not help: {problem}." if problem and is_waiting else ""
 
-    def _search(self, workload: Workload, queue: str, rules: QueuePreemption, now_ns: int) -> Plan:
+    def _search(self, workload: Workload, queue: str, rules: QueuePreemption, now_ns: int) -> SearchSteps[Plan]:
         spec = workload.spec
         gainer = PreemptionGainer(queue=queue, priority=spec.priority, amounts=count_request(spec))
         permitted = PreemptionRules(self._queues.tree, gainer, rules, self._make_exchange(rules, now_ns))
         candidates, ending = self._list_candidates(gainer, rules, now_ns)
         ordered = order_candidates(candidates, now_ns)
+        self._work += 2 * len(candidates)
+        yield
         search = VictimSearch[PlacementDecision](lambda victims: self._find_place(workload, victims))
         if ending and search.check(ending) is not None:
             return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
         # Which of thousands may be victims takes longer than the search with a few of them.
         few = permitted.select(ordered, most=FEW_MOST)
-        plan = search.run(few)
+        plan = yield from search.run(few)
         if plan.place is None and len(few) == FEW_MOST:
-            plan = search.run(permitted.select(ordered), failed=FEW_MOST)
+            everybody = permitted.select(ordered)
+            self._work += 2 * len(everybody)
+            yield
+            plan = yield from search.run(everybody, failed=FEW_MOST)
         if plan.place is None and rules.reclaim is PreemptionReclaim.FAIR_SHARE:
             lenient = permitted.select(ordered, is_lenient=True)
-            plan = search.run(lenient) if lenient else plan
+            plan = (yield from search.run(lenient)) if lenient else plan
         if plan.place is None and permitted.wait_s is not None:
             self._note_next(now_ns + int(permitted.wait_s * _NS))
         if len(plan.victims) > PREEMPTED_MOST:
@@ -289,13 +370,16 @@ class Preemptions:
     ) -> FoundPlace[PlacementDecision] | None:
         """Returns where a workload would start without these victims, by quota and placement; None if nowhere."""
         state, key, leaving = self._state, workload.workload_id, {one.workload_id for one in victims}
+        self._work += _CHECK_WORK + len(victims) // 10
         admitted = self._queues.admit_without(workload.spec, self._list_models, leaving, workload_id=key)
         if isinstance(admitted, QueueHold):
             return None
         records = state.nominations.hold_on(state.nodes, state.workloads)
         for name in sorted(frozenset[str]().union(*(one.node_names for one in victims))):
             records[name] = (records.get(name) or state.nodes[name]).copy_without(leaving)
+        self._work += _NODE_WORK * len(records)
         decision = self._placer.decide_on_altered(AlteredNodes(records, frozenset(leaving)), admitted, key)
+        self._work += _REPLICA_WORK * min(decision.room, workload.spec.replicas)
         if not decision.placements:
             return None
         return FoundPlace(decision, frozenset(place.node_name for place in decision.placements))
@@ -360,7 +444,9 @@ class Preemptions:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all victims of a nomination have stopped, or one that has stopped may return to the queue."""
+        """Whether all victims of a nomination have stopped, one that has stopped may return to the queue, or one has ended."""
+        if self._has_ended:
+            return True
         if not self._stopping and not len(self._state.nominations):
             return False
         return any(map(self._is_complete, self._state.nominations)) or any(map(self._may_return, self._stopping))
@@ -415,7 +501,9 @@ class Preemptions:
             if workload is not None and workload.preempted_for:
                 step = _apply_all(apply, *self._evict((key,), workload.preempted_for, workload.reason, now_ns))
                 events, nodes = [*events, *step.events], nodes | step.nodes
-        return PreemptionStep(tuple(events), nodes)
+        # What was held for it is free for others, and its victims may start again.
+        has_ended, self._has_ended = self._has_ended, False
+        return PreemptionStep(tuple(events), nodes, is_unfinished=has_ended)
 
     def _complete(
         self, nomination: PreemptionStarted, apply: ApplyEvent, settle: SettleDecision, now_ns: int
@@ -426,13 +514,17 @@ class Preemptions:
             for name in nomination.victims
             if (one := workloads.get(name)) is not None and one.phase is WorkloadPhase.PLACED
         ]
-        if not self._still_fits(nomination, victims):
+        # What is evicted already was found to make room when the first of them were.
+        is_begun = len(victims) < len(nomination.victims)
+        if (len(victims) <= _EVICTED_MOST or not is_begun) and not self._still_fits(nomination, victims):
             victims = [name for name in victims if workloads[name].preempted_for == key]
             waits = WorkloadDeferred(
                 time_ns=now_ns, workload_id=key, reason=PendingConstraint.PREEMPTED.describe("gone")
             )
             return _apply_all(apply, waits, *self._evict(victims, key, nomination.reason, now_ns))
-        evicted = _apply_all(apply, *self._evict(victims, key, nomination.reason, now_ns))
+        evicted = _apply_all(apply, *self._evict(victims[:_EVICTED_MOST], key, nomination.reason, now_ns))
+        if len(victims) > _EVICTED_MOST:
+            return evicted
         placed, nodes = settle(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=nomination.placements))
         return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
 

@@ -185,6 +185,8 @@ class _RetryStep:
             workload = workloads[ticket[2]]
             if is_sliced(workload) or self._preemptions.is_nominated(ticket[2]):
                 continue
+            if self._preemptions.makes_room(ticket[2]):
+                continue
             spec = workload.spec
             # What holds work whatever the capacity costs no attempt.
             hold = find_hold(spec)
@@ -215,6 +217,8 @@ class _RetryStep:
                     return ticket
                 if self._preempt(workload):
                     continue
+                if self._preemptions.is_searching(ticket[2]):
+                    return ticket
             if waits_for_capacity and self.fair_round is not None and not reason.startswith("budget:"):
                 searches = self._chooser.searches
                 self._holds.hold_for(workload, spec, self.fair_round.past, self._now_ns)

@@ -9,7 +9,6 @@ placed beyond a quota, and one that would fit only on several models together wa
 each model at its most powerful registered GPU, so that what is placed is never charged with more than was admitted.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -300,14 +299,14 @@ class QueueIndex:
         What is nominated counts as started, but not itself.
         """
         # Summed by queue first: many that leave one queue are one change of the tree.
-        changes: dict[str, Counter[str]] = {}
-        for key in leaving:
-            if key in self._charges:
-                changes.setdefault(self._charges[key].queue, Counter()).subtract(self._charges[key].amounts)
+        changes: dict[str, dict[str, int]] = {}
         nominated = ((event.workload_id, event.placements) for event in self._state.nominations)
-        for charge in self._list_starting((*nominated, *starting)):
-            if charge.user != workload_id:
-                changes.setdefault(charge.queue, Counter()).update(charge.amounts)
+        started = ((charge, 1) for charge in self._list_starting((*nominated, *starting)) if charge.user != workload_id)
+        left = ((self._charges[key], -1) for key in leaving if key in self._charges)
+        for charge, sign in (*left, *started):
+            amounts = changes.setdefault(charge.queue, {})
+            for resource, amount in charge.amounts.items():
+                amounts[resource] = amounts.get(resource, 0) + sign * amount
         for queue, amounts in changes.items():
             self.tree.add(queue, amounts)
         try:

@@ -23,10 +23,11 @@ not before its start.
 Search. A few candidates are thought gone, then all: if that does not help, nothing does. Then bisection finds the shortest
 prefix of the order with which the work could start; then what is not on the nodes of the found place, and after that one victim
 after the other from the end of the order, is put back if the work could start all the same. The number of checks is bounded:
-a larger search ends with victims that suffice, some of which may be more than are needed.
+a larger search ends with victims that suffice, some of which may be more than are needed. A search can pause after each check
+and go on later, with the same result as long as nothing changes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar
@@ -249,6 +250,20 @@ class PreemptionPlan(Generic[_Place]):
 
 
 FindPlace = Callable[[Sequence[PreemptionCandidate]], FoundPlace[_Place] | None]
+_Result = TypeVar("_Result")
+# Yields where it may pause, and returns its result.
+SearchSteps = Generator[None, None, _Result]
+_Found = tuple[list[PreemptionCandidate], FoundPlace[_Place]]
+
+
+def finish_search(steps: SearchSteps[_Result]) -> _Result:
+    """Runs a search to its end; returns its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: _Result = ended.value
+            return result
 
 
 class VictimSearch(Generic[_Place]):
@@ -263,14 +278,18 @@ class VictimSearch(Generic[_Place]):
         self.checks += 1
         return self._find(victims)
 
-    def run(self, candidates: Sequence[PreemptionCandidate], *, failed: int = 0) -> PreemptionPlan[_Place]:
-        """Searches among candidates, in the order in which they are victims; the first `failed` are known not to do."""
+    def run(self, candidates: Sequence[PreemptionCandidate], *, failed: int = 0) -> SearchSteps[PreemptionPlan[_Place]]:
+        """Searches among candidates, in the order in which they are victims; the first `failed` are known not to do.
+
+        Yields after each check.
+        """
         if not candidates:
             return PreemptionPlan(problem="no work may be preempted for it")
         # With `low` of them gone it does not fit, with `victims` it does, as far as was checked.
         low, victims, best = failed, list(candidates), None
         for count in (*(count for count in _FEW if failed < count < len(candidates)), len(candidates)):
             best = self.check(candidates[:count])
+            yield
             if best is not None:
                 victims = list(candidates[:count])
                 break
@@ -281,33 +300,36 @@ class VictimSearch(Generic[_Place]):
             # While little is known of the upper end, the next is four times the lower one.
             middle = min((low + len(victims)) // 2, max(1, 4 * low))
             found = self.check(victims[:middle])
+            yield
             if found is None:
                 low = middle
             else:
                 best, victims = found, victims[:middle]
-        victims, best = self._put_back_elsewhere(victims, best)
-        victims, best = self._put_back_each(victims, best)
+        victims, best = yield from self._put_back_elsewhere(victims, best)
+        victims, best = yield from self._put_back_each(victims, best)
         return PreemptionPlan(victims=tuple(victims), place=best.place, checks=self.checks)
 
     def _put_back_elsewhere(
         self, victims: list[PreemptionCandidate], best: FoundPlace[_Place]
-    ) -> tuple[list[PreemptionCandidate], FoundPlace[_Place]]:
+    ) -> SearchSteps[_Found[_Place]]:
         """Puts back all that run on other nodes than those of the place, unless the quota needs some of them."""
         near = [one for one in victims if not one.node_names.isdisjoint(best.node_names)]
         if len(near) < len(victims) and self.checks < self._most:
             found = self.check(near)
+            yield
             if found is not None:
                 return near, found
         return victims, best
 
     def _put_back_each(
         self, victims: list[PreemptionCandidate], best: FoundPlace[_Place]
-    ) -> tuple[list[PreemptionCandidate], FoundPlace[_Place]]:
+    ) -> SearchSteps[_Found[_Place]]:
         for one in reversed(victims):
             if self.checks >= self._most or len(victims) == 1:
                 break
             left = [other for other in victims if other is not one]
             found = self.check(left)
+            yield
             if found is not None:
                 victims, best = left, found
         return victims, best

@@ -21,7 +21,11 @@ class Nominations:
     """The nominations of one state, in the order in which they began."""
 
     def __init__(self, begun: Iterable[PreemptionStarted] = ()) -> None:
-        self._by_gainer = {event.workload_id: event for event in begun}
+        self._by_gainer: dict[str, PreemptionStarted] = {}
+        # The workload for which each victim makes room.
+        self._gainers: dict[str, str] = {}
+        for event in begun:
+            self.begin(event)
 
     def __len__(self) -> int:
         return len(self._by_gainer)
@@ -38,15 +42,20 @@ class Nominations:
 
     def find_by_victim(self, workload_id: str) -> PreemptionStarted | None:
         """Returns the nomination for which a workload makes room."""
-        return next((event for event in self._by_gainer.values() if workload_id in event.victims), None)
+        return self._by_gainer.get(self._gainers.get(workload_id, ""))
 
     def begin(self, event: PreemptionStarted) -> None:
         """Adds a nomination."""
+        self.end(event.workload_id)
         self._by_gainer[event.workload_id] = event
+        self._gainers.update(dict.fromkeys(event.victims, event.workload_id))
 
     def end(self, workload_id: str) -> None:
         """Ends the nomination of a workload, if there is one."""
-        self._by_gainer.pop(workload_id, None)
+        event = self._by_gainer.pop(workload_id, None)
+        for victim in () if event is None else event.victims:
+            if self._gainers.get(victim) == workload_id:
+                del self._gainers[victim]
 
     def end_on(self, node_names: Collection[str], gpu_uuid: str = "") -> None:
         """Ends the nominations that count on nodes, or on one GPU."""
