@@ -3,11 +3,12 @@
 import json
 from dataclasses import replace
 
+import click
 import pytest
 from tests.backfill_rig import S, Simulation
 from tests.builders.cluster import build_core, build_node, build_request
 
-from eelgrid_controller.cli.deadline import describe_deadline, format_deadline
+from eelgrid_controller.cli.deadline import describe_deadline, format_deadline, parse_deadline_ns
 from eelgrid_controller.core import deadlines
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -332,3 +333,21 @@ def test_conservative_places_are_kept_and_given_up_with_the_mode():
     found.apply(found.core.update_policy(policy, now_ns=2 * S))
     assert found.core.workload("next").promise is None
     assert isinstance(policy, Policy)
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("text", "end_s"),
+    [("+2h", 1000 + 2 * HOUR), ("2h", 1000 + 2 * HOUR), ("90m", 1000 + 5400), ("1970-01-02T00:00Z", 24 * HOUR)],
+)
+def test_a_deadline_is_a_span_from_now_or_a_time(text, end_s):
+    assert parse_deadline_ns(text, 1000 * S) == end_s * S
+
+
+@pytest.mark.parametrize("text", ["soon", "++2h", "2x", "-2h", ""])
+def test_any_other_deadline_is_refused_with_its_option(text):
+    with pytest.raises(click.BadParameter) as refused:
+        parse_deadline_ns(text, 0)
+    assert refused.value.param_hint == "--deadline"

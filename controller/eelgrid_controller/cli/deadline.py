@@ -46,11 +46,15 @@ def add_deadline(
         if is_best_effort:
             raise click.UsageError("--deadline-best-effort needs --deadline")
         return request
-    # A span without a sign is one from now, too.
-    text = f"+{text}" if text[-1:].isalpha() and text != "now" and ":" not in text else text
-    end_ns = parse_start_ns(text, read_now_ns(client, settings), "--deadline")
+    end_ns = parse_deadline_ns(text, read_now_ns(client, settings))
     deadline = JobDeadline(end_ns=end_ns, best_effort=is_best_effort)
     return replace(request, spec=replace(request.spec, deadline=deadline))
+
+
+def parse_deadline_ns(text: str, now_ns: int) -> int:
+    """Parses a span from now, with a sign or without, or a time in UTC; raises BadParameter."""
+    is_span = text[:1].isdigit() and text[-1:].isalpha() and ":" not in text
+    return parse_start_ns(f"+{text}" if is_span else text, now_ns, "--deadline")
 
 
 def describe_deadline(workload: Workload) -> str:
