@@ -284,7 +284,7 @@ class GateEngine(Reconciler[str]):
     def _refuse_preemption(self, workload_id: str) -> None:
         """Lets a victim run on that was placed while pods were evicted here."""
         why = "nothing here evicts pods: start the controller with --kubernetes-abilities moves"
-        self.tasks.start_task(self._loop.refuse_preemption(workload_id, why, again_s=_NOT_EVICTED_AGAIN_S))
+        self.tasks.start_task(self.asked.refuse_preemption(workload_id, why, again_s=_NOT_EVICTED_AGAIN_S))
 
     def _update_queue_labels(self) -> None:
         """What the labels of queues stand for now; gated pods are read again if that has changed.
