@@ -233,6 +233,8 @@ class GateEngine(Reconciler[str]):
     def _known(self, core: Any) -> None:
         """Feeds what the core holds, before anything is decided."""
         self._is_running = True
+        # Of a policy that changed while the lists were read.
+        self._update_queue_labels()
         for workload in core.state.workloads.values():
             if is_gate_workload(workload.workload_id):
                 self.feed(status_event(workload))
@@ -352,8 +354,9 @@ class GateEngine(Reconciler[str]):
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
-        if not self.settings.gate.moves and sight.spec is not None:
-            # Nobody here evicts it.
+        may_evict = self.settings.gate.moves and self.queue_labels.reads_owners
+        if not may_evict and sight.spec is not None:
+            # Nobody here evicts it, or nobody asks: the journal is what older versions read.
             sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
         if pod.is_gated:
             self.related.require_for(pod)
