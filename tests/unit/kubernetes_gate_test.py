@@ -7,6 +7,7 @@ from tests.gate_rig import Api, Side, check, settle
 
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
+from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
 from eelgrid_protos.messages import Queue, QueueQuota, WorkloadPhase
 
 
@@ -313,3 +314,54 @@ def test_the_rest_of_a_gang_that_another_leader_began_is_placed(api):
     settle(api, [second], 1.0, rounds=6)
     assert len(api.bound) == 3
     check(api)
+
+
+def preempt_gang(api):
+    side = leader(api)
+    names = [api.pod(gpus=8, group="g", size=2) for _ in range(2)]
+    settle(api, [side], 0.0, rounds=5)
+    ((key, workload),) = side.core.state.workloads.items()
+    assert len(api.bound) == 2
+    side.events.append(told.UnitPreempted(key))
+    return side, names, key, workload
+
+
+def test_nobody_takes_the_place_of_a_pod_that_made_room_and_the_last_one_ends_the_work(api):
+    side, names, key, workload = preempt_gang(api)
+    settle(api, [side], 10.0, rounds=3)
+    assert side.core.state.workloads[key].phase is WorkloadPhase.PLACED
+    for left in (1, 0):
+        api.remove(names[left])
+        api.pod(gpus=8, group="g", size=2)
+        settle(api, [side], 20.0, rounds=5)
+        # What the core answers to another command says the same.
+        preempted = replace(workload, preempted_for="x")
+        side.events.append(status_event(preempted if left else side.core.state.workloads[key]))
+        settle(api, [side], 30.0, rounds=5)
+        is_held = side.core.state.workloads[key].phase is WorkloadPhase.PLACED
+        assert (is_held, len(gated(api))) == ((True, 1) if left else (False, 0))
+    assert [one.phase for one in side.core.state.workloads.values()] == [WorkloadPhase.CANCELLED, WorkloadPhase.PLACED]
+    check(api)
+
+
+def test_a_victim_that_runs_on_is_as_before(api):
+    side, names, key, _workload = preempt_gang(api)
+    side.events.append(status_event(side.core.state.workloads[key]))
+    api.remove(names[0])
+    api.pod(gpus=8, group="g", size=2)
+    settle(api, [side], 10.0, rounds=5)
+    assert not gated(api)
+    assert side.core.state.workloads[key].phase is WorkloadPhase.PLACED
+
+
+def test_a_victim_none_of_whose_pods_was_sent_anywhere_is_let_go_at_once(api):
+    side = leader(api)
+    api.pod(gpus=8)
+    side.hear()
+    side.round(0.0)
+    ((key, workload),) = side.core.state.workloads.items()
+    assert workload.phase is WorkloadPhase.PLACED
+    side.events.append(told.UnitPreempted(key))
+    settle(api, [side], 1.0, rounds=5)
+    assert side.core.state.workloads[key].phase is WorkloadPhase.CANCELLED
+    assert len(api.bound) == 1, "and it is placed as new work"

@@ -223,6 +223,13 @@ class CoreCommandRunner:
                 case RemoveNode(name):
                     self._loop.presence.mark_disconnected(name, deadline_s=self._monotonic_s())
 
+    async def refuse_preemption(self, workload_id: str, why: str, *, again_s: float) -> None:
+        """Let a victim run on that is not evicted; where that fails, the next look at it says so again."""
+        try:
+            await self._loop.refuse_preemption(workload_id, why, again_s=again_s)
+        except (Fault, ContractError) as error:
+            self._log.warning("workload=%s preemption=refused told=no error=%s", workload_id, error)
+
     async def _on_result(self, node_name: str, command: "asyncio.Future[None] | object") -> None:
         try:
             await command  # type: ignore[misc]

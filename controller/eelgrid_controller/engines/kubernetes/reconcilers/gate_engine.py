@@ -233,6 +233,8 @@ class GateEngine(Reconciler[str]):
     def _known(self, core: Any) -> None:
         """Feeds what the core holds, before anything is decided."""
         self._is_running = True
+        # Of a policy that changed while the lists were read.
+        self._update_queue_labels()
         for workload in core.state.workloads.values():
             if is_gate_workload(workload.workload_id):
                 self.feed(status_event(workload))
@@ -284,7 +286,7 @@ class GateEngine(Reconciler[str]):
     def _refuse_preemption(self, workload_id: str) -> None:
         """Lets a victim run on that was placed while pods were evicted here."""
         why = "nothing here evicts pods: start the controller with --kubernetes-abilities moves"
-        self.tasks.start_task(self._loop.refuse_preemption(workload_id, why, again_s=_NOT_EVICTED_AGAIN_S))
+        self.tasks.start_task(self.asked.refuse_preemption(workload_id, why, again_s=_NOT_EVICTED_AGAIN_S))
 
     def _update_queue_labels(self) -> None:
         """What the labels of queues stand for now; gated pods are read again if that has changed.
@@ -352,8 +354,9 @@ class GateEngine(Reconciler[str]):
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
-        if not self.settings.gate.moves and sight.spec is not None:
-            # Nobody here evicts it.
+        may_evict = self.settings.gate.moves and self.queue_labels.reads_owners
+        if not may_evict and sight.spec is not None:
+            # Nobody here evicts it, or nobody asks: the journal is what older versions read.
             sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
         if pod.is_gated:
             self.related.require_for(pod)

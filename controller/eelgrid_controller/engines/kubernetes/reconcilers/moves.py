@@ -334,7 +334,7 @@ class MoveReconciler(Reconciler[str]):
                 self.mover.request_move(one, now_s)
                 continue
             # Before its move ends, which refuses what is a victim still.
-            await self._around.loop.refuse_preemption(one.workload_id, one.why, again_s=one.again_s)
+            await self._around.engine.asked.refuse_preemption(one.workload_id, one.why, again_s=one.again_s)
             self.mover.withdraw_order(one.unit)
             if (run := self._runs.get(one.unit)) is not None:
                 await self._end(run, MoveEnded(is_done=False, why=one.why))
@@ -567,7 +567,7 @@ class MoveReconciler(Reconciler[str]):
         found = None if unit is None else self._around.loop.core.state.workloads.get(unit.workload_id)
         if found is not None and found.preempted_for:
             why = "its pods could not be evicted"
-            await self._around.loop.refuse_preemption(found.workload_id, why, again_s=REFUSED_AGAIN_S)
+            await self._around.engine.asked.refuse_preemption(found.workload_id, why, again_s=REFUSED_AGAIN_S)
 
     def _came(self, run: _MoveRun) -> Pod | None:
         """The pod that came in the stead of the old one."""
