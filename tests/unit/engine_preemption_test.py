@@ -7,7 +7,8 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.server.metric_collectors import FleetMetrics
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import ExternalUsage
