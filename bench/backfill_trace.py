@@ -18,7 +18,8 @@ import pandas as pd
 
 from bench.runner import Options, Progress, Unusable, benchmark, default_data, report_promise
 from bench.tables import write_csv
-from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadPlaced, WorkloadPromised
