@@ -34,7 +34,15 @@ EXPECTED = {
     "eelctl frontier --running": (1, "the fleet cannot carry the rate of the example"),
     "eelctl doctor": (1, "a GPU of the cluster is lost"),
 }
+_ATTACHED = "waits for a job; tests/e2e/attach_test.py"
 UNRUN = {
+    "eelctl attach $job": _ATTACHED,
+    "eelctl attach last": _ATTACHED,
+    "eelctl attach w-17": _ATTACHED,
+    "eelctl logs --attempt 1 $flaky": "needs a job that has failed; tests/e2e/attach_test.py",
+    "eelctl run --pty --gpus 1 -- bash": _ATTACHED,
+    "eelctl run --pty --gpus 1 --time 2h -- bash": _ATTACHED,
+    "eelctl run -i -- sort": _ATTACHED,
     "eelctl replay": "submits a whole trace",
     "eelctl box start": "starts daemons of this user; tests/e2e/box_test.py",
     "eelctl top": "runs until Ctrl-C; `--once` is run by the blocks",
