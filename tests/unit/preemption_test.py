@@ -606,3 +606,21 @@ def test_a_lost_node_in_the_middle_of_many_evictions_leaves_nothing_behind():
     assert len(core.state.nominations) == 0
     # Who lost its place has one again, but for those on the lost node.
     assert len(running(core)) >= 74 * 8
+
+
+def test_explain_says_whom_a_preemption_stops_and_what_that_loses():
+    hour_ns = 3600 * S
+    core = begin(queue("x", 2, RECLAIM), queue("y", 2))
+    for key in ("y1", "y2", "y3", "y4"):
+        submit(core, key, "y", process=PROCESS)
+        core.record_attempts("a", (status(core, key),), now_ns=3)
+    submit(core, "patient", "x", gpus=2, now_ns=2 * hour_ns, never_preempts=True)
+    remedy = core.explain_workload("patient").remedy
+    assert "If it were allowed to preempt, it would start now, and stop 2 workloads (y1, y2)" in remedy
+    assert "at the loss of 4.0 GPU hours" in remedy
+    submit(core, "urgent", "x", now_ns=2 * hour_ns, process=PROCESS)
+    remedy = core.explain_workload("urgent").remedy
+    assert "It preempts 1 workload (y1), at the loss of 2.0 GPU hours since their last checkpoints or starts." in remedy
+    # What runs, and what preempts nothing, has no such sentence.
+    submit(core, "z1", "y", gpus=2, now_ns=2 * hour_ns)
+    assert not any("preempt" in core.explain_workload(key).remedy for key in ("z1", "y1"))

@@ -204,7 +204,7 @@ class Core:
         is_parked = self.state.pending.is_parked(workload_id)
         unmet = self._conditions.find_unmet(workload, 0) if is_parked else None
         found = explain_workload(self.state, workload_id, self._chooser, self.queues, unmet)
-        problem = "" if unmet is not None else self._preemptions.describe_problem(workload)
+        problem = "" if unmet is not None else self._preemptions.describe_cost(workload)
         return replace(found, remedy=f"{found.remedy} {problem}") if problem else found
 
     def node_plan(self, node_name: str) -> NodePlan:

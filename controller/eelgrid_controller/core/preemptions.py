@@ -36,6 +36,7 @@ from eelgrid_controller.queueing.preemption import (
     PreemptionRules,
     SearchSteps,
     VictimSearch,
+    compute_lost_gpu_s,
     finish_search,
     is_protected,
     list_victim_queues,
@@ -185,6 +186,8 @@ class Preemptions:
         self._generation = 0
         # Of the search in this step; and the most, in units of about 25 µs.
         self._work = 0
+        # When the last event was.
+        self._last_ns = 0
         # How many nominations there were after the last event, and whether one has ended since the last round was asked for.
         self._nominated, self._has_ended = len(state.nominations), False
         self.work_most = _WORK_MOST
@@ -201,6 +204,7 @@ class Preemptions:
         if not isinstance(event, WorkloadDeferred | PricesQuoted | WorkloadPromised):
             self._in_vain.clear()
             self._generation += 1
+        self._last_ns = max(self._last_ns, event.time_ns)
         self._has_ended |= len(self._state.nominations) < self._nominated
         self._nominated = len(self._state.nominations)
         if isinstance(event, WorkloadPlaced | WorkloadCancelled | PreemptionStarted):
@@ -327,6 +331,35 @@ class Preemptions:
         problem = "" if queue is None else self._in_vain.get(_shape_of(workload, queue), "")
         is_waiting = workload.phase is WorkloadPhase.PENDING
         return f"Preemption does not help: {problem}." if problem and is_waiting else ""
+
+    def describe_cost(self, workload: Workload) -> str:
+        """Says what making room for a waiting workload costs, or would if it might preempt, or why nobody does.
+
+        Empty if it preempts nothing, or if that is not known after the work of a step.
+        """
+        nomination = self._state.nominations.get(workload.workload_id)
+        if nomination is not None:
+            charges, workloads = self._state.queue_usage.charges, self._state.workloads
+            victims = [
+                self._make_candidate(workloads[key], charges[key]) for key in nomination.victims if key in charges
+            ]
+            return f"It preempts {_describe_loss(victims, nomination.time_ns)}." if victims else ""
+        if workload.phase is not WorkloadPhase.PENDING or not workload.spec.never_preempts:
+            return self.describe_problem(workload)
+        allowed = replace(workload, spec=replace(workload.spec, never_preempts=False))
+        next_ns, steps = self._next_ns, self._search_if_entitled(allowed, self._last_ns)
+        self._work = 0
+        try:
+            while self._work < self.work_most:
+                next(steps)
+        except StopIteration as ended:
+            plan: Plan = ended.value
+            if plan.place is not None:
+                return f"If it were allowed to preempt, it would start now, and stop {_describe_loss(plan.victims, self._last_ns)}."
+        finally:
+            # Nothing is to be tried anew for the sake of a question.
+            self._next_ns = next_ns
+        return ""
 
     def _search(self, workload: Workload, queue: str, rules: QueuePreemption, now_ns: int) -> SearchSteps[Plan]:
         spec = workload.spec
@@ -559,6 +592,16 @@ def _shape_of(workload: Workload, queue: str) -> tuple[object, ...]:
 def _find_start_ns(workload: Workload) -> int:
     """Returns when work began to run: when it was placed, or when the last of its processes started."""
     return max((workload.placed_ns, *(one.started_ns for one in workload.attempts)))
+
+
+def _describe_loss(victims: Sequence[PreemptionCandidate], now_ns: int) -> str:
+    """Names victims, and the work that they lose."""
+    names = [one.workload_id for one in victims]
+    shown = ", ".join(names[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    hours = sum(compute_lost_gpu_s(one, now_ns) for one in victims) / 3600.0
+    count = f"{len(names)} workload{'' if len(names) == 1 else 's'}"
+    return f"{count} ({shown}{more}), at the loss of {hours:.1f} GPU hours since their last checkpoints or starts"
 
 
 def _describe_wait(victims: Sequence[str]) -> str:

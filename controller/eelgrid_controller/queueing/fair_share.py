@@ -110,10 +110,13 @@ class FairRound:
         self._returned: PendingTicket | None = None
         self._is_over = False
         self._current: tuple[int, _Group]
+        # While the heaps are filled, their keys are those of now.
+        self._is_filling = True
         for number in range(len(pending.groups) - 1, -1, -1):
             self._fill(number)
         # The last place of the waiting work is that of work without a queue.
         self._top = self._list_children([*tree.tops, len(tree.queues)])
+        self._is_filling = False
 
     def _fill(self, number: int) -> None:
         groups = self._pending.groups[number]
@@ -150,6 +153,8 @@ class FairRound:
     def _refresh_users(self, number: int) -> OrderKey | None:
         """Brings the first of a queue's groups up to date; returns its key."""
         heap = self._users[number]
+        if self._is_filling:
+            return heap[0][0] if heap else None
         while heap:
             key, group = heap[0]
             fresh = self._group_key(number, group)
@@ -163,6 +168,8 @@ class FairRound:
 
     def _refresh_children(self, heap: list[tuple[OrderKey, int]]) -> OrderKey | None:
         """Brings the first of a queue's children up to date; returns the key of its best work."""
+        if self._is_filling:
+            return heap[0][0] if heap else None
         while heap:
             key, number = heap[0]
             fresh = self._queue_key(number)

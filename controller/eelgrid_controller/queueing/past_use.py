@@ -21,6 +21,9 @@ difference of 0 the rule is that of present shares, and both queues keep one hal
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from eelgrid_controller.queueing.quota import QuotaTree
 from eelgrid_controller.state.queue_usage import ADMISSION_CHARGE_S, DecayedUsage, ResourceVector
 
@@ -50,14 +53,32 @@ class PastUse:
     ) -> None:
         self._tree, self._history, self._capacity = tree, history, capacity
         self._now_ns, self._half_life_s = now_ns, half_life_s
-        width = len(capacity)
-        self._sums: list[list[float]] = [[0.0] * width for _ in tree.queues]
-        # By queue and user: the use, and the rate at which it grows.
+        # By queue and user: the use, and the rate at which it grows. In one order, so that sums are the same after a restart.
         self._known: dict[tuple[str, str], tuple[ResourceVector, ResourceVector]] = {}
-        self._rates: list[list[float]] = [[0.0] * width for _ in tree.queues]
-        # In one order, so that sums are the same after a restart.
-        for key in sorted(history()):
-            self.refresh(*key)
+        known = [(key, one) for key, one in sorted(history().items()) if key[0] in tree.numbers]
+        left = np.array([one.compute_left(now_ns, half_life_s) for _, one in known])[:, None]
+        totals, rates = (
+            np.array(rows, np.float64).reshape(len(known), len(capacity))
+            for rows in ([one.total for _, one in known], [one.rate for _, one in known])
+        )
+        uses = totals * left + rates * (half_life_s / _LN2 * (1.0 - left)) if known else totals
+        numbers = [tree.numbers[queue] for (queue, _), _ in known]
+        self._sums, self._rates = (self._sum_below(numbers, rows) for rows in (uses, rates))
+        for (key, one), use in zip(known, uses.tolist(), strict=True):
+            self._known[key] = tuple(use), one.rate
+
+    def _sum_below(self, numbers: list[int], rows: NDArray[np.float64]) -> list[list[float]]:
+        """Returns the sums of rows by queue, of all queues below it."""
+        sums = np.zeros((len(self._tree.queues), len(self._capacity)))
+        np.add.at(sums, numbers, rows)
+        found: list[list[float]] = sums.tolist()
+        for number in range(len(found) - 1, -1, -1):
+            parent = self._tree.parents[number]
+            if parent >= 0:
+                above = found[parent]
+                for place, amount in enumerate(found[number]):
+                    above[place] += amount
+        return found
 
     def refresh(self, queue: str, user: str) -> None:
         """Updates the sums after the use of a user of a queue has changed."""

@@ -101,6 +101,12 @@ class PreemptionCandidate:
     checkpointed_ns: int = 0
 
 
+def compute_lost_gpu_s(one: PreemptionCandidate, now_ns: int, presumed_ns: float = 0.0) -> float:
+    """Returns the GPU-seconds since the last checkpoint, or since the start; without a checkpoint `presumed_ns` counts as it."""
+    last_ns = max(one.started_ns, one.checkpointed_ns or presumed_ns)
+    return one.amounts.get("gpu", 0) / GPU_MILLI_WHOLE * max(0.0, now_ns - last_ns) / _NS
+
+
 def order_candidates(candidates: Iterable[PreemptionCandidate], now_ns: int) -> list[PreemptionCandidate]:
     """Returns the candidates in the order in which they are victims."""
     found = list(candidates)
@@ -109,9 +115,7 @@ def order_candidates(candidates: Iterable[PreemptionCandidate], now_ns: int) -> 
     middle_ns = median(reported) if reported else 0
 
     def key(one: PreemptionCandidate) -> tuple[int, float, int, str]:
-        last_ns = max(one.started_ns, one.checkpointed_ns or middle_ns)
-        gpus = one.amounts.get("gpu", 0) / GPU_MILLI_WHOLE
-        return one.priority, gpus * max(0.0, now_ns - last_ns) / _NS, -one.started_ns, one.workload_id
+        return one.priority, compute_lost_gpu_s(one, now_ns, middle_ns), -one.started_ns, one.workload_id
 
     return sorted(found, key=key)
 

@@ -162,9 +162,13 @@ class DecayedUsage:
     total: ResourceVector = _NOTHING
     rate: ResourceVector = _NOTHING
 
+    def compute_left(self, now_ns: int, half_life_s: float) -> float:
+        """Returns which part of the use until the last change is left at a moment."""
+        return float(2.0 ** (-max(0, now_ns - self.at_ns) / _NS / half_life_s))
+
     def at(self, now_ns: int, half_life_s: float) -> ResourceVector:
         """Returns the use as of a moment; a moment before the last change counts as that one."""
-        left = 2.0 ** (-max(0, now_ns - self.at_ns) / _NS / half_life_s)
+        left = self.compute_left(now_ns, half_life_s)
         whole = half_life_s / _LN2 * (1.0 - left)
         return tuple(total * left + rate * whole for total, rate in zip(self.total, self.rate, strict=True))
 
