@@ -303,6 +303,26 @@ def test_after_a_node_is_lost_starts_are_searched_elsewhere_the_earliest_deadlin
     assert sorted(list_breaches(found)) == [("due", f"node: {left} is lost"), ("tight", f"node: {left} is lost")]
 
 
+def test_a_quota_that_other_work_took_is_the_named_cause():
+    quota = QueueQuota(resource="gpu", nominal=4000, borrowing_limit=0)
+    found = Simulation(build_node("a", gpus=8), build_node("b", gpus=8))
+    queues = (Queue(name="q", quotas=(quota,)),)
+    found.apply(found.core.update_policy(replace(found.core.state.policy, queues=queues), now_ns=S))
+    found.submit("first", 2, HOUR, queue="q")
+    due = found.submit("due", 4, HOUR, queue="q", deadline=by(3 * HOUR))
+    assert due.promise.start_ns == (HOUR + 1) * S
+    assert found.submit("thief", 2, 4 * HOUR, queue="q").phase is WorkloadPhase.PLACED
+    assert "no other work takes the quota of its queue" in found.core.explain_workload("due").remedy
+    found.advance(HOUR + 1)
+    assert not list_breaches(found)
+    found.advance(HOUR + 120)
+    assert list_breaches(found) == [("due", "quota: queue q has too little gpu quota left")]
+    due = found.core.workload("due")
+    assert (due.promise.start_ns, due.promise.cause) == ((4 * HOUR + 1) * S, due.deadline_breach.cause)
+    found.finish()
+    assert found.starts["due"] == 4 * HOUR + 1
+
+
 def test_a_hold_by_its_user_gives_up_the_start_and_breaks_the_promise_once_it_is_too_late():
     found = run_first()
     found.submit("due", 2, HOUR, deadline=by(3 * HOUR))

@@ -32,6 +32,7 @@ from eelgrid_controller.queueing.backfill import (
     find_delayed_start,
     group_assignments,
     is_start_free,
+    sum_gpu_milli,
 )
 from eelgrid_controller.queueing.reservations import (
     list_boundaries,
@@ -41,7 +42,30 @@ from eelgrid_controller.queueing.reservations import (
 from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
-from eelgrid_controller.state.events import Event, GpuLost, NodeCordoned, NodeLost, NodesRemoved, WorkloadPromised
+from eelgrid_controller.state.events import (
+    DevicesCorrected,
+    Event,
+    GpuLost,
+    GpuReturned,
+    NodeCordoned,
+    NodeHeard,
+    NodeJoined,
+    NodeLost,
+    NodeOccupied,
+    NodeReconciled,
+    NodesRemoved,
+    NodeUncordoned,
+    PartitionsPlanned,
+    PolicyChanged,
+    WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadEvicted,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadPromised,
+    WorkloadRetried,
+    WorkloadScaled,
+)
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
@@ -62,6 +86,20 @@ _REPLANS_MOST = 64
 _RENEWED_MOST = 16
 # Times and searches for what is asked of at its submission.
 _ADMISSION_TIMES_MOST, _ADMISSION_SEARCHES_MOST = 256, 16
+# Events by which nodes may have more room than was expected.
+_WITH_CAPACITY = (
+    NodeJoined,
+    NodeHeard,
+    NodeOccupied,
+    NodeReconciled,
+    NodeUncordoned,
+    GpuReturned,
+    DevicesCorrected,
+    PartitionsPlanned,
+    PolicyChanged,
+    WorkloadMoved,
+    WorkloadScaled,
+)
 # What keeps work waiting whatever capacity is reserved for it.
 _LIMITS = frozenset(
     {PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA, PendingConstraint.BUDGET, PendingConstraint.SPENDING}
@@ -90,6 +128,8 @@ class BackfillPlanner:
         self._is_known = True
         # A kept start may be none any more: the next round looks.
         self._is_stale = False
+        # Something became free that was not expected to, so that kept starts may become earlier: before this round, and since.
+        self._may_improve, self._has_freed = True, True
         self._replans = 0
         self._promised = {key for key in state.pending if state.workloads[key].promise is not None}
         # When a round last began: what reservations closed by time before it has been tried.
@@ -97,6 +137,7 @@ class BackfillPlanner:
 
     def refresh(self, event: Event) -> None:
         """Follows an event that was applied."""
+        self._has_freed |= self._frees_early(event)
         self.ends.refresh(event)
         self._deadlines.refresh(event)
         match event:
@@ -112,6 +153,20 @@ class BackfillPlanner:
                 self._is_stale |= any(names & one.places.keys() for one in self._reserved if one.is_kept)
             case _:
                 return
+
+    def _frees_early(self, event: Event) -> bool:
+        """Returns whether an event may let a kept start become earlier: it frees what was expected to be held for longer."""
+        match event:
+            case WorkloadCancelled() | WorkloadCompleted() | WorkloadEvicted() | WorkloadRetried():
+                expected_ns = self.ends.get_end_ns(event.workload_id, event.time_ns)
+                return expected_ns > event.time_ns + OVERRUN_TOLERANCE_NS
+            case WorkloadPlaced():
+                own = self._find_own(event.workload_id)
+                return own is not None and own.start_ns > event.time_ns + OVERRUN_TOLERANCE_NS
+            case WorkloadPromised():
+                return event.promise is None
+            case _:
+                return isinstance(event, _WITH_CAPACITY)
 
     def is_round_due(self, now_ns: int) -> bool:
         """Returns whether pending work must be tried because time has passed, or a promise may be broken.
@@ -137,6 +192,7 @@ class BackfillPlanner:
         self._before = {one.workload_id: one for one in self._reserved}
         self._replans, self._begun_ns = 0, now_ns
         self._in_round, self._is_stale = True, False
+        self._may_improve, self._has_freed = self._has_freed, False
         # After a start agents come back one by one: until all have, it is not known what fits, and no promise changes.
         self._is_known = all(one.is_reported or not one.is_ready for one in self._state.nodes.values())
         kept = self._list_kept(now_ns)
@@ -197,11 +253,13 @@ class BackfillPlanner:
         if promise is None or not promise.placements or not self._is_kept(workload) or workload.held_by:
             return None
         start_ns = max(promise.start_ns, now_ns)
+        places = group_assignments(workload, promise.placements)
         return ReservedStart(
             workload_id=workload.workload_id,
             start_ns=start_ns,
             end_ns=compute_end_ns(start_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes)),
-            places=group_assignments(workload, promise.placements),
+            places=places,
+            gpu_milli=sum_gpu_milli(places),
             waits_for=promise.waits_for,
             priority=workload.spec.priority,
             placements=promise.placements,
@@ -388,6 +446,8 @@ class BackfillPlanner:
         A start that is kept for it only becomes earlier.
         """
         own = self._find_own(workload.workload_id)
+        if own is not None and not (self._may_improve or self._has_freed):
+            return []
         others = [one for one in self._reserved if one is not own and one.workload_id in self._state.pending]
         binding = [one for one in others if one.priority >= workload.spec.priority]
         if own is None and not workload.spec.has_promised_deadline:
@@ -405,6 +465,7 @@ class BackfillPlanner:
             return [] if is_left else self._withdraw(workload, now_ns)
         found = replace(found, is_kept=self._is_kept(workload))
         self._reserved = [*others, found]
+        self._has_freed |= own is not None
         if len(binding) < len(others):
             self._drop_displaced(found, now_ns)
         self._is_full |= self._has_all_starts()

@@ -22,8 +22,10 @@ from eelgrid_controller.queueing.backfill import (
     ENDS_MOST,
     EstimatedEnds,
     ReservedStart,
+    find_most_gpu_milli,
     group_assignments,
     hold_reserved,
+    sum_gpu_milli,
 )
 from eelgrid_controller.queueing.reservations import list_boundaries, list_closed_nodes
 from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
@@ -44,6 +46,11 @@ def _has_free_gpus(record: NodeRecord, spec: WorkloadSpec) -> bool:
     request = spec.request
     free_milli = GPU_MILLI_WHOLE * len(record.inventory.gpus) - sum(record.gpu_milli.values())
     return free_milli >= request.gpu_count * request.gpu_milli
+
+
+def _count_milli(spec: WorkloadSpec) -> int:
+    """Returns the thousandths of GPUs that a workload asks for."""
+    return spec.replicas * spec.request.gpu_count * spec.request.gpu_milli
 
 
 class StartSearch:
@@ -75,6 +82,12 @@ class StartSearch:
         self._placer.searches += _WALK_SEARCHES if others else 1
         room = self._placer.begin_room_count(workload.spec, workload.workload_id)
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        by_node: dict[str, list[ReservedStart]] = {}
+        for one in others:
+            for name in one.places:
+                by_node.setdefault(name, []).append(one)
+        # An upper bound of what is free, which is cheap: only where it suffices, nodes are looked at.
+        free_milli, wanted_milli = self._count_free_milli() if others else 0, _count_milli(workload.spec)
         times = searches = 0
         ended: list[str] = []
         for when_ns, group in groupby(expected, key=lambda item: item[0]):
@@ -83,6 +96,7 @@ class StartSearch:
             for _, key in group:
                 if key:
                     ended.append(key)
+                    free_milli += _count_milli(self._state.workloads[key].spec)
                     for name in self.release(records, key):
                         # Room only grows here, so that a node without enough free GPUs has none, as before.
                         if _has_free_gpus(records[name], workload.spec):
@@ -94,7 +108,9 @@ class StartSearch:
             closed = list_closed_nodes(self._state, workload, when_ns)
             if when_ns < not_before_ns or room.count(closed) < workload.spec.replicas:
                 continue
-            then = self._hold_others(records, room, others, when_ns, end_ns) if others else records
+            if others and free_milli - find_most_gpu_milli(others, when_ns, end_ns) < wanted_milli:
+                continue
+            then = self._hold_others(records, room, by_node, when_ns, end_ns) if others else records
             if others and not self._has_room(room, records, then, closed, workload.spec.replicas):
                 continue
             spec = self._admit(workload, ended, others, when_ns, end_ns)
@@ -106,6 +122,11 @@ class StartSearch:
             if decision.placements:
                 return self._make_start(workload, decision.placements, when_ns, end_ns, ended)
         return None
+
+    def _count_free_milli(self) -> int:
+        """Returns the thousandths of GPUs that no running work holds, of all nodes, whatever keeps them from being used."""
+        nodes = self._state.nodes.values()
+        return sum(GPU_MILLI_WHOLE * len(one.inventory.gpus) - one.allocated_gpu_milli for one in nodes)
 
     def search_places(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
         """Decides where a workload would go at a time, with nodes as they would be then."""
@@ -137,15 +158,18 @@ class StartSearch:
         self,
         records: Mapping[str, NodeRecord],
         room: RoomCount,
-        others: Sequence[ReservedStart],
+        by_node: Mapping[str, Sequence[ReservedStart]],
         begin_ns: int,
         end_ns: int,
     ) -> dict[str, NodeRecord]:
         """Returns records with the most that others hold at any time of a span, where there is room."""
         found = dict(records)
-        for name in {name for one in others for name in one.places if one.start_ns < end_ns and one.end_ns > begin_ns}:
+        for name, others in by_node.items():
             if room.has_room(name):
-                found[name] = hold_reserved(found.get(name) or self._state.nodes[name], name, others, begin_ns, end_ns)
+                before = found.get(name) or self._state.nodes[name]
+                held = hold_reserved(before, name, others, begin_ns, end_ns)
+                if held is not before:
+                    found[name] = held
         return found
 
     def _has_room(
@@ -202,4 +226,5 @@ class StartSearch:
             waits_for=tuple(on_places),
             priority=workload.spec.priority,
             placements=placements,
+            gpu_milli=sum_gpu_milli(places),
         )

@@ -12,7 +12,6 @@ the most that others hold of each CPU, byte and GPU at any of these times (`hold
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -137,6 +136,8 @@ class ReservedStart:
     # Work of higher priority goes before it.
     priority: int = 0
     placements: tuple[Placement, ...] = ()
+    # Of all places together.
+    gpu_milli: int = 0
     # The places are promised, too, and stand in the state.
     is_kept: bool = False
 
@@ -147,6 +148,11 @@ def group_assignments(workload: Workload, placements: Iterable[Placement]) -> di
     for placement in placements:
         found.setdefault(placement.node_name, []).append(make_assignment(workload, placement))
     return {name: tuple(assignments) for name, assignments in found.items()}
+
+
+def sum_gpu_milli(places: Mapping[str, Iterable[Assignment]]) -> int:
+    """Returns the thousandths of GPUs that assignments hold together."""
+    return sum(len(one.gpu_uuids) * one.gpu_milli for assignments in places.values() for one in assignments)
 
 
 def project_record(record: NodeRecord, ends: EstimatedEnds, when_ns: int, now_ns: int) -> NodeRecord:
@@ -166,25 +172,42 @@ def hold_reserved(
     if not inside:
         return record
     held = record.copy()
-    for assignment in (assignment for one in inside for assignment in one.places[name]):
-        held.allocate_unchecked(assignment)
-    if len(inside) == 1:
-        return held
-    cpu_milli, memory_bytes, gpu_milli = 0, 0, Counter[str]()
-    for time_ns in {max(begin_ns, one.start_ns) for one in inside}:
-        active = [
-            assignment for one in inside if one.start_ns <= time_ns < one.end_ns for assignment in one.places[name]
-        ]
-        cpu_milli = max(cpu_milli, sum(one.cpu_milli for one in active))
-        memory_bytes = max(memory_bytes, sum(one.memory_bytes for one in active))
-        at_once = Counter[str]()
-        for one in active:
-            at_once.update(dict.fromkeys(one.gpu_uuids, one.gpu_milli))
-        gpu_milli |= at_once
-    held.allocated_cpu_milli = record.allocated_cpu_milli + cpu_milli
-    held.allocated_memory_bytes = record.allocated_memory_bytes + memory_bytes
-    held.gpu_milli = dict(Counter(record.gpu_milli) + gpu_milli)
+    # What ends at a time is gone before what begins then.
+    changes = sorted((time_ns, sign, number) for number, one in enumerate(inside) for time_ns, sign in _list_span(one))
+    cpu_milli = memory_bytes = most_cpu_milli = most_memory_bytes = 0
+    gpu_milli: dict[str, int] = {}
+    most_milli: dict[str, int] = {}
+    for _, sign, number in changes:
+        for one in inside[number].places[name]:
+            cpu_milli += sign * one.cpu_milli
+            memory_bytes += sign * one.memory_bytes
+            for uuid in one.gpu_uuids:
+                gpu_milli[uuid] = milli = gpu_milli.get(uuid, 0) + sign * one.gpu_milli
+                most_milli[uuid] = max(milli, most_milli.get(uuid, 0))
+            # Their watts count, too.
+            held.assignments[one.workload_id, one.replica] = one
+        most_cpu_milli, most_memory_bytes = max(cpu_milli, most_cpu_milli), max(memory_bytes, most_memory_bytes)
+    held.allocated_cpu_milli += most_cpu_milli
+    held.allocated_memory_bytes += most_memory_bytes
+    for uuid, milli in most_milli.items():
+        held.gpu_milli[uuid] = held.gpu_milli.get(uuid, 0) + milli
     return held
+
+
+def _list_span(one: ReservedStart) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (one.start_ns, 1), (one.end_ns, -1)
+
+
+def find_most_gpu_milli(reserved: Iterable[ReservedStart], begin_ns: int, end_ns: int) -> int:
+    """Returns the most thousandths of GPUs that reserved starts hold together at any time of a span."""
+    inside = [one for one in reserved if one.start_ns < end_ns and one.end_ns > begin_ns]
+    milli = most = 0
+    for _, sign, number in sorted(
+        (time_ns, sign, number) for number, one in enumerate(inside) for time_ns, sign in _list_span(one)
+    ):
+        milli += sign * inside[number].gpu_milli
+        most = max(most, milli)
+    return most
 
 
 def is_start_free(
