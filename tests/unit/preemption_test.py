@@ -295,6 +295,22 @@ def test_no_work_is_preempted_before_its_minimum_run_time_and_then_it_is():
     assert not core.is_drain_due(71 * S)
 
 
+def test_work_waits_for_the_delay_of_its_queue_before_others_make_room_and_takes_what_is_free_at_once():
+    core = begin(queue("x", 4, replace(RECLAIM, delay_s=60.0)), queue("y", 0))
+    submit(core, "y1", "y", gpus=3, now_ns=10 * S)
+    submit(core, "free", "x", gpus=1, now_ns=20 * S)
+    submit(core, "x1", "x", gpus=2, now_ns=20 * S)
+    submit(core, "x2", "x", gpus=1, now_ns=50 * S)
+    assert running(core) == ["free", "y1"]
+    assert not core.is_drain_due(79 * S)
+    assert core.is_drain_due(80 * S)
+    step = core.continue_drains(now_ns=80 * S)
+    assert evicted(step.events) == ["y1"]
+    assert phase(core, "x1") is WorkloadPhase.PLACED
+    settle(core, 80 * S)
+    assert phase(core, "x2") is WorkloadPhase.PLACED
+
+
 def test_what_a_round_has_just_placed_is_not_preempted_by_the_same_round_but_soon_after():
     keep = QueuePreemption(victims=PreemptionVictims.NONE)
     core = begin(queue("x", 1, RECLAIM), queue("y", 0), queue("z", 3), queue("kept", 0, keep))

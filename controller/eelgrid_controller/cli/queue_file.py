@@ -52,7 +52,7 @@ _PREEMPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "victims": {"jobs": "unspecified", "none": "none", "all": "all"},
 }
 # Durations by their names in a file.
-_PREEMPTION_TIMES = {"min_runtime": "min_runtime_s", "horizon": "horizon_s"}
+_PREEMPTION_TIMES = {"min_runtime": "min_runtime_s", "horizon": "horizon_s", "delay": "delay_s"}
 _POLICY_TIMES = (
     ("half_life", "queue_half_life_s"),
     ("age_limit", "queue_age_limit_s"),
@@ -243,6 +243,8 @@ def _preemption_settings(rules: QueuePreemption) -> Iterator[tuple[str, str]]:
     yield "preemption minimum run time", format_age(rules.min_runtime_s)
     if rules.horizon_s:
         yield "preemption horizon", format_age(rules.horizon_s)
+    if rules.delay_s:
+        yield "preemption delay", format_age(rules.delay_s)
 
 
 def _settings(queue: Queue, spending: Sequence[SpendingLimit]) -> Iterator[tuple[str, str]]:

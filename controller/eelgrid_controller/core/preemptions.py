@@ -316,6 +316,11 @@ class Preemptions:
         if queue is None:
             return PreemptionPlan(problem="it preempts nothing")
         rules = resolve_preemption(self._state.policy.queues)[queue]
+        begins_ns = workload.submitted_ns + int(rules.delay_s * _NS)
+        if now_ns < begins_ns:
+            # Not kept for others of its shape, which may have waited for longer.
+            self._note_next(begins_ns)
+            return PreemptionPlan(problem="nobody makes room before it has waited for the delay of its queue")
         shape = _shape_of(workload, queue)
         if shape in self._in_vain:
             return PreemptionPlan(problem=self._in_vain[shape])

@@ -703,8 +703,9 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     for queue in plain.get("queues", ()):
         if queue.get("preemption", 0) is None:
             del queue["preemption"]
-        if queue.get("preemption") and not queue["preemption"]["horizon_s"]:
-            del queue["preemption"]["horizon_s"]
+        for name in ("horizon_s", "delay_s") if queue.get("preemption") else ():
+            if not queue["preemption"][name]:
+                del queue["preemption"][name]
     return plain
 
 

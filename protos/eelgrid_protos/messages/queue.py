@@ -74,7 +74,8 @@ class PreemptionVictims(OpenEnum):
 class QueuePreemption:
     """What waiting work of a queue may preempt, and what protects its running work.
 
-    `horizon_s` is for reclaim by past use; 0 is a sixteenth of the half-life.
+    `horizon_s` is for reclaim by past use; 0 is a sixteenth of the half-life. Its work waits `delay_s` after its
+    submission before others make room for it; what is free it takes at once.
     """
 
     within: PreemptionWithin = PreemptionWithin.UNSPECIFIED
@@ -82,6 +83,7 @@ class QueuePreemption:
     victims: PreemptionVictims = PreemptionVictims.UNSPECIFIED
     min_runtime_s: Annotated[float, Range(0.0, 3e7, "s")] = 0.0
     horizon_s: Annotated[float, Range(0.0, 3e7, "s")] = 0.0
+    delay_s: Annotated[float, Range(0.0, 3e7, "s")] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

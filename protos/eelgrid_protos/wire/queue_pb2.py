@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65\x65lgrid/v1/queue.proto\x12\neelgrid.v1\"\xb9\x01\n\nQueueQuota\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0f\n\x07nominal\x18\x02 \x01(\x04\x12\x1c\n\x0f\x62orrowing_limit\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rlending_limit\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x18\n\x0busage_limit\x18\x05 \x01(\x04H\x02\x88\x01\x01\x42\x12\n\x10_borrowing_limitB\x10\n\x0e_lending_limitB\x0e\n\x0c_usage_limit\"\xca\x01\n\x0fQueuePreemption\x12,\n\x06within\x18\x01 \x01(\x0e\x32\x1c.eelgrid.v1.PreemptionWithin\x12.\n\x07reclaim\x18\x02 \x01(\x0e\x32\x1d.eelgrid.v1.PreemptionReclaim\x12.\n\x07victims\x18\x03 \x01(\x0e\x32\x1d.eelgrid.v1.PreemptionVictims\x12\x15\n\rmin_runtime_s\x18\x04 \x01(\x01\x12\x12\n\thorizon_s\x18\xe8\x02 \x01(\x01\"\xc1\x01\n\x05Queue\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x13\n\x06weight\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12&\n\x06quotas\x18\x04 \x03(\x0b\x32\x16.eelgrid.v1.QueueQuota\x12\r\n\x05users\x18\x05 \x03(\t\x12\x12\n\nnamespaces\x18\x06 \x03(\t\x12/\n\npreemption\x18\x32 \x01(\x0b\x32\x1b.eelgrid.v1.QueuePreemptionB\t\n\x07_weight\"\x83\x01\n\nQueueUsage\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\r\n\x05quota\x18\x02 \x01(\x04\x12\x0c\n\x04used\x18\x03 \x01(\x04\x12\x10\n\x08\x62orrowed\x18\x04 \x01(\x04\x12\x0c\n\x04lent\x18\x05 \x01(\x04\x12\x17\n\nusage_most\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_usage_most\"\xa8\x01\n\x0bQueueStatus\x12 \n\x05queue\x18\x01 \x01(\x0b\x32\x11.eelgrid.v1.Queue\x12%\n\x05usage\x18\x02 \x03(\x0b\x32\x16.eelgrid.v1.QueueUsage\x12\x16\n\x0eweighted_share\x18\x03 \x01(\x01\x12\x16\n\x0eweighted_usage\x18\x04 \x01(\x01\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\"\xb6\x01\n\x0bReservation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnode_names\x18\x02 \x03(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x10\n\x08start_ns\x18\x04 \x01(\x03\x12\x0e\n\x06\x65nd_ns\x18\x05 \x01(\x03\x12\r\n\x05users\x18\x06 \x03(\t\x12\r\n\x05queue\x18\x07 \x01(\t\x12\x13\n\x0bmaintenance\x18\x08 \x01(\x08\x12\r\n\x04gpus\x18\xfc\x02 \x01(\r\x12\x13\n\ngpu_models\x18\xfd\x02 \x03(\t*[\n\x10PreemptionWithin\x12!\n\x1dPREEMPTION_WITHIN_UNSPECIFIED\x10\x00\x12$\n PREEMPTION_WITHIN_LOWER_PRIORITY\x10\x01*\x9b\x01\n\x11PreemptionReclaim\x12\"\n\x1ePREEMPTION_RECLAIM_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPREEMPTION_RECLAIM_NOMINAL\x10\x01\x12!\n\x1dPREEMPTION_RECLAIM_FAIR_SHARE\x10\x02\x12\x1f\n\x1bPREEMPTION_RECLAIM_PAST_USE\x10\x03*p\n\x11PreemptionVictims\x12\"\n\x1ePREEMPTION_VICTIMS_UNSPECIFIED\x10\x00\x12\x1b\n\x17PREEMPTION_VICTIMS_NONE\x10\x01\x12\x1a\n\x16PREEMPTION_VICTIMS_ALL\x10\x02*}\n\x0c\x42\x61\x63kfillMode\x12\x1d\n\x19\x42\x41\x43KFILL_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42\x41\x43KFILL_MODE_NONE\x10\x01\x12\x16\n\x12\x42\x41\x43KFILL_MODE_EASY\x10\x02\x12\x1e\n\x1a\x42\x41\x43KFILL_MODE_CONSERVATIVE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65\x65lgrid/v1/queue.proto\x12\neelgrid.v1\"\xb9\x01\n\nQueueQuota\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0f\n\x07nominal\x18\x02 \x01(\x04\x12\x1c\n\x0f\x62orrowing_limit\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rlending_limit\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x18\n\x0busage_limit\x18\x05 \x01(\x04H\x02\x88\x01\x01\x42\x12\n\x10_borrowing_limitB\x10\n\x0e_lending_limitB\x0e\n\x0c_usage_limit\"\xdc\x01\n\x0fQueuePreemption\x12,\n\x06within\x18\x01 \x01(\x0e\x32\x1c.eelgrid.v1.PreemptionWithin\x12.\n\x07reclaim\x18\x02 \x01(\x0e\x32\x1d.eelgrid.v1.PreemptionReclaim\x12.\n\x07victims\x18\x03 \x01(\x0e\x32\x1d.eelgrid.v1.PreemptionVictims\x12\x15\n\rmin_runtime_s\x18\x04 \x01(\x01\x12\x12\n\thorizon_s\x18\xe8\x02 \x01(\x01\x12\x10\n\x07\x64\x65lay_s\x18\xa4\x03 \x01(\x01\"\xc1\x01\n\x05Queue\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x13\n\x06weight\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12&\n\x06quotas\x18\x04 \x03(\x0b\x32\x16.eelgrid.v1.QueueQuota\x12\r\n\x05users\x18\x05 \x03(\t\x12\x12\n\nnamespaces\x18\x06 \x03(\t\x12/\n\npreemption\x18\x32 \x01(\x0b\x32\x1b.eelgrid.v1.QueuePreemptionB\t\n\x07_weight\"\x83\x01\n\nQueueUsage\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\r\n\x05quota\x18\x02 \x01(\x04\x12\x0c\n\x04used\x18\x03 \x01(\x04\x12\x10\n\x08\x62orrowed\x18\x04 \x01(\x04\x12\x0c\n\x04lent\x18\x05 \x01(\x04\x12\x17\n\nusage_most\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_usage_most\"\xa8\x01\n\x0bQueueStatus\x12 \n\x05queue\x18\x01 \x01(\x0b\x32\x11.eelgrid.v1.Queue\x12%\n\x05usage\x18\x02 \x03(\x0b\x32\x16.eelgrid.v1.QueueUsage\x12\x16\n\x0eweighted_share\x18\x03 \x01(\x01\x12\x16\n\x0eweighted_usage\x18\x04 \x01(\x01\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\"\xb6\x01\n\x0bReservation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnode_names\x18\x02 \x03(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x10\n\x08start_ns\x18\x04 \x01(\x03\x12\x0e\n\x06\x65nd_ns\x18\x05 \x01(\x03\x12\r\n\x05users\x18\x06 \x03(\t\x12\r\n\x05queue\x18\x07 \x01(\t\x12\x13\n\x0bmaintenance\x18\x08 \x01(\x08\x12\r\n\x04gpus\x18\xfc\x02 \x01(\r\x12\x13\n\ngpu_models\x18\xfd\x02 \x03(\t*[\n\x10PreemptionWithin\x12!\n\x1dPREEMPTION_WITHIN_UNSPECIFIED\x10\x00\x12$\n PREEMPTION_WITHIN_LOWER_PRIORITY\x10\x01*\x9b\x01\n\x11PreemptionReclaim\x12\"\n\x1ePREEMPTION_RECLAIM_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPREEMPTION_RECLAIM_NOMINAL\x10\x01\x12!\n\x1dPREEMPTION_RECLAIM_FAIR_SHARE\x10\x02\x12\x1f\n\x1bPREEMPTION_RECLAIM_PAST_USE\x10\x03*p\n\x11PreemptionVictims\x12\"\n\x1ePREEMPTION_VICTIMS_UNSPECIFIED\x10\x00\x12\x1b\n\x17PREEMPTION_VICTIMS_NONE\x10\x01\x12\x1a\n\x16PREEMPTION_VICTIMS_ALL\x10\x02*}\n\x0c\x42\x61\x63kfillMode\x12\x1d\n\x19\x42\x41\x43KFILL_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42\x41\x43KFILL_MODE_NONE\x10\x01\x12\x16\n\x12\x42\x41\x43KFILL_MODE_EASY\x10\x02\x12\x1e\n\x1a\x42\x41\x43KFILL_MODE_CONSERVATIVE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.queue_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREEMPTIONWITHIN']._serialized_start=1117
-  _globals['_PREEMPTIONWITHIN']._serialized_end=1208
-  _globals['_PREEMPTIONRECLAIM']._serialized_start=1211
-  _globals['_PREEMPTIONRECLAIM']._serialized_end=1366
-  _globals['_PREEMPTIONVICTIMS']._serialized_start=1368
-  _globals['_PREEMPTIONVICTIMS']._serialized_end=1480
-  _globals['_BACKFILLMODE']._serialized_start=1482
-  _globals['_BACKFILLMODE']._serialized_end=1607
+  _globals['_PREEMPTIONWITHIN']._serialized_start=1135
+  _globals['_PREEMPTIONWITHIN']._serialized_end=1226
+  _globals['_PREEMPTIONRECLAIM']._serialized_start=1229
+  _globals['_PREEMPTIONRECLAIM']._serialized_end=1384
+  _globals['_PREEMPTIONVICTIMS']._serialized_start=1386
+  _globals['_PREEMPTIONVICTIMS']._serialized_end=1498
+  _globals['_BACKFILLMODE']._serialized_start=1500
+  _globals['_BACKFILLMODE']._serialized_end=1625
   _globals['_QUEUEQUOTA']._serialized_start=39
   _globals['_QUEUEQUOTA']._serialized_end=224
   _globals['_QUEUEPREEMPTION']._serialized_start=227
-  _globals['_QUEUEPREEMPTION']._serialized_end=429
-  _globals['_QUEUE']._serialized_start=432
-  _globals['_QUEUE']._serialized_end=625
-  _globals['_QUEUEUSAGE']._serialized_start=628
-  _globals['_QUEUEUSAGE']._serialized_end=759
-  _globals['_QUEUESTATUS']._serialized_start=762
-  _globals['_QUEUESTATUS']._serialized_end=930
-  _globals['_RESERVATION']._serialized_start=933
-  _globals['_RESERVATION']._serialized_end=1115
+  _globals['_QUEUEPREEMPTION']._serialized_end=447
+  _globals['_QUEUE']._serialized_start=450
+  _globals['_QUEUE']._serialized_end=643
+  _globals['_QUEUEUSAGE']._serialized_start=646
+  _globals['_QUEUEUSAGE']._serialized_end=777
+  _globals['_QUEUESTATUS']._serialized_start=780
+  _globals['_QUEUESTATUS']._serialized_end=948
+  _globals['_RESERVATION']._serialized_start=951
+  _globals['_RESERVATION']._serialized_end=1133
 # @@protoc_insertion_point(module_scope)

@@ -60,18 +60,20 @@ class QueueQuota(_message.Message):
     def __init__(self, resource: _Optional[str] = ..., nominal: _Optional[int] = ..., borrowing_limit: _Optional[int] = ..., lending_limit: _Optional[int] = ..., usage_limit: _Optional[int] = ...) -> None: ...
 
 class QueuePreemption(_message.Message):
-    __slots__ = ("within", "reclaim", "victims", "min_runtime_s", "horizon_s")
+    __slots__ = ("within", "reclaim", "victims", "min_runtime_s", "horizon_s", "delay_s")
     WITHIN_FIELD_NUMBER: _ClassVar[int]
     RECLAIM_FIELD_NUMBER: _ClassVar[int]
     VICTIMS_FIELD_NUMBER: _ClassVar[int]
     MIN_RUNTIME_S_FIELD_NUMBER: _ClassVar[int]
     HORIZON_S_FIELD_NUMBER: _ClassVar[int]
+    DELAY_S_FIELD_NUMBER: _ClassVar[int]
     within: PreemptionWithin
     reclaim: PreemptionReclaim
     victims: PreemptionVictims
     min_runtime_s: float
     horizon_s: float
-    def __init__(self, within: _Optional[_Union[PreemptionWithin, str]] = ..., reclaim: _Optional[_Union[PreemptionReclaim, str]] = ..., victims: _Optional[_Union[PreemptionVictims, str]] = ..., min_runtime_s: _Optional[float] = ..., horizon_s: _Optional[float] = ...) -> None: ...
+    delay_s: float
+    def __init__(self, within: _Optional[_Union[PreemptionWithin, str]] = ..., reclaim: _Optional[_Union[PreemptionReclaim, str]] = ..., victims: _Optional[_Union[PreemptionVictims, str]] = ..., min_runtime_s: _Optional[float] = ..., horizon_s: _Optional[float] = ..., delay_s: _Optional[float] = ...) -> None: ...
 
 class Queue(_message.Message):
     __slots__ = ("name", "parent", "weight", "quotas", "users", "namespaces", "preemption")
