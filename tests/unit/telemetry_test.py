@@ -5,14 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
-from eelgrid_controller.state.telemetry import BatchVerdict, Telemetry
+from eelgrid_controller.state.telemetry import PROGRESS_MOST, BatchVerdict, ProgressReports, Telemetry
 from eelgrid_protos.messages import (
     Absence,
     AbsenceReason,
     ApplyStatus,
+    AttemptState,
+    AttemptStatus,
     Column,
     Gpu,
     Inventory,
+    JobProgress,
     PlanApplied,
     Reading,
     SampleBatch,
@@ -249,3 +252,23 @@ def test_received_plus_lost_covers_every_sequence_up_to_the_newest(steps: list[t
     received, lost = telemetry.tick_counts("n1")
     assert received + lost == (max(seen) - seen[0] + 1 if seen else 0)
     assert received + telemetry.duplicates == len(steps)
+
+
+def test_the_newest_progress_of_a_workload_is_kept_and_the_oldest_of_too_many_goes():
+    reports = ProgressReports()
+
+    def report(key, step, time_ns):
+        progress = JobProgress(step=step, time_ns=time_ns)
+        status = AttemptStatus(workload_id=key, replica=0, attempt=1, state=AttemptState.RUNNING, progress=progress)
+        reports.record(status)
+
+    report("w", 2, 20)
+    # Of another replica, which wrote it before.
+    report("w", 1, 10)
+    assert reports.get("w").step == 2
+    reports.record(AttemptStatus(workload_id="w", replica=0, attempt=1, state=AttemptState.ENDED))
+    assert reports.get("w").step == 2
+    for number in range(PROGRESS_MOST):
+        report(f"v-{number}", 1, 30)
+    assert reports.get("w") is None
+    assert reports.get("v-0").step == 1

@@ -56,7 +56,7 @@ class DeviceReports:
 
 
 # Jobs whose last word is kept; the oldest goes first.
-_PROGRESS_MOST = 10_000
+PROGRESS_MOST = 10_000
 
 
 class ProgressReports:
@@ -75,7 +75,7 @@ class ProgressReports:
         if progress is not None and (known is None or progress.time_ns >= known.time_ns):
             self._newest[status.workload_id] = progress
             self._newest.move_to_end(status.workload_id)
-            if len(self._newest) > _PROGRESS_MOST:
+            if len(self._newest) > PROGRESS_MOST:
                 self._newest.popitem(last=False)
 
 
