@@ -1,5 +1,6 @@
 """Reclaim by past use under endless jobs of any size: finite, never within the run time, and always toward fair shares."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -63,22 +64,33 @@ def test_exchanges_are_finite_keep_the_run_time_and_move_shares_toward_fair(weig
             events += core.retry(now_ns=now_ns).events
             rounds += 1
             assert rounds < 100
+        # By queue: for whom its work has started or stopped in this step.
+        changes, exchanges = defaultdict(set), {}
         for event in events:
-            queue = None
+            if not isinstance(event, WorkloadPlaced | WorkloadEvicted):
+                continue
+            queue = core.state.workloads[event.workload_id].spec.queue
             if isinstance(event, WorkloadPlaced):
                 started[event.workload_id] = step
-            elif isinstance(event, WorkloadEvicted):
-                queue = core.state.workloads[event.workload_id].spec.queue
-                gainer = core.state.workloads[event.preempted_for].spec.queue
-                evictions += 1
-                # Nobody is stopped before it has run so long, and only who has used more makes room for who has used less.
-                assert step - started[event.workload_id] >= min_runtime
-                assert before[queue] > before[gainer]
-                # What was taken is not taken back before the horizon, less the minute that an admission is charged with.
-                back = taken.get((gainer, queue))
-                part = 2.0 * queues[1 + names.index(queue)].weight
-                part /= queues[1 + names.index(queue)].weight + queues[1 + names.index(gainer)].weight
-                assert back is None or (step > back and step - back + 1 >= part * (horizon or 2) - 1.0)
+                changes[queue].add(event.workload_id)
+                continue
+            gainer = core.state.workloads[event.preempted_for].spec.queue
+            evictions += 1
+            changes[queue].add(event.preempted_for)
+            exchanges[queue, gainer] = event.preempted_for
+            # Nobody is stopped before it has run so long, and only who has used more makes room for who has used less.
+            assert step - started[event.workload_id] >= min_runtime
+            assert before[queue] > before[gainer]
+            # If neither has started or lost other work, what was taken is not taken back before the horizon, less the
+            # minute that an admission is charged with.
+            back = taken.get((gainer, queue))
+            mine, theirs = (queues[1 + names.index(name)].weight for name in (queue, gainer))
+            part = 2.0 * mine / (mine + theirs)
+            assert back is None or step - back + 1 >= part * (horizon or 2) - 1.0
+        assert not any((gainer, queue) in exchanges for queue, gainer in exchanges)
+        taken = {pair: at for pair, at in taken.items() if changes.keys().isdisjoint(pair)}
+        for (queue, gainer), key in exchanges.items():
+            if changes[queue] == changes[gainer] == {key}:
                 taken[queue, gainer] = step
     check_invariants(core.state)
     # At most all GPUs change queues in each run time or, without one, in each step.

@@ -9,8 +9,8 @@ closed form. Use is dominant, the largest over the resources of use over capacit
 
 Work of a queue is to make room for waiting work of another queue if the former has used more for its weight, and still
 would have at the end of a horizon through which that work were gone and the waiting work ran. So for one resource an
-exchange moves the shares toward each other for the whole horizon, and the two queues cannot change back before its end: then
-the loser would have to have used more than the gainer. The horizon of an exchange is H times twice the gainer's part of
+exchange moves the shares toward each other for the whole horizon, and while neither starts or loses other work the two queues
+cannot change back before its end: then the loser would have to have used more than the gainer. The horizon of an exchange is H times twice the gainer's part of
 both weights, so that what each gets is even by weight, and also a queue of little weight gets its turns. Two queues of equal
 weight that need a whole pool each change when the difference of their use, in parts of what the pool gives for ever, is
 2^(H/h) - 1, and after the time T = H + h log2(1 / (2 - 2^(H/h))), 2 H for H much less than h, it is the opposite. So the times

@@ -12,8 +12,8 @@ its queue, or of the one above it that is a child of that ancestor. By fair shar
 two children of that ancestor: the victim's without the victim is at least that of the waiting work with it; and only if this
 finds nothing, the victim's with the victim is more. Neither can be turned round: who was preempted has no right to the
 place of the one that preempted it. By past use (`queueing.past_use`), beyond its quota: of those two children, the victim's
-has used more for its weight, and still will have after the horizon. That can be turned round, but not before the horizon
-has passed, so what each queue preempts of others is finite in every time. Where nothing that the work asks for has a quota,
+has used more for its weight, and still will have after the horizon. That can be turned round when the horizon has
+passed; the minimum run time of the victim's queue makes what each queue preempts of others finite in every time. Where nothing that the work asks for has a quota,
 every queue is beyond its own.
 
 Order of victims: lowest priority, then the least GPU-seconds since the last checkpoint, then the youngest. A job that never
