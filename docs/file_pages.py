@@ -30,6 +30,7 @@ from eelgrid_protos.messages import (
     ServicePromise,
     SetWeights,
     SubmitCopies,
+    TerminalSize,
     TrainingPromise,
     Weights,
     WorkloadSpec,
@@ -84,6 +85,10 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "parameters": "`lr=0.1,0.01` or `seed=0-3`: each combination is an element, counted from 0, and `{lr}` in `argv` is "
         "replaced",
         "rerun_of": "an ended array whose elements, or those of `indexes`, run again as they were",
+    },
+    TerminalSize: {
+        "rows": "of its screen",
+        "columns": "of its screen",
     },
     ProcessSpec: {
         "argv": "the program and its arguments; a program without a slash is searched for in `PATH`",
@@ -486,6 +491,8 @@ def workload_file_page() -> str:
         "## process",
         "For a `batch_job` or a `training_job` that agents run themselves, as `eelctl run` submits it.",
         message_table(ProcessSpec),
+        "### terminal_size",
+        message_table(TerminalSize),
         "## schedule",
         "How these work together: [jobs](../how-to/jobs.md).",
         message_table(JobSchedule),
