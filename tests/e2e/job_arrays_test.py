@@ -86,7 +86,7 @@ def test_an_array_is_held_released_waited_for_by_others_and_cancelled_as_one(clu
     assert "runs as many elements at once" in cluster.eelctl("explain", f"{long}_50").stdout
     cluster.eelctl("cancel", f"{long}_1")
     cluster.until(lambda: get(cluster, f"{long}_4").attempts, what="the next runs")
-    assert cluster.eelctl("cancel", long).stdout.startswith(f"{long}: ")
+    assert cluster.eelctl("cancel", long).stdout == f"{long}: stopping\n"
     assert until_ended(cluster, long).array.cancelled == 50
     cluster.eelctl("wait", long, code=143)
 

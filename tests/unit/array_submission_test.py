@@ -266,6 +266,7 @@ def test_an_array_is_held_released_moved_and_cancelled_as_one():
     assert core.change_elements(ElementChange.HOLD, ids, "bo", now_ns=6).result == 0
     assert core.change_elements(ElementChange.CANCEL, ids, now_ns=7).result == 5
     assert phases(core, "a") == [PLACED] * 2 + [CANCELLED] * 3
+    assert core.workload_or_array("a").stopping_ns == 7
     finish(core, "a_0", 1)
     finish(core, "a_1", 1)
     assert core.workload_or_array("a").phase is CANCELLED

@@ -7,7 +7,7 @@ command.
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,9 +15,7 @@ from eelgrid_controller.cli.connection import CliSettings, RequestRefused, itera
 from eelgrid_controller.cli.output import echo, print_plain
 from eelgrid_controller.cli.workload_names import find_workload
 from eelgrid_controller.formatting import count_noun
-from eelgrid_controller.queueing.job_arrays import ElementParameters, parse_job_array
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     PARAMETERS_MOST,
     ArrayStatus,
@@ -30,6 +28,9 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
     WorkloadSpec,
 )
+
+if TYPE_CHECKING:
+    from eelgrid_controller.queueing.job_arrays import ElementParameters
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FLAGS = {"array.indexes": "--array", "array.parameters": "--param"}
@@ -56,6 +57,10 @@ def add_array(request: SubmitWorkloadRequest, array: str, parameters: tuple[str,
     """Returns a submission as an array, if one is wanted; raises BadParameter."""
     if not (array or parameters):
         return request
+    # Faults know gRPC, which lists need not load.
+    from eelgrid_controller.queueing.job_arrays import parse_job_array
+    from eelgrid_protos.faults import InvalidArgument
+
     if len(parameters) > PARAMETERS_MOST:
         problem = f"is given {len(parameters)} times; give {PARAMETERS_MOST} at the most"
         raise click.BadParameter(problem, param_hint="--param")
@@ -70,6 +75,8 @@ def add_array(request: SubmitWorkloadRequest, array: str, parameters: tuple[str,
 
 def print_elements(settings: CliSettings, request: SubmitWorkloadRequest) -> None:
     """Prints what a submission would run: each element of an array with its parameters, or the one command."""
+    from eelgrid_controller.queueing.job_arrays import ElementParameters, parse_job_array
+
     process = request.spec.process
     elements = () if request.array is None else parse_job_array(request.array).elements
     plain = [_describe_element(one, process) for one in elements or (ElementParameters(0, {}),)]
@@ -79,7 +86,7 @@ def print_elements(settings: CliSettings, request: SubmitWorkloadRequest) -> Non
     echo("dry run: nothing was submitted", err=True)
 
 
-def _describe_element(element: ElementParameters, process: ProcessSpec | None) -> dict[str, Any]:
+def _describe_element(element: "ElementParameters", process: ProcessSpec | None) -> dict[str, Any]:
     argv = () if process is None else element.substitute_arguments(process.argv)
     return {"index": element.index, "parameters": dict(element.parameters), "command": list(argv)}
 

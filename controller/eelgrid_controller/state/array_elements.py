@@ -155,7 +155,8 @@ def _summarize(elements: list[Workload]) -> Workload:
         power_limit_w=None,
         attempt=shown.attempt,
         attempts=shown.attempts,
-        stopping_ns=0,
+        # It is being stopped if nothing of it waits or runs on.
+        stopping_ns=0 if pending else min((one.stopping_ns for one in elements if not one.phase.is_ended), default=0),
         preempted_for="",
         promise=None,
         held_by=held_by,
