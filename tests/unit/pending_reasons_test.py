@@ -34,6 +34,7 @@ GOLDEN = (
     ("preempted", "", "preempted: for urgent of queue vision"),
     ("preempted", "gone", "preempted: its place is gone"),
     ("evicted", "", "evicted: node a was drained by ann: kernel"),
+    ("evicted", "held", "evicted: it had not begun: exited"),
     ("held", "", "held: by ann"),
     ("dependency", "", "dependency: waits for prepare to end"),
     ("begin_time", "", "begin_time: not before noon"),

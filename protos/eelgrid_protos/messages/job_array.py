@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.quantities import Identifier, Many, OptionalIdentifier, Range, Text
+from eelgrid_protos.values import dataclass
 
 # Elements of one array, and its parameters.
 ARRAY_ELEMENTS_MOST = 10_000
