@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eelgrid_controller.objectives.job_observer import JobWorkCounter
-from eelgrid_controller.objectives.observation import JobProgress
+from eelgrid_controller.objectives.observation import ProgressReading
 from eelgrid_controller.objectives.services.service_metrics import (
     SERVER_NAMES,
     ScrapePair,
@@ -23,7 +23,7 @@ HOUR_S = 1_799_971_200
 def counted(*told, placed_s=HOUR_S, unit=""):
     work = JobWorkCounter()
     work.retain({"j"}, HOUR_S - 10.0)
-    return [work.count_increment("j", unit, one and JobProgress(*one), placed_s) for one in told]
+    return [work.count_increment("j", unit, one and ProgressReading(*one), placed_s) for one in told]
 
 
 def test_totals_become_increments_from_the_first_that_is_seen():

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from eelgrid_controller.objectives.observation import (
     GpuCounters,
     JobMeter,
-    JobProgress,
     NodeLiveness,
     NodeLivenessTracker,
     PendingLimits,
+    ProgressReading,
 )
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.control_events import (
@@ -48,7 +48,7 @@ def test_steady_work_at_steady_power_gives_exact_windows_whenever_it_is_looked_a
     one, found, now_s = meter(), [], 0.0
     for gap_s, late_s in looks:
         now_s += gap_s
-        seen = one.observe(now_s, JobProgress(now_s, rate_hz * now_s), gpus(now_s - late_s, power_w=power_w))
+        seen = one.observe(now_s, ProgressReading(now_s, rate_hz * now_s), gpus(now_s - late_s, power_w=power_w))
         found += [seen] if seen is not None else []
     assert found
     for window in found:
@@ -63,7 +63,7 @@ def run(one, times, *, rate_hz=2.0, **changes):
     return [
         found
         for at_s in times
-        if (found := one.observe(at_s, JobProgress(at_s, rate_hz * at_s), gpus(at_s, **changes))) is not None
+        if (found := one.observe(at_s, ProgressReading(at_s, rate_hz * at_s), gpus(at_s, **changes))) is not None
     ]
 
 
@@ -81,8 +81,8 @@ def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
     one = meter()
     apart = {"a": GpuCounters(0.0, 0.0, 300.0), "b": GpuCounters(0.0, 0.0, 200.0)}
     run(one, (0.0, 20.0))
-    assert one.observe(40.0, JobProgress(40.0, 80.0), apart) is None
-    assert one.observe(80.0, JobProgress(80.0, 160.0), {"a": gpus(80.0)["a"]}) is None
+    assert one.observe(40.0, ProgressReading(40.0, 80.0), apart) is None
+    assert one.observe(80.0, ProgressReading(80.0, 160.0), {"a": gpus(80.0)["a"]}) is None
     assert run(one, (90.0, 110.0)) == []
     assert len(run(one, (121.0,))) == 1
 
@@ -90,26 +90,26 @@ def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
 def test_counters_that_fell_begin_a_window_again():
     one = meter()
     run(one, (0.0, 20.0))
-    assert one.observe(40.0, JobProgress(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
-    found = one.observe(75.0, JobProgress(75.0, 73.0), gpus(75.0))
+    assert one.observe(40.0, ProgressReading(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
+    found = one.observe(75.0, ProgressReading(75.0, 73.0), gpus(75.0))
     assert (found.work, found.time_s) == (70.0, 35.0)
     reset = {name: look._replace(energy_j=0.0) for name, look in gpus(110.0).items()}
-    assert one.observe(110.0, JobProgress(110.0, 200.0), reset) is None
+    assert one.observe(110.0, ProgressReading(110.0, 200.0), reset) is None
 
 
 def test_a_window_ends_where_progress_was_seen_to_move():
     one = meter()
     run(one, (0.0,))
     for at_s in (10.0, 20.0, 30.0, 40.0):
-        assert one.observe(at_s, JobProgress(at_s, 0.0), gpus(at_s)) is None
-    assert one.observe(50.0, JobProgress(44.0, 9.0), gpus(50.0)).time_s == 44.0
+        assert one.observe(at_s, ProgressReading(at_s, 0.0), gpus(at_s)) is None
+    assert one.observe(50.0, ProgressReading(44.0, 9.0), gpus(50.0)).time_s == 44.0
 
 
 def test_what_stays_away_is_reported_by_its_name():
     silent, dark = meter(), meter()
     told = [silent.observe(at_s, None, gpus(at_s)) for at_s in range(0, 400, 10)]
     assert [one for one in told if one] == [MissedWindowReason.NO_PROGRESS] * 2
-    told = [dark.observe(at_s, JobProgress(at_s, at_s), {}) for at_s in range(0, 200, 10)]
+    told = [dark.observe(at_s, ProgressReading(at_s, at_s), {}) for at_s in range(0, 200, 10)]
     assert [one for one in told if one] == [MissedWindowReason.NO_POWER]
 
 

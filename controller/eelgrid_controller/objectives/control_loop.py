@@ -29,10 +29,10 @@ from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     ClusterSums,
     CoreReader,
-    JobProgress,
     NodeObservation,
     ObjectiveSettings,
     ObservedNode,
+    ProgressReading,
     iter_batches,
     node_readings,
     observe_node,
@@ -308,7 +308,7 @@ class ControlLoop:
         self._desk = ControlCycle(settings, catalogue, foreseen=self._telling.foreseen)
         self._standing = ObjectivesStatus(self._desk.steering.controller_status())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
-        self._progress: dict[str, JobProgress] = {}
+        self._progress: dict[str, ProgressReading] = {}
         self._unsteered: dict[str, str] = {}  # as logged
         self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
         self._left_out = 0  # promised workloads that are too many
@@ -379,7 +379,7 @@ class ControlLoop:
             raise InvalidArgument("progress lies in the future", (found,))
         last = self._progress.get(workload_id)
         if last is None or at_s > last.at_s:
-            self._progress[workload_id] = JobProgress(min(at_s, now_s), work_done)
+            self._progress[workload_id] = ProgressReading(min(at_s, now_s), work_done)
 
     async def run(self) -> None:
         """Look and act until cancelled."""

@@ -18,8 +18,8 @@ from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     GpuCounters,
     JobMeter,
-    JobProgress,
     ObjectiveSettings,
+    ProgressReading,
     allows_enforcement,
     gpu_models_of,
     highest_limit_w,
@@ -214,7 +214,7 @@ class JobWorkCounter:
 
     def __init__(self) -> None:
         self._began_s: float | None = None
-        self._last: dict[str, JobProgress] = {}
+        self._last: dict[str, ProgressReading] = {}
 
     def retain(self, names: set[str], at_s: float) -> None:
         """Forgets all jobs but these."""
@@ -222,7 +222,9 @@ class JobWorkCounter:
             self._began_s = at_s
         self._last = {name: last for name, last in self._last.items() if name in names}
 
-    def count_increment(self, name: str, unit: str, told: JobProgress | None, placed_s: float) -> WorkInterval | None:
+    def count_increment(
+        self, name: str, unit: str, told: ProgressReading | None, placed_s: float
+    ) -> WorkInterval | None:
         """What is new since the last total, in the job's own unit, which may not be known; None for nothing."""
         unit = unit or WORK
         if told is None:
@@ -254,7 +256,7 @@ class _Job:
     since_s: float
     stand: _JobPlacement | str = ""
     meter: JobMeter | None = None  # of one that has begun
-    progress: JobProgress | None = None
+    progress: ProgressReading | None = None
     asked: ScrapeTarget | None = None
     is_enforced: bool = False
 
@@ -265,10 +267,10 @@ def _spellings(counter: str) -> tuple[str, str]:
     return bare, f"{bare}_total"
 
 
-def _progress_in(pages: Mapping[tuple[int, str], ExpositionPage | str], counter: str) -> JobProgress | None:
+def _progress_in(pages: Mapping[tuple[int, str], ExpositionPage | str], counter: str) -> ProgressReading | None:
     """The furthest of all pages: workers of a gang count the same steps, and one of them may tell for all."""
     found = [
-        JobProgress(page.at_s, sample.value)
+        ProgressReading(page.at_s, sample.value)
         for page in pages.values()
         if isinstance(page, ExpositionPage)
         for name in _spellings(counter)

@@ -106,7 +106,7 @@ class GpuCounters(NamedTuple):
     limit_w: float
 
 
-class JobProgress(NamedTuple):
+class ProgressReading(NamedTuple):
     """Units of work done since the job began, as reported at a moment."""
 
     at_s: float
@@ -115,7 +115,7 @@ class JobProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    progress: JobProgress
+    progress: ProgressReading
     gpus: Mapping[str, GpuCounters]
     limit_w: float
 
@@ -135,7 +135,7 @@ class JobMeter:
         self._window_s = window_s
         self._missed_s = missed_s
         self._since_s = begun_s  # of the last window, or of when one was missed
-        self._last: JobProgress | None = None
+        self._last: ProgressReading | None = None
         self._opening: _Opening | None = None
 
     def restart_window(self) -> None:
@@ -143,7 +143,7 @@ class JobMeter:
         self._opening = None
 
     def observe(
-        self, now_s: float, progress: JobProgress | None, gpus: Mapping[str, GpuCounters]
+        self, now_s: float, progress: ProgressReading | None, gpus: Mapping[str, GpuCounters]
     ) -> MeasurementWindow | MissedWindowReason | None:
         """A window that ends now, why one was missed, or nothing yet; `gpus` has those that are known."""
         moved = self._changed_progress(progress)
@@ -168,7 +168,7 @@ class JobMeter:
             return MissedWindowReason.NO_POWER if gpus.keys() != self.uuids else MissedWindowReason.NO_PROGRESS
         return None
 
-    def _changed_progress(self, progress: JobProgress | None) -> JobProgress | None:
+    def _changed_progress(self, progress: ProgressReading | None) -> ProgressReading | None:
         """The progress if it is news."""
         last = self._last
         if progress is None or last is None:
@@ -185,7 +185,7 @@ class JobMeter:
             )
         )
 
-    def _close_window(self, progress: JobProgress, gpus: Mapping[str, GpuCounters]) -> MeasurementWindow | None:
+    def _close_window(self, progress: ProgressReading, gpus: Mapping[str, GpuCounters]) -> MeasurementWindow | None:
         opening = self._opening
         if opening is None or progress.at_s - opening.progress.at_s < self._window_s:
             return None
@@ -227,7 +227,7 @@ class ClusterObservation:
     points: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)  # by profile
     looks: Mapping[str, NodeObservation] = field(default_factory=dict)  # of the nodes of jobs
     rounds: Mapping[str, ScrapeRound] = field(default_factory=dict)  # new pages, by workload
-    progress: Mapping[str, JobProgress] = field(default_factory=dict)  # as jobs told it themselves, newest
+    progress: Mapping[str, ProgressReading] = field(default_factory=dict)  # as jobs told it themselves, newest
     draws: tuple[NodePowerDraw, ...] | None = None  # of all nodes, where they were summed in this cycle
     divided: tuple[
         tuple[int, BudgetAllocation | None], ...
