@@ -84,8 +84,11 @@ def test_a_box_in_the_foreground_ends_with_ctrl_c_and_its_sockets_serve_nobody_e
     with subprocess.Popen(
         box.command("box", "start", "--foreground", *flags), env=box.environment, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout.readline() == "the box runs\n"
-        assert box.eelctl("run", "--", "true").stdout == ""
-        process.send_signal(signal.SIGINT)
+        try:
+            assert process.stdout.readline() == "the box runs\n"
+            assert box.eelctl("run", "--", "true").stdout == ""
+        finally:
+            # Also after a failure: whoever leaves this block waits for its end.
+            process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert "does not run" in box.eelctl("box", "status", code=3).stdout
