@@ -35,7 +35,10 @@ EXPECTED = {
     "eelctl doctor": (1, "a GPU of the cluster is lost"),
 }
 _ATTACHED = "waits for a job; tests/e2e/attach_test.py"
+_OF_AN_ARRAY = "needs an array; tests/e2e/job_arrays_test.py"
 UNRUN = {
+    "eelctl logs w-7_3": _OF_AN_ARRAY,
+    "eelctl hold w-7_{4..6}": _OF_AN_ARRAY,
     "eelctl attach $job": _ATTACHED,
     "eelctl attach last": _ATTACHED,
     "eelctl attach w-17": _ATTACHED,

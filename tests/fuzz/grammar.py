@@ -138,6 +138,9 @@ class Grammar:
                 assert shape.item is not None
                 values = [self._value(name, shape.item) for _ in range(self._count(shape.rule))]
                 return tuple(value for value in values if value is not None)
+            case "bytes":
+                most = shape.rule.most if isinstance(shape.rule, Many) else 3
+                return self.rng.randbytes(self.rng.choice((0, 1, most, most + 1)))
             case _:
                 assert shape.item is not None
                 assert shape.key is not None

@@ -53,7 +53,7 @@ class EvictingCluster(preemption.PreemptingCluster):
     """That cluster in an enforced pool, full of what an engine runs for one queue."""
 
     def fill(self, rules):
-        self.begin([(4, one, 1.0) for one in rules])
+        self.begin([(4, one, 1.0) for one in rules], work_most=10**9)
         for name in preemption.NODES:
             self.join(name)
         pools = (PoolMode(pool="p", mode=EnforcementMode.ENFORCE),)

@@ -40,6 +40,9 @@ def test_an_event_that_obeys_comes_back_as_it_was(cls, data):
     if isinstance(event, events.NodeJoined):
         # The core refuses higher ones; what an old journal has of them is healed when it is read.
         event = replace(event, plan_epoch=min(event.plan_epoch, REPORTED_EPOCH_MOST))
+    if isinstance(event, events.AttemptStarted | events.AttemptEnded):
+        # What a job says of its progress is shown and not kept; whoever makes the event leaves it out.
+        event = replace(event, status=replace(event.status, progress=None))
     check_readable(event)
     kind, body = event_to_plain(event)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
