@@ -77,6 +77,10 @@ _NOTED_LETTERS = 1200
 _GRANTED = ("ApplyMoves", "ApplyPartitions")
 
 
+async def _send_once(request: Any) -> AsyncIterator[Any]:
+    yield request
+
+
 class Finding(AssertionError):
     """The property is broken; says by which messages."""
 
@@ -164,7 +168,8 @@ class Scene:
 
     async def _ask(self, method: rpc.RpcMethod, request: Any) -> None:
         self.calls += 1
-        answer = getattr(self.rig.operators, method.attribute)(request)
+        sent = _send_once(request) if method.request_streaming else request
+        answer = getattr(self.rig.operators, method.attribute)(sent)
         if not method.response_streaming:
             self._learn(await answer)
             return

@@ -105,7 +105,12 @@ class CapacityHolds:
         return (hold for hold in holds if hold.workload_id in self._state.pending)
 
     def list_binding(self, workload: Workload, *, is_round: bool) -> list[CapacityHold]:
-        """Returns the holds of others that bind a workload; within a round those that were made before it was tried."""
+        """Returns the holds of others that bind a workload; within a round those that were made before it was tried.
+
+        None binds work whose start is promised: a promise moves only for a named cause.
+        """
+        if workload.promise is not None:
+            return []
         found = self._holds
         if self._in_round and not is_round:
             found = [*found, *self._before]
