@@ -40,14 +40,45 @@ def list_breaches(found):
 
 @given(jobs=JOBS, gpus=st.integers(2, 6), is_whole=st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_admission_decides_as_a_slow_twin_on_counts_of_equal_gpus(jobs, gpus, is_whole):
+def test_admission_promises_no_start_that_counts_of_equal_gpus_do_not_allow(jobs, gpus, is_whole):
+    """Promises keep their places, so a job may be refused that would fit if others took other GPUs; never the reverse."""
     nodes = [build_node("a", gpus=gpus)] if is_whole else [build_node(f"n{i}", gpus=1) for i in range(gpus)]
-    found, twin, starts = Simulation(*nodes), NaiveDeadlines(gpus), {}
+    found, asked = Simulation(*nodes), {}
     for number, (gap, most, run, within) in enumerate(jobs):
         found.advance(found.now_s + gap * UNIT_S)
         now, wanted, key = (found.now_s - 1) // UNIT_S, min(most, gpus), f"j{number:02}"
-        start = twin.admit(now, wanted, run, now + within)
+        twin = NaiveDeadlines(gpus)
+        twin.held = [(start, start + took, held) for start, took, held in list_booked(found, asked)]
         shape = {"gpus": wanted} if is_whole else {"gpus": 1, "replicas": wanted}
+        if submit(found, key, run=run, within=within, **shape):
+            asked[key] = run, wanted
+            start = find_booked(found, key)
+            assert twin.find_start(now, wanted, run) <= start <= now + within - run
+            assert twin.free(start, start + run) >= wanted
+    found.finish()
+    assert set(found.starts) == set(asked)
+    assert not list_breaches(found)
+
+
+def find_booked(found, key):
+    """When a job started, or is promised to, in units of time."""
+    return ((found.starts[key] if key in found.starts else found.promised[key][-1] // S) - 1) // UNIT_S
+
+
+def list_booked(found, asked):
+    return [(find_booked(found, key), *shape) for key, shape in asked.items()]
+
+
+@given(jobs=JOBS, gpus=st.integers(1, 6), is_whole=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_jobs_of_all_gpus_are_admitted_as_a_slow_twin_decides(jobs, gpus, is_whole):
+    nodes = [build_node("a", gpus=gpus)] if is_whole else [build_node(f"n{i}", gpus=1) for i in range(gpus)]
+    found, twin, starts = Simulation(*nodes), NaiveDeadlines(gpus), {}
+    for number, (gap, _, run, within) in enumerate(jobs):
+        found.advance(found.now_s + gap * UNIT_S)
+        now, key = (found.now_s - 1) // UNIT_S, f"j{number:02}"
+        start = twin.admit(now, gpus, run, now + within)
+        shape = {"gpus": gpus} if is_whole else {"gpus": 1, "replicas": gpus}
         assert submit(found, key, run=run, within=within, **shape) == (start is not None)
         starts.update({key: start * UNIT_S + 1} if start is not None else {})
     found.finish()
