@@ -5,13 +5,13 @@ command.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, RequestRefused, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, add_options, iterate_pages
 from eelgrid_controller.cli.output import echo, print_plain
 from eelgrid_controller.cli.workload_names import find_workload
 from eelgrid_controller.formatting import count_noun
@@ -32,25 +32,24 @@ from eelgrid_protos.messages import (
 if TYPE_CHECKING:
     from eelgrid_controller.queueing.job_arrays import ElementParameters
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _FLAGS = {"array.indexes": "--array", "array.parameters": "--param"}
 _NOT_SUCCEEDED = (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED)
 _COUNTED = ("placed", "pending", "succeeded", "failed", "cancelled")
 
 
-def array_options(command: _Command) -> _Command:
-    """Adds --array and --param to a command that submits work."""
-    param = click.option(
+# Of a command that submits work that may be an array.
+array_options = add_options(
+    click.option(
+        "--array", metavar="INDEXES", default="", help="Submit an array: 0-9, 1,3,5-7; %N for at most N at once."
+    ),
+    click.option(
         "--param",
         "parameters",
         multiple=True,
         metavar="NAME=VALUES",
         help="Submit each combination: lr=0.1,0.01, seed=0-3; {lr} in the command is replaced; repeatable.",
-    )
-    array = click.option(
-        "--array", metavar="INDEXES", default="", help="Submit an array: 0-9, 1,3,5-7; %N for at most N at once."
-    )
-    return array(param(command))
+    ),
+)
 
 
 def add_array(request: SubmitWorkloadRequest, array: str, parameters: tuple[str, ...]) -> SubmitWorkloadRequest:

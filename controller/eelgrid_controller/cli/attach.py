@@ -41,7 +41,7 @@ ESCAPE, DETACH = b"~", b"."
 _QUEUED_MOST = 4
 _EVENTS_MOST = 16
 # A controller that restarts is waited for.
-_AWAY_MOST_S = 120.0
+AWAY_MOST_S = 120.0
 _AGAIN_S = 0.5
 ATTACH_TAIL_LINES = 10
 
@@ -261,7 +261,7 @@ def exchange(client: Any, opening: AttachOpening, *, is_terminal: bool) -> bool:
                             raise _input_lost(opening, messages.bytes_in_doubt)
                         now_s = time.monotonic()
                         away_since_s = away_since_s or now_s
-                        if now_s - away_since_s > _AWAY_MOST_S:
+                        if now_s - away_since_s > AWAY_MOST_S:
                             raise error
                         time.sleep(_AGAIN_S)
                         _begin_call(client, messages, opening, events)
@@ -306,6 +306,12 @@ def _input_lost(opening: AttachOpening, count: int) -> InputLost:
 def announce_detached(workload_id: str) -> None:
     """Says how to come back."""
     echo(f"detached, it goes on: eelctl attach {workload_id}, eelctl cancel {workload_id}", err=True)
+
+
+def reads_input(workload: Workload) -> bool:
+    """Returns whether a job's process has a standard input, a pipe or a terminal."""
+    process = workload.spec.process
+    return process is not None and process.standard_input is not StandardInput.UNSPECIFIED
 
 
 def has_terminal(workload: Workload) -> bool:

@@ -69,39 +69,46 @@ def change_setting(context: click.Context, parameter: click.Parameter, value: An
         context.obj = replace(context.obj, **{parameter.name: value})
 
 
-def preemption_options(command: _Command) -> _Command:
-    """Adds --priority-class and --no-preempt to a command that submits work."""
-    command = click.option("--no-preempt", "never_preempts", is_flag=True, help="Wait rather than preempt other work.")(
-        command
-    )
-    return click.option("--priority-class", default="", help="Priority class, instead of a priority.")(command)
+def add_options(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
+    """Returns a decorator that adds options to a command, in the order in which help lists them."""
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def output_option(command: _Command) -> _Command:
-    """Adds -o and --no-headers to a command that prints an answer."""
-    for option in (
-        click.option(
-            "--no-headers",
-            "headers",
-            flag_value=False,
-            default=None,
-            type=bool,
-            expose_value=False,
-            callback=change_setting,
-            help="Omit the header line.",
-        ),
-        click.option(
-            "-o",
-            "--output",
-            type=click.Choice(OUTPUTS),
-            default=None,
-            expose_value=False,
-            callback=change_setting,
-            help="Output format.",
-        ),
-    ):
-        command = option(command)
-    return command
+# Of a command that submits work.
+preemption_options = add_options(
+    click.option("--priority-class", default="", help="Priority class, instead of a priority."),
+    click.option("--no-preempt", "never_preempts", is_flag=True, help="Wait rather than preempt other work."),
+)
+
+
+# Of a command that prints an answer.
+output_option = add_options(
+    click.option(
+        "-o",
+        "--output",
+        type=click.Choice(OUTPUTS),
+        default=None,
+        expose_value=False,
+        callback=change_setting,
+        help="Output format.",
+    ),
+    click.option(
+        "--no-headers",
+        "headers",
+        flag_value=False,
+        default=None,
+        type=bool,
+        expose_value=False,
+        callback=change_setting,
+        help="Omit the header line.",
+    ),
+)
 
 
 # click's ParamType takes a type argument for the checker alone; older releases refuse one when run.

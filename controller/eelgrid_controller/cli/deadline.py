@@ -3,19 +3,18 @@
 Times are by the controller's clock, in UTC. Whether a deadline can be promised is decided by the controller.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings
+from eelgrid_controller.cli.connection import CliSettings, add_options
 from eelgrid_controller.cli.reservation import parse_start_ns, read_now_ns
 from eelgrid_controller.formatting import format_age, format_time
 from eelgrid_protos.messages import JobDeadline, SubmitWorkloadRequest, Workload
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_OPTIONS = (
+# Of a command that submits work that may have a deadline.
+deadline_options = add_options(
     click.option(
         "--deadline",
         default="",
@@ -28,13 +27,6 @@ _OPTIONS = (
         help="Accept it even if the deadline cannot be promised; reserve nothing.",
     ),
 )
-
-
-def deadline_options(command: _Command) -> _Command:
-    """Adds the options of a job's deadline."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def add_deadline(

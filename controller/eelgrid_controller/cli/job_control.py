@@ -3,15 +3,21 @@
 Times are by the controller's clock, in UTC. What a job depends on is named by id, by name or as `last`; the controller gets ids.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from eelgrid_controller.cli.arrays import build_array_rerun, prepare_rerun
 from eelgrid_controller.cli.completion import complete_workloads
-from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
+from eelgrid_controller.cli.connection import (
+    CliSettings,
+    RequestRefused,
+    add_options,
+    connect_operators,
+    output_option,
+)
 from eelgrid_controller.cli.output import print_document
 from eelgrid_controller.cli.reservation import parse_start_ns, read_now_ns
 from eelgrid_controller.cli.workload_names import call_with_workload, find_workload
@@ -27,14 +33,14 @@ from eelgrid_protos.messages import (
     Workload,
 )
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _CONDITIONS = {
     "after": DependencyCondition.SUCCEEDED,
     "after_any": DependencyCondition.ENDED,
     "after_not_ok": DependencyCondition.NOT_SUCCEEDED,
     "after_each": DependencyCondition.SUCCEEDED,
 }
-_OPTIONS = (
+# What a job waits for.
+schedule_options = add_options(
     click.option("--hold", is_flag=True, help="Submit it held: it starts no earlier than `eelctl release`."),
     click.option("--begin", default="", metavar="TIME", help="Start it no earlier: +2h, or 2027-01-31T08:00 in UTC."),
     click.option(
@@ -62,13 +68,6 @@ _OPTIONS = (
         help="Start it again so often after it failed.",
     ),
 )
-
-
-def schedule_options(command: _Command) -> _Command:
-    """Adds the options of what a job waits for."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def add_schedule(
@@ -108,14 +107,7 @@ def hold(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
     They keep their place in the queue; work that runs is not held.
     """
     with connect_operators(settings) as client:
-
-        def call(workload_id: str) -> Workload:
-            request = HoldWorkloadRequest(workload_id=workload_id)
-            found: Workload = client.hold_workload(request, timeout=settings.timeout_s).workload
-            return found
-
-        for name in dict.fromkeys(workload):
-            held = call_with_workload(client, settings, name, call)
+        for held in _change_each(client, settings, workload, client.hold_workload, HoldWorkloadRequest):
             print_document(settings, held, [f"{held.workload_id}: {held.reason or format_phase(held)}"])
 
 
@@ -126,16 +118,26 @@ def hold(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
 def release(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
     """Let held workloads start, which they do at once if there is room."""
     with connect_operators(settings) as client:
-
-        def call(workload_id: str) -> Workload:
-            request = ReleaseWorkloadRequest(workload_id=workload_id)
-            found: Workload = client.release_workload(request, timeout=settings.timeout_s).workload
-            return found
-
-        for name in dict.fromkeys(workload):
-            found = call_with_workload(client, settings, name, call)
+        for found in _change_each(client, settings, workload, client.release_workload, ReleaseWorkloadRequest):
             state = f"waits: {found.reason}" if found.reason else format_phase(found)
             print_document(settings, found, [f"{found.workload_id}: released; {state}"])
+
+
+def _change_each(
+    client: Any,
+    settings: CliSettings,
+    names: Iterable[str],
+    call: Callable[..., Any],
+    make_request: type[HoldWorkloadRequest | ReleaseWorkloadRequest],
+) -> Iterator[Workload]:
+    """Calls for each workload that is named, by id, name or as `last`; yields each as it is answered."""
+
+    def change(workload_id: str) -> Workload:
+        found: Workload = call(make_request(workload_id=workload_id), timeout=settings.timeout_s).workload
+        return found
+
+    for name in dict.fromkeys(names):
+        yield call_with_workload(client, settings, name, change)
 
 
 @click.command()

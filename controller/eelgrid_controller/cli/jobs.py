@@ -20,10 +20,12 @@ import click
 from eelgrid_controller.cli.arrays import add_array, array_options, describe_reason, find_array, print_elements
 from eelgrid_controller.cli.attach import (
     ATTACH_TAIL_LINES,
+    AWAY_MOST_S,
     announce_detached,
     exchange,
     has_terminal,
     read_terminal_size,
+    reads_input,
 )
 from eelgrid_controller.cli.completion import complete_workloads
 from eelgrid_controller.cli.connection import (
@@ -84,8 +86,6 @@ _ENERGY_ROWS_MOST = 10_000
 # As Slurm's --signal has it.
 _WARN_BEFORE_S = 60.0
 _POLL_FIRST_S, _POLL_LONGEST_S = 0.02, 0.5
-# A controller that restarts is waited for.
-_AWAY_MOST_S = 120.0
 
 
 class JobNotRun(CliError):
@@ -155,6 +155,7 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
         gpu_milli=min(gpus, GPU_MILLI_WHOLE),
         gpu_models=tuple(model.strip() for model in flags["gpu_model"].split(",") if model.strip()),
     )
+    warn_signal, warn_before_s = flags.get("warning") or ("", 0.0)
     process = ProcessSpec(
         argv=command,
         environment=collect_environment((*flags["env"], *_terminal_variables(flags)), dict(os.environ)),
@@ -164,8 +165,8 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
         grace_s=float(flags["grace_s"]),
         time_limit_s=float(flags["time_limit_s"] or 0),
         log_bytes_most=flags["log_size"],
-        warn_signal=(flags.get("warning") or ("", 0.0))[0],
-        warn_before_s=(flags.get("warning") or ("", 0.0))[1],
+        warn_signal=warn_signal,
+        warn_before_s=warn_before_s,
         standard_input=_choose_input(flags),
         terminal_size=read_terminal_size() if flags.get("pty") else None,
     )
@@ -297,7 +298,7 @@ def _follow(client: Any, settings: CliSettings, workload: Workload) -> int:
     """
     asked, is_cancelled = workload.array is not None, False
     workload_id = workload.workload_id
-    is_interactive = workload.spec.process.standard_input is not StandardInput.UNSPECIFIED  # type: ignore[union-attr]
+    is_interactive = reads_input(workload)
     while True:
         try:
             if not asked and not is_interactive:
@@ -377,7 +378,7 @@ def copy_output(client: Any, settings: CliSettings, request: ReadLogsRequest) ->
         except faults.Unavailable:
             now_s = time.monotonic()
             away_since_s = away_since_s or now_s
-            if not request.follow or now_s - away_since_s > _AWAY_MOST_S:
+            if not request.follow or now_s - away_since_s > AWAY_MOST_S:
                 raise
             time.sleep(_POLL_LONGEST_S)
         except faults.NotFound:
@@ -402,7 +403,7 @@ def wait_end(client: Any, settings: CliSettings, workload_id: str) -> Workload:
         except (faults.Unavailable, faults.DeadlineExceeded):
             now_s = time.monotonic()
             away_since_s = away_since_s or now_s
-            if now_s - away_since_s > _AWAY_MOST_S:
+            if now_s - away_since_s > AWAY_MOST_S:
                 raise
         else:
             away_since_s = None
@@ -469,13 +470,11 @@ def attach(settings: CliSettings, /, *, workload: str, tail_lines: int, no_input
     """
     with connect_operators(settings) as client:
         found = find_workload(client, settings, workload)
-        process = found.spec.process
-        reads = process is not None and process.standard_input is not StandardInput.UNSPECIFIED
         opening = AttachOpening(
             workload_id=found.workload_id,
             replica=replica,
             tail_lines=tail_lines,
-            sends_input=reads and not no_input and not found.phase.is_ended,
+            sends_input=reads_input(found) and not no_input and not found.phase.is_ended,
         )
         try:
             is_over = exchange(client, opening, is_terminal=has_terminal(found))

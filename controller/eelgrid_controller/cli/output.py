@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, UsageMismatch, change_setting
+from eelgrid_controller.cli.connection import CliSettings, UsageMismatch, add_options, change_setting
 from eelgrid_controller.formatting import format_powers
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.safe_text import escape_json, escape_text, escape_text_line
@@ -311,29 +311,7 @@ def list_options(*columns: TableColumn[Any]) -> Callable[[_Command], _Command]:
     def complete_filter(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
         return [f"{title}=" for title in titles if title.startswith(typed.casefold())]
 
-    def decorate(command: _Command) -> _Command:
-        for option in _list_options(complete_sort, complete_filter):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_Complete = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def _list_options(complete_sort: _Complete, complete_filter: _Complete) -> tuple[Callable[[Any], Any], ...]:
-    return (
-        click.option(
-            "--filter",
-            "filters",
-            multiple=True,
-            metavar="COLUMN=TEXT",
-            expose_value=False,
-            callback=change_setting,
-            shell_complete=complete_filter,
-            help="Only rows whose COLUMN contains TEXT; repeatable, all must hold.",
-        ),
+    return add_options(
         click.option(
             "--sort",
             metavar="COLUMN",
@@ -343,6 +321,16 @@ def _list_options(complete_sort: _Complete, complete_filter: _Complete) -> tuple
             shell_complete=complete_sort,
             # Shells complete a word that begins with a minus as an option: no column after it.
             help="Sort by COLUMN; with a minus before it, as in --sort=-power, the largest first.",
+        ),
+        click.option(
+            "--filter",
+            "filters",
+            multiple=True,
+            metavar="COLUMN=TEXT",
+            expose_value=False,
+            callback=change_setting,
+            shell_complete=complete_filter,
+            help="Only rows whose COLUMN contains TEXT; repeatable, all must hold.",
         ),
     )
 

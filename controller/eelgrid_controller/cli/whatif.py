@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -19,6 +19,7 @@ from eelgrid_controller.cli.connection import (
     SHARE,
     CliSettings,
     RequestRefused,
+    add_options,
     connect_operators,
     output_option,
     read_input,
@@ -66,7 +67,6 @@ from eelgrid_protos.messages import (
 )
 from eelgrid_protos.plain_messages import from_plain
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE_BYTES_MOST = 64 * 1024 * 1024
 _NO_BUDGET = (
     "power budgets affect the limits of running jobs, not placement; "
@@ -79,7 +79,8 @@ def _no_budget(_context: click.Context, _parameter: click.Parameter, value: str 
         raise click.UsageError(_NO_BUDGET)
 
 
-_CHANGES = (
+# Those that name changes.
+change_options = add_options(
     click.option(
         "--drain",
         multiple=True,
@@ -154,13 +155,6 @@ _CHANGES = (
         help="Not supported here: use eelctl promises --budget.",
     ),
 )
-
-
-def change_options(command: _Command) -> _Command:
-    """Adds the options that name changes to a command."""
-    for option in reversed(_CHANGES):
-        command = option(command)
-    return command
 
 
 def parse_node_shape(text: str, node_cpu: int, node_memory: int, option: str) -> NodeShape:
