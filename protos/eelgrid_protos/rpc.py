@@ -306,38 +306,30 @@ def _encode_sized(method: RpcMethod, request: object) -> bytes:
 
 
 def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel) -> Callable[..., Any]:
-    if method.request_streaming:
-        return _blocking_exchange(service, method, channel)
-    kind: Any = channel.unary_stream if method.response_streaming else channel.unary_unary
-    # Encoded before the call: gRPC's own serializer hook hides the reason of a failure.
-    raw = kind(service.path(method), None, lambda data: codec.decode_message(method.response, data))
+    def read(data: bytes) -> Any:
+        return codec.decode_message(method.response, data)
 
-    def unary(request: object, timeout: float | None = None) -> Any:
-        try:
-            return raw(_encode_sized(method, request), timeout=timeout)
-        except grpc.RpcError as error:
-            raise fault_from(error) from None
+    # Requests are encoded before the call: gRPC's own serializer hook hides the reason of a failure.
+    def write(request: object) -> bytes:
+        return _encode_sized(method, request)
 
-    def stream(request: object, timeout: float | None = None) -> Iterator[Any]:
-        call = raw(_encode_sized(method, request), timeout=timeout)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise fault_from(error) from None
-        finally:
-            call.cancel()
+    if not method.response_streaming:
+        unary_raw: Any = channel.unary_unary(service.path(method), None, read)
 
-    return stream if method.response_streaming else unary
+        def unary(request: object, timeout: float | None = None) -> Any:
+            try:
+                return unary_raw(write(request), timeout=timeout)
+            except grpc.RpcError as error:
+                raise fault_from(error) from None
 
+        return unary
 
-def _blocking_exchange(service: RpcService, method: RpcMethod, channel: grpc.Channel) -> Callable[..., Any]:
-    """A call that streams both ways; gRPC takes the requests in a thread of its own."""
-    raw: Any = channel.stream_stream(
-        service.path(method), None, lambda data: codec.decode_message(method.response, data)
-    )
+    kind: Any = channel.stream_stream if method.request_streaming else channel.unary_stream
+    stream_raw = kind(service.path(method), None, read)
 
-    def exchange(requests: Iterator[object], timeout: float | None = None) -> Iterator[Any]:
-        call = raw((_encode_sized(method, request) for request in requests), timeout=timeout)
+    def stream(request: Any, timeout: float | None = None) -> Iterator[Any]:
+        # gRPC takes a stream of requests in a thread of its own.
+        call = stream_raw(map(write, request) if method.request_streaming else write(request), timeout=timeout)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -345,7 +337,7 @@ def _blocking_exchange(service: RpcService, method: RpcMethod, channel: grpc.Cha
         finally:
             call.cancel()
 
-    return exchange
+    return stream
 
 
 def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channel) -> Callable[..., Any]:
