@@ -27,9 +27,9 @@ from eelgrid_controller.core.workloads import check_feasibility, get_workload_or
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.job_arrays import ElementParameters, JobArray, parse_job_array
-from eelgrid_controller.state.array_elements import list_submitted, make_element_id, pair_dependencies, preview_array
+from eelgrid_controller.state.array_elements import list_submitted, pair_dependencies, preview_array
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import ArraySubmitted, Event, SubmittedElement
+from eelgrid_controller.state.events import ArraySubmitted, Event, SubmittedElement, make_element_id
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, ResourceExhausted

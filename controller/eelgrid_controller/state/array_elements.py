@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from eelgrid_controller.state.events import ArraySubmitted, WorkloadSubmitted
+from eelgrid_controller.state.events import ArraySubmitted, WorkloadSubmitted, make_element_id
 from eelgrid_protos.messages import (
     ARRAY_VARIABLE_PREFIX,
     INDEX_VARIABLE,
@@ -24,11 +24,6 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
 )
-
-
-def make_element_id(array_id: str, index: int) -> str:
-    """Returns the workload id of an element: w-7_0."""
-    return f"{array_id}_{index}"
 
 
 @dataclass(slots=True)

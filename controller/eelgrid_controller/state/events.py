@@ -221,6 +221,11 @@ class WorkloadSubmitted:
     owner: Label = ""
 
 
+def make_element_id(array_id: str, index: int) -> str:
+    """Returns the workload id of an element of an array: w-7_0."""
+    return f"{array_id}_{index}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedElement:
     """What an element of an array has of its own; without a command, that of the array, and its variables beside the index."""
@@ -249,7 +254,7 @@ class ArraySubmitted:
     @property
     def workload_ids(self) -> tuple[str, ...]:
         """Ids of the elements."""
-        return tuple(f"{self.array_id}_{element.index}" for element in self.elements)
+        return tuple(make_element_id(self.array_id, element.index) for element in self.elements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -648,11 +653,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     # What is absent is left out, as in the formats without it, which older versions read.
     match event:
         case WorkloadSubmitted():
-            if not event.owner:
-                del body["owner"]
-            for name in ("never_preempts", "priority_class", "evicted_by_engine"):
-                if not getattr(event.spec, name):
-                    del body["spec"][name]
+            _omit_defaults(body, event, ("owner",))
+            _omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))
             if event.spec.process is not None:
                 _omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
             for one in body["spec"].get("schedule", {}).get("after", ()):
@@ -666,9 +668,7 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case WorkloadPromised() if event.promise is not None:
-            for name in ("placements", "assumes"):
-                if not getattr(event.promise, name):
-                    del body["promise"][name]
+            _omit_defaults(body["promise"], event.promise, ("placements", "assumes"))
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
@@ -697,15 +697,12 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
     for row, reservation in zip(plain.get("reservations", ()), policy.reservations, strict=False):
-        for name in ("gpus", "gpu_models"):
-            if not getattr(reservation, name):
-                del row[name]
-    for queue in plain.get("queues", ()):
-        if queue.get("preemption", 0) is None:
-            del queue["preemption"]
-        for name in ("horizon_s", "delay_s") if queue.get("preemption") else ():
-            if not queue["preemption"][name]:
-                del queue["preemption"][name]
+        _omit_defaults(row, reservation, ("gpus", "gpu_models"))
+    for row, queue in zip(plain.get("queues", ()), policy.queues, strict=False):
+        if queue.preemption is None:
+            row.pop("preemption", None)
+        else:
+            _omit_defaults(row["preemption"], queue.preemption, ("horizon_s", "delay_s"))
     return plain
 
 
