@@ -357,8 +357,9 @@ class BackfillPlanner:
         if len(reserved) == 1 and not reserved[0].is_kept and self._replan(reserved[0], workload, decision, now_ns):
             return decision
         own = self._find_own(key)
-        if own is not None and self._is_place_free(workload, own, reserved, until_ns, now_ns):
-            return PlacementDecision(placements=own.placements, explanation=(), room=spec.replicas)
+        kept = None if own is None else self._decide_on_own(workload, own, reserved, until_ns, now_ns)
+        if kept is not None:
+            return kept
         return PlacementDecision(
             placements=(), explanation=decision.explanation, room=decision.room, withheld=BACKFILL_REASON
         )
@@ -378,27 +379,27 @@ class BackfillPlanner:
         self._is_stale = True
         return True
 
-    def _is_place_free(
+    def _decide_on_own(
         self, workload: Workload, own: ReservedStart, reserved: list[ReservedStart], until_ns: int, now_ns: int
-    ) -> bool:
-        """Returns whether a workload may start now on the places that are kept for it, which nothing else holds any more."""
+    ) -> PlacementDecision | None:
+        """Returns the start of a workload on the places that are kept for it; None if it may not start there now."""
         decision = PlacementDecision(placements=own.placements, explanation=(), room=workload.spec.replicas)
         if not own.is_kept or self._delays(workload, decision, reserved, until_ns, now_ns):
-            return False
+            return None
         if not list_closed_nodes(self._state, workload, now_ns).isdisjoint(own.places):
-            return False
+            return None
         if self._placer.allowance.has_budgets and self._placer.allowance.list_exceeded_budgets(own.placements):
-            return False
+            return None
         try:
             for name, assignments in own.places.items():
                 if not self._state.nodes[name].is_schedulable:
-                    return False
+                    return None
                 record = self._state.nodes[name].copy()
                 for assignment in assignments:
                     record.allocate(assignment)
         except ContradictoryEvent:
-            return False
-        return True
+            return None
+        return decision
 
     def _list_in_force(self, *, is_round: bool) -> list[ReservedStart]:
         """Returns the reserved starts of work that still waits; until a round has made others, those before it hold."""

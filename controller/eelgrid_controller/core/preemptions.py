@@ -23,6 +23,7 @@ then.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex
@@ -605,8 +606,7 @@ def _describe_loss(victims: Sequence[PreemptionCandidate], now_ns: int) -> str:
     shown = ", ".join(names[:_NAMED])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     hours = sum(compute_lost_gpu_s(one, now_ns) for one in victims) / 3600.0
-    count = f"{len(names)} workload{'' if len(names) == 1 else 's'}"
-    return f"{count} ({shown}{more}), at the loss of {hours:.1f} GPU hours since their last checkpoints or starts"
+    return f"{count_noun(len(names), 'workload')} ({shown}{more}), at the loss of {hours:.1f} GPU hours since their last checkpoints or starts"
 
 
 def _describe_wait(victims: Sequence[str]) -> str:

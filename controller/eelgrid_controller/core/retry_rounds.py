@@ -183,9 +183,11 @@ class _RetryStep:
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
         for ticket in tickets:
             workload = workloads[ticket[2]]
-            if is_sliced(workload) or self._preemptions.is_nominated(ticket[2]):
-                continue
-            if self._preemptions.makes_room(ticket[2]):
+            if (
+                is_sliced(workload)
+                or self._preemptions.is_nominated(ticket[2])
+                or self._preemptions.makes_room(ticket[2])
+            ):
                 continue
             spec = workload.spec
             # What holds work whatever the capacity costs no attempt.
@@ -219,20 +221,23 @@ class _RetryStep:
                     continue
                 if self._preemptions.is_searching(ticket[2]):
                     return ticket
-            if waits_for_capacity and self.fair_round is not None and not reason.startswith("budget:"):
-                searches = self._chooser.searches
-                self._holds.hold_for(workload, spec, self.fair_round.past, self._now_ns)
-                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
             # Watts are not what the ends of work are known to free.
-            if waits_for_capacity and self._backfill.reserves_for(workload) and not reason.startswith("budget:"):
-                searches = self._chooser.searches
-                self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
-                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
+            if waits_for_capacity and not reason.startswith("budget:"):
+                self._keep_capacity(workload, spec)
             if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
                 self._defer(ticket[2], reason)
             if self.fair_round is not None and has_equals and self._backfill.may_skip_equals(workload):
                 self._skip_equals(self.fair_round, reason)
         return None
+
+    def _keep_capacity(self, workload: Workload, spec: WorkloadSpec) -> None:
+        """Holds freed capacity for work that waits for it alone, and reserves its start, as far as it is owed these."""
+        searches = self._chooser.searches
+        if self.fair_round is not None:
+            self._holds.hold_for(workload, spec, self.fair_round.past, self._now_ns)
+        if self._backfill.reserves_for(workload):
+            self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
+        self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
 
     def _preempt(self, workload: Workload) -> bool:
         """Makes room for work that has failed by quota or capacity; returns whether it starts or is nominated."""

@@ -19,9 +19,8 @@ from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import Workload, WorkloadPhase, WorkloadSpec
 
-_QUEUE_REASONS = tuple(
-    f"{one.value}:" for one in (PendingConstraint.QUEUE, PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA)
-)
+# By the queue that work is in.
+_OF_QUEUES = frozenset({PendingConstraint.QUEUE, PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA})
 
 
 class StartDecider:
@@ -72,7 +71,7 @@ class StartDecider:
         if spec.queue == workload.spec.queue:
             return ()
         changed = WorkloadQueueChanged(time_ns=now_ns, workload_id=workload.workload_id, queue=spec.queue)
-        if not workload.reason.startswith(_QUEUE_REASONS):
+        if workload.reason.partition(":")[0] not in _OF_QUEUES:
             return (changed,)
         # What held it was of the queue before, and the round that follows writes no reasons while nodes have not reported.
         decision = self.decide_start(replace(workload, spec=spec), (), now_ns)

@@ -44,8 +44,12 @@ _WALK_SEARCHES = 4
 def _has_free_gpus(record: NodeRecord, spec: WorkloadSpec) -> bool:
     """Returns whether a node has the sum of what one replica asks of GPUs."""
     request = spec.request
-    free_milli = GPU_MILLI_WHOLE * len(record.inventory.gpus) - sum(record.gpu_milli.values())
-    return free_milli >= request.gpu_count * request.gpu_milli
+    return _count_free_milli(record) >= request.gpu_count * request.gpu_milli
+
+
+def _count_free_milli(record: NodeRecord) -> int:
+    """Returns the thousandths of a node's GPUs that no running work holds, whatever keeps them from being used."""
+    return GPU_MILLI_WHOLE * len(record.inventory.gpus) - record.allocated_gpu_milli
 
 
 def _count_milli(spec: WorkloadSpec) -> int:
@@ -87,7 +91,8 @@ class StartSearch:
             for name in one.places:
                 by_node.setdefault(name, []).append(one)
         # An upper bound of what is free, which is cheap: only where it suffices, nodes are looked at.
-        free_milli, wanted_milli = self._count_free_milli() if others else 0, _count_milli(workload.spec)
+        free_milli = sum(map(_count_free_milli, self._state.nodes.values())) if others else 0
+        wanted_milli = _count_milli(workload.spec)
         times = searches = 0
         ended: list[str] = []
         for when_ns, group in groupby(expected, key=lambda item: item[0]):
@@ -122,11 +127,6 @@ class StartSearch:
             if decision.placements:
                 return self._make_start(workload, decision.placements, when_ns, end_ns, ended)
         return None
-
-    def _count_free_milli(self) -> int:
-        """Returns the thousandths of GPUs that no running work holds, of all nodes, whatever keeps them from being used."""
-        nodes = self._state.nodes.values()
-        return sum(GPU_MILLI_WHOLE * len(one.inventory.gpus) - one.allocated_gpu_milli for one in nodes)
 
     def search_places(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
         """Decides where a workload would go at a time, with nodes as they would be then."""
