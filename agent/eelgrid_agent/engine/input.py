@@ -27,7 +27,7 @@ OnResult = Callable[[InputResult], None]
 class InputConnection:
     """A connection to the launcher of one attempt; `on_output` is called when there is output."""
 
-    def __init__(self, folder: Path, on_output: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, on_output: Callable[[], object]) -> None:
         """Connects; raises OSError where no launcher listens."""
         self._on_output = on_output
         # Packets to be sent; what they are parts of is answered when the last of them is.

@@ -109,7 +109,7 @@ class LocalEngine:
         Without `users` every process runs as this process's own user.
         """
         self.on_change: Callable[[], None] = _ignore_change
-        self.on_output: Callable[[], None] = _ignore_change
+        self.on_output: Callable[[], object] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._folder = folder / "attempts"
         self._checkpoints = folder / "checkpoints"

@@ -25,7 +25,7 @@ class ProcessEngine(Protocol):
     """
 
     on_change: Callable[[], None]
-    on_output: Callable[[], None]
+    on_output: Callable[[], object]
 
     def adopt(self) -> None:
         """Finds the attempts of the agent's previous run: those that run, and those whose end was not collected."""

@@ -289,7 +289,7 @@ class AgentNode:
         self._clear_listeners()
         if processes is not None:
             processes.on_change = self._on_attempts_changed
-            processes.on_output = self._on_output
+            processes.on_output = self.answer_log_requests
 
     def _clear_listeners(self) -> None:
         """Nobody listens: the uplink, the loop and whoever carries out the guard's orders put themselves here."""
@@ -696,9 +696,6 @@ class AgentNode:
             )
         else:
             self._processes.write_input(chunk, partial(self._on_input_taken, self._streams))
-
-    def _on_output(self) -> None:
-        self.answer_log_requests()
 
     def _on_input_taken(self, stream: int, result: InputResult) -> None:
         """Answers on the stream that asked: another has the same numbers."""

@@ -103,14 +103,9 @@ class MoveOrders:
             return None
         service = unit.elastic.service if unit.elastic is not None else None
         if service is not None and service.mode is ServiceMode.ENFORCE:
-            manner = (
-                MoveMethod.EVICT
-            )  # how many there are is the service's, and one more would be taken for another's word
-        gang = (
-            [member]
-            if moves_alone(unit.name, manner) or unit.size == 1
-            else [one for one in unit.active_members if one.target_node]
-        )
+            # How many there are is the service's, and one more would be taken for another's word.
+            manner = MoveMethod.EVICT
+        gang = _find_gang(unit, member, is_alone=moves_alone(unit.name, manner))
         goes = tuple(self._going(unit, one, workload_id) for one in gang)
         grace_s = max(checkpoint_grace_s(one.sight.pod.annotations) for one in gang)
         return MoveOrder(
@@ -125,8 +120,8 @@ class MoveOrders:
         order = self._make_order(core, unit, member, "", cause)
         if owner is None or (order is None and not terms.force):
             return None
-        alone = order is not None and moves_alone(unit.name, MoveMethod.EVICT)
-        gang = [member] if alone or unit.size == 1 else [one for one in unit.active_members if one.target_node]
+        is_alone = order is not None and moves_alone(unit.name, MoveMethod.EVICT)
+        gang = _find_gang(unit, member, is_alone=is_alone)
         return MoveOrder(
             unit=unit.name,
             workload="",
@@ -239,6 +234,11 @@ class MoveOrders:
         """Whether anything may be moved from or to a node."""
         record = core.state.nodes.get(node_name)
         return record is not None and is_pool_enforced(core.state.policy, record.inventory.pool)
+
+
+def _find_gang(unit: PlacementUnit, member: UnitMember, *, is_alone: bool) -> list[UnitMember]:
+    """Returns who goes with a pod: nobody, or all of its unit that have a place."""
+    return [member] if is_alone or unit.size == 1 else [one for one in unit.active_members if one.target_node]
 
 
 async def has_room(loop: CoreCommandPort, order: MoveOrder) -> bool:
