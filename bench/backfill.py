@@ -28,19 +28,29 @@ from eelgrid_protos.messages import (
 )
 
 _NS = 10**9
+NODE_GPUS = 8
 _RATIO_MOST = 1.3
+
+
+def build_empty_cluster(nodes: int, mode: BackfillMode, *, model: str, cpu_milli: int, memory_bytes: int) -> Core:
+    """A cluster of equal nodes with eight GPUs each, and nothing on them."""
+    core = Core(ClusterState(), catalogue.load_catalogue())
+    for number in range(nodes):
+        gpus = tuple(
+            Gpu(uuid=f"GPU-{number}-{index}", index=index, product=model, model=model) for index in range(NODE_GPUS)
+        )
+        name = f"n{number:04}"
+        core.register_node(
+            Inventory(node_name=name, cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpus=gpus), now_ns=1
+        )
+    core.update_policy(replace(core.state.policy, backfill=mode), now_ns=1)
+    return core
 
 
 def build_full_cluster(nodes: int, waiting: int, mode: BackfillMode, seed: int) -> Core:
     """A cluster without a free GPU, in front of which work waits."""
     chance = random.Random(seed)
-    core = Core(ClusterState(), catalogue.load_catalogue())
-    for number in range(nodes):
-        gpus = tuple(Gpu(uuid=f"GPU-{number}-{index}", index=index, product="A10", model="A10") for index in range(8))
-        core.register_node(
-            Inventory(node_name=f"n{number:04}", cpu_milli=128_000, memory_bytes=2**40, gpus=gpus), now_ns=1
-        )
-    core.update_policy(replace(core.state.policy, backfill=mode), now_ns=1)
+    core = build_empty_cluster(nodes, mode, model="A10", cpu_milli=128_000, memory_bytes=2**40)
 
     def submit(key: str, gpus: int, cpu_milli: int) -> None:
         spec = WorkloadSpec(

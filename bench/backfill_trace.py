@@ -8,7 +8,7 @@ than 8 GPUs is a gang of nodes. Without backfill whatever fits starts, so large 
 import heapq
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,25 +16,20 @@ import click
 import numpy as np
 import pandas as pd
 
+from bench.backfill import NODE_GPUS, build_empty_cluster
 from bench.runner import Options, Progress, Unusable, benchmark, default_data, report_promise
 from bench.tables import write_csv
-from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS
-from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadPlaced, WorkloadPromised
-from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     BackfillMode,
-    Gpu,
-    Inventory,
     ResourceRequest,
     SubmitWorkloadRequest,
     WorkloadSpec,
 )
 
 _NS = 10**9
-_NODE_GPUS = 8
 _LARGE_GPUS = 8
 _BEGIN = "2017-10-10"
 # More work than GPUs, so that a queue builds up and drains again.
@@ -72,7 +67,7 @@ def choose_nodes_count(jobs: list[TraceJob]) -> int:
     span_s = max(1, jobs[-1].submit_s - jobs[0].submit_s)
     # What runs on after the last submission does not make anybody wait.
     used_gpu_s = sum(min(job.run_s, max(1, jobs[-1].submit_s - job.submit_s)) * job.gpus for job in jobs)
-    return max(1, int(used_gpu_s / span_s / _LOAD / _NODE_GPUS), -(-max(job.gpus for job in jobs) // _NODE_GPUS))
+    return max(1, int(used_gpu_s / span_s / _LOAD / NODE_GPUS), -(-max(job.gpus for job in jobs) // NODE_GPUS))
 
 
 def build_request(number: int, job: TraceJob) -> SubmitWorkloadRequest:
@@ -102,15 +97,7 @@ class TraceSimulation:
 
     def __init__(self, jobs: list[TraceJob], nodes: int, mode: BackfillMode) -> None:
         self._jobs, self._now_s = jobs, 0
-        self._core = Core(ClusterState(), catalogue.load_catalogue())
-        for number in range(nodes):
-            gpus = tuple(
-                Gpu(uuid=f"G{number}-{index}", index=index, product="V100", model="V100") for index in range(_NODE_GPUS)
-            )
-            self._core.register_node(
-                Inventory(node_name=f"n{number:04}", cpu_milli=96_000, memory_bytes=2**39, gpus=gpus), now_ns=1
-            )
-        self._core.update_policy(replace(self._core.state.policy, backfill=mode), now_ns=1)
+        self._core = build_empty_cluster(nodes, mode, model="V100", cpu_milli=96_000, memory_bytes=2**39)
         self._ends: list[tuple[int, int]] = []
         self.run = TraceRun()
 
@@ -172,7 +159,7 @@ def summarize_run(jobs: list[TraceJob], nodes: int, run: TraceRun) -> dict[str, 
         job.gpus * max(0, min(last_s, run.starts_s[number] + job.run_s) - min(last_s, run.starts_s[number]))
         for number, job in enumerate(jobs)
     )
-    gpus = nodes * _NODE_GPUS
+    gpus = nodes * NODE_GPUS
     return {
         "wait_mean_s": float(waits_s.mean()),
         "wait_p99_s": float(np.quantile(waits_s, 0.99)),
@@ -196,7 +183,7 @@ def main(options: Options) -> int:
     jobs = read_jobs(options.data / "philly", options.jobs)
     nodes = options.nodes or choose_nodes_count(jobs)
     span_h = (jobs[-1].submit_s - jobs[0].submit_s) / 3600
-    print(f"{len(jobs):,} jobs of {span_h:.1f} h on {nodes} nodes of {_NODE_GPUS} GPUs")
+    print(f"{len(jobs):,} jobs of {span_h:.1f} h on {nodes} nodes of {NODE_GPUS} GPUs")
     rows, is_kept = [], True
     for mode in MODES:
         name = mode.name.lower()

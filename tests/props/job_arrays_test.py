@@ -1,13 +1,13 @@
 """Limits of arrays against a naive reader of the events: never more than N at once, and no slot unused while one waits."""
 
-import json
 from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from tests.job_machine import SECOND, JobMachine
 from tests.state_invariants import check_invariants
-from tests.unit.attempts_test import ended, job, node, report
+from tests.unit.attempts_test import job, node
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.job_arrays import ElementChange
@@ -33,12 +33,11 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 
-SECOND = 10**9
 CONDITIONS = (DependencyCondition.SUCCEEDED, DependencyCondition.ENDED, DependencyCondition.NOT_SUCCEEDED)
 ENDED = (WorkloadPhase.SUCCEEDED, WorkloadPhase.FAILED, WorkloadPhase.CANCELLED)
 
 
-class Arrays(RuleBasedStateMachine):
+class Arrays(JobMachine):
     """A few arrays and jobs on few GPUs, whose elements end, fail, are held, cancelled and evicted at random."""
 
     @initialize(kept=st.integers(0, 3), gpus=st.integers(1, 4), has_queues=st.booleans())
@@ -98,9 +97,6 @@ class Arrays(RuleBasedStateMachine):
         order = (WorkloadPhase.FAILED, WorkloadPhase.CANCELLED, WorkloadPhase.SUCCEEDED)
         return next(phase for phase in order if phase in ends)
 
-    def jobs(self, *phases):
-        return [key for key, one in self.core.state.workloads.items() if one.phase in phases]
-
     @rule(
         data=st.data(),
         count=st.integers(1, 7),
@@ -155,42 +151,9 @@ class Arrays(RuleBasedStateMachine):
         ids = arrays.list_elements(name)[::-1]
         self.do(lambda core, now_ns: core.change_elements(change, ids, "bo", now_ns=now_ns))
 
-    @precondition(lambda self: self.jobs(WorkloadPhase.PENDING))
-    @rule(data=st.data())
-    def cancel(self, data):
-        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PENDING)))
-        self.do(lambda core, now_ns: core.cancel(key, now_ns=now_ns))
-
-    @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
-    @rule(data=st.data(), code=st.sampled_from((0, 0, 3)))
-    def finish(self, data, code):
-        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PLACED)))
-        status = ended(key, code, attempt=self.core.state.workloads[key].attempt)
-        self.do(lambda core, now_ns: report(core, status, now_ns=now_ns))
-
-    @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
-    @rule(data=st.data())
-    def evict(self, data):
-        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PLACED)))
-
-        def call(core, now_ns):
-            event = WorkloadEvicted(time_ns=now_ns, workload_id=key, reason="evicted: preempted")
-            core._apply(event)
-            step = core.retry_waiting(now_ns=now_ns)
-            return replace(step, events=(event, *step.events))
-
-        self.do(call)
-
     @rule(wait_s=st.sampled_from((1, 10, 40)))
     def let_time_pass(self, wait_s):
         self.now_ns += wait_s * SECOND
-        self.do(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
-
-    @rule()
-    def restart(self):
-        state = ClusterState.load(json.loads(json.dumps(self.core.state.dump())))
-        assert state.digest() == self.core.state.digest()
-        self.core = Core(state, catalogue.load_catalogue())
         self.do(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
 
     def may_start(self, workload):

@@ -1,20 +1,19 @@
 """Job conditions against a naive twin: nothing starts before its turn, and everything is tried in the step of its turn."""
 
-import json
 from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from tests.job_machine import SECOND, JobMachine
 from tests.state_invariants import check_invariants
-from tests.unit.attempts_test import ended, job, node, report
+from tests.unit.attempts_test import job, node
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     WorkloadCancelled,
     WorkloadCompleted,
-    WorkloadEvicted,
     WorkloadPlaced,
     WorkloadRetried,
     event_from_plain,
@@ -24,11 +23,10 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import DependencyCondition, JobDependency, JobSchedule, Queue, WorkloadPhase
 
-SECOND = 10**9
 CONDITIONS = (DependencyCondition.SUCCEEDED, DependencyCondition.ENDED, DependencyCondition.NOT_SUCCEEDED)
 
 
-class Chains(RuleBasedStateMachine):
+class Chains(JobMachine):
     """A few jobs on few GPUs, held, timed, chained and failing at random; few ended ones are kept."""
 
     @initialize(kept=st.integers(0, 3), has_queues=st.booleans())
@@ -87,9 +85,6 @@ class Chains(RuleBasedStateMachine):
             return "begin_time"
         return "retry" if self.paused.get(key, 0) > self.now_ns else ""
 
-    def jobs(self, *phases):
-        return [key for key, one in self.core.state.workloads.items() if one.phase in phases]
-
     def live(self):
         return self.jobs(WorkloadPhase.PENDING, WorkloadPhase.PLACED)
 
@@ -142,44 +137,11 @@ class Chains(RuleBasedStateMachine):
         self.held.discard(key)
         self.do(lambda core, now_ns: core.release(key, now_ns=now_ns))
 
-    @precondition(lambda self: self.jobs(WorkloadPhase.PENDING))
-    @rule(data=st.data())
-    def cancel(self, data):
-        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PENDING)))
-        self.do(lambda core, now_ns: core.cancel(key, now_ns=now_ns))
-
-    @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
-    @rule(data=st.data(), code=st.sampled_from((0, 0, 3)))
-    def finish(self, data, code):
-        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PLACED)))
-        status = ended(key, code, attempt=self.core.state.workloads[key].attempt)
-        self.do(lambda core, now_ns: report(core, status, now_ns=now_ns))
-
-    @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
-    @rule(data=st.data())
-    def evict(self, data):
-        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PLACED)))
-        event = WorkloadEvicted(time_ns=self.now_ns, workload_id=key, reason="evicted: preempted")
-
-        def call(core, now_ns):
-            core._apply(event)
-            step = core.retry_waiting(now_ns=now_ns)
-            return replace(step, events=(event, *step.events))
-
-        self.do(call)
-
     @rule(wait_s=st.sampled_from((1, 10, 40, 400)))
     def let_time_pass(self, wait_s):
         self.now_ns += wait_s * SECOND
         if self.core.is_round_due(self.now_ns):
             self.follow(self.core.retry_waiting(now_ns=self.now_ns))
-
-    @rule()
-    def restart(self):
-        state = ClusterState.load(json.loads(json.dumps(self.core.state.dump())))
-        assert state.digest() == self.core.state.digest()
-        self.core = Core(state, catalogue.load_catalogue())
-        self.do(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
 
     @invariant()
     def what_waits_waits_for_its_condition_or_for_room_and_for_nothing_else(self):
