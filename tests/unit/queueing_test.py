@@ -239,6 +239,49 @@ def test_equal_work_that_is_skipped_has_the_true_reason_too():
     assert reason(core, "late").startswith("unavailable: ")
 
 
+def test_a_tree_whose_quota_refused_all_its_work_is_left_out_of_rounds_until_its_use_changes():
+    one = (quota(nominal=1000),)
+    core = build_queued_core(Queue(name="x", quotas=one), Queue(name="y", quotas=one))
+    for key in ("x0", "y0", "x1", "y1", "y2"):
+        submit(core, key, key[0])
+    core.retry_waiting(now_ns=4)
+
+    def list_tried():
+        return [key for _, _, key in core.queues.begin_round(5, skips_refused=True)]
+
+    assert list_tried() == []
+    assert core.queues.list_order(5, 9) == ["x1", "y1", "y2"]
+    # What ends in one tree is tried again there, and nothing of the other.
+    assert placed(core.cancel("x0", now_ns=6)) == ["x1"]
+    submit(core, "x2", "x", now_ns=7)
+    assert list_tried() == ["x2"]
+    core.retry_waiting(now_ns=8)
+    assert list_tried() == []
+    core.update_policy(replace(core.state.policy, queues=(Queue(name="x", quotas=one), Queue(name="y"))), now_ns=9)
+    assert {reason(core, key) for key in ("y1", "y2")} == {""}
+    assert reason(core, "x2").startswith("quota: ")
+
+
+def test_work_that_the_quota_of_a_model_refuses_is_tried_again_when_a_node_of_another_model_joins():
+    core = build_queued_core(Queue(name="q", quotas=(quota("gpu/G2", nominal=1000),)), nodes=(build_node("a", gpus=2),))
+    for key in ("first", "second"):
+        submit(core, key, "q")
+    core.retry_waiting(now_ns=4)
+    assert reason(core, "second").startswith("quota: ")
+    assert placed(core.register_node(build_node("b", gpus=1, model="T4"), now_ns=5)) == ["second"]
+
+
+def test_quotas_judge_equal_work_once_a_round_also_while_starts_may_be_reserved(monkeypatch):
+    core = build_queued_core(Queue(name="q", quotas=(quota(nominal=1000),)))
+    for number in range(50):
+        submit(core, f"w{number:02}", "q")
+    judged = []
+    admit = core.queues.admit
+    monkeypatch.setattr(core.queues, "admit", lambda spec, models: judged.append(spec.name) or admit(spec, models))
+    assert placed(core.cancel("w00", now_ns=9)) == ["w01"]
+    assert len(judged) <= 3
+
+
 def test_equal_work_under_a_spending_limit_of_a_namespace_is_judged_for_itself():
     core = build_queued_core(Queue(name="q"), nodes=(build_node("a", gpus=1),))
     core.update_policy(replace(core.state.policy, spending=(build_spending_limit(1.0),)), now_ns=3)

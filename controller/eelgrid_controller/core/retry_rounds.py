@@ -22,7 +22,7 @@ from eelgrid_controller.placement.explanations import (
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
-from eelgrid_controller.queueing.fair_share import FairRound
+from eelgrid_controller.queueing.fair_share import NOT_BY_QUOTA, FairRound
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
@@ -135,7 +135,7 @@ class RetryRounds:
     def _continue_fair_round(self, step: "_RetryStep", now_ns: int) -> None:
         if self._fair_round is None:
             self._again = False
-            self._fair_round = self._queues.begin_round(now_ns)
+            self._fair_round = self._queues.begin_round(now_ns, skips_refused=True)
         step.fair_round = self._fair_round
         untried = step.try_all(itertools.islice(self._fair_round, _FAIR_SCANNED_MOST))
         if untried is not None:
@@ -214,7 +214,8 @@ class _RetryStep:
                     if not is_judged:
                         failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
                 reason = why[1]
-            if has_queues and hold is None and self._preemptions.may_preempt(workload):
+            may_preempt = has_queues and hold is None and self._preemptions.may_preempt(workload)
+            if may_preempt:
                 if self._tries >= _TRIES_MOST:
                     return ticket
                 if self._preempt(workload):
@@ -226,8 +227,12 @@ class _RetryStep:
                 self._keep_capacity(workload, spec)
             if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
                 self._defer(ticket[2], reason)
-            if self.fair_round is not None and has_equals and self._backfill.may_skip_equals(workload):
-                self._skip_equals(self.fair_round, reason)
+            # What a quota refuses it refuses whatever starts are reserved.
+            may_skip = has_equals and (not waits_for_capacity or self._backfill.may_skip_equals(workload))
+            if self.fair_round is not None and may_skip:
+                is_refused = hold is None and not waits_for_capacity and not may_preempt
+                version = self._queues.get_use_version(spec) if is_refused else NOT_BY_QUOTA
+                self._skip_equals(self.fair_round, reason, version)
         return None
 
     def _keep_capacity(self, workload: Workload, spec: WorkloadSpec) -> None:
@@ -255,14 +260,14 @@ class _RetryStep:
             self._queues.note_start(self.fair_round, workload)
         return True
 
-    def _skip_equals(self, fair_round: FairRound, reason: str) -> None:
+    def _skip_equals(self, fair_round: FairRound, reason: str, use_version: int) -> None:
         """Skips work of the same shape, user and queue, which waits for the same reason."""
         others = [key for _, _, key in fair_round.skip_equals(reason) if self._workloads[key].reason != reason]
         if not self._has_news or len(self.events) + len(others) > 2 * _TRIES_MOST:
             return
         for key in others:
             self._defer(key, reason)
-        fair_round.note_reason(reason)
+        fair_round.note_reason(reason, use_version)
 
     def _defer(self, workload_id: str, reason: str) -> None:
         """Gives work its new reason for waiting."""

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_watts
-from eelgrid_controller.queueing.fair_share import FairRound, PendingTree, compute_age_check
+from eelgrid_controller.queueing.fair_share import NOT_BY_QUOTA, FairRound, PendingTree, compute_age_check
 from eelgrid_controller.queueing.past_use import PastUse
 from eelgrid_controller.queueing.quota import QuotaShortage, QuotaTree
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -175,6 +175,9 @@ class QueueIndex:
         self._charged: dict[str, dict[str, QueueCharge]] = {}
         self._capacity, self._capacity_sum = {}, [0, 0, 0]
         self._counted, self._milliwatts = {}, None
+        # Counts changes of what runs and of the nodes; by the top of a tree, when it last changed.
+        self._version, self._use_versions = 0, [0] * len(self._queues)
+        self._leaves = frozenset(list_leaf_queues(self._queues))
         if not self._queues:
             return
         for workload_id in state.queue_usage.charges:
@@ -202,6 +205,7 @@ class QueueIndex:
     def _sync_charge(self, workload_id: str) -> None:
         charge = self._state.queue_usage.charges.get(workload_id)
         before = self._charges.pop(workload_id, None)
+        self._note_change(before, charge)
         for one, sign in ((before, -1), (charge, 1)):
             if one is not None:
                 in_queue = self._charged.setdefault(one.queue, {})
@@ -212,6 +216,24 @@ class QueueIndex:
                 self._running[one.queue] = self._running.get(one.queue, 0) + sign
         if charge is not None:
             self._charges[workload_id] = charge
+
+    def _note_change(self, before: QueueCharge | None, after: QueueCharge | None) -> None:
+        """Gives the use of the trees of two charges a new version, if they differ."""
+        if before != after:
+            self._version += 1
+            for one in (before, after):
+                if one is not None:
+                    self._use_versions[self.tree.roots[self.tree.numbers[one.queue]]] = self._version
+
+    def get_use_version(self, spec: WorkloadSpec) -> int:
+        """Returns the version of the use of the tree in which work waits: what quotas refuse they refuse until it changes.
+
+        NOT_BY_QUOTA if work is nominated, which counts as if it ran, or if the work's queue holds none.
+        """
+        queue = self.find_leaf(spec)
+        if queue is None or self._state.nominations:
+            return NOT_BY_QUOTA
+        return self._use_versions[self.tree.roots[self.tree.numbers[queue]]]
 
     def sync_pending(self, workload_id: str) -> None:
         """Follows a workload that began or ceased to wait, or was parked or unparked in the pending queue."""
@@ -230,6 +252,7 @@ class QueueIndex:
             self._pending.add(number, resolve_user(workload), shape, ticket)
 
     def _refresh_capacity(self, names: Iterable[str]) -> None:
+        has_changed = False
         for name in names:
             record = self._state.nodes.get(name)
             counted = self._counted.pop(name, None)
@@ -238,28 +261,41 @@ class QueueIndex:
                 continue
             if record is not None:
                 self._counted[name] = record.inventory, _count_milliwatts(record.inventory)
-            self._milliwatts = None
+            self._milliwatts, has_changed = None, True
             new = _capacity_of(record)
             old = self._capacity.pop(name, (0, 0, 0))
             self._capacity[name] = new
             self._capacity_sum = [total + a - b for total, a, b in zip(self._capacity_sum, new, old, strict=True)]
+        if has_changed:
+            # Quotas of models and of power depend on the GPUs that there are.
+            self._version += 1
+            self._use_versions = [self._version] * len(self._queues)
 
     def find_leaf(self, spec: WorkloadSpec) -> str | None:
         """Returns the queue in which work waits; None if it names one that holds no work."""
         queue = resolve_queue(self._queues, spec.queue)
-        return queue if queue in list_leaf_queues(self._queues) else None
+        return queue if queue in self._leaves else None
 
     def list_charged(self, queue: str) -> Mapping[str, QueueCharge]:
         """Returns the charges of the running work of a queue, by workload."""
         return self._charged.get(queue, {})
 
-    def begin_round(self, now_ns: int) -> FairRound:
-        """Begins a round over all waiting work."""
+    def begin_round(self, now_ns: int, *, skips_refused: bool = False) -> FairRound:
+        """Begins a round over all waiting work, or without what quotas are known to refuse still."""
         state, policy = self._state, self._state.policy
         is_aged = compute_age_check(
             lambda workload_id: state.workloads[workload_id].submitted_ns, now_ns, policy.queue_age_limit_s
         )
-        return FairRound(self.tree, self._pending, self.sum_past_use(now_ns), is_aged=is_aged)
+        without = self._list_refused() if skips_refused else frozenset()
+        return FairRound(self.tree, self._pending, self.sum_past_use(now_ns), is_aged=is_aged, without=without)
+
+    def _list_refused(self) -> frozenset[int]:
+        """Returns the tops of the trees whose quotas have refused all work of the tree since their use has changed."""
+        if self._state.nominations:
+            return frozenset()
+        tree, versions = self.tree, self._use_versions
+        tried = (root for number, root in enumerate(tree.roots) if not self._pending.is_refused(number, versions[root]))
+        return frozenset(tree.tops).difference(tried)
 
     def sum_past_use(self, now_ns: int) -> PastUse:
         """Sums the past use of all queues and their users."""

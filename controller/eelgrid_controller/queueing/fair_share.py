@@ -13,12 +13,13 @@ fairness, Ghodsi et al., NSDI 2011). Past use is dominant, too: of each resource
 is a tournament: every queue keeps its children in a heap by the best work below them. Within a round keys only rise, as
 work is placed, so an old key is a lower bound and is brought up to date when it is first in its heap. A round yields
 every waiting workload that was there when it began and still is, and none twice; but of work of one queue, priority,
-user and shape, what follows one that did not fit does not fit either, and is skipped at once.
+user and shape, what follows one that did not fit does not fit either, and is skipped at once. Quotas of a tree depend on
+its own use alone: while all work of a tree was refused by quota and its use is the same, the tree is left out.
 """
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from eelgrid_controller.queueing.past_use import PastUse
 from eelgrid_controller.queueing.quota import QuotaTree
@@ -34,6 +35,8 @@ OrderKey = tuple[int, int, float, float, int]
 RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float, int]
 # Priority, user and the number of a shape: what does not fit of one of them does not fit of the others.
 _Group = tuple[int, str, int]
+# In place of the version of a tree's use, where work waits for something else than quota.
+NOT_BY_QUOTA = -1
 
 
 class PendingTree:
@@ -46,8 +49,8 @@ class PendingTree:
         # By shape: its number, and how much waiting work has it.
         self._shapes: dict[RequestShape, list[int]] = {}
         self._next_shape = 0
-        # The reason that all work of a group has.
-        self._reasons: dict[tuple[int, _Group], str] = {}
+        # The reason that all work of a group has, and at which use of its tree a quota refused it (else NOT_BY_QUOTA).
+        self._reasons: dict[tuple[int, _Group], tuple[str, int]] = {}
 
     def __contains__(self, workload_id: object) -> bool:
         return workload_id in self._places
@@ -84,11 +87,17 @@ class PendingTree:
 
     def has_reason(self, queue: int, group: _Group, reason: str) -> bool:
         """Returns whether all work of a group is known to have this reason."""
-        return self._reasons.get((queue, group)) == reason
+        known = self._reasons.get((queue, group))
+        return known is not None and known[0] == reason
 
-    def set_reason(self, queue: int, group: _Group, reason: str) -> None:
-        """Notes that all work of a group has this reason."""
-        self._reasons[queue, group] = reason
+    def set_reason(self, queue: int, group: _Group, reason: str, use_version: int) -> None:
+        """Notes that all work of a group has this reason, and at which use of its tree if a quota is the reason."""
+        self._reasons[queue, group] = reason, use_version
+
+    def is_refused(self, queue: int, use_version: int) -> bool:
+        """Returns whether all work of a queue is refused by quota, at this use of its tree."""
+        none = "", NOT_BY_QUOTA
+        return all(self._reasons.get((queue, group), none)[1] == use_version for group in self.groups[queue])
 
     def forget_reason(self, workload_id: str) -> None:
         """Notes that work has a reason of its own."""
@@ -100,7 +109,16 @@ class PendingTree:
 class FairRound:
     """One round over the waiting work, which may take several steps while work comes and goes."""
 
-    def __init__(self, tree: QuotaTree, pending: PendingTree, past: PastUse, *, is_aged: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        tree: QuotaTree,
+        pending: PendingTree,
+        past: PastUse,
+        *,
+        is_aged: Callable[[str], bool],
+        without: Container[int] = (),
+    ) -> None:
+        """Begins a round over all trees but those with these numbers of their tops."""
         self.past = past
         self._tree, self._pending, self._is_aged = tree, pending, is_aged
         self._examined: dict[tuple[int, _Group], PendingTicket] = {}
@@ -112,10 +130,12 @@ class FairRound:
         self._current: tuple[int, _Group]
         # While the heaps are filled, their keys are those of now.
         self._is_filling = True
-        for number in range(len(pending.groups) - 1, -1, -1):
-            self._fill(number)
         # The last place of the waiting work is that of work without a queue.
-        self._top = self._list_children([*tree.tops, len(tree.queues)])
+        unqueued = len(tree.queues)
+        for number in range(unqueued, -1, -1):
+            if number == unqueued or tree.roots[number] not in without:
+                self._fill(number)
+        self._top = self._list_children([*(top for top in tree.tops if top not in without), unqueued])
         self._is_filling = False
 
     def _fill(self, number: int) -> None:
@@ -222,9 +242,9 @@ class FairRound:
         self._examined[number, group] = tickets[-1]
         return [] if self._pending.has_reason(number, group, reason) else tickets[place:]
 
-    def note_reason(self, reason: str) -> None:
-        """Notes that all work of the last work's group has this reason now."""
-        self._pending.set_reason(*self._current, reason)
+    def note_reason(self, reason: str, use_version: int) -> None:
+        """Notes that all work of the last work's group has this reason now, like `PendingTree.set_reason`."""
+        self._pending.set_reason(*self._current, reason, use_version)
 
     def __iter__(self) -> Iterator[PendingTicket]:
         """Yields the work that is left; whoever ends early continues later."""

@@ -95,7 +95,8 @@ class QuotaTree:
             if parent >= 0:
                 self.children[parent].append(number)
         self.tops = [number for number, parent in enumerate(self.parents) if parent < 0]
-        roots = list(range(len(order)))
+        # Of each queue: the top of its tree.
+        self.roots = roots = list(range(len(order)))
         for number, parent in enumerate(self.parents):
             roots[number] = number if parent < 0 else roots[parent]
         self._cells: dict[str, list[_Cell | None]] = {}
