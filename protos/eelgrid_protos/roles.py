@@ -104,6 +104,8 @@ class Caller:
     # Owner of the work that it submits; empty if the certificate names no user.
     user: str = ""
     rights: frozenset[Right] = frozenset()
+    # Known as a user of this machine, without a certificate.
+    is_local_user: bool = False
 
     @property
     def predates_roles(self) -> bool:
@@ -143,6 +145,11 @@ class RoleRefused(PermissionDenied):
         self.method = method
         self.needs = needs
         violation = Violation("certificate", f"{caller.subject or '(no name)'} {problem}", remedy)
+        if caller.is_local_user:
+            # There is no other certificate to use, and root is an administrator.
+            violation = Violation(
+                "user", f"is {caller.user or 'nobody'}", "ask root, or the owner of the work if it has one"
+            )
         super().__init__(f"{method} {words}", (violation,))
 
 
@@ -343,12 +350,15 @@ class LocalUserReader:
         proof = next((text for key, text in metadata if key == PROOF_KEY), "")
         user = verify_proof(self._proofs, proof) if isinstance(proof, str) else None
         if user is None:
-            return Caller("", unknown=("no user of this machine",))
+            return Caller("", unknown=("no user of this machine",), is_local_user=True)
         certificate = Certificate(0.0, float("inf"), subject=(("CN", user.name),))
         caller = build_caller(certificate, self._rules.grants, self._rules.binds)
         is_own = user.uid in (0, os.geteuid())
         return replace(
-            caller, roles=caller.roles | ({Role.ADMIN, Role.AGENT} if is_own else {Role.SUBMITTER}), unknown=()
+            caller,
+            roles=caller.roles | ({Role.ADMIN, Role.AGENT} if is_own else {Role.SUBMITTER}),
+            unknown=(),
+            is_local_user=True,
         )
 
 

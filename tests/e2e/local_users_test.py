@@ -136,8 +136,10 @@ def test_a_user_cancels_reads_and_attaches_to_its_own_jobs_only(box, connect):
         lambda: calls.list_audit_entries(ListAuditEntriesRequest(), timeout=5.0),
         lambda: submit(calls, "/bin/true", user="root"),
     ):
-        with pytest.raises(faults.PermissionDenied):
+        with pytest.raises(faults.PermissionDenied) as caught:
             refused()
+        (violation,) = caught.value.violations
+        assert (violation.field, violation.problem) == ("user", "is nobody")
     calls.cancel_workload(CancelWorkloadRequest(workload_id=own), timeout=5.0)
     assert ended(calls, own).attempts[0].signal == 15
 

@@ -19,7 +19,7 @@ YEAR_NS = 365 * 86_400 * 10**9
         ),
         (
             WhoAmIResponse(roles=("agent",), node_names=("n1", "n2"), not_after_ns=2**63 - 1),
-            ["certificate  (no name)", "roles        agent", "nodes        n1, n2", "valid until  for ever"],
+            ["certificate  none: a user of this machine", "roles        agent", "nodes        n1, n2"],
         ),
         (
             WhoAmIResponse(subject="CN=a", not_after_ns=YEAR_NS),

@@ -79,7 +79,7 @@ def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | boo
         )
 
 
-# The end of the calendar: a certificate that never expires has the last nanosecond of the contract.
+# The last nanosecond of the contract: whoever is known without a certificate.
 _SECONDS_MOST = 9_223_372_036
 
 
@@ -87,7 +87,7 @@ _SECONDS_MOST = 9_223_372_036
 @output_option
 @click.pass_obj
 def whoami(settings: CliSettings, /) -> None:
-    """Show the identity, roles and rights that the controller grants your certificate."""
+    """Show who you are to the controller, with your roles and rights."""
     with connect_operators(settings) as client:
         found: WhoAmIResponse = client.who_am_i(WhoAmIRequest(), timeout=settings.timeout_s)
     print_plain(settings, asdict(found), _lines(found))
@@ -97,7 +97,11 @@ def _lines(found: WhoAmIResponse) -> Iterator[str]:
     if not found.not_after_ns:
         yield "certificate  none: without TLS every caller may do everything"
         return
-    yield f"certificate  {found.subject or '(no name)'}"
+    ends_s = found.not_after_ns // 10**9
+    is_certified = ends_s < _SECONDS_MOST
+    yield (
+        f"certificate  {found.subject or '(no name)'}" if is_certified else "certificate  none: a user of this machine"
+    )
     yield f"roles        {_roles(found)}"
     if found.user:
         yield f"user         {found.user}"
@@ -105,12 +109,8 @@ def _lines(found: WhoAmIResponse) -> Iterator[str]:
         yield f"may submit   {', '.join(right.replace(':', ' ', 1) for right in found.rights)}"
     if found.node_names:
         yield f"nodes        {', '.join(found.node_names)}"
-    ends_s = found.not_after_ns // 10**9
-    yield (
-        f"valid until  {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d %H:%M} UTC"
-        if ends_s < _SECONDS_MOST
-        else ("valid until  for ever")
-    )
+    if is_certified:
+        yield f"valid until  {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _roles(found: WhoAmIResponse) -> str:

@@ -420,11 +420,9 @@ def _of_fault(fault: Any, settings: CliSettings) -> CliError:
                 message, "somebody else changed it first: read the current state, then repeat", violations
             )
         case faults.PermissionDenied():
-            return RequestRefused(
-                message,
-                "use a certificate with the right to do this; `eelctl whoami` shows the rights of yours",
-                violations,
-            )
+            is_local = any(one.field == "user" for one in violations)
+            remedy = "ask who may do this" if is_local else "use a certificate with the right to do this"
+            return RequestRefused(message, f"{remedy}; `eelctl whoami` shows your rights", violations)
         case faults.ResourceExhausted():
             return RequestRefused(message, "wait, or cancel work that is not needed, then repeat", violations)
         case faults.FailedPrecondition():
