@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 from bench.queueing import elasticflow, hierarchy, muri, oscillation, shockwave
 from bench.queueing.__main__ import main
+from bench.queueing.dynamic_jobs import BatchRule, DynamicJob, JobProgress
 from bench.queueing.elastic_jobs import ElasticJob, ElasticRules, ElasticSimulation, FreeProfile, PlanOrder, plan_jobs
 from bench.queueing.gang_estimates import FastestEnds, LearnedIndex, choose_set, expected_rest_s, gittins_indices
 from bench.queueing.gang_policies import LeastAttained, ShortestRemaining, minimise_ratio
 from bench.queueing.gangs import GangSimulation, GangTrace, NodePacking, RestartCost
-from bench.queueing.round_policies import LeastLaxity
-from bench.queueing.rounds import DynamicJobs, replay_schedule, simulate_rounds
+from bench.queueing.round_policies import (
+    AssignToQueues,
+    LeastLaxity,
+    ShareFinishTimes,
+    SharesInRounds,
+    centre_shares,
+    share_equally,
+    share_max_min,
+)
+from bench.queueing.rounds import RoundSimulation, replay_schedule
 from bench.queueing.virtual_clusters import QueueOrder, TenantJob, TenantRules, TenantSimulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,28 +171,105 @@ def test_muris_testbed_comes_out_with_rounds_and_the_measured_service():
     assert abs(errors["themis"]) < 0.01
 
 
+def build_dynamic(index, epochs=3, *, arrival_s=0.0, gpus=1, rule=BatchRule.STATIC, planned=(), samples=100, model=""):
+    """A job with a step a second at a batch size of 1 and at 2, so that an epoch takes half the time at 2."""
+    return DynamicJob(
+        index=index,
+        arrival_s=arrival_s,
+        gpus=gpus,
+        model=model,
+        rule=rule,
+        batch_size=1,
+        steps=epochs * samples,
+        samples=samples,
+        epochs_s=np.full(epochs, float(samples)),
+        planned=planned or (1,) * epochs,
+        rates={1: 1.0, 2: 1.0},
+    )
+
+
 def test_a_round_after_a_pause_loses_its_first_20_seconds():
-    jobs = DynamicJobs(np.array([0.0]), np.array([1]), (np.full(3, 100.0),))
-    assert replay_schedule(jobs, [[0, 1, 2]]).end_s.tolist() == [300.0]
-    assert replay_schedule(jobs, [[0, 2, 3]]).end_s.tolist() == [3 * 120.0 + 80.0]
-    assert simulate_rounds(jobs, lambda state: state.active).end_s.tolist() == [300.0]
+    jobs = [build_dynamic(0), build_dynamic(1, 9)]
+    other = range(9)
+    assert replay_schedule(jobs, [[0, 1, 2], other]).end_s.tolist() == [300.0, 900.0]
+    # 120 + 100 steps, then the rest; the pause costs nothing where less than a round is left.
+    assert replay_schedule(jobs, [[0, 2, 3], other]).end_s.tolist() == [3 * 120.0 + 80.0, 900.0]
+    # A first start counts as a pause, but not in the very first round.
+    assert replay_schedule(jobs, [[1, 2, 3], other]).end_s.tolist() == [3 * 120.0 + 80.0, 900.0]
+
+
+def test_a_round_ends_when_the_last_of_its_jobs_is_through():
+    jobs = [build_dynamic(0, 1, samples=70), build_dynamic(1, 1, samples=50, arrival_s=10.0)]
+    assert replay_schedule(jobs, [[0], [1]]).end_s.tolist() == [70.0, 120.0]
+
+
+def test_a_batch_size_changes_a_round_after_it_was_requested_and_an_epoch_begun_counts_as_done():
+    job = build_dynamic(0, 10, rule=BatchRule.GNS, planned=(1, 1, *[2] * 8), model="Recommendation")
+    progress = JobProgress(job)
+    assert not progress.end_round(120, 120.0)
+    progress.request_batch_size()
+    assert (progress.requested, progress.batch_size) == (2, 1)
+    assert not progress.end_round(120, 120.0)
+    # 240 steps of 100 an epoch are three epochs begun, of 50 steps each from now on.
+    assert (progress.batch_size, progress.steps, progress.steps_run) == (2, 500, 150)
+
+
+def test_jobs_that_do_not_fit_together_and_a_round_without_one_are_refused():
+    jobs = [build_dynamic(number, gpus=20) for number in range(2)]
+    with pytest.raises(ValueError, match="more than 32 GPUs"):
+        RoundSimulation(jobs, lambda state: state.active).run()
+    with pytest.raises(ValueError, match="no job runs in round 0"):
+        RoundSimulation(jobs, lambda state: []).run()
+
+
+def test_the_centre_of_shares_keeps_to_the_gpus_and_to_what_each_job_needs_at_least():
+    least, gpus = np.array([0.5, 0.25, 1.0, 0.1]), np.array([1.0, 2.0, 4.0, 32.0])
+    shares = centre_shares(least, gpus)
+    assert (shares >= least).all()
+    assert (shares <= 1.0).all()
+    assert shares[2] == 1.0
+    assert (gpus * shares).sum() <= 32.0
+    left = 32.0 - (gpus * shares).sum()
+    least, gpus, shares = least[[0, 1, 3]], gpus[[0, 1, 3]], shares[[0, 1, 3]]
+    assert 1 / (shares - least) - 1 / (1 - shares) == pytest.approx(gpus / left, rel=1e-6)
 
 
 @needs_data("shockwave")
-def test_shockwaves_schedules_played_again_come_out_at_their_averages():
+def test_shockwaves_seven_schedules_played_again_come_out_job_by_job():
     jobs = shockwave.read_jobs(DATA / "shockwave")
-    stored = {
-        row["policy"]: row for row in read_csv(DATA / "shockwave" / "summary.csv") if row["source"] == "canonical"
-    }
-    for policy in ("allox", "gavel_max_min", "themis_ftf", "shockwave"):
-        run = replay_schedule(jobs, shockwave.read_schedule(DATA / "shockwave", policy, 120))
-        assert run.figures()["avg_jct_s"] == pytest.approx(float(stored[policy]["avg_jct_s"]), rel=0.02)
-        assert run.figures()["makespan_s"] == pytest.approx(float(stored[policy]["makespan_s"]), rel=0.02)
+    table = [row for row in read_csv(DATA / "shockwave" / "results_jobs.csv") if row["source"] == "canonical"]
+    for policy in shockwave.PLAYED:
+        stored = [float(row["jct_s"]) for row in table if row["policy"] == policy]
+        run = replay_schedule(jobs, shockwave.read_schedule(DATA / "shockwave", policy, len(jobs)))
+        assert run.jct_s.tolist() == pytest.approx(stored, abs=0.01)
+
+
+@needs_data("shockwave")
+@pytest.mark.parametrize(
+    ("policy", "shares", "within"),
+    [
+        ("gandiva_fair", share_equally, 1e-6),
+        ("gavel_max_min", share_max_min, 0.0002),
+        ("themis_ftf", ShareFinishTimes(), 0.005),
+        ("allox", AssignToQueues(), 0.005),
+    ],
+)
+def test_decisions_of_peers_taken_again_come_out_at_their_figures(policy, shares, within):
+    stored = next(
+        row
+        for row in read_csv(DATA / "shockwave" / "summary.csv")
+        if (row["source"], row["policy"]) == ("canonical", policy)
+    )
+    jobs = shockwave.read_jobs(DATA / "shockwave")
+    found = RoundSimulation(jobs, SharesInRounds(shares)).run().figures()
+    assert found["avg_jct_s"] == pytest.approx(float(stored["avg_jct_s"]), rel=within)
+    assert found["makespan_s"] == pytest.approx(float(stored["makespan_s"]), rel=within)
 
 
 @needs_data("shockwave")
 def test_least_laxity_is_fair_and_short_without_knowing_the_epochs_to_come():
-    found = simulate_rounds(shockwave.read_jobs(DATA / "shockwave"), LeastLaxity(knows=False)).figures()
+    jobs = shockwave.read_jobs(DATA / "shockwave")
+    found = RoundSimulation(jobs, LeastLaxity(knows=False)).run().figures()
     assert found["worst_ftf"] <= shockwave.WORST_FTF_MOST
     assert found["unfair_pct"] <= shockwave.UNFAIR_PCT_MOST
     assert found["makespan_s"] <= shockwave.MAKESPAN_S_MOST
