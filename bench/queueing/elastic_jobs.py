@@ -30,6 +30,7 @@ class ElasticJob:
     deadline_s: float
     iterations: float
     rates: tuple[float, ...]
+    profiled_gpus: int = LEVELS[-1]  # the most that the published simulator gives it
     useful: tuple[int, ...] = field(init=False)  # levels by number, each faster than all below
     fitting: tuple[int, ...] = field(init=False)  # by free GPUs, the largest useful level; -1 for none
     left: float = field(init=False)
