@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.queueing.elastic_jobs import LEVELS, ElasticJob, ElasticRules, ElasticSimulation, PlanOrder
+from bench.queueing.elastic_jobs import LEVELS, ElasticJob, ElasticSimulation, PlanOrder
+from bench.queueing.elasticflow_rules import ElasticFlowSimulation
 from bench.queueing.summary import SetResult, SummaryRow, draw_bars
 from bench.runner import Progress, Unusable
 
@@ -32,12 +33,8 @@ TRACES = {
 # The published simulator gives these models no more, though they are faster on more.
 _PROFILED_GPUS = {"bert": 16, "ncf": 1}
 _QUICK = ("fig8a_t4", "testbed195", "philly_876")
+_POLICIES = ("EDF", "ElasticFlow", "eelgrid")
 _ORDERS = (PlanOrder.DEADLINE, PlanOrder.LAXITY, PlanOrder.NEWEST_LAST)
-RULES = {
-    "EDF": ElasticRules(()),
-    "ElasticFlow": ElasticRules((PlanOrder.DEADLINE,), as_group=True, stops_all=True),
-    "eelgrid": ElasticRules(_ORDERS),
-}
 _AGREEMENT = 0.05
 
 
@@ -67,6 +64,14 @@ def read_trace(folder: Path, name: str) -> list[ElasticJob]:
     ]
 
 
+def build_simulation(folder: Path, name: str, policy: str) -> ElasticSimulation | ElasticFlowSimulation:
+    """Returns the simulation of a trace under a policy: EDF, ElasticFlow or eelgrid."""
+    jobs, (_, gpus, _, slot_s) = read_trace(folder, name), TRACES[name]
+    if policy == "ElasticFlow":
+        return ElasticFlowSimulation(jobs, gpus, slot_s)
+    return ElasticSimulation(jobs, gpus, _ORDERS if policy == "eelgrid" else (), slot_s)
+
+
 def bound_share(jobs: list[ElasticJob]) -> float:
     """Returns the share of jobs that meet their deadline alone, at their best number of GPUs."""
     return sum(job.submit_s + job.iterations / max(job.rates) <= job.deadline_s for job in jobs) / len(jobs)
@@ -81,15 +86,15 @@ def run_set(folder: Path, *, quick: bool) -> SetResult:
     table = table[table.metric == "deadline_satisfied"]
     rows, progress = list[SummaryRow](), Progress("runs of ElasticFlow's set")
     for name in names:
-        figure, gpus, _, slot_s = TRACES[name]
+        figure = TRACES[name][0]
         published = table[(table.trace == name) & (table.figure == figure)].set_index("policy").value.to_dict()
         bound = bound_share(read_trace(folder, name))
-        for policy, rules in RULES.items():
-            share = ElasticSimulation(read_trace(folder, name), gpus, rules, slot_s).run()
+        for policy in _POLICIES:
+            share = build_simulation(folder, name, policy).run()
             rows.append(SummaryRow(f"elasticflow {name}", policy, "deadlines_met", share, published.get(policy), bound))
-            progress.show(sum(row.ours is not None for row in rows), len(names) * len(RULES), name)
+            progress.show(sum(row.ours is not None for row in rows), len(names) * len(_POLICIES), name)
         for policy, value in published.items():
-            if policy not in RULES:
+            if policy not in _POLICIES:
                 rows.append(SummaryRow(f"elasticflow {name}", policy, "deadlines_met", None, value, bound))
     return SetResult(tuple(rows), _judge(rows, names))
 

@@ -1,6 +1,6 @@
 """ElasticFlow by the rules of its published simulator: who is admitted, who gets idle GPUs, what a decision costs.
 
-Owns events and decisions (Gu et al., ASPLOS 2023, scheduler.py and utils.py). Plans are those of `elasticflow_plans`.
+Owns events and decisions (Gu et al., ASPLOS 2023, scheduler.py). Plans are those of `elasticflow_plans`.
 A decision is made when jobs arrive or end or a plan changes, but at most once in a slot; what falls into a slot is
 decided at its end.
 
@@ -8,22 +8,15 @@ decided at its end.
    late by what decisions cost, all jobs that arrived are declined.
 2. Idle GPUs go, one level at a time, to the job without GPUs, else to the one whose plan's GPU-seconds grow most for a
    GPU; after each, all other plans are laid anew.
-3. Every job with GPUs stands still for some seconds: more where its GPUs, counted from the largest job on, were not
-   held by a job of that size before, and much more once in as many decisions as a slot has seconds, when these groups
-   of GPUs are forgotten. What a decision costs is unknown to the plans, and to the moment a job counts as done.
+3. Every job with GPUs stands still for some seconds (`DecisionCosts`), which plans do not know, nor the moment at which
+   a job counts as done.
 """
 
 import math
 from dataclasses import dataclass, field
 
-from bench.queueing.elastic_jobs import LEVELS, ElasticJob
+from bench.queueing.elastic_jobs import LEVELS, DecisionCosts, ElasticJob
 from bench.queueing.elasticflow_plans import GpuPlan, PlannedWork, Steps, plan_work, shift_profile
-
-_LARGE_CLUSTER_GPUS = 256
-# Seconds that a job stands still: at each decision, for each level of a new group, and when groups are forgotten.
-_DECISION_S, _DECISION_LARGE_S = 2.0, 7.0
-_NEW_LEVEL_S = 2.0
-_FORGOTTEN_S, _FORGOTTEN_LARGE_S = 27.0, 47.0
 
 
 @dataclass(eq=False)
@@ -37,7 +30,6 @@ class _Progress:
     gpus: int = 0
     lost_s: float = 0.0
     event_s: float = 0.0  # its end is looked at then
-    wider: GpuPlan | None = None  # with the next level of GPUs
     gain: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -68,8 +60,7 @@ class ElasticFlowSimulation:
         self._gpus, self._slot_s = gpus, slot_s
         self._active: list[_Progress] = []
         self._changes_s: set[float] = set()  # when a plan changes
-        self._groups: set[tuple[int, int]] = set()  # first GPU and size, as jobs held them
-        self._decisions = 0
+        self._costs = DecisionCosts(gpus, slot_s)
         self._free = Steps((0.0,), (gpus,))  # by the present plans
         self._now_s = self._jobs[0].submit_s
         self._arrivals_s: set[float] = set()  # to come
@@ -142,50 +133,40 @@ class ElasticFlowSimulation:
         if not idle:
             return
         for progress in self._active:
-            self._weigh_next_level(progress, idle)
+            progress.gain = self._weigh_next_level(progress, idle)
         while True:
             # Ties keep their order, which decides who is on which GPUs; a job at its last level keeps its gain.
             self._active.sort(key=lambda one: -one.gain)
-            chosen = next((one for one in self._active if one.wider is not None), None)
-            if chosen is None or chosen.wider is None:
+            chosen = next((one for one in self._active if 0 < one.next_gpus - one.gpus <= idle), None)
+            if chosen is None:
                 return
+            wider = self._plan_wider(chosen)
             idle -= chosen.next_gpus - chosen.gpus
-            self._free = shift_profile(shift_profile(self._free, chosen.plan, 1), chosen.wider, -1)
-            chosen.gpus, chosen.plan, chosen.wider = chosen.next_gpus, chosen.wider, None
+            self._free = shift_profile(shift_profile(self._free, chosen.plan, 1), wider, -1)
+            chosen.gpus, chosen.plan = chosen.next_gpus, wider
             self._move_event(chosen, chosen.plan.end_s)
             for progress in self._active:
                 if progress.next_gpus > progress.gpus:
-                    self._weigh_next_level(progress, idle)
+                    progress.gain = self._weigh_next_level(progress, idle)
 
-    def _weigh_next_level(self, progress: _Progress, idle: int) -> None:
-        """Plans a job with its next level of GPUs, in what the plans of all others leave."""
+    def _weigh_next_level(self, progress: _Progress, idle: int) -> float:
+        """Returns by how much a plan's GPU-seconds grow for a GPU of the next level; without end if it has none."""
         more = progress.next_gpus - progress.gpus
-        progress.wider, progress.gain = None, -math.inf
-        if 0 < more <= idle:
-            others = shift_profile(self._free, progress.plan, 1)
-            progress.wider = plan_work(others, progress.work, self._slot_s, progress.next_gpus)
-            growth = (progress.wider.gpu_s - progress.plan.gpu_s) / more
-            progress.gain = growth if progress.gpus else math.inf
+        if not 0 < more <= idle:
+            return -math.inf
+        return (self._plan_wider(progress).gpu_s - progress.plan.gpu_s) / more if progress.gpus else math.inf
+
+    def _plan_wider(self, progress: _Progress) -> GpuPlan:
+        """Plans a job with its next level of GPUs at once, in what the plans of all others leave."""
+        others = shift_profile(self._free, progress.plan, 1)
+        return plan_work(others, progress.work, self._slot_s, progress.next_gpus)
 
     def _charge(self) -> None:
         """Counts what the decision costs each job with GPUs."""
-        is_large, first = self._gpus >= _LARGE_CLUSTER_GPUS, 0
-        forgets = self._decisions > 0 and self._decisions % self._slot_s == 0
-        known = self._groups
-        self._groups = set() if forgets else known
-        for progress in self._active:
-            progress.lost_s = 0.0
-            if not progress.gpus:
-                continue
-            group = first, progress.gpus
-            first += progress.gpus
-            progress.lost_s = _DECISION_LARGE_S if is_large else _DECISION_S
-            if group not in known:
-                progress.lost_s += _NEW_LEVEL_S * progress.gpus.bit_length()
-                progress.lost_s += (_FORGOTTEN_LARGE_S if is_large else _FORGOTTEN_S) if forgets else 0.0
-                self._groups |= set() if forgets else {group}
-            self._move_event(progress, progress.plan.end_s + progress.lost_s)
-        self._decisions += 1
+        for progress, lost_s in zip(self._active, self._costs.charge([one.gpus for one in self._active]), strict=True):
+            progress.lost_s = lost_s
+            if progress.gpus:
+                self._move_event(progress, progress.plan.end_s + lost_s)
 
     def _list_events(self) -> set[float]:
         """The moments at which something happens by the present plans."""
