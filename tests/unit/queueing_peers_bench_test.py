@@ -345,12 +345,17 @@ def test_a_decision_costs_more_on_gpus_that_no_job_of_that_size_held_until_group
 
 @needs_data("elasticflow")
 @pytest.mark.parametrize(
-    ("trace", "policy", "published"),
-    [("testbed195", "EDF", 0.0872), ("fig8a_t4", "EDF", 0.118), ("fig8a_t4", "ElasticFlow", 0.728)],
+    ("trace", "policy", "published", "simulated"),
+    [
+        ("testbed195", "EDF", 0.0872, 17 / 195),
+        ("fig8a_t4", "EDF", 0.118, elasticflow.SIMULATED["fig8a_t4", "EDF"]),
+        ("fig8a_t4", "ElasticFlow", 0.728, elasticflow.SIMULATED["fig8a_t4", "ElasticFlow"]),
+    ],
 )
-def test_edf_and_elasticflow_come_out_at_their_published_shares(trace, policy, published):
+def test_edf_and_elasticflow_come_out_at_their_published_shares(trace, policy, published, simulated):
     share = elasticflow.build_simulation(DATA / "elasticflow", trace, policy).run()
     assert share == pytest.approx(published, abs=5e-4)
+    assert share == simulated
 
 
 @needs_data("elasticflow")
