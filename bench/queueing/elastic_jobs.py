@@ -1,12 +1,12 @@
 """Elastic jobs with deadlines: admission by a plan of the least GPUs, and what is idle to whom it helps most.
 
 Owns the simulation of ElasticFlow's setting (Gu et al., ASPLOS 2023): a job may run on 1, 2, 4 .. 64 GPUs at a measured
-rate; GPUs change hands at the ends of slots; a job that is admitted but late counts as missed. What a change of GPUs
-costs is that of the published simulator. Must not know where the jobs come from.
+rate; GPUs change hands at the ends of slots; a job that is admitted but late counts as missed. What a decision costs is that
+of the published simulator. Must not know where the jobs come from.
 
 A plan gives every admitted job, in some order, the least constant number of GPUs (less where fewer are free) with which
-it meets its deadline in what the jobs before it left free. ElasticFlow admits a job if the plan in the order of
-deadlines succeeds. Ours tries further orders before it declines, since the order decides and any plan is a proof.
+it meets its deadline in what the jobs before it left free. Ours tries several orders before it declines, since the
+order decides and any plan is a proof. ElasticFlow's own plans and decisions are in `elasticflow_rules`.
 """
 
 import heapq
@@ -30,6 +30,7 @@ class ElasticJob:
     deadline_s: float
     iterations: float
     rates: tuple[float, ...]
+    profiled_gpus: int = LEVELS[-1]  # the most that the published simulator gives it
     useful: tuple[int, ...] = field(init=False)  # levels by number, each faster than all below
     fitting: tuple[int, ...] = field(init=False)  # by free GPUs, the largest useful level; -1 for none
     left: float = field(init=False)
@@ -171,33 +172,59 @@ def share_idle(jobs: Iterable[ElasticJob], gpus: dict[int, int], total: int) -> 
             offer(job)
 
 
-@dataclass(frozen=True)
-class ElasticRules:
-    """How jobs are admitted and what it costs to change their GPUs.
+# Seconds that a job stands still, on 256 GPUs or more and on fewer: at each decision, and when groups are forgotten.
+_DECISION_S, _DECISION_LARGE_S = 2.0, 7.0
+_FORGOTTEN_S, _FORGOTTEN_LARGE_S = 27.0, 47.0
+_NEW_LEVEL_S = 2.0  # for each level of a group of GPUs that no job held
+_LARGE_GPUS = 256
 
-    `orders` are those that admission tries, none for no admission (plain EDF, where each job gets all that it can use).
-    `as_group` declines all jobs that arrive in a slot if one of them cannot be planned. With `stops_all` every running
-    job loses the overhead at every decision, else one whose GPUs change.
+
+class DecisionCosts:
+    """What a decision costs the jobs that run after it, by the published simulator (utils.py, log.py).
+
+    Every job with GPUs stands still for some seconds: more where its GPUs, counted from the largest job on, were not
+    held by a job of that size before, and much more once in as many decisions as a slot has seconds, when these groups
+    of GPUs are forgotten.
     """
 
-    orders: tuple[PlanOrder, ...]
-    as_group: bool = False
-    stops_all: bool = False
+    def __init__(self, gpus: int, slot_s: float) -> None:
+        is_large = gpus >= _LARGE_GPUS
+        self._decision_s = _DECISION_LARGE_S if is_large else _DECISION_S
+        self._forgotten_s = _FORGOTTEN_LARGE_S if is_large else _FORGOTTEN_S
+        self._slot_s = slot_s
+        self._groups: set[tuple[int, int]] = set()  # first GPU and size
+        self._decisions = 0
 
-
-# By the published simulator, on 256 GPUs or more: what every decision costs, and what a new number of GPUs adds.
-_OVERHEAD_S, _OVERHEAD_LARGE_S, _OVERHEAD_OF_LEVEL_S = 2.0, 7.0, 2.0
+    def charge(self, sizes: Iterable[int]) -> list[float]:
+        """Returns the seconds that each job loses, by its GPUs, the largest first."""
+        first, lost_s, groups = 0, list[float](), list[tuple[int, int]]()
+        forgets = self._decisions > 0 and self._decisions % self._slot_s == 0
+        self._decisions += 1
+        for size in sizes:
+            new_s = self._forgotten_s * forgets + _NEW_LEVEL_S * size.bit_length()
+            is_known = not size or (first, size) in self._groups
+            lost_s.append((self._decision_s if size else 0.0) + (0.0 if is_known else new_s))
+            groups.append((first, size))
+            first += size
+        self._groups = set() if forgets else self._groups.union(groups)
+        return lost_s
 
 
 class ElasticSimulation:
-    """Jobs on a number of GPUs by some rules."""
+    """Jobs on a number of GPUs, admitted where a plan in one of some orders succeeds.
 
-    def __init__(self, jobs: list[ElasticJob], gpus: int, rules: ElasticRules, slot_s: float = SLOT_S) -> None:
+    Without an order all jobs are admitted, and each gets all GPUs that it can run on, by deadline (EDF); as published,
+    decisions then cost nothing.
+    """
+
+    def __init__(
+        self, jobs: list[ElasticJob], gpus: int, orders: tuple[PlanOrder, ...], slot_s: float = SLOT_S
+    ) -> None:
         self._jobs = sorted(jobs, key=lambda job: (job.submit_s, job.index))
-        self._gpus, self._rules, self._slot_s = gpus, rules, slot_s
+        self._gpus, self._orders, self._slot_s = gpus, orders, slot_s
+        self._costs = DecisionCosts(gpus, slot_s)
         self._active: list[ElasticJob] = []
         self._lost_s: dict[int, float] = {}
-        self._sizes: dict[int, set[int]] = {}
         self._sequence: list[ElasticJob] = []
         self.met: set[int] = set()
         self.admitted = 0
@@ -239,44 +266,44 @@ class ElasticSimulation:
 
     def _decide(self, arrived: list[ElasticJob]) -> None:
         """Admits or declines what arrived, and assigns GPUs."""
-        if not self._rules.orders:
+        if not self._orders:
             self._active += arrived
             self.admitted += len(arrived)
             self._assign(self._serve_deadlines())
             return
         plan = self._find_plan(self._active, [self._sequence])
-        for group in [arrived] if self._rules.as_group else [[job] for job in arrived]:
-            plan = self._admit(plan, group) if group else plan
+        for job in arrived:
+            plan = self._admit(plan, job)
         # What is late runs on idle GPUs only.
         gpus = plan.gpus | {job.index: 0 for job in plan.failed}
         self._sequence = plan.sequence
         share_idle(self._active, gpus, self._gpus)
         self._assign(gpus)
 
-    def _admit(self, plan: ElasticPlan, group: list[ElasticJob]) -> ElasticPlan:
-        """Returns the plan with a group of jobs if there is one, else as it is."""
-        now = plan.profile.reserve(group[0]) if not self._rules.as_group and group[0].deadline_s > self._now_s else None
+    def _admit(self, plan: ElasticPlan, job: ElasticJob) -> ElasticPlan:
+        """Returns the plan with a job if there is one, else as it is."""
+        now = plan.profile.reserve(job) if job.deadline_s > self._now_s else None
         if now is not None:  # fits into what the others leave
-            plan.gpus[group[0].index] = now
-            plan.sequence = [*plan.sequence, group[0]]
+            plan.gpus[job.index] = now
+            plan.sequence = [*plan.sequence, job]
         else:
-            found = self._find_plan([*self._active, *group], [])
+            found = self._find_plan([*self._active, job], [])
             if len(found.failed) > len(plan.failed):
                 return plan
             plan = found
-        self._active += group
-        self.admitted += len(group)
+        self._active.append(job)
+        self.admitted += 1
         return plan
 
     def _find_plan(self, jobs: list[ElasticJob], sequences: list[list[ElasticJob]]) -> ElasticPlan:
         """Returns the first plan without a failure, by known sequences and then by order; else that with the fewest."""
         best: ElasticPlan | None = None
         kept = {job.index for job in jobs}
-        for sequence in sequences if not self._rules.as_group else []:
+        for sequence in sequences:
             best = self._plan([job for job in sequence if job.index in kept])
             if not best.failed:
                 return best
-        for order in self._rules.orders:
+        for order in self._orders:
             plan = self._plan(sort_jobs(jobs, order))
             if best is None or len(plan.failed) < len(best.failed):
                 best = plan
@@ -296,14 +323,8 @@ class ElasticSimulation:
         return gpus
 
     def _assign(self, gpus: dict[int, int]) -> None:
-        self._lost_s = {}
-        fixed_s = _OVERHEAD_LARGE_S if self._gpus >= 256 else _OVERHEAD_S
         for job in self._active:
-            now = gpus[job.index]
-            if now and self._rules.orders and (self._rules.stops_all or now != job.gpus):
-                sizes = self._sizes.setdefault(job.index, set())
-                # A size that a job had before is set up already.
-                extra_s = 0.0 if now in sizes else _OVERHEAD_OF_LEVEL_S * now.bit_length()
-                self._lost_s[job.index] = fixed_s + extra_s
-                sizes.add(now)
-            job.gpus = now
+            job.gpus = gpus[job.index]
+        running = sorted((job for job in self._active if job.gpus), key=lambda job: -job.gpus)
+        lost_s = self._costs.charge([job.gpus for job in running]) if self._orders else [0.0] * len(running)
+        self._lost_s = {job.index: lost for job, lost in zip(running, lost_s, strict=True)}

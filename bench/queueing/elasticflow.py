@@ -2,9 +2,13 @@
 
 Owns reading DATA/elasticflow and the rows of this set. Of the ten clusters' files those of 01, 02, 03, 05, 07 and 09 are
 here, with Philly's 876 jobs and the two of 195; the others appear in no row. Gandiva, Tiresias, Themis, Chronus and
-Pollux are quoted, not played. ElasticFlow is played by its simulator's rules: all jobs of a slot are admitted or
-declined together, and every decision costs each running job its overhead. Ours admits one by one, tries several orders,
-and pays that overhead where the number of GPUs changes.
+Pollux are quoted, not played. ElasticFlow is played by its simulator's rules on the three small traces; on a cluster
+a run takes too long, since plans are laid anew for all jobs after each level of GPUs that is given away, and there its
+published share is all there is to compare with. Ours admits one by one and tries several orders; what a decision costs
+is the same for both.
+
+A twin is compared with what the published simulator gives where we ran it (SIMULATED), else with what is printed. What
+is printed for Philly comes out of no version of the simulator, and figure 6b was measured on real GPUs.
 
 Bound: the share of jobs that would meet their deadline if each were alone, at its best number of GPUs.
 """
@@ -13,7 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.queueing.elastic_jobs import LEVELS, ElasticJob, ElasticRules, ElasticSimulation, PlanOrder
+from bench.queueing.elastic_jobs import LEVELS, ElasticJob, ElasticSimulation, PlanOrder
+from bench.queueing.elasticflow_rules import ElasticFlowSimulation
 from bench.queueing.summary import SetResult, SummaryRow, draw_bars
 from bench.runner import Progress, Unusable
 
@@ -29,14 +34,22 @@ TRACES = {
     "cluster09": ("8b", 1024, "A100", 60.0),
     "cluster07": ("8b", 1024, "A100", 60.0),
 }
+# The published simulator gives these models no more, though they are faster on more.
+_PROFILED_GPUS = {"bert": 16, "ncf": 1}
 _QUICK = ("fig8a_t4", "testbed195", "philly_876")
-_ORDERS = (PlanOrder.DEADLINE, PlanOrder.LAXITY, PlanOrder.NEWEST_LAST)
-RULES = {
-    "EDF": ElasticRules(()),
-    "ElasticFlow": ElasticRules((PlanOrder.DEADLINE,), as_group=True, stops_all=True),
-    "eelgrid": ElasticRules(_ORDERS),
+# Shares of deadlines met that the published simulator gives (commit 04a0109, run without a change).
+SIMULATED = {
+    ("fig8a_t4", "EDF"): 23 / 195,
+    ("fig8a_t4", "ElasticFlow"): 142 / 195,
+    ("testbed195", "ElasticFlow"): 146 / 195,
+    ("philly_876", "EDF"): 382 / 876,
+    ("philly_876", "ElasticFlow"): 797 / 876,
+    ("cluster01", "EDF"): 298 / 1595,
+    ("cluster05", "EDF"): 1468 / 3629,
 }
-_AGREEMENT = 0.05
+_POLICIES = ("EDF", "ElasticFlow", "eelgrid")
+_ORDERS = (PlanOrder.DEADLINE, PlanOrder.LAXITY, PlanOrder.NEWEST_LAST)
+_AGREEMENT = 0.02
 
 
 def read_trace(folder: Path, name: str) -> list[ElasticJob]:
@@ -59,9 +72,18 @@ def read_trace(folder: Path, name: str) -> list[ElasticJob]:
             float(row.deadline_s),
             float(row.num_iteration),
             rates[row.model, row.global_batch_size],
+            _PROFILED_GPUS.get(row.model, LEVELS[-1]),
         )
         for row in jobs
     ]
+
+
+def build_simulation(folder: Path, name: str, policy: str) -> ElasticSimulation | ElasticFlowSimulation:
+    """Returns the simulation of a trace under a policy: EDF, ElasticFlow or eelgrid."""
+    jobs, (_, gpus, _, slot_s) = read_trace(folder, name), TRACES[name]
+    if policy == "ElasticFlow":
+        return ElasticFlowSimulation(jobs, gpus, slot_s)
+    return ElasticSimulation(jobs, gpus, _ORDERS if policy == "eelgrid" else (), slot_s)
 
 
 def bound_share(jobs: list[ElasticJob]) -> float:
@@ -78,15 +100,16 @@ def run_set(folder: Path, *, quick: bool) -> SetResult:
     table = table[table.metric == "deadline_satisfied"]
     rows, progress = list[SummaryRow](), Progress("runs of ElasticFlow's set")
     for name in names:
-        figure, gpus, _, slot_s = TRACES[name]
+        figure = TRACES[name][0]
         published = table[(table.trace == name) & (table.figure == figure)].set_index("policy").value.to_dict()
         bound = bound_share(read_trace(folder, name))
-        for policy, rules in RULES.items():
-            share = ElasticSimulation(read_trace(folder, name), gpus, rules, slot_s).run()
+        for policy in _POLICIES:
+            is_played = policy != "ElasticFlow" or name in _QUICK
+            share = build_simulation(folder, name, policy).run() if is_played else None
             rows.append(SummaryRow(f"elasticflow {name}", policy, "deadlines_met", share, published.get(policy), bound))
-            progress.show(sum(row.ours is not None for row in rows), len(names) * len(RULES), name)
+            progress.show(sum(row.policy in _POLICIES for row in rows), len(names) * len(_POLICIES), name)
         for policy, value in published.items():
-            if policy not in RULES:
+            if policy not in _POLICIES:
                 rows.append(SummaryRow(f"elasticflow {name}", policy, "deadlines_met", None, value, bound))
     return SetResult(tuple(rows), _judge(rows, names))
 
@@ -94,14 +117,18 @@ def run_set(folder: Path, *, quick: bool) -> SetResult:
 def _judge(rows: list[SummaryRow], names: list[str]) -> tuple[tuple[str, bool], ...]:
     targets = []
     for policy in ("EDF", "ElasticFlow"):
-        errors = {
-            row.set_name.split()[1]: abs(row.ours - row.published)
-            for row in rows
-            if row.policy == policy and row.ours is not None and row.published is not None
-        }
+        errors = dict[str, float]()
+        for row in rows:
+            name = row.set_name.split()[1]
+            expected = SIMULATED.get((name, policy), row.published)
+            if row.policy == policy and row.ours is not None and expected is not None:
+                errors[name] = abs(row.ours - expected)
         worst = max(errors, key=errors.__getitem__)
         close = sum(error <= _AGREEMENT for error in errors.values())
-        what = f"{policy} played again: within {_AGREEMENT} of the published share on {close} of {len(errors)}, worst {errors[worst]:.3f} on {worst}"
+        what = (
+            f"{policy} played again: within {_AGREEMENT} of the published simulator, or of the printed share, on {close} "
+            f"of {len(errors)}, worst {errors[worst]:.3f} on {worst}"
+        )
         targets.append((what, close == len(errors)))
     by = {(row.set_name, row.policy): row for row in rows}
     better = 0
