@@ -190,10 +190,16 @@ def _print_omitted(answer: Any) -> None:
 
 
 def iterate_pages(
-    call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
+    call: Callable[..., Any],
+    request: Any,
+    items: str,
+    *,
+    timeout_s: float,
+    limit: int | None = None,
+    page_size_most: int | None = None,
 ) -> Iterator[Any]:
     """Yields all items of a paged listing; stops early at `limit`, or at a page that repeats its token."""
-    cursor = PageCursor(request, limit=limit)
+    cursor = PageCursor(request, limit=limit, page_size_most=page_size_most)
     while not cursor.is_done:
         answer = call(cursor.next_request(), timeout=timeout_s)
         _print_omitted(answer)

@@ -435,11 +435,15 @@ def print_list(
     *,
     empty: str,
     limit: int | None = None,
+    plain: Callable[[_Row], Any] = to_plain,
 ) -> None:
-    """Prints a list in the chosen format, arranged; prints `empty` to stderr instead of an empty table."""
+    """Prints a list in the chosen format, arranged; prints `empty` to stderr instead of an empty table.
+
+    `plain` returns what a document has of a row: by default the row itself.
+    """
     every = arrange_rows(settings, columns, rows, limit=limit)
     if settings.output in {"json", "yaml"}:
-        print_plain(settings, [to_plain(row) for row in every], ())
+        print_plain(settings, [plain(row) for row in every], ())
     elif every:
         click.echo("\n".join(table_lines(settings, columns, every)))
     else:

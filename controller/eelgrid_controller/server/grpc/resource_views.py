@@ -32,7 +32,9 @@ from eelgrid_protos.messages import (
     Summary,
     Workload,
     WorkloadPhase,
+    WorkloadSummary,
     resolve_pool,
+    summarize_workload,
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
@@ -205,6 +207,11 @@ class ResourceViews:
         progress = self._telemetry.progress.get(workload.workload_id) if workload.spec.process is not None else None
         is_unknown = power_w is None and progress is None
         return marked if is_unknown else replace(marked, power_w=power_w, progress=progress)
+
+    def workload_summary(self, workload: Workload, queue_position: int) -> WorkloadSummary:
+        """The summary of one workload, with what its processes last reported; nothing else is looked up."""
+        progress = self._telemetry.progress.get(workload.workload_id) if workload.spec.process is not None else None
+        return summarize_workload(workload, progress=progress, queue_position=queue_position)
 
     def with_advice(self, core: Core, workload: Workload) -> Workload:
         """One workload, with how often it should save."""
