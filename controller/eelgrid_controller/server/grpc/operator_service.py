@@ -406,7 +406,7 @@ class OperatorService:
         def view(core: Core) -> Encoded:
             places = self._views.queue_positions(core) if request.queue_positions else {}
 
-            def element(workload: Workload) -> tuple[str, Workload | WorkloadSummary]:
+            def element(workload: Workload) -> tuple[str, Workload | WorkloadSummary | bytes]:
                 place = places.get(workload.workload_id, 0) if workload.phase is WorkloadPhase.PENDING else 0
                 if is_summary:
                     return "summaries", self._views.workload_summary(workload, place)

@@ -119,7 +119,7 @@ class _Elements:
 
     def add(self, name: str, element: Any) -> bool:
         """Takes an element in, or leaves it out where it cannot be sent; False where the page is full."""
-        data = self._encode_element(name, element)
+        data = element if isinstance(element, bytes) else self._encode_element(name, element)
         if data is None:
             return True
         if self.chunks and self.size + len(data) > PAGE_BYTES_MOST:
@@ -160,8 +160,8 @@ def build_page(
 ) -> Encoded:
     """The page that `request` asks for, of items in strictly rising order of `place_of`.
 
-    Elements, each with the response's list that it belongs to, are made for the page's items alone; `others` are the
-    response's other fields.
+    Elements, each with the response's list that it belongs to, are made for the page's items alone, or are bytes that
+    `encode_element` made; `others` are the response's other fields.
     """
     size, after = parse_page_request(request, default=default, most=most)
     elements = _Elements(response)
