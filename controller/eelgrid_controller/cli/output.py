@@ -283,7 +283,8 @@ def _join_columns(
             padded = [click.style(text, fg=tint) if tint else text for text, tint in zip(padded, tints, strict=True)]
         parts.append(padded)
         used += width + _GAP
-    return [(" " * _GAP).join(line).rstrip() for line in zip(*parts, strict=True)]
+    lines = zip(*parts, strict=True) if parts else [()] * (len(rows) + headers)
+    return [(" " * _GAP).join(line).rstrip() for line in lines]
 
 
 def echo(line: str, *, err: bool = False, newline: bool = True) -> None:
