@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, Violation
@@ -179,6 +179,19 @@ def list_violations(message: Any) -> Iterator[Violation]:
         yield from across()
 
 
+def compile_when_called(scope: dict[str, Any], name: str, compile_function: Callable[[], Callable[[Any], Any]]) -> None:
+    """Puts a function of one argument into the scope of generated code that is compiled when it is first called.
+
+    A message may hold a hundred kinds of others, and most calls carry three: a command need not wait for the rest.
+    """
+
+    def call_first(value: Any) -> Any:
+        scope[name] = compile_function()
+        return scope[name](value)
+
+    scope[name] = call_first
+
+
 def _keep(scope: dict[str, Any], value: Any) -> str:
     """Returns the name under which generated source finds a value."""
     name = f"k{len(scope)}"
@@ -209,7 +222,9 @@ def _source(shape: ValueShape, value: str, scope: dict[str, Any]) -> str | None:
         case "enum":
             return f"type({value}) is {_keep(scope, shape.type)}"
         case "message":
-            return f"type({value}) is {_keep(scope, shape.type)} and {_keep(scope, _obeying(shape.type))}({value})"
+            test = f"obeying_{shape.type.__name__}"
+            compile_when_called(scope, test, partial(_obeying, shape.type))
+            return f"type({value}) is {_keep(scope, shape.type)} and {test}({value})"
         case "choice":
             chosen, test = _keep(scope, shape.choices), _keep(scope, _obeying)
             return f"isinstance({value}, {chosen}) and {test}(type({value}))({value})"

@@ -1,10 +1,11 @@
 """Values: `dataclass` for the messages of the contract, which every program of ours makes when it starts.
 
-`dataclasses` compiles six functions for each class, and there are some 250, of which a command makes ten: that took half
-of the time in which `eelctl` starts. Here nothing is compiled until a class is first called, and that is `__init__`
-alone; what freezes a value, comparison, hash and text are functions that all classes share. `__init__` writes through
-the descriptors of the slots, which takes half as long as `object.__setattr__`. Classes are dataclasses in every other
-respect, and to a type checker nothing else.
+`dataclasses` compiles six functions for each class and makes each class twice, and there are some 250, of which a
+command uses ten: that took half of the time in which `eelctl` starts. Here a class gets its slots at once, and the rest
+when somebody asks: `dataclasses` looks at its fields when they are first read, and `__init__` is compiled when the class
+is first called. What freezes a value, comparison, hash and text are functions that all classes share. `__init__` writes
+through the descriptors of the slots, which takes half as long as `object.__setattr__`. Classes are dataclasses in every
+other respect, and to a type checker nothing else.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,19 @@ else:
 
         return __init__
 
+    class _FieldsWhenRead:
+        """Stands for what `dataclasses` knows of a class until it is read: `__dataclass_fields__` and its parameters."""
+
+        def __init__(self, name: str, written: type, *, kw_only: bool) -> None:
+            self._name, self._written, self._kw_only = name, written, kw_only
+
+        def __get__(self, _value: object, made: type) -> Any:
+            stock = dataclasses.dataclass(kw_only=self._kw_only, init=False, eq=False, repr=False)(self._written)
+            stock.__dataclass_params__.frozen = True
+            made.__dataclass_params__, made.__match_args__ = stock.__dataclass_params__, stock.__match_args__
+            made.__dataclass_fields__ = stock.__dataclass_fields__
+            return vars(made)[self._name]
+
     @dataclass_transform(frozen_default=True)
     def dataclass(*, frozen: bool, slots: bool, kw_only: bool = False) -> Callable[[type], type]:
         """Makes a class a frozen dataclass with slots, with the options of `dataclasses.dataclass`."""
@@ -73,10 +87,12 @@ else:
         assert slots
 
         def make(cls: type) -> type:
-            made = dataclasses.dataclass(slots=True, kw_only=kw_only, init=False, eq=False, repr=False)(cls)
-            made.__dataclass_params__.frozen = True
-            names = [entry.name for entry in dataclasses.fields(made) if entry.compare]
-            read = attrgetter(*names) if names else type
+            names = tuple(vars(cls).get("__annotations__", ()))
+            defaults = {name: vars(cls).get(name) for name in names}
+            compared = [
+                name for name, value in defaults.items() if not isinstance(value, dataclasses.Field) or value.compare
+            ]
+            read = attrgetter(*compared) if compared else type
 
             def is_equal(self: object, other: object) -> bool:
                 return read(self) == read(other) if other.__class__ is self.__class__ else NotImplemented
@@ -84,10 +100,31 @@ else:
             def hash_value(self: object) -> int:
                 return hash(read(self))
 
+            written = {
+                name: value
+                for name, value in vars(cls).items()
+                if name not in defaults and name not in {"__dict__", "__weakref__"}
+            }
+            made = type(cls)(
+                cls.__name__,
+                cls.__bases__,
+                written
+                | {
+                    "__slots__": names,
+                    "__setattr__": _refuse_assignment,
+                    "__delattr__": _refuse_deletion,
+                    "__getstate__": _read_state,
+                    "__setstate__": _write_state,
+                    "__eq__": is_equal,
+                    "__hash__": hash_value,
+                    "__repr__": _describe_value,
+                }
+                | {
+                    name: _FieldsWhenRead(name, cls, kw_only=kw_only)
+                    for name in ("__dataclass_fields__", "__dataclass_params__", "__match_args__")
+                },
+            )
             made.__init__ = _compile_when_called(made)
-            made.__setattr__, made.__delattr__ = _refuse_assignment, _refuse_deletion
-            made.__getstate__, made.__setstate__ = _read_state, _write_state
-            made.__eq__, made.__hash__, made.__repr__ = is_equal, hash_value, _describe_value
             return made
 
         return make
