@@ -11,9 +11,8 @@ its elements. Two bytes can encode one more element, which takes some 180 bytes 
 (measured on Gpu).
 """
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -24,6 +23,7 @@ from google.protobuf.message import DecodeError
 from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, MalformedMessage, Violation
 from eelgrid_protos.quantities import Many
 from eelgrid_protos.schema import SchemaField, ValueShape, check_message, compile_when_called, fields_of
+from eelgrid_protos.values import dataclass
 from eelgrid_protos.wire import (
     agent_service_pb2,
     audit_pb2,
@@ -339,6 +339,8 @@ def encode_message(message: object) -> bytes:
 
 def digest_message(message: object) -> str:
     """Computes a SHA-256 digest of a message: equal for equal messages of equal versions, on both sides."""
+    import hashlib
+
     # The order of maps on the wire is undefined otherwise.
     return hashlib.sha256(_to_wire(message).SerializeToString(deterministic=True)).hexdigest()
 

@@ -10,7 +10,6 @@ takes under two seconds prints nothing to a pipe. rich and yaml are imported ins
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import unicodedata
@@ -151,7 +150,11 @@ def display_width(text: str) -> int:
 
 def terminal_width() -> int | None:
     """Returns the columns of the terminal, None if stdout is none: a file or a pipe takes any width."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def shorten_text(text: str, width: int) -> str:
