@@ -313,7 +313,7 @@ class Client:
         """One row of a table for each workload, in order of submission; filters are those of `list_workloads`.
 
         A summary has who submitted it, what it requests, where it waits, how long it ran and how it ended, but neither
-        command nor placements. Ten thousand take a fifth of the time that whole workloads take.
+        command nor placements. Ten thousand take a sixth of the time that whole workloads take.
         """
         request = messages.ListWorkloadsRequest(
             phases=tuple(phases),

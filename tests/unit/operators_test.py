@@ -16,6 +16,7 @@ from tests.builders.server import run_controller
 
 from eelgrid_controller.server.grpc.operator_service import WorkloadChanges
 from eelgrid_controller.server.grpc.pagination import PAGE_BYTES_MOST, build_page
+from eelgrid_controller.server.grpc.resource_views import SummaryCache
 from eelgrid_protos import codec, rpc
 from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, Unavailable, fault_from
 from eelgrid_protos.messages import (
@@ -27,6 +28,7 @@ from eelgrid_protos.messages import (
     GetPolicyRequest,
     GetSummaryRequest,
     GetWorkloadRequest,
+    JobProgress,
     ListGpusRequest,
     ListNodesRequest,
     ListPlansRequest,
@@ -39,6 +41,7 @@ from eelgrid_protos.messages import (
     WatchWorkloadsRequest,
     Workload,
     WorkloadPhase,
+    WorkloadSummary,
     WorkloadView,
     summarize_workload,
 )
@@ -93,6 +96,52 @@ async def test_summaries_are_those_of_the_workloads_on_their_pages(tmp_path: Pat
             assert tuple(summaries) == ListWorkloadsResponse(workloads=tuple(workloads)).rows
         brief = await api.list_workloads(ListWorkloadsRequest(view=WorkloadView.SUMMARY))
         assert (brief.workloads, brief.total) == ((), 7)
+
+
+async def test_a_summary_is_encoded_anew_when_what_it_is_made_of_changes(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=3))
+        for number in range(3):
+            await rig.operators.submit_workload(build_request(f"w{number}"))
+
+        async def phases() -> list[WorkloadPhase]:
+            request = ListWorkloadsRequest(view=WorkloadView.SUMMARY)
+            return [row.phase for row in (await rig.operators.list_workloads(request)).summaries]
+
+        before = await phases()
+        assert await phases() == before == [WorkloadPhase.PLACED] * 3
+        await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="w1"))
+        assert await phases() == [WorkloadPhase.PLACED, WorkloadPhase.CANCELLED, WorkloadPhase.PLACED]
+
+
+def test_a_kept_summary_has_the_newest_progress_and_place() -> None:
+    cache, one = SummaryCache(), workload("w")
+
+    def read(progress: JobProgress | None, place: int) -> WorkloadSummary:
+        data = cache.encode(one, progress, place)
+        assert isinstance(data, bytes)
+        assert cache.encode(one, progress, place) is data
+        (row,) = codec.decode_message(ListWorkloadsResponse, data).summaries
+        return row
+
+    first, second = JobProgress(step=1), JobProgress(step=2)
+    for progress, place in ((None, 0), (first, 0), (second, 0), (second, 3), (None, 3)):
+        assert read(progress, place) == summarize_workload(one, progress=progress, queue_position=place)
+
+
+def test_a_summary_that_breaks_the_contract_is_left_out_and_counted() -> None:
+    cache = SummaryCache()
+    broken = replace(workload("broken"), reason="x" * 5000)
+    encoded = build_page(
+        ListWorkloadsRequest(view=WorkloadView.SUMMARY),
+        ListWorkloadsResponse,
+        enumerate((workload("a"), broken, workload("b"))),
+        place_of=lambda item: (item[0],),
+        element_of=lambda item: ("summaries", cache.encode(item[1], None, 0)),
+    )
+    page = codec.decode_message(ListWorkloadsResponse, encoded.data)
+    assert [row.workload_id for row in page.summaries] == ["a", "b"]
+    assert (page.omitted, encoded.omitted, page.total) == (1, 1, 3)
 
 
 def test_a_page_holds_more_summaries_than_workloads() -> None:

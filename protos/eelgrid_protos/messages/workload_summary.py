@@ -3,7 +3,8 @@
 A listing of whole workloads carries commands, environments, placements and promises, which a table does not show: ten
 thousand queued jobs took 1.4 s, most of it to make, check and read back values that nobody looked at. A summary is flat
 and has what a table of jobs or of the queue needs. It is a view in the sense of AIP-157, and a message of its own
-because every message that arrives is checked as a whole: a Workload without its spec would be none.
+because every message that arrives is checked as a whole: a Workload without its spec would be none. So there is no field
+mask either, which would leave a reader to guess whether a value is absent or was not asked for.
 """
 
 from typing import Annotated
