@@ -91,6 +91,7 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadPhase,
     WorkloadSpec,
+    WorkloadSummary,
 )
 from eelgrid_protos.transport import TlsFiles
 
@@ -176,6 +177,7 @@ __all__ = [
     "WorkloadKind",
     "WorkloadPhase",
     "WorkloadSpec",
+    "WorkloadSummary",
     "__version__",
     "errors",
 ]

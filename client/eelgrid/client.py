@@ -106,8 +106,15 @@ class Client:
     def _read(self, request: object, answer: type[_A], *, timeout_s: float | None = None) -> _A:
         return self._call(request, answer, is_repeatable=True, timeout_s=timeout_s)
 
-    def _iterate(self, request: object, answer: type[_P], items: Callable[[_P], tuple[_T, ...]]) -> Iterator[_T]:
-        cursor = PageCursor(request)
+    def _iterate(
+        self,
+        request: object,
+        answer: type[_P],
+        items: Callable[[_P], tuple[_T, ...]],
+        *,
+        page_size_most: int | None = None,
+    ) -> Iterator[_T]:
+        cursor = PageCursor(request, page_size_most=page_size_most)
         while not cursor.is_done:
             page = self._read(cursor.next_request(), answer)
             _log_omitted(page, answer)
@@ -289,6 +296,43 @@ class Client:
             whole_arrays=whole_arrays,
         )
         return self._iterate(request, messages.ListWorkloadsResponse, lambda page: page.workloads)
+
+    def list_workload_summaries(
+        self,
+        *,
+        phases: Iterable[messages.WorkloadPhase] = (),
+        namespace: str = "",
+        user: str = "",
+        queue: str = "",
+        node_name: str = "",
+        name_contains: str = "",
+        queue_positions: bool = False,
+        array_id: str = "",
+        whole_arrays: bool = False,
+    ) -> Iterator[messages.WorkloadSummary]:
+        """One row of a table for each workload, in order of submission; filters are those of `list_workloads`.
+
+        A summary has who submitted it, what it requests, where it waits, how long it ran and how it ended, but neither
+        command nor placements. Ten thousand take a sixth of the time that whole workloads take.
+        """
+        request = messages.ListWorkloadsRequest(
+            phases=tuple(phases),
+            namespace=namespace,
+            user=user,
+            queue=queue,
+            node_name=node_name,
+            name_contains=name_contains,
+            queue_positions=queue_positions,
+            array_id=array_id,
+            whole_arrays=whole_arrays,
+            view=messages.WorkloadView.SUMMARY,
+        )
+        return self._iterate(
+            request,
+            messages.ListWorkloadsResponse,
+            lambda page: page.rows,
+            page_size_most=messages.SUMMARY_PAGE_SIZE_MOST,
+        )
 
     def watch_workloads(self, *, after_revision: int = 0) -> Generator[messages.Workload, None]:
         """Every workload that changed after a revision, then each change; resumes after a lost connection.

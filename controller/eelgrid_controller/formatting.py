@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from eelgrid_protos.quantities import MIB
 
 if TYPE_CHECKING:
-    from eelgrid_protos.messages import AttemptStatus, CheckpointAdvice, Workload
+    from eelgrid_protos.messages import AttemptStatus, CheckpointAdvice, Workload, WorkloadSummary
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -166,14 +166,27 @@ def format_time(time_ns: int) -> str:
 
 def format_phase(workload: "Workload") -> str:
     """Formats the phase of a workload, or what the processes of a placed one do."""
-    if workload.spec.process is None or workload.phase.name != "PLACED":
+    if workload.spec.process is None:
         return workload.phase.name.lower()
-    if workload.stopping_ns:
+    return _format_job_phase(workload, is_reported=bool(workload.attempts))
+
+
+def format_summary_phase(row: "WorkloadSummary") -> str:
+    """Formats the phase of a workload's summary as `format_phase` formats that of the workload."""
+    if not row.runs_processes:
+        return row.phase.name.lower()
+    return _format_job_phase(row, is_reported=bool(row.processes_reported))
+
+
+def _format_job_phase(job: "Workload | WorkloadSummary", *, is_reported: bool) -> str:
+    if job.phase.name != "PLACED":
+        return job.phase.name.lower()
+    if job.stopping_ns:
         return "stopping"
-    return "running" if workload.attempts else "starting"
+    return "running" if is_reported else "starting"
 
 
-def format_progress(workload: "Workload") -> str:
+def format_progress(workload: "Workload | WorkloadSummary") -> str:
     """Formats what a job last reported of itself: percent or step, and its figure; "-" if it reported nothing."""
     found = workload.progress
     if found is None:

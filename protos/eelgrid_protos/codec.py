@@ -11,10 +11,9 @@ its elements. Two bytes can encode one more element, which takes some 180 bytes 
 (measured on Gpu).
 """
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from dataclasses import MISSING, fields
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
@@ -23,7 +22,8 @@ from google.protobuf.message import DecodeError
 
 from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, MalformedMessage, Violation
 from eelgrid_protos.quantities import Many
-from eelgrid_protos.schema import SchemaField, ValueShape, check_message, fields_of
+from eelgrid_protos.schema import SchemaField, ValueShape, check_message, compile_when_called, fields_of
+from eelgrid_protos.values import dataclass
 from eelgrid_protos.wire import (
     agent_service_pb2,
     audit_pb2,
@@ -95,22 +95,26 @@ def _variants(owner: type, oneof: str) -> dict[str, str]:
     return {entry.message_type.name: entry.name for entry in _wire_class(owner).DESCRIPTOR.oneofs_by_name[oneof].fields}
 
 
-def _decoder(shape: ValueShape) -> Callable[[Any], Any] | None:
+def _decoder(shape: ValueShape, value: str, scope: dict[str, Any]) -> str:
+    """Returns the source of our value, given the source of protobuf's."""
     match shape.kind:
         case "message":
-            return _reader(shape.type)
+            name = f"read_{shape.type.__name__}"
+            compile_when_called(scope, name, partial(_reader, shape.type))
+            return f"{name}({value})"
         case "enum":
-            members = {int(member): member for member in shape.type}
-            unspecified = shape.type(0)
-            return lambda number: members.get(number, unspecified)
+            name = f"member_of_{shape.type.__name__}"
+            scope[name] = {int(member): member for member in shape.type}.get
+            scope[f"{name}_unknown"] = shape.type(0)
+            return f"{name}({value}, {name}_unknown)"
         case "many":
             assert shape.item is not None
-            item = _decoder(shape.item)
-            return tuple if item is None else lambda values: tuple([item(value) for value in values]) if values else ()
+            item = _decoder(shape.item, "item", scope)
+            return f"tuple({value})" if item == "item" else f"(tuple([{item} for item in {value}]) if {value} else ())"
         case "mapping":
-            return dict
+            return f"dict({value})"
         case _:
-            return None
+            return value
 
 
 def _encoder(shape: ValueShape, value: str, scope: dict[str, Any]) -> str:
@@ -118,7 +122,7 @@ def _encoder(shape: ValueShape, value: str, scope: dict[str, Any]) -> str:
     match shape.kind:
         case "message":
             name = f"write_{shape.type.__name__}"
-            scope[name] = _writer(shape.type)
+            compile_when_called(scope, name, partial(_writer, shape.type))
             return f"{name}({value})"
         case "enum":
             return f"int({value})"
@@ -164,12 +168,11 @@ def _reader(cls: Any) -> Callable[[Any], Any]:
     scope: dict[str, Any] = {"cls": cls}
     arguments = []
     for entry in fields_of(cls):
-        name, decoder = entry.name, _decoder(entry.shape)
-        scope[f"read_{name}"] = decoder
-        value = f"wire.{name}" if decoder is None else f"read_{name}(wire.{name})"
+        name = entry.name
+        value = _decoder(entry.shape, f"wire.{name}", scope)
         if entry.shape.kind == "choice":
-            scope[f"read_{name}"] = _chooser(entry)
-            value = f"read_{name}(wire)"
+            scope[f"choose_{name}"] = _chooser(entry)
+            value = f"choose_{name}(wire)"
         elif descriptor.fields_by_name[name].has_presence:
             scope[f"absent_{name}"] = None if entry.optional or entry.required else _default(cls, name)
             value = f"{value} if wire.HasField({name!r}) else absent_{name}"
@@ -336,6 +339,8 @@ def encode_message(message: object) -> bytes:
 
 def digest_message(message: object) -> str:
     """Computes a SHA-256 digest of a message: equal for equal messages of equal versions, on both sides."""
+    import hashlib
+
     # The order of maps on the wire is undefined otherwise.
     return hashlib.sha256(_to_wire(message).SerializeToString(deterministic=True)).hexdigest()
 

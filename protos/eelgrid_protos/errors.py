@@ -3,7 +3,7 @@
 Every violation names the field by its path in the message and says what to do.
 """
 
-from dataclasses import dataclass
+from eelgrid_protos.values import dataclass
 
 # Ends the headline of a message that breaks rules of the contract, which begins with the message's class.
 CONTRACT_BROKEN = "breaks the contract"

@@ -15,11 +15,9 @@ Both travel over the socket alone; the file is made once and used by every clien
 import contextlib
 import os
 import pwd
-import secrets
 import stat
 import time
 from collections.abc import Callable
-from hmac import compare_digest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +69,7 @@ def _folder_of(address: str) -> Path:
 def read_proof(folder: Path) -> str:
     """Returns this user's proof, and makes it if there is none; raises OSError."""
     # Another's file under our number is no proof of ours, and does not keep us from making one.
-    for name in (str(os.geteuid()), f"{os.geteuid()}.{secrets.token_hex(8)}"):
+    for name in (str(os.geteuid()), f"{os.geteuid()}.{os.urandom(8).hex()}"):
         with contextlib.suppress(PermissionError, FileNotFoundError):
             return f"{name}:{_read_secret(folder / name)}"
     raise PermissionError(13, "cannot make a proof of the local user", str(folder))
@@ -85,7 +83,7 @@ def _read_secret(path: Path) -> str:
         pass
     else:
         try:
-            os.write(descriptor, secrets.token_hex(_SECRET_BYTES).encode())
+            os.write(descriptor, os.urandom(_SECRET_BYTES).hex().encode())
         finally:
             os.close(descriptor)
     deadline_s = time.monotonic() + _WRITTEN_WITHIN_S
@@ -116,6 +114,8 @@ def _read_file(path: Path) -> tuple[int, str] | None:
 
 def verify_proof(folder: Path, proof: str) -> LocalUser | None:
     """Returns whose proof it is; None if it proves nothing."""
+    from hmac import compare_digest
+
     name, _, secret = proof.partition(":")
     if len(name) > _NAME_MOST or not name.replace(".", "").isalnum() or not name.isascii():
         return None

@@ -33,14 +33,18 @@ class Page(Protocol):
 class PageCursor:
     """Walks the pages of a listing; stops early at `limit` items, or at a page that repeats its token.
 
-    Pages are as large as the contract allows, or as the server chooses if `is_sized` is false.
+    Pages are as large as the contract allows (of summaries, `page_size_most` says so), or as the server chooses if
+    `is_sized` is false.
     """
 
-    def __init__(self, request: Any, *, limit: int | None = None, is_sized: bool = True) -> None:
+    def __init__(
+        self, request: Any, *, limit: int | None = None, is_sized: bool = True, page_size_most: int | None = None
+    ) -> None:
         self._request = request
         self._left = limit
         self._token = ""
         self._is_sized = is_sized
+        self._page_size_most = page_size_most
         self.is_done = limit is not None and limit <= 0
 
     def next_request(self) -> Any:
@@ -49,7 +53,8 @@ class PageCursor:
             return replace(self._request, page_token=self._token)
         from eelgrid_protos.messages import PAGE_SIZE_MOST
 
-        size = PAGE_SIZE_MOST if self._left is None else min(self._left, PAGE_SIZE_MOST)
+        most = self._page_size_most or PAGE_SIZE_MOST
+        size = most if self._left is None else min(self._left, most)
         return replace(self._request, page_size=size, page_token=self._token)
 
     def take_items(self, page: Page, items: Sequence[_Item]) -> Sequence[_Item]:

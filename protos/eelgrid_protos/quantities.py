@@ -8,9 +8,10 @@ watts) and garbage, not an unusual machine.
 """
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Self
+
+from eelgrid_protos.values import dataclass
 
 
 class OpenEnum(IntEnum):

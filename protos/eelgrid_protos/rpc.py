@@ -12,7 +12,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ from eelgrid_protos.faults import (
     status_details,
 )
 from eelgrid_protos.schema import omit_broken
+from eelgrid_protos.values import dataclass
 
 # The stubs' ServicerContext is generic over messages, which are bytes here.
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"

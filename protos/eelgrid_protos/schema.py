@@ -8,7 +8,6 @@ elements out of an answer, and `repair_message` gives what an older version wrot
 the same each time. The caller learns what was left out or changed. Knows nothing of protobuf, sockets or logs.
 """
 
-import hashlib
 import itertools
 import math
 import operator
@@ -16,13 +15,14 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, Violation
 from eelgrid_protos.quantities import Many, Range, Rule, Text
+from eelgrid_protos.values import dataclass
 
 _Message = TypeVar("_Message")
 # A person reads a few, and the answer carries 64 (faults.status_details); a message may break as many as it has elements.
@@ -179,6 +179,19 @@ def list_violations(message: Any) -> Iterator[Violation]:
         yield from across()
 
 
+def compile_when_called(scope: dict[str, Any], name: str, compile_function: Callable[[], Callable[[Any], Any]]) -> None:
+    """Puts a function of one argument into the scope of generated code that is compiled when it is first called.
+
+    A message may hold a hundred kinds of others, and most calls carry three: a command need not wait for the rest.
+    """
+
+    def call_first(value: Any) -> Any:
+        scope[name] = compile_function()
+        return scope[name](value)
+
+    scope[name] = call_first
+
+
 def _keep(scope: dict[str, Any], value: Any) -> str:
     """Returns the name under which generated source finds a value."""
     name = f"k{len(scope)}"
@@ -209,7 +222,9 @@ def _source(shape: ValueShape, value: str, scope: dict[str, Any]) -> str | None:
         case "enum":
             return f"type({value}) is {_keep(scope, shape.type)}"
         case "message":
-            return f"type({value}) is {_keep(scope, shape.type)} and {_keep(scope, _obeying(shape.type))}({value})"
+            test = f"obeying_{shape.type.__name__}"
+            compile_when_called(scope, test, partial(_obeying, shape.type))
+            return f"type({value}) is {_keep(scope, shape.type)} and {test}({value})"
         case "choice":
             chosen, test = _keep(scope, shape.choices), _keep(scope, _obeying)
             return f"isinstance({value}, {chosen}) and {test}(type({value}))({value})"
@@ -350,6 +365,8 @@ def repair_text(value: str, rule: Text) -> str:
     """Returns the nearest text that the rule allows; a repaired name has a hash of the original, so it stays distinct."""
     if not next(list_value_violations(ValueShape("str", str, rule), value), None):
         return value
+    import hashlib
+
     mark = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
     readable = _SPACED.sub("-", value).strip("._/-")[: max(0, rule.longest - 1 - len(mark))].rstrip("._/-")
     name = f"{readable}-{mark}" if readable else f"x-{mark}"

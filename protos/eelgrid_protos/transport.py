@@ -13,17 +13,20 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
 from eelgrid_protos import codec
-from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
 from eelgrid_protos.local_users import build_channel_credentials, build_server_credentials, find_proofs_folder
 from eelgrid_protos.rpc import RpcService, request_bytes_most
 from eelgrid_protos.sockets import count_connections_most, split_address
+
+if TYPE_CHECKING:
+    # Of servers; a client does not load it.
+    from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 
 T = TypeVar("T")
 
@@ -298,7 +301,7 @@ async def listen_on_address(
     tls: TlsFiles | None,
     insecure: bool,
     log: logging.Logger,
-    guard: PeerGuard | None = None,
+    guard: "PeerGuard | None" = None,
     is_shared: bool = False,
 ) -> int:
     """Binds the server and returns the port, which `guard` guards from then on; raises ListenError.
@@ -404,7 +407,7 @@ class HealthService:
 
 
 async def standard_services(
-    server: grpc.aio.Server | GuardedHandlers, services: tuple[RpcService, ...]
+    server: "grpc.aio.Server | GuardedHandlers", services: tuple[RpcService, ...]
 ) -> HealthService:
     """Adds grpc.health.v1 and reflection; NOT_SERVING until `set_serving`."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc

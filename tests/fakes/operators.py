@@ -85,6 +85,10 @@ class FakeOperators:
     most_under_way: int = 0
     watch_closes: bool = True
     now_ns: int = 1
+    # As a controller of an earlier version, which lists whole workloads whatever view is asked for.
+    knows_no_views: bool = False
+    # The view of each listing of workloads.
+    views: list[messages.WorkloadView] = field(default_factory=list)
     overview: messages.Overview | None = None
     # Who whoever calls is; or how the question fails.
     caller: messages.WhoAmIResponse | faults.Fault = field(default_factory=messages.WhoAmIResponse)
@@ -251,13 +255,17 @@ class FakeOperators:
 
     async def list_workloads(self, request: Any, context: Any) -> messages.ListWorkloadsResponse:
         self._begin("list_workloads")
+        self.views.append(request.view)
         rows = [
             workload
             for workload in self.workloads.values()
             if (not request.phases or workload.phase in request.phases) and request.name_contains in workload.spec.name
         ]
         page, token = _page(rows, request)
-        return messages.ListWorkloadsResponse(workloads=page, next_page_token=token, total=len(rows))
+        answer = messages.ListWorkloadsResponse(workloads=page, next_page_token=token, total=len(rows))
+        if request.view is not messages.WorkloadView.SUMMARY or self.knows_no_views:
+            return answer
+        return replace(answer, workloads=(), summaries=answer.rows)
 
     async def watch_workloads(self, request: Any, context: Any) -> AsyncIterator[messages.WatchWorkloadsResponse]:
         self._begin("watch_workloads")

@@ -67,6 +67,9 @@ async def test_work_from_submission_to_its_end(tmp_path, connect):
         assert await client.get_workload(placed.workload_id) == placed
         assert await collect(client.list_workloads(user="ada", phases=[WorkloadPhase.PLACED])) == [placed]
         assert await collect(client.list_workloads(user="bob")) == []
+        (row,) = await collect(client.list_workload_summaries(user="ada", phases=[WorkloadPhase.PLACED]))
+        assert (row.workload_id, row.name, row.phase) == (placed.workload_id, placed.spec.name, placed.phase)
+        assert await collect(client.list_workload_summaries(user="bob")) == []
         assert (await client.explain_workload(placed.workload_id)).workload == placed
         assert json.loads(await client.export_decision(placed.workload_id))
         await client.report_progress(placed.workload_id, 3.0)

@@ -60,11 +60,19 @@ def test_every_call_of_the_service_has_a_typed_method_in_both_clients(method):
     assert inspect.getdoc(blocking)
     # What can be asked for in the contract can be asked for here.
     request = messages.AttachOpening if method.request_streaming else method.request
-    asked = {field.name for field in dataclasses.fields(request)} - {"page_size", "page_token"}
+    # A view is a method of its own, since it yields other messages.
+    asked = {field.name for field in dataclasses.fields(request)} - {"page_size", "page_token", "view"}
     assert asked <= set(inspect.signature(blocking).parameters)
     hints = typing.get_type_hints(blocking)
     assert "return" in hints
     assert typing.Any not in hints.values()
+
+
+def test_summaries_take_the_filters_of_workloads():
+    whole, brief = (
+        inspect.signature(one).parameters for one in (Client.list_workloads, Client.list_workload_summaries)
+    )
+    assert list(brief) == list(whole)
 
 
 def test_both_clients_have_the_same_methods():
@@ -99,7 +107,8 @@ def test_whatever_a_caller_must_create_is_exported():
     for method in METHODS:
         for hint in typing.get_type_hints(method.request).values():
             parts_of(hint, needed)
-    assert {one.__name__ for one in needed} - set(eelgrid.__all__) == set()
+    # Which view is asked for is said by the method.
+    assert {one.__name__ for one in needed} - set(eelgrid.__all__) == {"WorkloadView"}
     assert all(hasattr(eelgrid, name) for name in eelgrid.__all__)
 
 

@@ -258,7 +258,7 @@ def test_an_overrun_breaks_the_promise_of_what_waits_for_it_once_and_with_its_ca
     due = found.core.workload("due")
     assert due.deadline_breach.cause == "overrun: first runs for longer than expected"
     assert "not kept since" in describe_deadline(due)
-    assert format_deadline(due, HOUR * S) == "in 60 min (broken)"
+    assert format_deadline(due.spec.deadline, HOUR * S, is_broken=True) == "in 60 min (broken)"
     # It still has the earliest start that there is.
     assert due.promise.start_ns > found.now_s * S - 10 * 60 * S
     found.apply(found.core.cancel("first", now_ns=found.now_s * S))

@@ -16,15 +16,19 @@ from tests.builders.server import run_controller
 
 from eelgrid_controller.server.grpc.operator_service import WorkloadChanges
 from eelgrid_controller.server.grpc.pagination import PAGE_BYTES_MOST, build_page
+from eelgrid_controller.server.grpc.resource_views import SummaryCache
 from eelgrid_protos import codec, rpc
 from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, Unavailable, fault_from
 from eelgrid_protos.messages import (
     OBJECTIVES,
+    PAGE_SIZE_MOST,
+    SUMMARY_PAGE_SIZE_MOST,
     CancelWorkloadRequest,
     ExplainWorkloadRequest,
     GetPolicyRequest,
     GetSummaryRequest,
     GetWorkloadRequest,
+    JobProgress,
     ListGpusRequest,
     ListNodesRequest,
     ListPlansRequest,
@@ -37,6 +41,9 @@ from eelgrid_protos.messages import (
     WatchWorkloadsRequest,
     Workload,
     WorkloadPhase,
+    WorkloadSummary,
+    WorkloadView,
+    summarize_workload,
 )
 
 
@@ -70,6 +77,91 @@ async def test_every_item_is_on_exactly_one_page(tmp_path: Path) -> None:
         assert ([item.workload_id for item in workloads], pages) == ([f"w{number}" for number in range(7)], 4)
         plans, _ = await every_page(api.list_plans, ListPlansRequest, "plans", page_size=1)
         assert sum(len(status.plan.assignments) for status in plans) == 7
+
+
+async def test_summaries_are_those_of_the_workloads_on_their_pages(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=3))
+        api = rig.operators
+        for number in range(7):
+            await api.submit_workload(build_request(f"w{number}", user="ann" if number % 2 else ""))
+        await api.cancel_workload(CancelWorkloadRequest(workload_id="w6"))
+        for filters in ({}, {"user": "ann"}, {"phases": (WorkloadPhase.PENDING,)}, {"whole_arrays": True}):
+            workloads, pages = await every_page(api.list_workloads, ListWorkloadsRequest, "workloads", **filters)
+            summaries, also = await every_page(
+                api.list_workloads, ListWorkloadsRequest, "summaries", view=WorkloadView.SUMMARY, **filters
+            )
+            assert pages == also
+            # An answer of a controller that knows no summaries has the same rows.
+            assert tuple(summaries) == ListWorkloadsResponse(workloads=tuple(workloads)).rows
+        brief = await api.list_workloads(ListWorkloadsRequest(view=WorkloadView.SUMMARY))
+        assert (brief.workloads, brief.total) == ((), 7)
+
+
+async def test_a_summary_is_encoded_anew_when_what_it_is_made_of_changes(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node(gpus=3))
+        for number in range(3):
+            await rig.operators.submit_workload(build_request(f"w{number}"))
+
+        async def phases() -> list[WorkloadPhase]:
+            request = ListWorkloadsRequest(view=WorkloadView.SUMMARY)
+            return [row.phase for row in (await rig.operators.list_workloads(request)).summaries]
+
+        before = await phases()
+        assert await phases() == before == [WorkloadPhase.PLACED] * 3
+        await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="w1"))
+        assert await phases() == [WorkloadPhase.PLACED, WorkloadPhase.CANCELLED, WorkloadPhase.PLACED]
+
+
+def test_a_kept_summary_has_the_newest_progress_and_place() -> None:
+    cache, one = SummaryCache(), workload("w")
+
+    def read(progress: JobProgress | None, place: int) -> WorkloadSummary:
+        data = cache.encode(one, progress, place)
+        assert isinstance(data, bytes)
+        assert cache.encode(one, progress, place) is data
+        (row,) = codec.decode_message(ListWorkloadsResponse, data).summaries
+        return row
+
+    first, second = JobProgress(step=1), JobProgress(step=2)
+    for progress, place in ((None, 0), (first, 0), (second, 0), (second, 3), (None, 3)):
+        assert read(progress, place) == summarize_workload(one, progress=progress, queue_position=place)
+
+
+def test_a_summary_that_breaks_the_contract_is_left_out_and_counted() -> None:
+    cache = SummaryCache()
+    broken = replace(workload("broken"), reason="x" * 5000)
+    encoded = build_page(
+        ListWorkloadsRequest(view=WorkloadView.SUMMARY),
+        ListWorkloadsResponse,
+        enumerate((workload("a"), broken, workload("b"))),
+        place_of=lambda item: (item[0],),
+        element_of=lambda item: ("summaries", cache.encode(item[1], None, 0)),
+    )
+    page = codec.decode_message(ListWorkloadsResponse, encoded.data)
+    assert [row.workload_id for row in page.summaries] == ["a", "b"]
+    assert (page.omitted, encoded.omitted, page.total) == (1, 1, 3)
+
+
+def test_a_page_holds_more_summaries_than_workloads() -> None:
+    for view, name, most in (
+        (WorkloadView.UNSPECIFIED, "workloads", PAGE_SIZE_MOST),
+        (WorkloadView.SUMMARY, "summaries", SUMMARY_PAGE_SIZE_MOST),
+    ):
+        one = workload("w")
+        element = summarize_workload(one, progress=None, queue_position=0) if name == "summaries" else one
+        encoded = build_page(
+            ListWorkloadsRequest(page_size=2**32 - 1, view=view),
+            ListWorkloadsResponse,
+            range(SUMMARY_PAGE_SIZE_MOST + 1),
+            place_of=lambda number: (number,),
+            element_of=lambda _, name=name, element=element: (name, element),
+            most=most,
+        )
+        page = codec.decode_message(ListWorkloadsResponse, encoded.data)
+        assert (len(getattr(page, name)), page.total) == (most, SUMMARY_PAGE_SIZE_MOST + 1)
+        assert page.next_page_token
 
 
 async def test_page_sizes_are_coerced(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
     WorkloadSpec,
+    WorkloadSummary,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def format_array_status(status: ArrayStatus) -> str:
     return f"{count_noun(status.size, 'element')}: {counts}{limit}"
 
 
-def describe_reason(workload: Workload) -> str:
+def describe_reason(workload: Workload | WorkloadSummary) -> str:
     """Returns why a workload waits or how it ended; of an array with its elements by phase before."""
     if workload.array is None:
         return workload.reason

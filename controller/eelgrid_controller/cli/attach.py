@@ -20,7 +20,7 @@ import time
 import tty
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from eelgrid_controller.cli.connection import CliError
@@ -35,6 +35,7 @@ from eelgrid_protos.messages import (
     TerminalSize,
     Workload,
 )
+from eelgrid_protos.values import dataclass
 
 ESCAPE, DETACH = b"~", b"."
 # Messages of input that were read and not sent; a terminal has less, and a file waits.

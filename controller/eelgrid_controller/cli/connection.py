@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ from eelgrid_controller.formatting import parse_cpu_milli, parse_duration_s, par
 from eelgrid_protos.errors import CONTRACT_BROKEN, ContractError, Violation
 from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages
 from eelgrid_protos.safe_text import escape_text
+from eelgrid_protos.values import dataclass
 
 # In click's own notes of a run: the context of the command that called the controller.
 _COMMAND_KEY = "eelgrid_controller.command"
@@ -190,10 +191,16 @@ def _print_omitted(answer: Any) -> None:
 
 
 def iterate_pages(
-    call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
+    call: Callable[..., Any],
+    request: Any,
+    items: str,
+    *,
+    timeout_s: float,
+    limit: int | None = None,
+    page_size_most: int | None = None,
 ) -> Iterator[Any]:
     """Yields all items of a paged listing; stops early at `limit`, or at a page that repeats its token."""
-    cursor = PageCursor(request, limit=limit)
+    cursor = PageCursor(request, limit=limit, page_size_most=page_size_most)
     while not cursor.is_done:
         answer = call(cursor.next_request(), timeout=timeout_s)
         _print_omitted(answer)

@@ -65,12 +65,11 @@ def _describe_course(workload: Workload) -> str:
     return "without a promise" if deadline.best_effort else "promised and on course"
 
 
-def format_deadline(workload: Workload, now_ns: int) -> str:
+def format_deadline(deadline: JobDeadline | None, now_ns: int, *, is_broken: bool) -> str:
     """Formats how long it is to a workload's deadline, with a mark where it is not promised or not kept."""
-    deadline = workload.spec.deadline
     if deadline is None:
         return ""
     left_s = (deadline.end_ns - now_ns) / 1e9
     text = f"in {format_age(left_s)}" if left_s > 0.0 else "passed"
-    mark = " (broken)" if workload.deadline_breach is not None else " (best effort)" if deadline.best_effort else ""
+    mark = " (broken)" if is_broken else " (best effort)" if deadline.best_effort else ""
     return text + mark

@@ -8,7 +8,6 @@ does not end the drain.
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -39,6 +38,7 @@ from eelgrid_protos.messages import (
     UncordonNodeRequest,
 )
 from eelgrid_protos.plain_messages import to_plain
+from eelgrid_protos.values import dataclass
 
 _POLL_S = 1.0
 _NAMED_MOST = 5

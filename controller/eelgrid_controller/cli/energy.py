@@ -36,7 +36,6 @@ from eelgrid_controller.cli.output import (
 )
 from eelgrid_controller.formatting import format_carbon, format_energies, format_energy, format_money
 from eelgrid_controller.state.spending import day_bounds, utc_offset_minutes_of
-from eelgrid_protos.catalogue import GpuNameError, resolve_gpu_model
 from eelgrid_protos.messages import (
     EnergySpent,
     EnergyWork,
@@ -105,6 +104,9 @@ def _resolve_filters(client: Any, settings: CliSettings, pairs: Sequence[str]) -
     """Reads the filters; a GPU model goes by any of its names, and by its own where only the ledger knows it."""
     found = _filters(pairs)
     if "gpu_model" in found:
+        # The catalogue is for this filter alone, and `eelctl version` loads this module for its spans.
+        from eelgrid_protos.catalogue import GpuNameError, resolve_gpu_model
+
         summary = client.get_summary(GetSummaryRequest(), timeout=settings.timeout_s).summary
         try:
             found["gpu_model"] = resolve_gpu_model(

@@ -37,7 +37,6 @@ from eelgrid_controller.cli.connection import (
     CliSettings,
     cli_error_for,
     connect_operators,
-    iterate_pages,
     output_option,
     preemption_options,
 )
@@ -45,14 +44,15 @@ from eelgrid_controller.cli.deadline import add_deadline, deadline_options
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
+from eelgrid_controller.cli.workload_listing import WorkloadListing
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
 from eelgrid_controller.cli.workloads import read_clock
 from eelgrid_controller.formatting import (
     format_age,
     format_energy,
     format_gpu,
-    format_phase,
     format_progress,
+    format_summary_phase,
     parse_duration_s,
     parse_gpu_milli,
     parse_memory_bytes,
@@ -73,6 +73,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadPhase,
     WorkloadSpec,
+    WorkloadSummary,
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
@@ -500,11 +501,11 @@ def wait(settings: CliSettings, workload: tuple[str, ...]) -> None:
     sys.exit(next((code for code in codes if code), 0))
 
 
-def _read_energy(client: Any, settings: CliSettings, jobs: Sequence[Workload], now_ns: int) -> dict[str, float]:
+def _read_energy(client: Any, settings: CliSettings, jobs: Sequence[WorkloadSummary], now_ns: int) -> dict[str, float]:
     """Reads the joules of jobs from the ledger, which has them a minute later; empty if it cannot answer."""
     from eelgrid_protos import faults
 
-    begun = [job.submitted_ns for job in jobs if job.attempts]
+    begun = [job.submitted_ns for job in jobs if job.processes_reported]
     if not begun:
         return {}
     request = QueryEnergyRequest(
@@ -526,30 +527,26 @@ def _read_energy(client: Any, settings: CliSettings, jobs: Sequence[Workload], n
     return {**found, **sums}
 
 
-def _build_job_columns(now_ns: Callable[[], int], energy_j: Mapping[str, float]) -> tuple[TableColumn[Workload], ...]:
-    def energy(workload: Workload) -> str:
-        found = energy_j.get(workload.workload_id)
+def _build_job_columns(
+    now_ns: Callable[[], int], energy_j: Mapping[str, float]
+) -> tuple[TableColumn[WorkloadSummary], ...]:
+    def energy(row: WorkloadSummary) -> str:
+        found = energy_j.get(row.workload_id)
         return "-" if found is None else format_energy(found)
 
-    def age(workload: Workload) -> str:
-        return format_age((now_ns() - workload.submitted_ns) / 1e9)
+    def age(row: WorkloadSummary) -> str:
+        return format_age((now_ns() - row.submitted_ns) / 1e9)
 
-    def took(workload: Workload) -> str:
-        begun = [one.started_ns for one in workload.attempts if one.started_ns]
-        end_ns = workload.ended_ns or now_ns()
-        return format_age(max(0, end_ns - min(begun)) / 1e9) if begun else "-"
-
-    def gpus(workload: Workload) -> str:
-        request = workload.spec.request
-        milli = workload.spec.replicas * request.gpu_count * request.gpu_milli
-        return format_gpu(milli) if milli else "-"
+    def took(row: WorkloadSummary) -> str:
+        end_ns = row.ended_ns or now_ns()
+        return format_age(max(0, end_ns - row.started_ns) / 1e9) if row.started_ns else "-"
 
     return (
         TableColumn("ID", lambda w: w.workload_id, width=8),
-        TableColumn("NAME", lambda w: w.spec.name, width=16),
-        TableColumn("USER", lambda w: w.spec.user or w.owner, width=8),
-        TableColumn("STATE", format_phase, width=9),
-        TableColumn("GPUS", gpus, right=True, width=4),
+        TableColumn("NAME", lambda w: w.name, width=16),
+        TableColumn("USER", lambda w: w.user or w.owner, width=8),
+        TableColumn("STATE", format_summary_phase, width=9),
+        TableColumn("GPUS", lambda w: format_gpu(w.gpu_milli) if w.gpu_milli else "-", right=True, width=4),
         TableColumn("AGE", age, right=True, width=6),
         TableColumn("RAN", took, right=True, width=6),
         TableColumn("PROGRESS", format_progress, right=True, width=8),
@@ -583,15 +580,9 @@ def jobs(
             array_id=array_id,
             whole_arrays=not (elements or array_id),
         )
-        found = iterate_pages(
-            client.list_workloads,
-            request,
-            "workloads",
-            timeout_s=settings.timeout_s,
-            limit=None,
-        )
-        fetched = settings.fetch_limit(limit)
-        processes = (one for one in found if one.spec.process is not None)
+        listing, fetched = WorkloadListing(client, settings), settings.fetch_limit(limit)
+        found = listing.iterate_rows(request, is_brief=fetched is not None)
+        processes = (row for row in found if row.runs_processes)
         mine = list(islice(processes, None if fetched is None else min(fetched, sys.maxsize)))
         clock = read_clock(client, settings)
         columns = _build_job_columns(clock, _read_energy(client, settings, mine, clock()))
@@ -602,4 +593,5 @@ def jobs(
             mine,
             empty=f"no job waits or runs; start one with `eelctl run -- COMMAND`{hint}",
             limit=limit,
+            plain=listing.to_plain,
         )

@@ -10,7 +10,6 @@ takes under two seconds prints nothing to a pipe. rich and yaml are imported ins
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import unicodedata
@@ -151,7 +150,11 @@ def display_width(text: str) -> int:
 
 def terminal_width() -> int | None:
     """Returns the columns of the terminal, None if stdout is none: a file or a pipe takes any width."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def shorten_text(text: str, width: int) -> str:
@@ -185,9 +188,19 @@ def _fit_widths(columns: Sequence[TableColumn[Any]], widths: list[int], width: i
     return found
 
 
-def _pad(text: str, width: int, *, right: bool) -> str:
-    blanks = " " * (width - display_width(text))
-    return blanks + text if right else text + blanks
+def _is_narrow(texts: Iterable[str]) -> bool:
+    """Returns whether each letter of the texts takes one terminal column, as most do: then no letter is looked at."""
+    return "".join(texts).isascii()
+
+
+def _pad_column(texts: Sequence[str], width: int, *, right: bool) -> list[str]:
+    """Shortens the texts of a column to so many terminal columns, and fills them up to as many."""
+    if _is_narrow(texts):
+        short = [text if len(text) <= width else shorten_text(text, width) for text in texts]
+        return [text.rjust(width) for text in short] if right else [text.ljust(width) for text in short]
+    short = [shorten_text(text, width) for text in texts]
+    blanks = [" " * (width - display_width(text)) for text in short]
+    return [blank + text if right else text + blank for text, blank in zip(short, blanks, strict=True)]
 
 
 def text_table(
@@ -205,11 +218,13 @@ def text_table(
     Bars are left out where a row would not fit with them. `steady` uses the columns' minimum widths, for rows that
     arrive one by one.
     """
-    texts = [
-        [column.cell(row) for row in rows] if steady or column.texts is None else column.texts(rows)
+    cells = [
+        [
+            escape_text(text) or "-"
+            for text in (map(column.cell, rows) if steady or column.texts is None else column.texts(rows))
+        ]
         for column in columns
     ]
-    cells = [[escape_text(texts_of[place]) or "-" for texts_of in texts] for place in range(len(rows))]
     if bars:
         drawn = _add_bars(columns, rows, cells)
         widths = _column_widths(columns, drawn, headers=headers, steady=steady)
@@ -218,26 +233,19 @@ def text_table(
     widths = _column_widths(columns, cells, headers=headers, steady=steady)
     if width is not None:
         widths = _fit_widths(columns, widths, width)
-    lines = []
-    if headers:
-        lines.append(_join_cells(columns, [column.title for column in columns], widths, width, None))
-    for row, line in zip(rows, cells, strict=True):
-        tints = [column.colour(row) if colour and column.colour else None for column in columns]
-        lines.append(_join_cells(columns, line, widths, width, tints))
-    return lines
+    return _join_columns(columns, rows, cells, widths, width, headers=headers, colour=colour)
 
 
-def _add_bars(
-    columns: Sequence[TableColumn[Any]], rows: Sequence[Any], cells: Sequence[Sequence[str]]
-) -> list[list[str]]:
-    """Returns the cells with bars; in a column that has any, a cell without one gets blanks of its width."""
-    found = [list(line) for line in cells]
-    for index, column in enumerate(columns):
+def _add_bars(columns: Sequence[TableColumn[Any]], rows: Sequence[Any], cells: Sequence[list[str]]) -> list[list[str]]:
+    """Returns the cells of each column with bars; in a column that has any, a cell without one gets blanks of its width."""
+    found = []
+    for column, texts in zip(columns, cells, strict=True):
         shares = [column.share(row) for row in rows] if column.share else []
         if all(share is None for share in shares):
+            found.append(texts)
             continue
-        for line, share in zip(found, shares, strict=True):
-            line[index] += " " * (_BAR_CELLS + 1) if share is None else f" {format_bar(share)}"
+        bars = (" " * (_BAR_CELLS + 1) if share is None else f" {format_bar(share)}" for share in shares)
+        found.append([text + bar for text, bar in zip(texts, bars, strict=True)])
     return found
 
 
@@ -249,31 +257,37 @@ def _column_widths(
             [
                 column.width if steady else 0,
                 len(column.title) if headers else 0,
-                *(display_width(line[index]) for line in cells),
+                *map(len if _is_narrow(texts) else display_width, texts),
             ]
         )
-        for index, column in enumerate(columns)
+        for column, texts in zip(columns, cells, strict=True)
     ]
 
 
-def _join_cells(
+def _join_columns(
     columns: Sequence[TableColumn[Any]],
-    texts: Sequence[str],
+    rows: Sequence[Any],
+    cells: Sequence[list[str]],
     widths: Sequence[int],
     most: int | None,
-    tints: Sequence[str | None] | None,
-) -> str:
-    """Joins the cells of one row, shortened to the widths of their columns and cut at `most`."""
+    *,
+    headers: bool,
+    colour: bool,
+) -> list[str]:
+    """Joins the cells of each row, shortened to the widths of their columns and cut at `most`."""
     parts, used = [], 0
-    for index, (column, text, width) in enumerate(zip(columns, texts, widths, strict=True)):
+    for column, texts, width in zip(columns, cells, widths, strict=True):
         room = width if most is None else min(width, most - used)
         if room <= 0:
             break
-        padded = _pad(shorten_text(text, room), room, right=column.right)
-        tint = tints[index] if tints else None
-        parts.append(click.style(padded, fg=tint) if tint else padded)
+        padded = _pad_column([column.title, *texts] if headers else texts, room, right=column.right)
+        if colour and column.colour:
+            tints = [None, *map(column.colour, rows)] if headers else map(column.colour, rows)
+            padded = [click.style(text, fg=tint) if tint else text for text, tint in zip(padded, tints, strict=True)]
+        parts.append(padded)
         used += width + _GAP
-    return (" " * _GAP).join(parts).rstrip()
+    lines = zip(*parts, strict=True) if parts else [()] * (len(rows) + headers)
+    return [(" " * _GAP).join(line).rstrip() for line in lines]
 
 
 def echo(line: str, *, err: bool = False, newline: bool = True) -> None:
@@ -435,11 +449,15 @@ def print_list(
     *,
     empty: str,
     limit: int | None = None,
+    plain: Callable[[_Row], Any] = to_plain,
 ) -> None:
-    """Prints a list in the chosen format, arranged; prints `empty` to stderr instead of an empty table."""
+    """Prints a list in the chosen format, arranged; prints `empty` to stderr instead of an empty table.
+
+    `plain` returns what a document has of a row: by default the row itself.
+    """
     every = arrange_rows(settings, columns, rows, limit=limit)
     if settings.output in {"json", "yaml"}:
-        print_plain(settings, [to_plain(row) for row in every], ())
+        print_plain(settings, [plain(row) for row in every], ())
     elif every:
         click.echo("\n".join(table_lines(settings, columns, every)))
     else:

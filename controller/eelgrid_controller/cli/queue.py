@@ -19,7 +19,7 @@ import click
 
 from eelgrid_controller.cli import queue_tree
 from eelgrid_controller.cli.completion import complete_namespaces, complete_queues, complete_users
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.deadline import format_deadline
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
@@ -32,16 +32,16 @@ from eelgrid_controller.cli.output import (
     use_colour,
     visible_columns,
 )
+from eelgrid_controller.cli.workload_listing import WorkloadListing
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_controller.formatting import count_noun, format_age, format_cpu, format_gpu, format_memory
 from eelgrid_protos.messages import (
     ExplainWorkloadRequest,
     GetSummaryRequest,
     ListWorkloadsRequest,
-    Workload,
     WorkloadPhase,
+    WorkloadSummary,
 )
-from eelgrid_protos.plain_messages import to_plain
 
 # More constraints than there are.
 _EXPLAINED_MOST = 32
@@ -52,19 +52,18 @@ class QueuedWorkload:
     """A pending workload with its place in the whole queue, from 1, and its wait in seconds."""
 
     place: int
-    workload: Workload
+    summary: WorkloadSummary
     waits_s: float
 
     @property
     def constraint(self) -> str:
         """The constraint that it waits for, in one word."""
-        return self.workload.reason.partition(":")[0]
+        return self.summary.reason.partition(":")[0]
 
     @property
     def gpu_milli(self) -> int:
         """The GPU request of all its replicas, in thousandths of a GPU."""
-        request = self.workload.spec.request
-        return self.workload.spec.replicas * request.gpu_count * request.gpu_milli
+        return self.summary.gpu_milli
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,48 +90,49 @@ class _Sum:
 
 def _each(amount: Callable[[Any], int]) -> Callable[[QueuedWorkload], int]:
     """An amount of all replicas."""
-    return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
+    return lambda row: row.summary.replicas * amount(row.summary.request)
 
 
 def _format_start(row: QueuedWorkload) -> str:
     """Formats by when a workload is promised to start, by the controller's clock; empty without a promise."""
-    promise = row.workload.promise
-    if promise is None:
+    start_ns = row.summary.promised_start_ns
+    if not start_ns:
         return ""
-    left_s = (promise.start_ns - row.workload.submitted_ns) / 1e9 - row.waits_s
+    left_s = (start_ns - row.summary.submitted_ns) / 1e9 - row.waits_s
     return f"in {format_age(left_s)}" if left_s > 0.0 else "due"
 
 
 def _format_deadline(row: QueuedWorkload) -> str:
     """Formats how long it is to a workload's deadline, by the controller's clock."""
-    return format_deadline(row.workload, row.workload.submitted_ns + int(row.waits_s * 1e9))
+    one = row.summary
+    return format_deadline(one.deadline, one.submitted_ns + int(row.waits_s * 1e9), is_broken=one.deadline_broken)
 
 
 _DEADLINE = "DEADLINE"
 
 QUEUE_COLUMNS: tuple[TableColumn[QueuedWorkload], ...] = (
     TableColumn("PLACE", lambda r: str(r.place), right=True),
-    TableColumn("ID", lambda r: r.workload.workload_id),
-    TableColumn("NAME", lambda r: r.workload.spec.name, wide=True),
-    TableColumn("PRIORITY", lambda r: str(r.workload.spec.priority), right=True),
-    TableColumn("NAMESPACE", lambda r: r.workload.spec.namespace),
-    TableColumn("QUEUE", lambda r: r.workload.spec.queue),
-    TableColumn("USER", lambda r: r.workload.spec.user, wide=True),
-    TableColumn("KIND", lambda r: r.workload.spec.kind.name.lower(), wide=True),
-    TableColumn("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
-    TableColumn("EACH", lambda r: request_text(r.workload.spec.request)),
-    TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
+    TableColumn("ID", lambda r: r.summary.workload_id),
+    TableColumn("NAME", lambda r: r.summary.name, wide=True),
+    TableColumn("PRIORITY", lambda r: str(r.summary.priority), right=True),
+    TableColumn("NAMESPACE", lambda r: r.summary.namespace),
+    TableColumn("QUEUE", lambda r: r.summary.queue),
+    TableColumn("USER", lambda r: r.summary.user, wide=True),
+    TableColumn("KIND", lambda r: r.summary.kind.name.lower(), wide=True),
+    TableColumn("REPLICAS", lambda r: str(r.summary.replicas), right=True),
+    TableColumn("EACH", lambda r: request_text(r.summary.request)),
+    TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.summary.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
     TableColumn("WAITS", lambda r: format_age(r.waits_s), right=True),
     TableColumn("STARTS", _format_start),
     TableColumn(_DEADLINE, _format_deadline),
-    TableColumn("REASON", lambda r: r.workload.reason),
+    TableColumn("REASON", lambda r: r.summary.reason),
 )
 
 # By what can be summed: the title of its column, and the name under which a workload counts.
 _BY: Mapping[str, tuple[str, Callable[[QueuedWorkload], str]]] = {
-    "namespace": ("NAMESPACE", lambda r: r.workload.spec.namespace),
-    "queue": ("QUEUE", lambda r: r.workload.spec.queue),
-    "user": ("USER", lambda r: r.workload.spec.user),
+    "namespace": ("NAMESPACE", lambda r: r.summary.namespace),
+    "queue": ("QUEUE", lambda r: r.summary.queue),
+    "user": ("USER", lambda r: r.summary.user),
     "reason": ("REASON", lambda r: r.constraint),
 }
 
@@ -158,12 +158,12 @@ def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
     return (
         TableColumn(title, lambda s: s.name),
         TableColumn("WORKLOADS", lambda s: str(len(s.rows)), right=True),
-        TableColumn("REPLICAS", lambda s: str(s.total(lambda r: r.workload.spec.replicas)), right=True),
+        TableColumn("REPLICAS", lambda s: str(s.total(lambda r: r.summary.replicas)), right=True),
         TableColumn("GPUS", lambda s: format_gpu(s.total(lambda r: r.gpu_milli)), right=True),
         TableColumn("CPU", lambda s: format_cpu(s.total(_each(lambda q: q.cpu_milli))), right=True, wide=True),
         TableColumn("MEMORY", lambda s: format_memory(s.total(_each(lambda q: q.memory_bytes))), right=True, wide=True),
         TableColumn("LONGEST", lambda s: format_age(s.longest_s), right=True),
-        TableColumn("FIRST", lambda s: s.rows[0].workload.workload_id, wide=True),
+        TableColumn("FIRST", lambda s: s.rows[0].summary.workload_id, wide=True),
         TableColumn("WAIT FOR", lambda s: ", ".join(f"{name} {count}" for name, count in s.constraints.most_common())),
     )
 
@@ -180,42 +180,41 @@ def _plain_sum(by: str, one: _Sum) -> dict[str, Any]:
     return {
         by: one.name,
         "workloads": len(one.rows),
-        "replicas": one.total(lambda row: row.workload.spec.replicas),
+        "replicas": one.total(lambda row: row.summary.replicas),
         "gpu_milli": one.total(lambda row: row.gpu_milli),
         "cpu_milli": one.total(_each(lambda request: request.cpu_milli)),
         "memory_bytes": one.total(_each(lambda request: request.memory_bytes)),
         "longest_s": one.longest_s,
-        "first": one.rows[0].workload.workload_id,
+        "first": one.rows[0].summary.workload_id,
         "reasons": dict(one.constraints.most_common()),
     }
 
 
-def _plain_row(row: QueuedWorkload) -> dict[str, Any]:
+def _plain_row(listing: WorkloadListing, row: QueuedWorkload) -> dict[str, Any]:
     return {
         "place": row.place,
         "waits_s": row.waits_s,
         "constraint": row.constraint,
-        "workload": to_plain(row.workload),
+        "workload": listing.to_plain(row.summary),
     }
 
 
-def rank_queue(pending: Iterable[Workload], now_ns: int) -> list[QueuedWorkload]:
+def rank_queue(pending: Iterable[WorkloadSummary], now_ns: int) -> list[QueuedWorkload]:
     """Returns pending workloads in scheduling order, given in the order of submission; waits are up to `now_ns`.
 
     Those whose places the controller has told come first, by these, then the others by priority and submission.
     """
     # Sorting keeps the order of submission among equals.
-    ranked = sorted(pending, key=lambda workload: (workload.queue_position or math.inf, -workload.spec.priority))
+    ranked = sorted(pending, key=lambda row: (row.queue_position or math.inf, -row.priority))
     return [
-        QueuedWorkload(place, workload, max(0.0, (now_ns - workload.submitted_ns) / 1e9))
-        for place, workload in enumerate(ranked, 1)
+        QueuedWorkload(place, row, max(0.0, (now_ns - row.submitted_ns) / 1e9)) for place, row in enumerate(ranked, 1)
     ]
 
 
-def _read(client: Any, timeout_s: float) -> list[QueuedWorkload]:
+def _read(client: Any, listing: WorkloadListing, timeout_s: float) -> list[QueuedWorkload]:
     """Returns all pending workloads in scheduling order, with waits by the controller's clock."""
     request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,), queue_positions=True)
-    found = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
+    found = list(listing.iterate_rows(request))
     return rank_queue(found, client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns)
 
 
@@ -225,7 +224,7 @@ def _remedies(client: Any, sums: Sequence[_Sum], timeout_s: float) -> dict[str, 
 
     found: dict[str, str] = {}
     for one in sums[:_EXPLAINED_MOST]:
-        request = ExplainWorkloadRequest(workload_id=one.rows[0].workload.workload_id)
+        request = ExplainWorkloadRequest(workload_id=one.rows[0].summary.workload_id)
         try:
             found[one.name] = client.explain_workload(request, timeout=timeout_s).explanation.remedy
         except NotFound:
@@ -237,7 +236,7 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
     """Formats how much waits for each constraint, and what would help the first workload."""
     for one in sums:
         first, count = one.rows[0], len(one.rows)
-        words = first.workload.reason.partition(": ")[2]
+        words = first.summary.reason.partition(": ")[2]
         yield ""
         yield (
             f"{one.name}: {count_noun(count, 'waits', 'wait')}, with {format_gpu(one.total(lambda row: row.gpu_milli))} "
@@ -245,7 +244,7 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
             f"{format_age(one.longest_s)}" + (f"; {words}." if words else ".")
         )
         if one.name in remedies:
-            yield f"  {first.workload.workload_id}, the first of them: {remedies[one.name]}"
+            yield f"  {first.summary.workload_id}, the first of them: {remedies[one.name]}"
 
 
 @click.group(invoke_without_command=True)
@@ -280,7 +279,8 @@ def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted
         return
     settings: CliSettings = context.obj
     with connect_operators(settings) as client:
-        every = _read(client, settings.timeout_s)
+        listing = WorkloadListing(client, settings)
+        every = _read(client, listing, settings.timeout_s)
         empty = _describe_no_match(every, wanted)
         rows = [row for row in every if all(not name or _matches(row, key, name) for key, name in wanted.items())]
         if by is not None:
@@ -293,7 +293,7 @@ def queue(context: click.Context, /, by: str | None, limit: int | None, **wanted
         remedies = _remedies(client, sums, settings.timeout_s) if settings.headers or as_document else {}
     reasons = [_plain_sum("reason", one) | {"remedy": remedies.get(one.name, "")} for one in sums]
     shown = arrange_rows(settings, QUEUE_COLUMNS, rows, limit=limit)
-    plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
+    plain = {"waiting": [_plain_row(listing, row) for row in shown], "reasons": reasons} if as_document else None
     _print_queue(
         settings,
         plain,
@@ -311,7 +311,7 @@ queue.add_command(queue_tree.move)
 
 def _select_columns(rows: Iterable[QueuedWorkload]) -> tuple[TableColumn[QueuedWorkload], ...]:
     """Returns the columns, with that of deadlines only where any row has one."""
-    has_deadlines = any(row.workload.spec.deadline is not None for row in rows)
+    has_deadlines = any(row.summary.deadline is not None for row in rows)
     return tuple(one for one in QUEUE_COLUMNS if has_deadlines or one.title != _DEADLINE)
 
 

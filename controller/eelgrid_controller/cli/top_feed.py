@@ -31,6 +31,7 @@ from eelgrid_protos.messages import (
     WatchSummaryRequest,
     WhoAmIRequest,
     WorkloadPhase,
+    WorkloadView,
 )
 from eelgrid_protos.operator_calls import PageCursor, join_pages
 from eelgrid_protos.safe_text import escape_text_line
@@ -232,9 +233,9 @@ class TopFeed:
                 return self._read_pages(tab, client.list_workloads, request, "workloads")
             case "queue":
                 waiting = ListWorkloadsRequest(
-                    phases=(WorkloadPhase.PENDING,), name_contains=name, queue_positions=True
+                    phases=(WorkloadPhase.PENDING,), name_contains=name, queue_positions=True, view=WorkloadView.SUMMARY
                 )
-                read = self._read_pages(tab, client.list_workloads, waiting, "workloads")
+                read = self._read_pages(tab, client.list_workloads, waiting, "rows")
                 now_ns = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns
                 return replace(read, rows=tuple(rank_queue(read.rows, now_ns)))
             case "promises":

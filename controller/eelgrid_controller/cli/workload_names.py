@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from eelgrid_controller.cli.connection import CliSettings, RequestRefused, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused
+from eelgrid_controller.cli.workload_listing import iterate_summaries
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import GetWorkloadRequest, ListWorkloadsRequest, Workload, WorkloadPhase
+from eelgrid_protos.messages import GetWorkloadRequest, ListWorkloadsRequest, Workload, WorkloadPhase, WorkloadSummary
 
 LIVE_PHASES = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
 _ENDED_PHASES = tuple(phase for phase in WorkloadPhase if phase.is_ended)
@@ -59,8 +60,8 @@ def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
         live = ListWorkloadsRequest(name_contains=name, phases=LIVE_PHASES, whole_arrays=True)
         ended = ListWorkloadsRequest(name_contains=name, phases=_ENDED_PHASES, whole_arrays=True)
         for request in (live, ended):
-            rows = iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s)
-            found = [row for row in rows if row.spec.name == name]
+            rows = iterate_summaries(client, request, timeout_s=settings.timeout_s)
+            found = [row for row in rows if row.name == name]
             if len(found) > 1:
                 raise _ambiguous(name, found)
             if found:
@@ -74,12 +75,12 @@ def _find_by_name(client: Any, settings: CliSettings, name: str) -> str | None:
 def _find_last(client: Any, settings: CliSettings) -> str | None:
     request = ListWorkloadsRequest(user=getpass.getuser(), whole_arrays=True)
     last = None
-    for row in iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s):
+    for row in iterate_summaries(client, request, timeout_s=settings.timeout_s):
         last = row
     return None if last is None else str(last.workload_id)
 
 
-def _ambiguous(name: str, found: list[Workload]) -> RequestRefused:
+def _ambiguous(name: str, found: list[WorkloadSummary]) -> RequestRefused:
     listed = ", ".join(_describe(row) for row in found[:_SHOWN_MOST])
     more = f" and {len(found) - _SHOWN_MOST} more" if len(found) > _SHOWN_MOST else ""
     every = "" if found[0].phase in LIVE_PHASES else " --all"
@@ -89,6 +90,6 @@ def _ambiguous(name: str, found: list[Workload]) -> RequestRefused:
     )
 
 
-def _describe(row: Workload) -> str:
-    user = f" of {row.spec.user}" if row.spec.user else ""
+def _describe(row: WorkloadSummary) -> str:
+    user = f" of {row.user}" if row.user else ""
     return f"{row.workload_id} ({row.phase.name.lower()}{user})"

@@ -109,6 +109,7 @@ from eelgrid_protos.messages.operator import (
     DRAINED_WORKLOADS_MOST,
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MOST,
+    SUMMARY_PAGE_SIZE_MOST,
     UNKNOWN_WORKLOADS_MOST,
     AttachInput,
     AttachOpening,
@@ -372,3 +373,4 @@ from eelgrid_protos.messages.workload import (
     WorkloadPhase,
     WorkloadSpec,
 )
+from eelgrid_protos.messages.workload_summary import WorkloadSummary, WorkloadView, summarize_workload

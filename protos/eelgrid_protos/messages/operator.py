@@ -11,6 +11,7 @@ from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.queue import QueueStatus
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages.workload_summary import WorkloadSummary, WorkloadView, summarize_workload
 from eelgrid_protos.quantities import (
     Bytes,
     Celsius,
@@ -40,6 +41,8 @@ from eelgrid_protos.values import dataclass
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
+# A summary of a workload takes some 150 bytes, and each page of a listing costs the controller a walk over all of it.
+SUMMARY_PAGE_SIZE_MOST = 10_000
 # Of a node that holds more than the journal knows: enough to see whose work it is, within a page of a thousand nodes.
 UNKNOWN_WORKLOADS_MOST = 16
 # Of one node: its own, and those of its GPUs.
@@ -312,16 +315,26 @@ class ListWorkloadsRequest:
     # Only elements of this array; or arrays as a whole in place of their elements.
     array_id: OptionalIdentifier = ""
     whole_arrays: bool = False
+    # With SUMMARY the page has summaries in place of workloads.
+    view: WorkloadView = WorkloadView.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListWorkloadsResponse:
-    """A page of workloads."""
+    """A page of workloads, or of their summaries."""
 
     workloads: Annotated[tuple[Workload, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
     total: Uint32 = 0
     omitted: Uint32 = 0
+    summaries: Annotated[tuple[WorkloadSummary, ...], Many(SUMMARY_PAGE_SIZE_MOST)] = ()
+
+    @property
+    def rows(self) -> tuple[WorkloadSummary, ...]:
+        """The summaries that were asked for; a controller that does not know the view sends whole workloads instead."""
+        return self.summaries or tuple(
+            summarize_workload(one, progress=one.progress, queue_position=one.queue_position) for one in self.workloads
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

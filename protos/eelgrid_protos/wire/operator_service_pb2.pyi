@@ -353,7 +353,7 @@ class GetWorkloadResponse(_message.Message):
     def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
 class ListWorkloadsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains", "queue_positions", "array_id", "whole_arrays")
+    __slots__ = ("page_size", "page_token", "phases", "namespace", "user", "queue", "node_name", "name_contains", "queue_positions", "array_id", "whole_arrays", "view")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +365,7 @@ class ListWorkloadsRequest(_message.Message):
     QUEUE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     phases: _containers.RepeatedScalarFieldContainer[_workload_pb2.WorkloadPhase]
@@ -376,19 +377,22 @@ class ListWorkloadsRequest(_message.Message):
     queue_positions: bool
     array_id: str
     whole_arrays: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ..., queue_positions: bool = ..., array_id: _Optional[str] = ..., whole_arrays: bool = ...) -> None: ...
+    view: _workload_pb2.WorkloadView
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., phases: _Optional[_Iterable[_Union[_workload_pb2.WorkloadPhase, str]]] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., node_name: _Optional[str] = ..., name_contains: _Optional[str] = ..., queue_positions: bool = ..., array_id: _Optional[str] = ..., whole_arrays: bool = ..., view: _Optional[_Union[_workload_pb2.WorkloadView, str]] = ...) -> None: ...
 
 class ListWorkloadsResponse(_message.Message):
-    __slots__ = ("workloads", "next_page_token", "total", "omitted")
+    __slots__ = ("workloads", "next_page_token", "total", "omitted", "summaries")
     WORKLOADS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     OMITTED_FIELD_NUMBER: _ClassVar[int]
+    SUMMARIES_FIELD_NUMBER: _ClassVar[int]
     workloads: _containers.RepeatedCompositeFieldContainer[_workload_pb2.Workload]
     next_page_token: str
     total: int
     omitted: int
-    def __init__(self, workloads: _Optional[_Iterable[_Union[_workload_pb2.Workload, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
+    summaries: _containers.RepeatedCompositeFieldContainer[_workload_pb2.WorkloadSummary]
+    def __init__(self, workloads: _Optional[_Iterable[_Union[_workload_pb2.Workload, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ..., summaries: _Optional[_Iterable[_Union[_workload_pb2.WorkloadSummary, _Mapping]]] = ...) -> None: ...
 
 class WatchWorkloadsRequest(_message.Message):
     __slots__ = ("after_revision",)

@@ -59,6 +59,12 @@ class WorkloadPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKLOAD_PHASE_CANCELLED: _ClassVar[WorkloadPhase]
     WORKLOAD_PHASE_SUCCEEDED: _ClassVar[WorkloadPhase]
     WORKLOAD_PHASE_FAILED: _ClassVar[WorkloadPhase]
+
+class WorkloadView(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKLOAD_VIEW_UNSPECIFIED: _ClassVar[WorkloadView]
+    WORKLOAD_VIEW_FULL: _ClassVar[WorkloadView]
+    WORKLOAD_VIEW_SUMMARY: _ClassVar[WorkloadView]
 WORKLOAD_KIND_UNSPECIFIED: WorkloadKind
 WORKLOAD_KIND_INFERENCE_SERVICE: WorkloadKind
 WORKLOAD_KIND_TRAINING_JOB: WorkloadKind
@@ -88,6 +94,9 @@ WORKLOAD_PHASE_PLACED: WorkloadPhase
 WORKLOAD_PHASE_CANCELLED: WorkloadPhase
 WORKLOAD_PHASE_SUCCEEDED: WorkloadPhase
 WORKLOAD_PHASE_FAILED: WorkloadPhase
+WORKLOAD_VIEW_UNSPECIFIED: WorkloadView
+WORKLOAD_VIEW_FULL: WorkloadView
+WORKLOAD_VIEW_SUMMARY: WorkloadView
 
 class ResourceRequest(_message.Message):
     __slots__ = ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli", "gpu_models")
@@ -317,6 +326,60 @@ class Workload(_message.Message):
     checkpoint_advice: CheckpointAdvice
     progress: _plan_pb2.JobProgress
     def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ..., array: _Optional[_Union[_job_array_pb2.ArrayStatus, _Mapping]] = ..., deadline_breach: _Optional[_Union[DeadlineBreach, _Mapping]] = ..., checkpoint_advice: _Optional[_Union[CheckpointAdvice, _Mapping]] = ..., progress: _Optional[_Union[_plan_pb2.JobProgress, _Mapping]] = ...) -> None: ...
+
+class WorkloadSummary(_message.Message):
+    __slots__ = ("workload_id", "name", "namespace", "user", "owner", "queue", "priority", "kind", "phase", "reason", "replicas", "request", "submitted_ns", "started_ns", "stopping_ns", "ended_ns", "runs_processes", "processes_reported", "exit_code", "progress", "array", "promised_start_ns", "deadline", "deadline_broken", "queue_position")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_START_NS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_BROKEN_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    name: str
+    namespace: str
+    user: str
+    owner: str
+    queue: str
+    priority: int
+    kind: WorkloadKind
+    phase: WorkloadPhase
+    reason: str
+    replicas: int
+    request: ResourceRequest
+    submitted_ns: int
+    started_ns: int
+    stopping_ns: int
+    ended_ns: int
+    runs_processes: bool
+    processes_reported: int
+    exit_code: int
+    progress: _plan_pb2.JobProgress
+    array: _job_array_pb2.ArrayStatus
+    promised_start_ns: int
+    deadline: JobDeadline
+    deadline_broken: bool
+    queue_position: int
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., owner: _Optional[str] = ..., queue: _Optional[str] = ..., priority: _Optional[int] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., submitted_ns: _Optional[int] = ..., started_ns: _Optional[int] = ..., stopping_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., runs_processes: bool = ..., processes_reported: _Optional[int] = ..., exit_code: _Optional[int] = ..., progress: _Optional[_Union[_plan_pb2.JobProgress, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayStatus, _Mapping]] = ..., promised_start_ns: _Optional[int] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ..., deadline_broken: bool = ..., queue_position: _Optional[int] = ...) -> None: ...
 
 class CostTerm(_message.Message):
     __slots__ = ("name", "cost_w")

@@ -40,6 +40,8 @@ from eelgrid_protos.faults import (
     Unavailable,
 )
 from eelgrid_protos.messages import (
+    PAGE_SIZE_MOST,
+    SUMMARY_PAGE_SIZE_MOST,
     ApplyMovesRequest,
     ApplyMovesResponse,
     CancelWorkloadRequest,
@@ -92,6 +94,8 @@ from eelgrid_protos.messages import (
     WatchWorkloadsResponse,
     Workload,
     WorkloadPhase,
+    WorkloadSummary,
+    WorkloadView,
     resolve_pool,
 )
 from eelgrid_protos.rpc import Encoded
@@ -384,7 +388,8 @@ class OperatorService:
         return GetWorkloadResponse(workload=await self._loop.read(view))
 
     async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> Encoded:
-        """A page of workloads in the order of their submission."""
+        """A page of workloads, or of their summaries, in the order of their submission."""
+        is_summary = request.view is WorkloadView.SUMMARY
 
         def matches(workload: Workload) -> bool:
             spec = workload.spec
@@ -401,9 +406,11 @@ class OperatorService:
         def view(core: Core) -> Encoded:
             places = self._views.queue_positions(core) if request.queue_positions else {}
 
-            def element(workload: Workload) -> tuple[str, Workload]:
-                shown = self._views.workload(workload, core.state.nodes)
+            def element(workload: Workload) -> tuple[str, Workload | WorkloadSummary | bytes]:
                 place = places.get(workload.workload_id, 0) if workload.phase is WorkloadPhase.PENDING else 0
+                if is_summary:
+                    return "summaries", self._views.workload_summary(workload, place)
+                shown = self._views.workload(workload, core.state.nodes)
                 return "workloads", replace(shown, queue_position=place) if place else shown
 
             return build_page(
@@ -412,6 +419,7 @@ class OperatorService:
                 _join_arrays(core, matches) if request.whole_arrays else filter(matches, _by_submission(core)),
                 place_of=_submission,
                 element_of=element,
+                most=SUMMARY_PAGE_SIZE_MOST if is_summary else PAGE_SIZE_MOST,
             )
 
         return await self._loop.read(view)

@@ -76,9 +76,11 @@ def _refusal(problem: str, remedy: str) -> InvalidArgument:
     return InvalidArgument("the page cannot be found", (Violation("page_token", problem, remedy),))
 
 
-def parse_page_request(request: Any, *, default: int = PAGE_SIZE_DEFAULT) -> tuple[int, PagePosition | None]:
+def parse_page_request(
+    request: Any, *, default: int = PAGE_SIZE_DEFAULT, most: int = PAGE_SIZE_MOST
+) -> tuple[int, PagePosition | None]:
     """Size of the page asked for, and the place after which it begins; raises InvalidArgument."""
-    size = min(request.page_size, PAGE_SIZE_MOST) if request.page_size else default
+    size = min(request.page_size, most) if request.page_size else default
     if not request.page_token:
         return size, None
     try:
@@ -117,7 +119,7 @@ class _Elements:
 
     def add(self, name: str, element: Any) -> bool:
         """Takes an element in, or leaves it out where it cannot be sent; False where the page is full."""
-        data = self._encode_element(name, element)
+        data = element if isinstance(element, bytes) else self._encode_element(name, element)
         if data is None:
             return True
         if self.chunks and self.size + len(data) > PAGE_BYTES_MOST:
@@ -153,14 +155,15 @@ def build_page(
     place_of: Callable[[_Item], PagePosition],
     element_of: Callable[[_Item], tuple[str, Any]],
     default: int = PAGE_SIZE_DEFAULT,
+    most: int = PAGE_SIZE_MOST,
     **others: Any,
 ) -> Encoded:
     """The page that `request` asks for, of items in strictly rising order of `place_of`.
 
-    Elements, each with the response's list that it belongs to, are made for the page's items alone; `others` are the
-    response's other fields.
+    Elements, each with the response's list that it belongs to, are made for the page's items alone, or are bytes that
+    `encode_element` made; `others` are the response's other fields.
     """
-    size, after = parse_page_request(request, default=default)
+    size, after = parse_page_request(request, default=default, most=most)
     elements = _Elements(response)
     total = 0
     last: PagePosition | None = None

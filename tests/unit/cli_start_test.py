@@ -1,0 +1,54 @@
+"""What a command loads when it starts: eelctl waits for each module, and most of them are for other commands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.fakes.operators import FakeOperators, serving
+
+# Of servers, of documents, of progress bars, of the planner. asyncio comes with grpc.
+_NOT_OF_A_CALL = (
+    "aiohttp", "cryptography", "eelgrid_protos.connection_limits", "google.protobuf.json_format", "grpc_health.v1",
+    "grpc_reflection.v1alpha", "hashlib", "msgspec", "numba", "numpy", "prometheus_client", "rich", "scipy", "secrets", "shutil",
+    "sklearn", "textual", "yaml",
+)  # fmt: skip
+_PROGRAM = """
+import json, sys
+from eelgrid_controller.cli.__main__ import cli
+try:
+    cli(sys.argv[1:], prog_name="eelctl")
+except SystemExit as stop:
+    assert not stop.code, stop
+from eelgrid_protos import messages
+values = [one for one in vars(messages).values() if hasattr(one, '__slots__')]
+compiled = [one.__name__ for one in values if one.__init__.__code__.co_filename == "<string>"]
+print()
+print(json.dumps([sorted(sys.modules), len(values), compiled]))
+"""
+
+
+def run_command(*arguments):
+    """Runs a command against a fake; returns the modules that it loaded, how many messages there are, and those it made."""
+    with serving(FakeOperators()) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, "--controller", address, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "-d", "--", "true"), ("jobs",), ("queue",), ("workloads",), ("nodes",), ("version",)],
+    ids=" ".join,
+)
+def test_a_call_loads_what_the_call_needs(arguments):
+    modules, count, compiled = run_command(*arguments)
+    assert set(modules) & set(_NOT_OF_A_CALL) == set()
+    # All of them took half of the time in which eelctl starts.
+    assert count > 240
+    assert 0 < len(compiled) < 20, compiled
