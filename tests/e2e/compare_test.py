@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bench.openb.__main__ import main as bench
-from tests.e2e.cli_process import run_cli
+from tests.fork_server import run_cli
 
 from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
 from eelgrid_controller.replay.trace_loading import synthesize_openb
