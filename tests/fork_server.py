@@ -28,12 +28,23 @@ from pathlib import Path
 
 # What a program imports after it has begun, beside its main module.
 _LATER = {
-    "eelgrid_agent": ("eelgrid_agent.composition", "eelgrid_agent.simulation.node_files"),
-    "eelgrid_controller": ("eelgrid_controller.composition", "eelgrid_kernels.warmup"),
+    "eelgrid_agent": (
+        "eelgrid_agent.composition",
+        "eelgrid_agent.simulation.node_files",
+        "grpc_health.v1.health",
+        "grpc_reflection.v1alpha.reflection",
+    ),
+    "eelgrid_controller": (
+        "eelgrid_controller.composition",
+        "eelgrid_kernels.warmup",
+        "grpc_health.v1.health",
+        "grpc_reflection.v1alpha.reflection",
+    ),
     "eelgrid_controller.cli": (
         "eelgrid_controller.cli.connection",
         "eelgrid_controller.cli.replay",
         "eelgrid_protos.rpc",
+        "eelgrid_protos.transport",
         "grpc.aio",
         "rich.live",
         "yaml",
