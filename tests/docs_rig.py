@@ -123,7 +123,9 @@ class Shell:
             run = f'exec "{sys.executable}" -m {module}'
             lines = [f'{run} {given} "$@"']
             if name == "eelctl":
-                lines = [f'exec "{sys.executable}" -I -S "{fork_server.__file__}" "{fork_server.find_server(module).socket}" "$@"']
+                lines = [
+                    f'exec "{sys.executable}" -I -S "{fork_server.__file__}" "{fork_server.find_server(module).socket}" "$@"'
+                ]
             if name == "eelgrid-agent":
                 # Commands of the node take no flags of the daemon; layouts are those of simulated GPUs.
                 lines = [
