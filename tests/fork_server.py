@@ -148,13 +148,14 @@ def find_server(program):
     return _servers[program]
 
 
-def run_cli(arguments, *, env, cwd, timeout_s, stdin=None):
-    """One run of eelctl, as subprocess.run would make it; raises TimeoutExpired."""
+def run_program(program, arguments, *, cwd=None, env=None, timeout_s=60.0, stdin=""):
+    """One run of a program of PROGRAMS, as subprocess.run would make it, here and with this environment unless told; raises TimeoutExpired."""
     with contextlib.ExitStack() as open_files:
         files = [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
-        files[0].write(stdin or "")
+        files[0].write(stdin)
         files[0].seek(0)
-        child = find_server("eelgrid_controller.cli").start(arguments, env=env, cwd=cwd, streams=files)
+        environment = os.environ if env is None else env
+        child = find_server(program).start(arguments, env=environment, cwd=cwd or Path.cwd(), streams=files)
         try:
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -163,7 +164,7 @@ def run_cli(arguments, *, env, cwd, timeout_s, stdin=None):
             raise
         for file in files[1:]:
             file.seek(0)
-        return subprocess.CompletedProcess(["eelctl", *arguments], code, files[1].read(), files[2].read())
+        return subprocess.CompletedProcess([program, *arguments], code, files[1].read(), files[2].read())
 
 
 def _request(path, arguments, env, cwd, streams):

@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import json
-import os
 import re
 import shutil
 import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from deploy.dashboards.reading import FOLDER, ask, filled, names, panels
@@ -18,7 +16,7 @@ from tests.agent_process import agent_process
 from tests.builders.cluster import build_request
 from tests.builders.server import run_controller
 from tests.dashboards_rig import WINDOW_S, prometheus, scene
-from tests.fork_server import run_cli
+from tests.fork_server import run_program
 from tests.waiting import wait_until
 
 from eelgrid_agent.metrics.catalogue import CATALOGUE
@@ -127,7 +125,7 @@ class Panels:
 
 async def eelctl(address, *words):
     words = ("--controller", address, *map(str, words))
-    done = await asyncio.to_thread(run_cli, words, env=os.environ, cwd=Path.cwd(), timeout_s=120.0)
+    done = await asyncio.to_thread(run_program, "eelgrid_controller.cli", words, timeout_s=120.0)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,11 +2,10 @@
 
 import re
 import socket
-import subprocess
-import sys
 
 import pytest
 from tests.e2e.processes import Cluster, fleet_of
+from tests.fork_server import run_program
 
 SHAPE = re.compile(
     r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=(DEBUG|INFO|WARNING|ERROR) logger=[\w.]+ [\w.]+=\S.*"
@@ -38,8 +37,7 @@ def test_an_address_in_use_is_exit_code_2_of_both(program, option, tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ports = {"--listen": "127.0.0.1:0", "--metrics": "127.0.0.1:0", option: address}
         options = [text for pair in ports.items() for text in pair]
-        command = [sys.executable, "-m", module, *arguments, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+        done = run_program(module, (*arguments, *options), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert address in done.stderr
     assert "Traceback" not in done.stderr

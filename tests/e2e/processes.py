@@ -250,7 +250,7 @@ class Cluster:
         """One run of eelctl, which ends with this code and never with a stack trace."""
         words, environment = self.eelctl_command(*arguments, address=address, tls=tls), _ENVIRONMENT | (env or {})
         if not self.cold:
-            done = fork_server.run_cli(words[2:], env=environment, cwd=self.folder, timeout_s=60.0, stdin=stdin)
+            done = fork_server.run_program(words[1], words[2:], env=environment, cwd=self.folder, stdin=stdin or "")
         else:
             done = subprocess.run(
                 [sys.executable, *words],
