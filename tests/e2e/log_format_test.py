@@ -13,7 +13,8 @@ SHAPE = re.compile(
 
 
 def test_both_daemons_log_lines_of_one_shape(tmp_path):
-    with Cluster(tmp_path) as cluster:
+    # From nothing, as a machine starts them.
+    with Cluster(tmp_path, cold=True) as cluster:
         cluster.controller()
         cluster.agent(fleet_of(tmp_path / "fleet.json", ({"name": "n", "cpu_milli": 1000, "memory_bytes": 2**30},)))
         cluster.until_ready(1)
