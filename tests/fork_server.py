@@ -6,7 +6,8 @@ a second of processor on imports, a controller three with its kernels, and a run
 Must not know what a test is about. How a program starts from nothing is the matter of tests that start it themselves.
 
 A server imports and waits: no thread, no event loop and nothing of gRPC is started in it, which a fork would not
-survive. A program dies with whoever asked for it, as does the server. The server reaps its forks and passes on how each
+survive. A program dies with its server, and the server when its standard input ends, as it does however the process of
+the tests ends (not with the thread that started it, as PR_SET_PDEATHSIG has it). The server reaps its forks and passes on how each
 ended, so a caller looks for the end first and signals afterwards: a process id is never that of another process.
 
 `python tests/fork_server.py SOCKET ARGUMENT ...` is one run by a server that listens there, for shells.
@@ -18,11 +19,13 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -55,12 +58,8 @@ START_S = 120.0
 _REQUEST_BYTES_MOST = 1 << 20
 # Of prctl: the signal that a process gets when its parent has died.
 _PR_SET_PDEATHSIG = 1
-# For `python -c`; exec keeps the process id and the request.
-UNTIL_PARENT_DIES = (
-    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, 9);"
-    " os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-)
 _servers = {}
+_starting = threading.Lock()
 
 
 class ForkedProcess:
@@ -114,10 +113,9 @@ class ForkServer:
         self._folder = tempfile.TemporaryDirectory(prefix="eelgrid-fork-", ignore_cleanup_errors=True)
         self.socket = f"{self._folder.name}/server"
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("EELGRID_", "NUMBA_DISABLE"))}
-        command = [sys.executable, "-I", "-S", "-c", UNTIL_PARENT_DIES, "-m", "tests.fork_server", "--serve"]
         self._process = subprocess.Popen(
-            [*command, program, self.socket],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "tests.fork_server", "--serve", program, self.socket],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[1],
             env=environment,
@@ -132,6 +130,7 @@ class ForkServer:
         """Ends the server, and with it what it has forked."""
         self._process.kill()
         self._process.wait()
+        self._process.stdin.close()
         self._folder.cleanup()
 
     def start(self, arguments, *, env, cwd, streams):
@@ -142,10 +141,11 @@ class ForkServer:
 
 def find_server(program):
     """The server of a program of PROGRAMS, started at the first call; it ends with this process."""
-    if program not in _servers:
-        _servers[program] = ForkServer(program)
-        atexit.register(_servers[program].close)
-    return _servers[program]
+    with _starting:
+        if program not in _servers:
+            _servers[program] = ForkServer(program)
+            atexit.register(_servers[program].close)
+        return _servers[program]
 
 
 def run_program(program, arguments, *, cwd=None, env=None, timeout_s=60.0, stdin=""):
@@ -184,6 +184,7 @@ class _Server:
     """What listens in the server's process; `serve` returns in a fork with what it was asked for."""
 
     def __init__(self, path):
+        self._path = path
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(64)
@@ -196,9 +197,13 @@ class _Server:
 
     def serve(self):
         while True:
-            ready, _, _ = select.select([self._listener, self._wake, *self._callers.values()], [], [])
+            ready, _, _ = select.select([sys.stdin, self._listener, self._wake, *self._callers.values()], [], [])
             for one in ready:
-                if one is self._wake:
+                if one is sys.stdin:
+                    # Nobody is left to be served, or to take this folder away.
+                    shutil.rmtree(Path(self._path).parent, ignore_errors=True)
+                    os._exit(0)
+                elif one is self._wake:
                     self._wake.recv(4096)
                     self._reap()
                 elif one is self._listener:

@@ -44,6 +44,10 @@ START_S = 60.0
 KERNELS_S = 900.0
 STOP_S = 15.0
 POLL_S = 0.05
+# PR_SET_PDEATHSIG is 1; exec keeps the process id and the request.
+_UNTIL_PARENT_DIES = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 _ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("EELGRID_", "NUMBA_DISABLE"))}
 
 
@@ -99,7 +103,7 @@ class Child:
         self.log = folder / f"{name}.log"
         self.expected = False
         is_forked = not cold and arguments[0] == "-m" and arguments[1] in fork_server.PROGRAMS
-        command = [sys.executable, "-I", "-S", "-c", fork_server.UNTIL_PARENT_DIES, *arguments]
+        command = [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, *arguments]
         with self.log.open("wb") as out, Path(os.devnull).open("rb") as nothing:
             if is_forked:
                 server = fork_server.find_server(arguments[1])
