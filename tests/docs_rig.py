@@ -1,7 +1,7 @@
 """Command blocks of the documentation, and a shell in which a page's blocks run one after another.
 
 Owns how a page is read and what its commands meet: our programs on free loopback ports, whatever ports the page's
-reader has, and `make` with this environment. Must not know what a page is about. Everything that a page starts ends
+reader has, an eelctl that need not import itself at each command, and `make` with this environment. Must not know what a page is about. Everything that a page starts ends
 with its shell.
 
 A fenced block in `bash` is run. One that cannot be says why by its title, which its reader sees. A block of another
@@ -19,6 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import fork_server
 from tests.e2e.processes import free_address
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,6 +122,10 @@ class Shell:
             given = " ".join(f'"{flag}"' for flag in flags)
             run = f'exec "{sys.executable}" -m {module}'
             lines = [f'{run} {given} "$@"']
+            if name == "eelctl":
+                lines = [
+                    f'exec "{sys.executable}" -I -S "{fork_server.__file__}" "{fork_server.find_server(module).socket}" "$@"'
+                ]
             if name == "eelgrid-agent":
                 # Commands of the node take no flags of the daemon; layouts are those of simulated GPUs.
                 lines = [

@@ -88,7 +88,6 @@ class Terminal:
 @pytest.fixture
 def cluster(tmp_path):
     with Cluster(tmp_path) as found:
-        found.forks_eelctl = True
         yield found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bench.openb.__main__ import main as bench
-from tests.e2e.cli_process import run_cli
+from tests.fork_server import run_program
 
 from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
 from eelgrid_controller.replay.trace_loading import synthesize_openb
@@ -41,7 +41,8 @@ def eelctl(*arguments, cwd, **variables):
 
 def forked_eelctl(*arguments, cwd):
     """The same forked from what has imported it: for runs that end before they make a process."""
-    return run_cli(("replay", *map(str, arguments)), env=environment_of(), cwd=cwd, timeout_s=120.0)
+    words = ("replay", *map(str, arguments))
+    return run_program("eelgrid_controller.cli", words, env=environment_of(), cwd=cwd, timeout_s=120.0)
 
 
 def rows(path):

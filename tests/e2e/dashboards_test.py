@@ -5,8 +5,6 @@ import contextlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +16,7 @@ from tests.agent_process import agent_process
 from tests.builders.cluster import build_request
 from tests.builders.server import run_controller
 from tests.dashboards_rig import WINDOW_S, prometheus, scene
+from tests.fork_server import run_program
 from tests.waiting import wait_until
 
 from eelgrid_agent.metrics.catalogue import CATALOGUE
@@ -125,8 +124,8 @@ class Panels:
 
 
 async def eelctl(address, *words):
-    command = [sys.executable, "-m", "eelgrid_controller.cli", "--controller", address, *map(str, words)]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=120)
+    words = ("--controller", address, *map(str, words))
+    done = await asyncio.to_thread(run_program, "eelgrid_controller.cli", words, timeout_s=120.0)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,13 +8,12 @@ examples, are replaced by objects of a real cluster with work in every state. Wh
 import json
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 from tests.deploy_rig import CHART
 from tests.docs_rig import _FENCE as FENCE
 from tests.docs_rig import GUIDES, ROOT, TUTORIALS, blocks_of
+from tests.fork_server import run_program
 from tests.operations_rig import MODEL, PLACED, SERVICE, WAITING, BusyCluster, find_commands
 
 PAGES = (ROOT / "README.md", *TUTORIALS, *GUIDES)
@@ -167,10 +166,8 @@ def option_names(program):
     """The options that a daemon's help has, with those of its subcommands."""
     texts = []
     for arguments in ((), ("mig",), ("mig", "apply"), ("mig", "show"), ("energy",)) if program == "agent" else ((),):
-        done = subprocess.run(
-            [sys.executable, "-m", f"eelgrid_{program}", *arguments, "--help"],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
+        done = run_program(f"eelgrid_{program}", (*arguments, "--help"))
+        assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
     return set(re.findall(r"(?<!\w)(--[a-z][\w-]*)", "\n".join(texts)))
 

@@ -38,7 +38,6 @@ CROWD = 1001
 def live(tmp_path_factory):
     """Three nodes, a placed service, a job that fills all T4s and one that waits for it; tests add their own."""
     with Cluster(tmp_path_factory.mktemp("eelctl")) as cluster:
-        cluster.forks_eelctl = True
         cluster.controller()
         cluster.set_policy(send_interval_s=0.5)
         cluster.agent(fleet_of(cluster.folder / "fleet.json", FLEET))

@@ -1,11 +1,10 @@
 """`eelgrid-agent energy` as operators run it, beside an agent that really runs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from tests.e2e.processes import Cluster
+from tests.fork_server import run_program
 
 GPUS = [{"product": "h100-sxm5-80gb"}, {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]}]
 FLEET = {"nodes": [{"name": "gpu-7", "cpu_milli": 1000, "memory_bytes": 2**30, "gpus": GPUS}]}
@@ -13,8 +12,7 @@ FLEET = {"nodes": [{"name": "gpu-7", "cpu_milli": 1000, "memory_bytes": 2**30, "
 
 def energy(address, *arguments):
     """One program; its output."""
-    command = [sys.executable, "-m", "eelgrid_agent", "energy", "--address", address, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_program("eelgrid_agent", ("energy", "--address", address, *arguments))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

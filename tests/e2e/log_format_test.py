@@ -2,11 +2,10 @@
 
 import re
 import socket
-import subprocess
-import sys
 
 import pytest
 from tests.e2e.processes import Cluster, fleet_of
+from tests.fork_server import run_program
 
 SHAPE = re.compile(
     r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=(DEBUG|INFO|WARNING|ERROR) logger=[\w.]+ [\w.]+=\S.*"
@@ -14,7 +13,8 @@ SHAPE = re.compile(
 
 
 def test_both_daemons_log_lines_of_one_shape(tmp_path):
-    with Cluster(tmp_path) as cluster:
+    # From nothing, as a machine starts them.
+    with Cluster(tmp_path, cold=True) as cluster:
         cluster.controller()
         cluster.agent(fleet_of(tmp_path / "fleet.json", ({"name": "n", "cpu_milli": 1000, "memory_bytes": 2**30},)))
         cluster.until_ready(1)
@@ -38,8 +38,7 @@ def test_an_address_in_use_is_exit_code_2_of_both(program, option, tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ports = {"--listen": "127.0.0.1:0", "--metrics": "127.0.0.1:0", option: address}
         options = [text for pair in ports.items() for text in pair]
-        command = [sys.executable, "-m", module, *arguments, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+        done = run_program(module, (*arguments, *options), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert address in done.stderr
     assert "Traceback" not in done.stderr

@@ -27,7 +27,6 @@ def told(child, mark):
 
 def test_a_lost_gpu_is_seen_everywhere_at_once(tmp_path):
     with Cluster(tmp_path) as cluster:
-        cluster.forks_eelctl = True
         controller = cluster.controller("--page", "127.0.0.1:0")
         page = controller.said("serving listen=")["page"]
         cluster.set_policy(sample_interval_s=0.5, send_interval_s=0.5)

@@ -1,8 +1,8 @@
 """`eelgrid-agent mig` as operators run it: separate programs, one after the other, over a node that stays."""
 
 import json
-import subprocess
-import sys
+
+from tests.fork_server import run_program
 
 GPUS = [{"product": "a100-sxm4-40gb", "mig": []}, {"product": "h100-sxm5-80gb", "count": 2}]
 FLEET = {"nodes": [{"name": "n", "cpu_milli": 1000, "memory_bytes": 1, "gpus": GPUS}]}
@@ -29,9 +29,9 @@ def test_the_life_of_a_layout(tmp_path):
     (tmp_path / "site.yaml").write_text(SITE)
 
     def mig(command, *arguments, stdin="", code=0):
-        """One program; each takes half a second of a core to start, so there are few."""
-        words = [sys.executable, "-m", "eelgrid_agent", "mig", command, "--simulate", "fleet.json", *arguments]
-        done = subprocess.run(words, cwd=tmp_path, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+        """One program."""
+        words = ("mig", command, "--simulate", "fleet.json", *arguments)
+        done = run_program("eelgrid_agent", words, cwd=tmp_path, stdin=stdin)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done

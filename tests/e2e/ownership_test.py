@@ -94,11 +94,12 @@ def test_work_belongs_to_its_certificate_and_every_change_is_reported_after_a_ki
 
 
 def test_a_spending_limit_is_not_evaded_by_stating_another_namespace_user_queue_or_label(cluster, parties):
-    cluster.controller("--roles", "require", tls=parties("controller", ("CN", "controller"), names=("127.0.0.1",)))
+    server = parties("controller", ("CN", "controller"), names=("127.0.0.1",))
+    cluster.controller("--roles", "require", "--spend-interval", "0.5", tls=server)
     cluster.agent(
-        fleet_of(cluster.folder / "fleet.json", [{"name": "gpu-1", **NODE}]),
+        fleet_of(cluster.folder / "fleet.json", [{"name": "gpu-1", **NODE}]), "--energy-window", "1",
         tls=parties("agent", ("CN", "eelgrid:node:gpu-1"), names=("127.0.0.1",)),
-    )
+    )  # fmt: skip
     cluster.until_ready(1)
     mallory = submitter(parties, "mallory", "namespace:research", "queue:batch", "label:team=vision")
     limits = [

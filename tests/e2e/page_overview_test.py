@@ -99,7 +99,6 @@ async def check_browser(page, seen, tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; apt-get install chromium")
 async def test_the_page_eelctl_and_the_ledger_agree(cluster, tmp_path):
-    cluster.forks_eelctl = True
     controller = cluster.controller("--page", "127.0.0.1:0")
     page = controller.said("serving listen=")["page"]
     prices = EnergyPrices(currency="EUR", periods=(PricePeriod(begins_minute=0, price_per_kwh=0.4),))

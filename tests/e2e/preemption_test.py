@@ -47,7 +47,6 @@ with checkpoint.on_preempt() as stop, open(sys.argv[2], 'a') as trace:
 @pytest.fixture
 def cluster(tmp_path):
     with Cluster(tmp_path) as found:
-        found.forks_eelctl = True
         yield found
 
 

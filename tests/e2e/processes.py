@@ -7,6 +7,9 @@ live has died, with the last lines of every child's log. A child dies with the
 test run, however that ends: it asks the kernel for it before it becomes our
 program.
 
+Our programs are forked from a process that has imported them (fork_server.py); tests of how they start from nothing say
+so.
+
 Ports lie below the range from which the kernel picks source ports: an agent
 that knocks at a dead controller's port could otherwise be connected to itself,
 and the controller could not come back.
@@ -27,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.e2e.cli_process import run_cli
+from tests import fork_server
 
 from eelgrid_controller.replay.openb import write_fleet_file
 from eelgrid_controller.replay.submitter import SubmitLimits, Submitter
@@ -93,17 +96,22 @@ def pages(call, request, items):
 
 
 class Child:
-    """One process with its log; `expected` says that it may have ended."""
+    """One process with its log; `expected` says that it may have ended. A cold one has an interpreter of its own."""
 
-    def __init__(self, name, arguments, folder):
+    def __init__(self, name, arguments, folder, *, cold=False):
         self.name = name
         self.log = folder / f"{name}.log"
         self.expected = False
+        is_forked = not cold and arguments[0] == "-m" and arguments[1] in fork_server.PROGRAMS
         command = [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, *arguments]
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, env=_ENVIRONMENT
-            )
+        with self.log.open("wb") as out, Path(os.devnull).open("rb") as nothing:
+            if is_forked:
+                server = fork_server.find_server(arguments[1])
+                self.process = server.start(arguments[2:], env=_ENVIRONMENT, cwd=folder, streams=(nothing, out, out))
+            else:
+                self.process = subprocess.Popen(
+                    command, stdin=nothing, stdout=out, stderr=out, cwd=folder, env=_ENVIRONMENT
+                )
 
     def text(self):
         """Everything that it said."""
@@ -146,11 +154,12 @@ class Child:
 
 
 class Cluster:
-    """A controller, agents and operators' calls; ends all that it started."""
+    """A controller, agents and operators' calls; ends all that it started. In a cold one programs are not forked."""
 
-    def __init__(self, folder, *, tls=None):
+    def __init__(self, folder, *, tls=None, cold=False):
         self.folder = folder
         self.tls = tls
+        self.cold = cold
         self.address, self.metrics = free_address(), free_address()
         self.data = folder / "data"
         self.children = []
@@ -172,7 +181,7 @@ class Cluster:
 
     def run(self, name, *arguments):
         """Starts `python <arguments>`."""
-        child = Child(f"{name}-{len(self.children)}", arguments, self.folder)
+        child = Child(f"{name}-{len(self.children)}", arguments, self.folder, cold=self.cold)
         self.children.append(child)
         return child
 
@@ -236,9 +245,6 @@ class Cluster:
         self.agents[child] = self.until(lambda: child.said("event=serving"), within_s=START_S, what="the agent serves")
         return child
 
-    # Whether eelctl is forked from a process that has imported it: for tests that make dozens of runs.
-    forks_eelctl = False
-
     def eelctl_command(self, *arguments, address=None, tls=None):
         """What Python is given to run eelctl on this cluster."""
         words = ("--controller", address or self.address, *self._tls_flags(tls or self.tls), *map(str, arguments))
@@ -247,8 +253,8 @@ class Cluster:
     def eelctl(self, *arguments, code=0, address=None, tls=None, stdin=None, env=None):
         """One run of eelctl, which ends with this code and never with a stack trace."""
         words, environment = self.eelctl_command(*arguments, address=address, tls=tls), _ENVIRONMENT | (env or {})
-        if self.forks_eelctl:
-            done = run_cli(words[2:], env=environment, cwd=self.folder, timeout_s=60.0, stdin=stdin)
+        if not self.cold:
+            done = fork_server.run_program(words[1], words[2:], env=environment, cwd=self.folder, stdin=stdin or "")
         else:
             done = subprocess.run(
                 [sys.executable, *words],

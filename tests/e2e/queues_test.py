@@ -20,7 +20,6 @@ queues:
 @pytest.fixture
 def cluster(tmp_path):
     with Cluster(tmp_path) as found:
-        found.forks_eelctl = True
         yield found
 
 

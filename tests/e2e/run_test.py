@@ -28,7 +28,6 @@ NODE = {"name": "box", "cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"pr
 @pytest.fixture
 def cluster(tmp_path):
     with Cluster(tmp_path) as found:
-        found.forks_eelctl = True
         yield found
 
 

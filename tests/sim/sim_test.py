@@ -16,6 +16,12 @@ SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "25"))
 STEPS = 600
 # A plant is given this many seeds to show itself.
 PLANT_SEEDS = range(1000, 1040)
+# Of plants that show themselves late: the first seed that shows it, which is tried first.
+SHOWN_BY = {
+    "an agent loses ticks": 1016,
+    "a controller counts a batch twice": 1025,
+    "a controller believes a journal that was rolled back": 1007,
+}
 
 
 def _once_failed() -> list[tuple[int, int]]:
@@ -87,10 +93,10 @@ def test_the_trace_is_that_of_another_process():
     assert len(outputs) == 1
 
 
-@pytest.mark.parametrize(("parts", "invariants"), [plant[1:] for plant in PLANTS], ids=[plant[0] for plant in PLANTS])
-def test_a_planted_fault_is_found(parts, invariants):
+@pytest.mark.parametrize(("name", "parts", "invariants"), PLANTS, ids=[plant[0] for plant in PLANTS])
+def test_a_planted_fault_is_found(name, parts, invariants):
     found = []
-    for seed in PLANT_SEEDS:
+    for seed in sorted(PLANT_SEEDS, key=lambda seed: seed != SHOWN_BY.get(name)):
         try:
             run(seed, STEPS, parts=parts)
         except Failure as failure:

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import pytest
 from tests.fakes.operators import FakeOperators, a_node, serving
+from tests.fork_server import run_program
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,T4\nn1,64000,262144,0,\n"
 TASKS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "".join(f"p{i:02d},1000,16,1,500\n" for i in range(20))
@@ -22,15 +21,8 @@ def trace(tmp_path):
 
 def replay(address, *arguments, cwd, yes=True):
     environment = {**os.environ, "EELGRID_CONTROLLER": address, "EELGRID_DATA": "", "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "eelgrid_controller.cli", "replay", *(["--yes"] if yes else []), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
+    words = ("replay", *(["--yes"] if yes else []), *arguments)
+    return run_program("eelgrid_controller.cli", words, cwd=cwd, env=environment)
 
 
 def test_a_list_is_submitted_once_however_often_it_is_replayed(trace):

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.builders.cluster import build_node, build_request
 from tests.builders.server import run_controller
+from tests.fork_server import run_program
 
 from eelgrid_controller.__main__ import main
 from eelgrid_controller.errors import ControllerConfigError
@@ -33,10 +34,6 @@ FREE = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "eelgrid_controller", *arguments]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.contextmanager
@@ -64,7 +61,8 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 def test_version() -> None:
-    assert run("--version").stdout.strip() == f"eelgrid-controller, version {__version__}"
+    done = subprocess.run(command("--version"), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == f"eelgrid-controller, version {__version__}"
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -98,7 +96,7 @@ def test_a_kill_loses_nothing_that_was_answered(tmp_path: Path) -> None:
 
 
 def expect_failure(code: int, *words: str, arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
+    done = run_program("eelgrid_controller", arguments)
     assert done.returncode == code, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert done.stdout == ""
