@@ -141,7 +141,8 @@ class LocalEngine:
         for folder in folders:
             if (folder / _COLLECTED).exists() or not folder.exists():
                 continue
-            spec = _read_json(folder / _SPEC)
+            # After a loss of power the second may be there alone: only it was flushed.
+            spec = _read_json(folder / _SPEC) or _read_json(folder / _RUNNING)
             if spec is None:
                 # Its start was cut short before there was anything to start.
                 shutil.rmtree(folder, ignore_errors=True)
