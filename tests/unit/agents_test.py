@@ -356,7 +356,7 @@ async def test_a_report_that_cannot_be_written_ends_the_stream_so_that_it_is_tol
     async with run_controller(tmp_path) as rig:
         agent, statuses = await run_attempts(rig, 1)
         commits = HeldCommits(rig)
-        commits.fault = JournalError("the disk is gone")
+        commits.fault = JournalError(Path("journal"), "the disk is gone", "mend it")
         commits.go_on.set()
         await agent.say(AttemptReport(attempts=tuple(statuses)))
         with pytest.raises(Unavailable, match="the disk is gone"):
