@@ -442,8 +442,8 @@ class LocalEngine:
             spec["terminal_size"] = size.rows, size.columns
         # It may hold secrets of the environment.
         descriptor = os.open(folder / _SPEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(spec, file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(spec).encode())
 
     def _checkpoint_folder(self, key: AttemptKey) -> Path:
         return self._checkpoints / _folder_name(AttemptKey(key.workload_id, key.replica, 0)).removesuffix(".0")
