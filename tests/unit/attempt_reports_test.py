@@ -60,8 +60,9 @@ def test_starts_are_told_together_at_intervals():
 def test_an_end_is_told_at_once_and_takes_starts_along():
     told = ReportedAttempts()
     told.change(running("a"))
-    told.node.report_starts()
     told.read()
+    told.node.report_starts()
+    assert told.read() == [["a"]]
     told.change(running("b"))
     told.read()
     told.change(replace(running("a"), state=AttemptState.ENDED, ended_ns=9, exit_code=0))
@@ -71,8 +72,9 @@ def test_an_end_is_told_at_once_and_takes_starts_along():
 def test_a_checkpoint_of_a_known_attempt_is_told_at_once():
     told = ReportedAttempts()
     told.change(running("a"))
-    told.node.report_starts()
     told.read()
+    told.node.report_starts()
+    assert told.read() == [["a"]]
     told.change(replace(running("a"), checkpointed_ns=7))
     assert told.read() == [["a"]]
 
