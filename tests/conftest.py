@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 
 from eelgrid_protos.log_lines import LineHandler
 
+# Whoever runs the tests in the background may have handed down an ignored SIGINT, which every program that a test starts
+# would keep.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Folders whose files take long, most of them waiting for processes of their own.
 _LONG = {"e2e", "sim"}
 # So many other files come after each such file: enough that one process computes while the others wait.

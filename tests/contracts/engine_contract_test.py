@@ -488,6 +488,31 @@ def test_an_attempt_whose_start_was_cut_short_is_started_by_the_next_plan(engine
     assert asyncio.run(scene()).exit_code == 6
 
 
+def test_a_process_that_ran_before_a_loss_of_power_is_lost_though_only_its_flushed_record_is_left(tmp_path):
+    """What is not flushed is empty then, and a plan that still names the attempt would start it a second time."""
+    item = shell(f"echo x >> {tmp_path}/starts; sleep 600")
+
+    async def began():
+        engine = LocalEngine(tmp_path)
+        engine.start(item)
+        await wait_until((tmp_path / "starts").exists)
+        os.kill(launcher_pid(tmp_path, "w-1"), signal.SIGKILL)
+        await ended(engine, item)
+
+    async def scene():
+        folder = tmp_path / "attempts" / "w-1.0.1"
+        (folder / "spec.json").write_bytes(b"")
+        (folder / "exit.json").unlink()
+        engine = LocalEngine(tmp_path)
+        engine.adopt()
+        engine.start(item)
+        return await ended(engine, item)
+
+    asyncio.run(began())
+    assert asyncio.run(scene()).state is AttemptState.LOST
+    assert (tmp_path / "starts").read_text() == "x\n"
+
+
 def test_hundreds_of_processes_that_left_the_session_are_ended_by_the_time_limit(engine):
     text = "import os, time\nfor _ in range(300):\n    if os.fork() == 0: os.setsid()\n    if _ > 6: time.sleep(600)\n"
     found = asyncio.run(run_one(engine, python(text, time_limit_s=0.5, grace_s=0.2)))

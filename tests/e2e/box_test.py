@@ -81,8 +81,7 @@ def test_a_box_starts_once_runs_jobs_on_its_gpus_and_stops_without_its_jobs(box,
 
 
 def test_a_box_in_the_foreground_ends_with_ctrl_c_and_its_sockets_serve_nobody_else(box, flags):
-    # Who started the tests in the background may have left SIGINT ignored, which a program that is started keeps.
-    command = ["env", "--default-signal=INT", *box.command("box", "start", "--foreground", *flags)]
+    command = box.command("box", "start", "--foreground", *flags)
     with subprocess.Popen(command, env=box.environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "the box runs\n"

@@ -29,7 +29,6 @@ def kept(tmp_path_factory):
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     timer = time.monotonic() + START_S
     said = []

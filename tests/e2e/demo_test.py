@@ -53,8 +53,6 @@ def start(tmp_path):
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=tmp_path,
-                # Whoever runs the tests in the background may have handed down an ignored SIGINT.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             ),
         )
         return demos[-1]

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 
-from tests.builders.agent import SystemClock, build_agent_node, build_devices
+from tests.builders.agent import A10, SystemClock, build_agent_node, build_devices
 from tests.waiting import wait_until
 
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
@@ -141,3 +141,24 @@ async def test_a_fleet_that_cannot_be_sampled_in_time_leaves_the_streams_a_turn(
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def test_a_slow_look_lets_others_have_a_turn_after_each_gpu_and_finds_all_of_them():
+    device = build_devices(SystemClock(), "n", gpus=(A10,) * 4)
+    node = node_named("n", device)
+    loop = SimulatedNodesLoop([(node, device)], clock=SystemClock(), stalled=lambda _: None)
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(count())
+    try:
+        await loop._look_slowly(0)
+    finally:
+        task.cancel()
+    assert set(node.slow.gpus) == set(node.gpu_uuids)
+    assert turns >= len(node.gpu_uuids) == 4

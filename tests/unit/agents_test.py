@@ -9,15 +9,19 @@ from typing import Any
 import grpc
 import pytest
 from tests.builders.cluster import build_batch, build_node, build_request
-from tests.builders.server import AgentStream, run_controller
+from tests.builders.server import AgentStream, RunningController, run_controller
 from tests.waiting import wait_until
 
-from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement
+from eelgrid_controller.errors import JournalError
+from eelgrid_controller.server.grpc.agent_service import _REPORTS_AHEAD_MOST, batches_per_acknowledgement
 from eelgrid_protos import codec, rpc, transport
 from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
     Acknowledgement,
     ApplyStatus,
+    AttemptReport,
+    AttemptState,
+    AttemptStatus,
     Cadence,
     CancelWorkloadRequest,
     HeldAssignments,
@@ -27,12 +31,14 @@ from eelgrid_protos.messages import (
     ListGpusRequest,
     ListNodesRequest,
     ListPlansRequest,
+    Mobility,
     NodeEvent,
     NodeEventKind,
     NodePlan,
     NodeState,
     PlanApplied,
     Policy,
+    ProcessSpec,
     Resume,
     UpdatePolicyRequest,
     Welcome,
@@ -294,6 +300,68 @@ async def test_a_stop_tells_agents_to_connect_again(tmp_path: Path) -> None:
         rig.controller.agents.close()
         with pytest.raises(Unavailable, match="connect again"):
             await agent.hear()
+
+
+class HeldCommits:
+    """Lets the commits of a controller wait, or fail, and counts those that were begun."""
+
+    def __init__(self, rig: RunningController) -> None:
+        writer = rig.controller.loop._writer
+        self.begun, self.go_on, self.fault = 0, asyncio.Event(), None
+        self._append, writer.append = writer.append, self
+
+    async def __call__(self, *written: Any) -> tuple[int, float]:
+        self.begun += 1
+        await self.go_on.wait()
+        if self.fault is not None:
+            raise self.fault
+        return await self._append(*written)
+
+
+async def run_attempts(rig: RunningController, count: int) -> tuple[AgentStream, list[AttemptStatus]]:
+    agent = await rig.join(build_node(gpus=8, runs_processes=True, agent_version="1"))
+    process = ProcessSpec(argv=("true",), working_directory="/")
+    for number in range(count):
+        await rig.operators.submit_workload(build_request(f"w{number}", process=process, mobility=Mobility.FIXED))
+    state = AttemptState.RUNNING
+    return agent, [
+        AttemptStatus(workload_id=f"w{n}", replica=0, attempt=1, state=state, started_ns=5) for n in range(count)
+    ]
+
+
+async def test_reports_that_come_while_one_is_written_are_one_commit(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        agent, statuses = await run_attempts(rig, 5)
+        commits, loop = HeldCommits(rig), rig.controller.loop
+        await agent.say(*(AttemptReport(attempts=(one,)) for one in statuses))
+        await wait_until(lambda: commits.begun == 1 and loop.queued == 4)
+        commits.go_on.set()
+        await wait_until(lambda: all(one.attempts for one in loop.core.state.workloads.values()))
+        assert commits.begun == 2
+
+
+async def test_a_node_that_reports_faster_than_the_journal_writes_waits(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        agent, (status,) = await run_attempts(rig, 1)
+        commits, loop = HeldCommits(rig), rig.controller.loop
+        await agent.say(*(AttemptReport(attempts=(status,)) for _ in range(100)))
+        await wait_until(lambda: loop.queued >= _REPORTS_AHEAD_MOST - 1)
+        await asyncio.sleep(0.1)
+        assert loop.queued < _REPORTS_AHEAD_MOST
+        commits.go_on.set()
+        await wait_until(lambda: loop.queued == 0)
+
+
+async def test_a_report_that_cannot_be_written_ends_the_stream_so_that_it_is_told_again(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        agent, statuses = await run_attempts(rig, 1)
+        commits = HeldCommits(rig)
+        commits.fault = JournalError(Path("journal"), "the disk is gone", "mend it")
+        commits.go_on.set()
+        await agent.say(AttemptReport(attempts=tuple(statuses)))
+        with pytest.raises(Unavailable, match="the disk is gone"):
+            await agent.hear_to_the_end()
+        assert not rig.controller.loop.core.state.workloads["w0"].attempts
 
 
 async def test_cancelled_work_leaves_the_plan(tmp_path: Path) -> None:

@@ -95,6 +95,19 @@ def read_extended_readings(device: DevicePort, uuids: Iterable[str]) -> Extended
     )
 
 
+def merge_extended_readings(parts: Iterable[ExtendedReadings]) -> ExtendedReadings:
+    """Merges the readings of several devices, which were asked one after another."""
+    gpus, instances, processes, events = {}, {}, {}, list[DeviceEvent]()
+    for part in parts:
+        gpus.update(part.gpus)
+        instances.update(part.instances)
+        processes.update(part.processes)
+        events += part.events
+    return ExtendedReadings(
+        monotonic_ns=0, wall_ns=0, gpus=gpus, instances=instances, processes=processes, events=tuple(events)
+    )
+
+
 def _processes(device: DevicePort, uuid: str) -> tuple[GpuProcess, ...] | None:
     try:
         return device.processes(uuid)

@@ -32,6 +32,8 @@ import termios
 import time
 import traceback
 
+# Loaded once, by the server.
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _SUBREAPER = 36
 _CHUNK_BYTES = 65_536
 # While what was killed is still there; a process in an uninterruptible call ends when that returns.
@@ -42,6 +44,7 @@ _DRAIN_CHUNKS_MOST = 64
 _FAILED = 126 << 8
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _UMASK = 0o022
+_IGNORED_BY_PYTHON = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
 # Of input: a letter, and what the contract allows in one message.
 INPUT_PACKET_BYTES_MOST = 1 + 16_384
 INPUT_SOCKET = "input.sock"
@@ -52,15 +55,15 @@ _REQUEST_BYTES_MOST = 8192
 
 
 def write_durably(folder: str, name: str, content: object) -> None:
-    """Writes a JSON file that is there whole or not at all."""
-    path = os.path.join(folder, name)
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(path + ".new", path)
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Writes a new JSON file, and returns when it is on disk; one that was cut short is not read as JSON.
+
+    One flush: the file systems of Linux write the name of a new file with it, where one that is renamed takes another.
+    """
+    descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
+        data = json.dumps(content).encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -295,8 +298,8 @@ class Launcher:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        with open(os.path.join(folder, "spec.json"), encoding="utf-8") as file:
-            self._spec = json.load(file)
+        with open(os.path.join(folder, "spec.json"), "rb", buffering=0) as file:
+            self._spec = json.loads(file.read())
         self._killer = ProcessGroupKiller(self._spec["cgroup"])
         self._pid = 0
         self._status: int | None = None
@@ -312,13 +315,14 @@ class Launcher:
 
     def run(self) -> None:
         """Runs the process to its end."""
-        ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+        _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_stop)
-        signal.signal(signal.SIGCHLD, _on_child)
+        signal.signal(signal.SIGCHLD, _wake_poll)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+            # Not ignored, which the process would inherit.
+            signal.signal(number, _wake_poll)
         owner = self._spec.get("user") or {}
         log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"], owner.get("uid", -1))
         poll = select.poll()
@@ -327,7 +331,12 @@ class Launcher:
         write_durably(
             self._folder,
             "running.json",
-            {"pid": os.getpid(), "start_ticks": read_start_ticks(os.getpid()), "started_ns": self._started_ns},
+            {
+                "key": self._spec["key"],
+                "pid": os.getpid(),
+                "start_ticks": read_start_ticks(os.getpid()),
+                "started_ns": self._started_ns,
+            },
         )
         output = self._start(poll)
         while not self._reap():
@@ -355,23 +364,51 @@ class Launcher:
         except OSError as error:
             self._reason, self._status = f"cannot open its streams: {os.strerror(error.errno or errno.EIO)}", _FAILED
             return -1
-        failure, failure_write = os.pipe2(os.O_CLOEXEC)
-        self._pid = os.fork()
-        if self._pid == 0:
-            _run_command(self._spec, streams, failure_write)
-        os.close(failure_write)
-        for descriptor in set(streams):
-            os.close(descriptor)
-        problem = b""
-        while part := os.read(failure, 4096):
-            problem += part
-        os.close(failure)
-        self._reason = problem.decode("utf-8", "replace")
+        try:
+            if not (_is_spawnable(self._spec) and self._spawn(streams)):
+                self._fork(streams)
+        finally:
+            for descriptor in set(streams):
+                os.close(descriptor)
         if self._spec["time_limit_s"]:
             self._limit_at_s = _now_s() + self._spec["time_limit_s"]
         os.set_blocking(output, False)
         poll.register(output, select.POLLIN)
         return output
+
+    def _spawn(self, streams: "tuple[int, int]") -> bool:
+        """Starts the process without a copy of this one, which would cost more than the rest of a start.
+
+        Returns whether this interpreter can.
+        """
+        try:
+            os.umask(_UMASK)
+            self._reason = _enter(str(self._spec["working_directory"]))
+            if self._reason:
+                self._status = _NOT_EXECUTABLE << 8
+            else:
+                self._pid = _spawn_command(self._spec["argv"], self._spec["environment"], streams)
+        except OSError as error:
+            code, self._reason = _describe_failure(str(self._spec["argv"][0]), error)
+            self._status = code << 8
+        except NotImplementedError:
+            # Built for a C library without sessions in `posix_spawn`.
+            return False
+        finally:
+            os.chdir("/")
+        return True
+
+    def _fork(self, streams: "tuple[int, int]") -> None:
+        failure, failure_write = os.pipe2(os.O_CLOEXEC)
+        self._pid = os.fork()
+        if self._pid == 0:
+            _run_command(self._spec, streams, failure_write)
+        os.close(failure_write)
+        problem = b""
+        while part := os.read(failure, 4096):
+            problem += part
+        os.close(failure)
+        self._reason = problem.decode("utf-8", "replace")
 
     def _open_streams(self, poll: "select.poll") -> "tuple[tuple[int, int], int]":
         """Opens standard input and output of the process, and what its output is read from."""
@@ -474,7 +511,7 @@ class Launcher:
         }
 
 
-def _on_child(_number: int, _frame: object) -> None:
+def _wake_poll(_number: int, _frame: object) -> None:
     """Wakes the poll, by the wake-up descriptor."""
 
 
@@ -501,15 +538,58 @@ def _was_out_of_memory(cgroup: str) -> bool:
         return False
 
 
+def _is_spawnable(spec: dict[str, object]) -> bool:
+    """Returns whether a process needs nothing between fork and exec that only its own code can do."""
+    return not spec["cgroup"] and not spec.get("user") and spec.get("input") != "terminal"
+
+
+def _spawn_command(argv: "list[str]", environment: "dict[str, str]", streams: "tuple[int, int]") -> int:
+    """Starts a command, found as `os.execvpe` finds it, in a session of its own; raises OSError."""
+    source, output = streams
+    actions = [(os.POSIX_SPAWN_DUP2, source, 0), *((os.POSIX_SPAWN_DUP2, output, target) for target in (1, 2))]
+    folders = [b""] if "/" in argv[0] else os.get_exec_path(environment)
+    refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for folder in folders:
+        try:
+            return os.posix_spawn(
+                os.path.join(os.fsencode(folder), os.fsencode(argv[0])),
+                argv,
+                environment,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_IGNORED_BY_PYTHON,
+            )
+        except OSError as error:
+            # One that is there and cannot be run is what the user wants to hear of.
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR) and isinstance(refused, FileNotFoundError):
+                refused = error
+    raise refused
+
+
+def _enter(directory: str) -> str:
+    """Makes a folder the current one; returns why that is impossible."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        return f"cannot enter {directory}: {os.strerror(error.errno or errno.EIO)}"
+    return ""
+
+
+def _describe_failure(program: str, error: OSError) -> "tuple[int, str]":
+    """Returns the exit code, as a shell has it, and the reason of a command that cannot be executed."""
+    if isinstance(error, FileNotFoundError):
+        return _NOT_FOUND, f"cannot run {program!r}: not found"
+    return _NOT_EXECUTABLE, f"cannot run {program!r}: {os.strerror(error.errno or errno.EIO)}"
+
+
 def _run_command(spec: dict[str, object], streams: "tuple[int, int]", failure: int) -> None:
     """In the child: becomes the command; never returns."""
     code, problem, program = _NOT_EXECUTABLE, "", str(spec["argv"][0])  # type: ignore[index]
     try:
         problem = _become(spec, streams)
-    except FileNotFoundError:
-        code, problem = _NOT_FOUND, f"cannot run {program!r}: not found"
     except OSError as error:
-        problem = f"cannot run {program!r}: {os.strerror(error.errno or errno.EIO)}"
+        code, problem = _describe_failure(program, error)
     except BaseException as error:  # noqa: BLE001  # whatever it is, two launchers must not run on
         problem = f"cannot start: {error}"
     with contextlib.suppress(OSError):
@@ -531,20 +611,17 @@ def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
         os.setgroups(user["groups"])  # type: ignore[index]
         os.setgid(user["gid"])  # type: ignore[index]
         os.setuid(user["uid"])  # type: ignore[index]
-    directory = str(spec["working_directory"])
-    try:
-        os.chdir(directory)
-    except OSError as error:
-        return f"cannot enter {directory}: {os.strerror(error.errno or errno.EIO)}"
+    problem = _enter(str(spec["working_directory"]))
+    if problem:
+        return problem
     os.umask(_UMASK)
     source, output = streams
     for descriptor, target in ((source, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, target)
-    # A daemon started in the background passes ignored signals on, and Python ignores SIGPIPE.
+    # What has a handler here gets its default by exec.
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     argv: list[str] = list(spec["argv"])  # type: ignore[call-overload]
     # All other descriptors, the lock among them, close on exec.
@@ -560,7 +637,11 @@ def serve(control: socket.socket) -> None:
     """
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _on_child)
+    signal.signal(signal.SIGCHLD, _wake_poll)
+    for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
+        # A daemon started in the background passes ignored signals on.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # What is here already is not looked at again, so that its pages stay shared with every launcher.

@@ -141,7 +141,8 @@ class LocalEngine:
         for folder in folders:
             if (folder / _COLLECTED).exists() or not folder.exists():
                 continue
-            spec = _read_json(folder / _SPEC)
+            # After a loss of power the second may be there alone: only it was flushed.
+            spec = _read_json(folder / _SPEC) or _read_json(folder / _RUNNING)
             if spec is None:
                 # Its start was cut short before there was anything to start.
                 shutil.rmtree(folder, ignore_errors=True)
@@ -441,8 +442,8 @@ class LocalEngine:
             spec["terminal_size"] = size.rows, size.columns
         # It may hold secrets of the environment.
         descriptor = os.open(folder / _SPEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(spec, file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(spec).encode())
 
     def _checkpoint_folder(self, key: AttemptKey) -> Path:
         return self._checkpoints / _folder_name(AttemptKey(key.workload_id, key.replica, 0)).removesuffix(".0")

@@ -246,6 +246,8 @@ class AgentNode:
         self._readiness = readiness
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
+        # Of attempts that have begun; anything else that changes goes at once, and takes them along.
+        self._is_start_report_due, self._has_untold_starts = True, False
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks: deque[LogChunk | InputResult] = deque()
         self._streams = 0
@@ -532,6 +534,7 @@ class AgentNode:
             self._answers.append(self.guard.applied)
         self.connected = True
         self._reported.clear()
+        self._is_start_report_due = True
         self._chunks.clear()
         self._log_requests.clear()
         self._streams += 1
@@ -674,12 +677,23 @@ class AgentNode:
         self.answer_log_requests()
         self.wake()
 
+    def report_starts(self) -> None:
+        """Lets the controller know which attempts have begun, unless it was told meanwhile; called at intervals."""
+        if self._has_untold_starts:
+            self._is_start_report_due = True
+            self.wake()
+
     def _next_report(self) -> AttemptReport | None:
         """Returns the attempts that the controller was not told of on this stream, as they are now."""
         if self._processes is None:
             return None
         now = self._processes.list_attempts()
         changed = {key: status for key, status in now.items() if self._reported.get(key) != status}
+        is_urgent = any(status.is_over or key in self._reported for key, status in changed.items())
+        if not (is_urgent or self._is_start_report_due):
+            self._has_untold_starts = bool(changed)
+            return None
+        self._is_start_report_due = self._has_untold_starts = False
         sent = dict(islice(changed.items(), ATTEMPTS_MOST))
         self._reported = {key: status for key, status in self._reported.items() if key in now} | sent
         return AttemptReport(attempts=tuple(sent.values())) if sent else None

@@ -19,7 +19,7 @@ from eelgrid_controller.placement.explanations import (
     describe_pending_reason,
     make_outcome_event,
 )
-from eelgrid_controller.placement.placer import WorkloadPlacer
+from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import NOT_BY_QUOTA, FairRound
@@ -181,8 +181,13 @@ class _RetryStep:
         has_rules, has_queues, has_news = self._chooser.uses_engine_rules, self._queues.is_active, self._has_news
         # An engine's rules and spending limits are of single workloads.
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
+        # Then a request that has failed is all that is to be known of work behind it: a queue of thousands is looked
+        # through for each GPU that becomes free.
+        is_plain = has_equals and not (has_queues or self._state.policy.reservations or len(self._state.nominations))
         for ticket in tickets:
             workload = workloads[ticket[2]]
+            if is_plain and self._waits_as_before(workload):
+                continue
             if (
                 is_sliced(workload)
                 or self._preemptions.is_nominated(ticket[2])
@@ -234,6 +239,17 @@ class _RetryStep:
                 version = self._queues.get_use_version(spec) if is_refused else NOT_BY_QUOTA
                 self._skip_equals(self.fair_round, reason, version)
         return None
+
+    def _waits_as_before(self, workload: Workload) -> bool:
+        """Returns whether work without queues and reservations waits for what it waited for, and nothing is kept for it."""
+        spec = workload.spec
+        why = self.failed.get((spec.request, spec.required_traits, spec.process is not None, NO_NODES, ()))
+        return (
+            why is not None
+            and spec.replicas >= why[0]
+            and workload.reason == why[1]
+            and not (self._backfill.holds_start(workload) or self._backfill.reserves_for(workload))
+        )
 
     def _keep_capacity(self, workload: Workload, spec: WorkloadSpec) -> None:
         """Holds freed capacity for work that waits for it alone, and reserves its start, as far as it is owed these."""

@@ -53,8 +53,8 @@ from eelgrid_protos.messages import (
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 DEFAULT_PLACEMENT_POLICY = "eelgrid"
-# Above this share of stale rows, building the index again is as cheap.
-_STALE_SHARE = 2
+# Above this share of stale rows, building the index again is as cheap; never for a few of them.
+_STALE_SHARE, _STALE_FEW = 2, 4
 _MOMENTS = 2**31
 # To which tasks that would fit are counted.
 _TASKS_MOST = 1_000_000
@@ -405,7 +405,7 @@ class Planner:
             stale = snapshot.changes[memory.read :]
             memory.read += len(stale)
             rows = sorted(set(stale))
-            few = len(rows) * _STALE_SHARE <= len(snapshot.names)
+            few = len(rows) <= max(_STALE_FEW, len(snapshot.names) // _STALE_SHARE)
             if not rows or (few and self._update(memory.candidates, snapshot, rows)):
                 if memory.quotes != snapshot.quotes:
                     memory.quotes = snapshot.quotes

@@ -363,9 +363,9 @@ class ControllerLoop:
 
         return await self.command(apply, is_decision=True, call=call)
 
-    async def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus]) -> int:
-        """Records what an agent reports of processes; returns how many reports are about earlier attempts."""
-        return await self.command(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))
+    def queue_attempts(self, node_name: str, statuses: Sequence[AttemptStatus]) -> asyncio.Future[int]:
+        """Queues what an agent reports of processes; the result is how many reports are about earlier attempts."""
+        return self._enqueue(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))
 
     async def update_policy(self, policy: Policy, *, call: AuditedCall | None = None) -> Policy:
         """Puts a policy in force."""
@@ -498,18 +498,19 @@ class ControllerLoop:
         entries: tuple[AuditEntry, ...] = (),
     ) -> _Result:
         """Queues a change of the core, and returns its result once that is on disk. Raises Fault."""
+        result: _Result = await self._enqueue(apply, is_decision=is_decision, origin=origin, call=call, entries=entries)
+        return result
+
+    def _enqueue(self, apply: Callable[[Core, int], CoreStep[Any]], **described: Any) -> asyncio.Future[Any]:
+        """Queues a change of the core behind those before it; raises Fault."""
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
-        answer = asyncio.get_running_loop().create_future()
-        command = CoreCommand(
-            apply, answer, is_decision, asked_s=self.clock.monotonic_s(), origin=origin, call=call, entries=entries
-        )
-        self._queue.append(command)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.append(CoreCommand(apply, answer, asked_s=self.clock.monotonic_s(), **described))
         self._wake.set()
-        result: _Result = await command.answer
-        return result
+        return answer
 
     def _queue_own(
         self,

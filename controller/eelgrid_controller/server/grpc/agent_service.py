@@ -6,6 +6,7 @@ import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -65,6 +66,8 @@ _SESSIONS_MOST = 100_000
 _EVENTS_PER_S = 5.0
 _EVENTS_AHEAD_S = 10.0
 _DETAIL_SHOWN_MOST = 300
+# Reports of one node that the journal has not written yet: those that come together are one commit.
+_REPORTS_AHEAD_MOST = 16
 # Of one node at a time, and how long an agent may take beyond what it was told to wait.
 _STREAM_REQUESTS_MOST = 256
 _LOG_WITHIN_S = 10.0
@@ -103,6 +106,8 @@ class _Session:
         self.wake = asyncio.Event()
         self.is_over = False
         self.end: Exception | None = None
+        # Reports of processes that are queued and not on disk.
+        self.reports: set[asyncio.Future[int]] = set()
         # Requests for output and chunks of input to send, and the answers that somebody waits for.
         self.stream_requests: deque[LogRequest | InputChunk] = deque()
         self._stream_answers: dict[int, asyncio.Future[LogChunk | InputResult]] = {}
@@ -496,7 +501,7 @@ class AgentService:
                 for status in report.attempts:
                     if not is_stale(workloads.get(status.workload_id), session.node_name, status):
                         self._telemetry.progress.record(status)
-                self.stale_attempts += await self._loop.record_attempts(session.node_name, report.attempts)
+                await self._queue_report(session, report)
             case LogChunk() | InputResult() as answer:
                 session.on_stream_answer(answer)
             case HeldDevices() as held:
@@ -506,6 +511,26 @@ class AgentService:
             case None:
                 # A newer agent says something that this version does not know.
                 pass
+
+    async def _queue_report(self, session: _Session, report: AttemptReport) -> None:
+        """Queues a report, and lets the stream be read on: what follows may go to disk with it."""
+        if len(session.reports) >= _REPORTS_AHEAD_MOST:
+            await asyncio.wait(session.reports, return_when=asyncio.FIRST_COMPLETED)
+        if session.is_over:
+            return
+        answer = self._loop.queue_attempts(session.node_name, report.attempts)
+        session.reports.add(answer)
+        answer.add_done_callback(partial(self._on_report_written, session))
+
+    def _on_report_written(self, session: _Session, answer: asyncio.Future[int]) -> None:
+        """A report is on disk, or was refused: then the agent tells it again, on another stream."""
+        session.reports.discard(answer)
+        if answer.cancelled():
+            return
+        if (fault := answer.exception()) is not None:
+            session.close(fault if isinstance(fault, Exception) else None)
+        else:
+            self.stale_attempts += answer.result()
 
     def _trace_plan_message(self, node_name: str, message: NodePlan | PlanApplied) -> None:
         for listener in self.listeners:

@@ -1,0 +1,87 @@
+"""When a node tells what became of its attempts: ends at once, starts with others."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from tests.builders.agent import ManualClock, build_agent_node, build_devices
+
+from eelgrid_agent.engine.port import AttemptKey
+from eelgrid_protos.messages import AttemptReport, AttemptState, AttemptStatus, Cadence, Welcome
+
+WELCOME = Welcome(acknowledged_sequence=0, cadence=Cadence())
+
+
+def running(name):
+    return AttemptStatus(workload_id=name, replica=0, attempt=1, state=AttemptState.RUNNING, started_ns=5)
+
+
+class ReportedAttempts:
+    """A node whose attempts change as a test says, and the reports that it would send."""
+
+    def __init__(self):
+        self._attempts, self.wakes = {}, 0
+        self._processes = SimpleNamespace(list_attempts=lambda: self._attempts, on_change=None)
+        clock = ManualClock()
+        self.node = build_agent_node(build_devices(clock), clock, processes=self._processes)
+        self.node.on_welcome(WELCOME)
+        self.read()
+        self.node.wake = self._count
+
+    def _count(self):
+        self.wakes += 1
+
+    def change(self, *statuses):
+        for one in statuses:
+            self._attempts[AttemptKey(one.workload_id, one.replica, one.attempt)] = one
+        self._processes.on_change()
+
+    def read(self):
+        """The ids in the reports that are due."""
+        found = []
+        while (message := self.node.next_message()) is not None:
+            if isinstance(message.message, AttemptReport):
+                found.append([one.workload_id for one in message.message.attempts])
+        return found
+
+
+def test_starts_are_told_together_at_intervals():
+    told = ReportedAttempts()
+    told.change(running("a"))
+    assert told.read() == []
+    told.change(running("b"))
+    assert told.read() == []
+    told.node.report_starts()
+    assert told.read() == [["a", "b"]]
+    wakes = told.wakes
+    told.node.report_starts()
+    assert (told.read(), told.wakes) == ([], wakes)
+
+
+def test_an_end_is_told_at_once_and_takes_starts_along():
+    told = ReportedAttempts()
+    told.change(running("a"))
+    told.read()
+    told.node.report_starts()
+    assert told.read() == [["a"]]
+    told.change(running("b"))
+    told.read()
+    told.change(replace(running("a"), state=AttemptState.ENDED, ended_ns=9, exit_code=0))
+    assert told.read() == [["a", "b"]]
+
+
+def test_a_checkpoint_of_a_known_attempt_is_told_at_once():
+    told = ReportedAttempts()
+    told.change(running("a"))
+    told.read()
+    told.node.report_starts()
+    assert told.read() == [["a"]]
+    told.change(replace(running("a"), checkpointed_ns=7))
+    assert told.read() == [["a"]]
+
+
+def test_a_new_stream_is_told_everything_at_once():
+    told = ReportedAttempts()
+    told.change(running("a"))
+    assert told.read() == []
+    told.node.on_welcome(WELCOME)
+    assert told.read() == [["a"]]
