@@ -16,7 +16,7 @@ when it becomes later, with the cause. A change of up to the tolerance of an ove
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
@@ -39,7 +39,12 @@ from eelgrid_controller.queueing.reservations import (
     list_closed_nodes,
     list_closing_reservations,
 )
-from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
+from eelgrid_controller.queueing.runtime_estimates import (
+    OVERRUN_TOLERANCE_NS,
+    STATED_SOURCES,
+    compute_end_ns,
+    estimate_runtime,
+)
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.events import (
@@ -86,6 +91,8 @@ _REPLANS_MOST = 64
 _RENEWED_MOST = 16
 # Times and searches for what is asked of at its submission.
 _ADMISSION_TIMES_MOST, _ADMISSION_SEARCHES_MOST = 256, 16
+# Jobs that give back what they do not need, at one admission.
+_RELEASES_MOST = 16
 # Events by which nodes may have more room than was expected.
 _WITH_CAPACITY = (
     NodeJoined,
@@ -132,6 +139,8 @@ class BackfillPlanner:
         self._may_improve, self._has_freed = True, True
         self._replans = 0
         self._promised = {key for key in state.pending if state.workloads[key].promise is not None}
+        # What running jobs could give back for work that would be refused.
+        self.list_releases: Callable[[int], list[WorkloadScaled]] = lambda _: []
         # When a round last began: what reservations closed by time before it has been tried.
         self._begun_ns = 0
 
@@ -318,7 +327,7 @@ class BackfillPlanner:
         if self.reserves_for(workload):
             return False
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
-        is_stated = estimate is not None and estimate.source in (RuntimeSource.USER, RuntimeSource.TIME_LIMIT)
+        is_stated = estimate is not None and estimate.source in STATED_SOURCES
         return is_stated or not self._reserved or not uses_presumed_runtimes(self._state.policy)
 
     def decide(
@@ -499,11 +508,11 @@ class BackfillPlanner:
 
     def admit_deadline(
         self, workload: Workload, decision: PlacementDecision, now_ns: int
-    ) -> tuple[WorkloadPromised, ...]:
-        """Decides whether the deadline of work that is being submitted can be promised; returns the promise of its start.
+    ) -> tuple[WorkloadScaled | WorkloadPromised, ...]:
+        """Decides whether the deadline of work that is being submitted can be promised; returns the promise of its start, last.
 
-        Nothing is promised to work that starts now, and to work without such a deadline. Raises InvalidArgument, which names
-        the field, the earliest possible end and the remedy, and ResourceExhausted.
+        Before it, what grown jobs give back. Nothing is promised to work that starts now, and to work without such a deadline.
+        Raises InvalidArgument, which names the field, the earliest possible end and the remedy, and ResourceExhausted.
         """
         spec = workload.spec
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
@@ -514,21 +523,58 @@ class BackfillPlanner:
         if decision.placements:
             check_end(workload, compute_end_ns(now_ns, estimate))
             return ()
-        others = [one for one in self._list_in_force(is_round=False) if one.priority >= spec.priority]
-        found = None
-        if decision.hold is None:
-            found = self._searcher.find_start(
-                workload,
-                others,
-                now_ns,
-                not_before_ns=get_earliest_start_ns(workload),
-                times_most=_ADMISSION_TIMES_MOST,
-                searches_most=_ADMISSION_SEARCHES_MOST,
-            )
+        found, freed = self.find_promised_start(workload, decision, now_ns)
         check_end(workload, None if found is None else found.end_ns)
         assert found is not None
         promise = self._make_promise(replace(found, is_kept=True), cause="")
-        return (WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise),)
+        return (*freed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise))
+
+    def find_promised_start(
+        self, workload: Workload, decision: PlacementDecision, now_ns: int
+    ) -> tuple[ReservedStart | None, tuple[WorkloadScaled, ...]]:
+        """Returns the earliest start of work that is being submitted, and what grown jobs give back for it.
+
+        They give nothing back where it ends by its deadline anyway. None if no start is known.
+        """
+        found = None if decision.hold is not None else self._search_admission(workload, (), now_ns)
+        deadline = workload.spec.deadline
+        if decision.hold is not None or deadline is None or (found is not None and found.end_ns <= deadline.end_ns):
+            return found, ()
+        is_waiting = bool(decision.withheld) or decision.queue_hold is not None
+        freed = () if is_waiting else tuple(self.list_releases(now_ns)[:_RELEASES_MOST])
+        then = self._search_admission(workload, freed, now_ns) if freed else None
+        if then is None or then.end_ns > deadline.end_ns:
+            return found, ()
+        for one in freed:
+            # What is not needed stays.
+            fewer = tuple(other for other in freed if other is not one)
+            without = self._search_admission(workload, fewer, now_ns)
+            if without is not None and without.end_ns <= deadline.end_ns:
+                then, freed = without, fewer
+        return then, freed
+
+    def _search_admission(
+        self, workload: Workload, freed: tuple[WorkloadScaled, ...], now_ns: int
+    ) -> ReservedStart | None:
+        priority = workload.spec.priority
+        return self._searcher.find_start(
+            workload,
+            [one for one in self._list_in_force(is_round=False) if one.priority >= priority],
+            now_ns,
+            not_before_ns=get_earliest_start_ns(workload),
+            freed=freed,
+            is_from_now=bool(freed),
+            times_most=_ADMISSION_TIMES_MOST,
+            searches_most=_ADMISSION_SEARCHES_MOST,
+        )
+
+    def list_reserved_nodes(self) -> frozenset[str]:
+        """Returns the nodes on which starts are reserved."""
+        return frozenset(name for one in self._list_in_force(is_round=False) for name in one.places)
+
+    def list_live_deadlines(self) -> list[Workload]:
+        """Returns the live work with a promised deadline."""
+        return self._deadlines.list_live()
 
     def _promise(self, workload: Workload, found: ReservedStart, now_ns: int) -> list[Event]:
         before, placements = workload.promise, found.placements if found.is_kept else ()
@@ -567,7 +613,7 @@ class BackfillPlanner:
         """Returns why a promised start has become later: the constraint's name, a colon and a sentence."""
         promise, before = workload.promise, self._before.get(workload.workload_id)
         for key in promise.waits_for if promise is not None else ():
-            if self.ends.is_overrunning(key, now_ns):
+            if self.ends.is_overrunning(key, now_ns) or self._is_slower(key, workload, now_ns):
                 return f"overrun: {key} runs for longer than expected"
         if workload.reason.partition(":")[0] in _LIMITS:
             return workload.reason
@@ -588,3 +634,10 @@ class BackfillPlanner:
         if closed:
             return f"reservation: {closed[0]} holds nodes that it would have started on"
         return "order: work that goes before it has started, or running work has grown or moved"
+
+    def _is_slower(self, workload_id: str, waiting: Workload, now_ns: int) -> bool:
+        """Returns whether an elastic job ends later than the start that waits for it was promised: it was measured to be slower."""
+        running, promise = self._state.workloads.get(workload_id), waiting.promise
+        if running is None or running.share is None or promise is None:
+            return False
+        return self.ends.get_end_ns(workload_id, now_ns) > promise.start_ns + OVERRUN_TOLERANCE_NS

@@ -170,6 +170,7 @@ def list_submitted(event: WorkloadSubmitted | ArraySubmitted) -> Iterator[Worklo
             phase=WorkloadPhase.PENDING,
             submitted_ns=event.time_ns,
             owner=event.owner,
+            share=event.share,
         )
         return
     spec, array_id = event.spec, event.array_id

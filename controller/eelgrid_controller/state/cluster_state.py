@@ -31,6 +31,7 @@ from typing import Any, Self, assert_never
 from eelgrid_controller.state.array_elements import ArrayElements, list_submitted
 from eelgrid_controller.state.attempts import apply_attempt, find_outcome, holds_until_stopped, must_stop
 from eelgrid_controller.state.cordons import OperatorCordon
+from eelgrid_controller.state.deadline_changes import apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
@@ -73,6 +74,7 @@ from eelgrid_controller.state.events import (
     WorkloadReleased,
     WorkloadRetried,
     WorkloadScaled,
+    WorkloadShareChanged,
     WorkloadStopping,
     WorkloadSubmitted,
     policy_to_plain,
@@ -104,7 +106,7 @@ from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitione
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import DeadlineBreach, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
@@ -239,8 +241,8 @@ class ClusterState:
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
             case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | WorkloadHeld() | WorkloadReleased():
                 touched = self._apply_waiting(event)
-            case DeadlineBroken():
-                touched = self._apply_breach(event)
+            case DeadlineBroken() | WorkloadShareChanged():
+                touched = self._apply_deadline_event(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
             case PreemptionRefused():
@@ -374,13 +376,11 @@ class ClusterState:
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
-    def _apply_breach(self, event: DeadlineBroken) -> frozenset[str]:
-        workload = self.workloads.get(event.workload_id)
-        if workload is None or workload.phase.is_ended or workload.deadline_breach is not None:
-            raise ContradictoryEvent(f"workload {event.workload_id} has no deadline to break")
-        breach = DeadlineBreach(time_ns=event.time_ns, cause=event.cause)
-        self.workloads[event.workload_id] = replace(workload, deadline_breach=breach, revision=self.revision + 1)
-        self.broken_deadlines.add(event.workload_id)
+    def _apply_deadline_event(self, event: DeadlineBroken | WorkloadShareChanged) -> frozenset[str]:
+        after = apply_deadline_event(self.workloads.get(event.workload_id), event)
+        self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
+        if isinstance(event, DeadlineBroken):
+            self.broken_deadlines.add(event.workload_id)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:

@@ -10,6 +10,7 @@ Must not know who reacts to an event.
     WorkloadDeferred -> WorkloadHeld -> WorkloadReleased -> WorkloadPlaced
     AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> (WorkloadPromised | DeadlineBroken)* -> WorkloadPlaced -> DeadlineBroken
+    WorkloadSubmitted -> WorkloadShareChanged* -> WorkloadPlaced -> (WorkloadShareChanged | WorkloadScaled)*, of elastic jobs
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     ArraySubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced, of each element
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
@@ -36,6 +37,7 @@ from eelgrid_protos.messages import (
     SPENDING_LIMITS_MOST,
     UNKNOWN_WORKLOADS_MOST,
     AttemptStatus,
+    ElasticShare,
     GpuLayout,
     Inventory,
     MeasuredPoint,
@@ -219,6 +221,8 @@ class WorkloadSubmitted:
     workload_id: Identifier
     spec: WorkloadSpec
     owner: Label = ""
+    # Of an elastic job with a promised deadline; the spec has the replicas and the model of its admission.
+    share: ElasticShare | None = None
 
 
 def make_element_id(array_id: str, index: int) -> str:
@@ -298,6 +302,8 @@ class WorkloadScaled:
     released: Annotated[tuple[Count, ...], Many(10_000)] = ()
     placements: Annotated[tuple[Placement, ...], Many(10_000)] = ()
     explanation: Annotated[tuple[ReplicaExplanation, ...], Many(EXPLAINED_REPLICAS_MOST)] = ()
+    # Of an elastic job with a promised deadline: as of this time, before it goes on with the new replicas.
+    share: ElasticShare | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,6 +484,18 @@ class DeadlineBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadShareChanged:
+    """The share of a live elastic job changed: its progress was measured, or while it waits it was given another size.
+
+    A pending one is no longer promised the start that it had.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    share: ElasticShare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadStopping:
     """The processes of a placed workload must end; it holds its devices until the end of each was reported."""
 
@@ -588,6 +606,7 @@ Event = (
     | WorkloadRetried
     | ArraySubmitted
     | DeadlineBroken
+    | WorkloadShareChanged
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -632,6 +651,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_retried": WorkloadRetried,
     "workload_array_submitted": ArraySubmitted,
     "deadline_broken": DeadlineBroken,
+    "workload_share_changed": WorkloadShareChanged,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (
@@ -653,7 +673,7 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     # What is absent is left out, as in the formats without it, which older versions read.
     match event:
         case WorkloadSubmitted():
-            _omit_defaults(body, event, ("owner",))
+            _omit_defaults(body, event, ("owner", "share"))
             _omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))
             if event.spec.process is not None:
                 _omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
@@ -707,7 +727,9 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
 
 
 def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> dict[str, Any]:
-    released = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
+    released: dict[str, Any] = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
+    if isinstance(event, WorkloadScaled) and event.share is not None:
+        released["share"] = to_plain(event.share)
     return {
         "time_ns": event.time_ns,
         "workload_id": event.workload_id,
