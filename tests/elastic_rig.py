@@ -51,7 +51,8 @@ class ElasticSimulation(Simulation):
         self.apply(self.core.scale(key, replicas, now_ns=self.now_s * S))
 
     def report(self, key, work_done):
-        self.apply(self.core.record_progress(key, float(work_done), now_ns=self.now_s * S))
+        now_ns = self.now_s * S
+        self.apply(self.core.record_progress(key, float(work_done), at_ns=now_ns, now_ns=now_ns))
 
     def list_elastic(self):
         return [

@@ -181,3 +181,19 @@ def test_of_several_models_one_with_known_rates_is_chosen_and_kept():
     job = found.submit_elastic("due", {1: 1.0, 2: 1.8}, 1000, 2000)
     assert job.spec.request.gpu_models == (MODEL,)
     assert {one.node_name for one in job.placements} == {"b"}
+
+
+def test_a_job_that_loses_its_start_is_given_the_size_with_which_it_still_ends_in_time():
+    found = ElasticSimulation(build_node("a", gpus=1), build_node("b", gpus=4))
+    found.submit("first", 1, 300)
+    found.submit("other", 4, 600, priority=1)
+    job = found.submit_elastic("due", RATES, 1000, 1 + 1350)
+    assert (job.spec.replicas, job.promise.start_ns) == (1, 301 * S)
+    found.apply(found.core.cordon_node("a", now_ns=found.now_s * S))
+    found.wake()
+    job = found.core.workload("due")
+    assert (job.spec.replicas, job.promise.start_ns, job.promise.cause) == (2, 601 * S, "node: a is cordoned")
+    found.advance(3000)
+    assert found.ended["due"] <= 1351
+    assert not list_breaches(found)
+    check_replay(found)

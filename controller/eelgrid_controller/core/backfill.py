@@ -34,6 +34,7 @@ from eelgrid_controller.queueing.backfill import (
     is_start_free,
     sum_gpu_milli,
 )
+from eelgrid_controller.queueing.elastic_shares import list_enough
 from eelgrid_controller.queueing.reservations import (
     list_boundaries,
     list_closed_nodes,
@@ -70,6 +71,7 @@ from eelgrid_controller.state.events import (
     WorkloadPromised,
     WorkloadRetried,
     WorkloadScaled,
+    WorkloadShareChanged,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
@@ -288,8 +290,33 @@ class BackfillPlanner:
         reserved = {one.workload_id for one in self._reserved}
         missing = [one for one in self._deadlines.list_pending() if one.workload_id not in reserved and not one.held_by]
         for workload in missing[:_RENEWED_MOST]:
-            events += self.reserve_start(workload, now_ns)
+            events += self._reserve_share(workload, now_ns) or self.reserve_start(workload, now_ns)
         return events
+
+    def _reserve_share(self, workload: Workload, now_ns: int) -> list[Event]:
+        """Reserves a start of an elastic job with the fewest replicas with which it still ends in time; none if none do."""
+        share, deadline = workload.share, workload.spec.deadline
+        if share is None or deadline is None:
+            return []
+        others = [one for one in self._reserved if one.workload_id in self._state.pending]
+        binding = [one for one in others if one.priority >= workload.spec.priority]
+        begin_ns = get_earliest_start_ns(workload)
+        for count in list_enough(workload, max(now_ns, begin_ns)):
+            resized = replace(share, replicas=count)
+            one = replace(workload, share=resized, spec=replace(workload.spec, replicas=count), promise=None)
+            found = self._searcher.find_start(one, binding, now_ns, not_before_ns=begin_ns)
+            if found is None or found.end_ns > deadline.end_ns:
+                continue
+            if count == workload.spec.replicas:
+                return []
+            found = replace(found, is_kept=True)
+            self._reserved = [*others, found]
+            if len(binding) < len(others):
+                self._drop_displaced(found, now_ns)
+            changed = WorkloadShareChanged(time_ns=now_ns, workload_id=workload.workload_id, share=resized)
+            promise = self._make_promise(found, cause=self._find_cause(workload, now_ns))
+            return [changed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise)]
+        return []
 
     def _renew_late(self, now_ns: int) -> list[Event]:
         """Searches another start for work that was promised one by now and has not started, such as for want of quota."""

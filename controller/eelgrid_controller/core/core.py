@@ -377,11 +377,10 @@ class Core:
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
         return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
 
-    def record_progress(self, workload_id: str, work_done: float, *, now_ns: int) -> CoreStep[None]:
-        """Records how much of its work a job with an elastic deadline has done; one that would be late grows. Raises NotFound."""
-        events = self._elastic.record_progress(
-            self.workload(workload_id), work_done, self._quote_if_due(now_ns), now_ns
-        )
+    def record_progress(self, workload_id: str, work_done: float, *, at_ns: int, now_ns: int) -> CoreStep[None]:
+        """Records how much a job with an elastic deadline had done at a time; one that would be late grows. Raises NotFound."""
+        workload, quoted = self.workload(workload_id), self._quote_if_due(now_ns)
+        events = self._elastic.record_progress(workload, work_done, quoted, at_ns=at_ns, now_ns=now_ns)
         return self._with_retry(events, None, self._apply_all(events), now_ns, frees=bool(events))
 
     def move_to_queue(self, workload_id: str, queue: str, *, now_ns: int) -> CoreStep[Workload]:

@@ -136,13 +136,13 @@ class ElasticDeadlines:
         return events
 
     def record_progress(
-        self, workload: Workload, work_done: float, quoted: tuple[PricesQuoted, ...], now_ns: int
+        self, workload: Workload, work_done: float, quoted: tuple[PricesQuoted, ...], *, at_ns: int, now_ns: int
     ) -> list[Event]:
-        """Returns the events by which measured progress counts; a job that would be late grows if there is room.
+        """Returns the events by which the progress at a time counts; a job that would be late grows if there is room.
 
         None for work without a share, or before a minute has passed since the last.
         """
-        share = measure_share(workload, work_done, now_ns)
+        share = measure_share(workload, work_done, at_ns)
         if share is None or workload.phase is not WorkloadPhase.PLACED:
             return []
         events: list[Event] = [WorkloadShareChanged(time_ns=now_ns, workload_id=workload.workload_id, share=share)]

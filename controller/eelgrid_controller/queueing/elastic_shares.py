@@ -144,8 +144,8 @@ def advance_share(workload: Workload, now_ns: int) -> ElasticShare | None:
     return replace(share, work_done=min(done, get_work(workload)), at_ns=at_ns)
 
 
-def measure_share(workload: Workload, work_done: float, now_ns: int) -> ElasticShare | None:
-    """Returns the share of a running job whose workers report how much is done; None if that is no news yet.
+def measure_share(workload: Workload, work_done: float, at_ns: int) -> ElasticShare | None:
+    """Returns the share of a running job whose workers report how much was done at a time; None if that is no news yet.
 
     It is news after a minute. Less than was reported before is the work since a checkpoint, which was lost.
     """
@@ -153,7 +153,7 @@ def measure_share(workload: Workload, work_done: float, now_ns: int) -> ElasticS
     if share is None:
         return None
     begun_ns = max(share.at_ns, workload.placed_ns)
-    seconds = (now_ns - begun_ns) / _NS
+    seconds = (at_ns - begun_ns) / _NS
     if seconds < _WINDOW_S:
         return None
     pace = share.pace
@@ -161,7 +161,7 @@ def measure_share(workload: Workload, work_done: float, now_ns: int) -> ElasticS
         rate_hz = read_curve(share.rates).get_rate_hz(workload.spec.replicas)
         low, high = _PACES
         pace = min(high, max(low, (work_done - share.work_done) / seconds / rate_hz))
-    return replace(share, work_done=min(work_done, get_work(workload)), at_ns=now_ns, pace=pace)
+    return replace(share, work_done=min(work_done, get_work(workload)), at_ns=at_ns, pace=pace)
 
 
 def find_least_share(workload: Workload, now_ns: int) -> int:
@@ -179,12 +179,15 @@ def find_least_share(workload: Workload, now_ns: int) -> int:
     return replicas
 
 
-def list_enough(workload: Workload) -> tuple[int, ...]:
-    """Returns the numbers of replicas on which a running job meets its promised deadline, the smallest first."""
+def list_enough(workload: Workload, begin_ns: int = 0) -> tuple[int, ...]:
+    """Returns the numbers of replicas on which a job meets its promised deadline, the smallest first.
+
+    It goes on at a time, or when it has restarted, if that is later.
+    """
     share, deadline = workload.share, workload.spec.deadline
     if share is None or deadline is None:
         return ()
-    begun_ns = max(share.at_ns, workload.placed_ns)
+    begun_ns = max(share.at_ns, workload.placed_ns, begin_ns)
     curve = read_curve(share.rates)
     left = max(0.0, get_work(workload) - share.work_done) / share.pace
     return curve.list_sufficient(left, (deadline.end_ns - begun_ns) / _NS)
