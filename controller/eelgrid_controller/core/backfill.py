@@ -16,7 +16,7 @@ when it becomes later, with the cause. A change of up to the tolerance of an ove
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
@@ -544,7 +544,7 @@ class BackfillPlanner:
         spec = workload.spec
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
         if spec.deadline is not None:
-            check_deadline(workload, estimate, len(self._deadlines.list_pending()), now_ns)
+            check_deadline(workload, estimate, self.count_promised_deadlines(), now_ns)
         if not spec.has_promised_deadline:
             return ()
         if decision.placements:
@@ -553,7 +553,7 @@ class BackfillPlanner:
         found, freed = self.find_promised_start(workload, decision, now_ns)
         check_end(workload, None if found is None else found.end_ns)
         assert found is not None
-        promise = self._make_promise(replace(found, is_kept=True), cause="")
+        promise = self.make_kept_promise(found)
         return (*freed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise))
 
     def find_promised_start(
@@ -563,37 +563,53 @@ class BackfillPlanner:
 
         They give nothing back where it ends by its deadline anyway. None if no start is known.
         """
-        found = None if decision.hold is not None else self._search_admission(workload, (), now_ns)
+        found = None if decision.hold is not None else self.search_admission(workload, now_ns)
         deadline = workload.spec.deadline
         if decision.hold is not None or deadline is None or (found is not None and found.end_ns <= deadline.end_ns):
             return found, ()
         is_waiting = bool(decision.withheld) or decision.queue_hold is not None
         freed = () if is_waiting else tuple(self.list_releases(now_ns)[:_RELEASES_MOST])
-        then = self._search_admission(workload, freed, now_ns) if freed else None
+        then = self.search_admission(workload, now_ns, freed=freed) if freed else None
         if then is None or then.end_ns > deadline.end_ns:
             return found, ()
         for one in freed:
             # What is not needed stays.
             fewer = tuple(other for other in freed if other is not one)
-            without = self._search_admission(workload, fewer, now_ns)
+            without = self.search_admission(workload, now_ns, freed=fewer)
             if without is not None and without.end_ns <= deadline.end_ns:
                 then, freed = without, fewer
         return then, freed
 
-    def _search_admission(
-        self, workload: Workload, freed: tuple[WorkloadScaled, ...], now_ns: int
+    def search_admission(
+        self,
+        workload: Workload,
+        now_ns: int,
+        *,
+        freed: tuple[WorkloadScaled, ...] = (),
+        beside: Sequence[ReservedStart] = (),
+        not_before_ns: int = 0,
+        is_from_now: bool = False,
     ) -> ReservedStart | None:
-        priority = workload.spec.priority
+        """Returns the earliest start of work that is being submitted beside all that go before it, and others; None if unknown."""
+        binding = [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
         return self._searcher.find_start(
             workload,
-            [one for one in self._list_in_force(is_round=False) if one.priority >= priority],
+            [*binding, *beside],
             now_ns,
-            not_before_ns=get_earliest_start_ns(workload),
+            not_before_ns=max(not_before_ns, get_earliest_start_ns(workload)),
             freed=freed,
-            is_from_now=bool(freed),
+            is_from_now=is_from_now or bool(freed),
             times_most=_ADMISSION_TIMES_MOST,
             searches_most=_ADMISSION_SEARCHES_MOST,
         )
+
+    def make_kept_promise(self, found: ReservedStart) -> StartPromise:
+        """Returns what is promised to work whose start was searched at its submission."""
+        return self._make_promise(replace(found, is_kept=True), cause="")
+
+    def count_promised_deadlines(self) -> int:
+        """Returns how many workloads wait that have a promised deadline."""
+        return len(self._deadlines.list_pending())
 
     def list_reserved_nodes(self) -> frozenset[str]:
         """Returns the nodes on which starts are reserved."""

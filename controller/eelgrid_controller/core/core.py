@@ -168,7 +168,9 @@ class Core:
         self._quote_if_due = self._starts.quote_prices
         self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
         self._jobs = JobControl(state, self.queues, self._conditions)
-        self._arrays = ArrayPlanner(state, self._chooser, self.queues, self._jobs, self._starts)
+        self._arrays = ArrayPlanner(
+            state, self._chooser, self.queues, self._jobs, self._starts, backfill=self._backfill
+        )
         self._retrying = RetryRounds(
             state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds
         )
@@ -272,9 +274,10 @@ class Core:
 
     def _submit_array(self, request: SubmitWorkloadRequest, owner: str, now_ns: int) -> CoreStep[Workload]:
         event = self._arrays.plan_submission(request, owner=owner, live_most=self._live_most, now_ns=now_ns)
+        promised = () if event is None else self._arrays.admit_deadline(event, now_ns)
         if event is None or request.dry_run:
             return CoreStep((), self._arrays.preview(request, event), frozenset())
-        return self._finish_step((event,), event.array_id, now_ns, frees=True)
+        return self._finish_step((event, *promised), event.array_id, now_ns, frees=True)
 
     def change_elements(
         self, change: ElementChange, workload_ids: Iterable[str], word: str = "", *, now_ns: int

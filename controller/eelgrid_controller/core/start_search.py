@@ -111,7 +111,7 @@ class StartSearch:
                         # Room only grows here, so that a node without enough free GPUs has none, as before.
                         if _has_free_gpus(records[name], workload.spec):
                             room.update_node(name, records[name])
-            times += 1
+            times += when_ns >= not_before_ns
             if searches >= searches_most or (others and times > times_most):
                 return None
             end_ns = compute_end_ns(when_ns, estimate)

@@ -157,6 +157,7 @@ def _summarize(elements: list[Workload]) -> Workload:
         held_by=held_by,
         failures=0,
         not_before_ns=0,
+        deadline_breach=next((one.deadline_breach for one in elements if one.deadline_breach), None),
         array=status,
     )
 
