@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
-from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes
+from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -141,6 +141,8 @@ class BackfillPlanner:
         self._may_improve, self._has_freed = True, True
         self._replans = 0
         self._promised = {key for key in state.pending if state.workloads[key].promise is not None}
+        # Reservations of a number of GPUs may have lost nodes; a new core cannot know.
+        self._has_lost_nodes = any(one.gpus for one in state.policy.reservations)
         # What running jobs could give back for work that would be refused.
         self.list_releases: Callable[[int], list[WorkloadScaled]] = lambda _: []
         # When a round last began: what reservations closed by time before it has been tried.
@@ -149,6 +151,7 @@ class BackfillPlanner:
     def refresh(self, event: Event) -> None:
         """Follows an event that was applied."""
         self._has_freed |= self._frees_early(event)
+        self._has_lost_nodes |= self._may_renew_nodes(event)
         self.ends.refresh(event)
         self._deadlines.refresh(event)
         match event:
@@ -239,6 +242,26 @@ class BackfillPlanner:
         """Returns a policy with the nodes of reservations that state a number of GPUs; raises InvalidArgument."""
         kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
         return choose_reserved_nodes(self._state, self._placer, self.ends, kept, policy, now_ns=now_ns)
+
+    def renew_reserved_nodes(self, now_ns: int) -> tuple[PolicyChanged, ...]:
+        """Returns the event by which reservations of a number of GPUs get other nodes for those that were lost or closed."""
+        if not self._has_lost_nodes or any(one.is_ready and not one.is_reported for one in self._state.nodes.values()):
+            return ()
+        self._has_lost_nodes = False
+        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
+        policy = renew_reserved_nodes(self._state, self.ends, kept, now_ns=now_ns)
+        if policy is None:
+            return ()
+        return (PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=policy.revision + 1)),)
+
+    def _may_renew_nodes(self, event: Event) -> bool:
+        """Returns whether a reservation of a number of GPUs may have lost a node by an event, or find what it lacks."""
+        reservations = [one for one in self._state.policy.reservations if one.gpus]
+        if not reservations:
+            return False
+        if isinstance(event, NodeLost | NodeCordoned | NodesRemoved | GpuLost):
+            return True
+        return any(one.lacking_gpus for one in reservations) and self._frees_early(event)
 
     def has_late_deadline(self, now_ns: int) -> bool:
         """Returns whether a promised deadline has passed of which nothing was said."""

@@ -606,7 +606,7 @@ class Core:
             return CoreStep((), None, frozenset())
         event = NodeLost(time_ns=now_ns, node_name=node_name)
         self._apply(event)
-        return CoreStep((event,), None, frozenset())
+        return self._with_retry((event,), None, frozenset(), now_ns, frees=False)
 
     def mark_gpu_lost(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
         """Marks a device as lost: it gets no new work and keeps what it holds. Raises NotFound."""
@@ -776,8 +776,10 @@ class Core:
         Without `is_new` the round that is under way goes on, and no other follows.
         """
         settled, is_ready = self._jobs.settle(self._apply, now_ns)
-        events = (*events, *settled)
-        if is_ready or (frees and is_new):
+        renewed = self._backfill.renew_reserved_nodes(now_ns)
+        self._apply_all(renewed)
+        events = (*events, *settled, *renewed)
+        if is_ready or renewed or (frees and is_new):
             self._retrying.on_capacity_freed()
         elif not frees:
             return CoreStep(events, result, nodes)

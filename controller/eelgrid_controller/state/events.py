@@ -717,7 +717,7 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
     for row, reservation in zip(plain.get("reservations", ()), policy.reservations, strict=False):
-        _omit_defaults(row, reservation, ("gpus", "gpu_models"))
+        _omit_defaults(row, reservation, ("gpus", "gpu_models", "lacking_gpus", "change_cause"))
     for row, queue in zip(plain.get("queues", ()), policy.queues, strict=False):
         if queue.preemption is None:
             row.pop("preemption", None)
