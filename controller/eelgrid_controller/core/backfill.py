@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
+from eelgrid_controller.core.promise_moves import plan_moves
 from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
@@ -41,6 +42,7 @@ from eelgrid_controller.queueing.reservations import (
     list_closing_reservations,
 )
 from eelgrid_controller.queueing.runtime_estimates import (
+    NEVER_NS,
     OVERRUN_TOLERANCE_NS,
     STATED_SOURCES,
     compute_end_ns,
@@ -53,6 +55,7 @@ from eelgrid_controller.state.events import (
     Event,
     GpuLost,
     GpuReturned,
+    MovedStart,
     NodeCordoned,
     NodeHeard,
     NodeJoined,
@@ -63,6 +66,7 @@ from eelgrid_controller.state.events import (
     NodeUncordoned,
     PartitionsPlanned,
     PolicyChanged,
+    PromisesMoved,
     WorkloadCancelled,
     WorkloadCompleted,
     WorkloadEvicted,
@@ -115,6 +119,10 @@ _LIMITS = frozenset(
 )
 
 
+def _get_due_ns(workload: Workload) -> int:
+    return NEVER_NS if workload.spec.deadline is None else workload.spec.deadline.end_ns
+
+
 def describe_reserved(name: str) -> str:
     """Returns the reason of work that a reservation of nodes keeps waiting."""
     return PendingConstraint.RESERVATION.describe("held", reservation=name)
@@ -160,6 +168,10 @@ class BackfillPlanner:
                 if self._find_own(event.workload_id) is None:
                     kept = self._make_kept(self._state.workloads[event.workload_id], event.time_ns)
                     self._reserved += [] if kept is None else [kept]
+            case PromisesMoved():
+                moved = [self._make_kept(self._state.workloads[one.workload_id], event.time_ns) for one in event.starts]
+                new = {one.workload_id: one for one in moved if one is not None}
+                self._reserved = [new.pop(one.workload_id, one) for one in self._reserved]
             case NodeLost() | GpuLost() | NodeCordoned():
                 self._is_stale |= any(event.node_name in one.places for one in self._reserved if one.is_kept)
             case NodesRemoved():
@@ -558,10 +570,10 @@ class BackfillPlanner:
 
     def admit_deadline(
         self, workload: Workload, decision: PlacementDecision, now_ns: int
-    ) -> tuple[WorkloadScaled | WorkloadPromised, ...]:
+    ) -> tuple[WorkloadScaled | PromisesMoved | WorkloadPromised, ...]:
         """Decides whether the deadline of work that is being submitted can be promised; returns the promise of its start, last.
 
-        Before it, what grown jobs give back. Nothing is promised to work that starts now, and to work without such a deadline.
+        Before it, what grown jobs give back, or how other promised starts move. Nothing is promised to work that starts now, and to work without such a deadline.
         Raises InvalidArgument, which names the field, the earliest possible end and the remedy, and ResourceExhausted.
         """
         spec = workload.spec
@@ -574,10 +586,48 @@ class BackfillPlanner:
             check_end(workload, compute_end_ns(now_ns, estimate))
             return ()
         found, freed = self.find_promised_start(workload, decision, now_ns)
+        if (found is None or found.end_ns > _get_due_ns(workload)) and decision.hold is None:
+            moved = self._move_promises(workload, decision, now_ns)
+            if moved is not None:
+                return moved
         check_end(workload, None if found is None else found.end_ns)
         assert found is not None
         promise = self.make_kept_promise(found)
         return (*freed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise))
+
+    def _move_promises(
+        self, workload: Workload, decision: PlacementDecision, now_ns: int
+    ) -> tuple[PromisesMoved | WorkloadPromised, ...] | None:
+        """Returns the events by which other promised starts make room for work that would be refused; None if they cannot."""
+        may_start = not decision.withheld or decision.withheld == BACKFILL_REASON
+
+        def search(one: Workload, others: Sequence[ReservedStart]) -> ReservedStart | None:
+            return self._searcher.find_start(
+                one,
+                others,
+                now_ns,
+                not_before_ns=get_earliest_start_ns(one),
+                is_from_now=may_start,
+                searches_most=_ADMISSION_SEARCHES_MOST,
+            )
+
+        binding = [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
+        planned = plan_moves(self._state, workload, binding, search)
+        if planned is None:
+            return None
+        own, others = planned
+        key = workload.workload_id
+        starts = tuple(self._move_start(one, key) for one in others)
+        promised = WorkloadPromised(time_ns=now_ns, workload_id=key, promise=self.make_kept_promise(own))
+        return (*((PromisesMoved(time_ns=now_ns, starts=starts),) if starts else ()), promised)
+
+    def _move_start(self, found: ReservedStart, for_id: str) -> MovedStart:
+        """Returns what is promised to work whose start moves for another's deadline; one that is later says why."""
+        before = self._state.workloads[found.workload_id].promise
+        is_later = before is not None and found.start_ns > before.start_ns + OVERRUN_TOLERANCE_NS
+        cause = f"admission: moved for {for_id}, and still ends by its deadline" if is_later else ""
+        promise = self._make_promise(replace(found, is_kept=True), cause=cause)
+        return MovedStart(workload_id=found.workload_id, promise=promise)
 
     def find_promised_start(
         self, workload: Workload, decision: PlacementDecision, now_ns: int

@@ -10,8 +10,8 @@ event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
-    PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
-    PENDING, PLACED --DeadlineBroken--> as it was
+    PENDING --WorkloadQueueChanged, WorkloadPromised, PromisesMoved, WorkloadHeld, WorkloadReleased--> PENDING
+    PENDING, PLACED --DeadlineBroken, WorkloadShareChanged--> as it was
     PENDING --PreemptionStarted--> PENDING, and its victims that must be told to end PLACED until they have
     PLACED --PreemptionRefused--> PLACED, a victim that an engine evicts and that runs on
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
@@ -31,7 +31,7 @@ from typing import Any, Self, assert_never
 from eelgrid_controller.state.array_elements import ArrayElements, list_submitted
 from eelgrid_controller.state.attempts import apply_attempt, find_outcome, holds_until_stopped, must_stop
 from eelgrid_controller.state.cordons import OperatorCordon
-from eelgrid_controller.state.deadline_changes import apply_deadline_event
+from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
@@ -60,6 +60,7 @@ from eelgrid_controller.state.events import (
     PreemptionRefused,
     PreemptionStarted,
     PricesQuoted,
+    PromisesMoved,
     SpendingJudged,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -77,7 +78,6 @@ from eelgrid_controller.state.events import (
     WorkloadShareChanged,
     WorkloadStopping,
     WorkloadSubmitted,
-    policy_to_plain,
 )
 from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
@@ -102,7 +102,7 @@ from eelgrid_controller.state.node_allocations import (
 )
 from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.pending_queue import PendingQueue
-from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned, policy_to_plain
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
@@ -241,7 +241,7 @@ class ClusterState:
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
             case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | WorkloadHeld() | WorkloadReleased():
                 touched = self._apply_waiting(event)
-            case DeadlineBroken() | WorkloadShareChanged():
+            case DeadlineBroken() | WorkloadShareChanged() | PromisesMoved():
                 touched = self._apply_deadline_event(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
@@ -376,9 +376,9 @@ class ClusterState:
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
-    def _apply_deadline_event(self, event: DeadlineBroken | WorkloadShareChanged) -> frozenset[str]:
-        after = apply_deadline_event(self.workloads.get(event.workload_id), event)
-        self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
+    def _apply_deadline_event(self, event: DeadlineEvent) -> frozenset[str]:
+        for after in apply_deadline_event(self.workloads, event):
+            self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
         if isinstance(event, DeadlineBroken):
             self.broken_deadlines.add(event.workload_id)
         return frozenset()
