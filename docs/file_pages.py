@@ -135,7 +135,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     TrainingPromise: {
         "profile": "the name under which its points were measured; needed for an elastic job",
         "slowdown_most": "the largest additional share of time over the whole job: 0.05 is 5 %",
-        "work": "units of work to be done by the deadline; goes with `deadline_ns`",
+        "work": "units of work to be done by the deadline; goes with `deadline_ns`, or of an elastic job with the deadline of the workload",
         "deadline_ns": "when they must be done, in nanoseconds since 1970; `date -d '2027-01-31 18:00' +%s%N` prints it",
         "energy_weight": "for best effort: 0 counts time alone, 1 energy alone",
         "metrics": "a page with a counter of work: [metrics](#metrics); without it the job reports progress itself",

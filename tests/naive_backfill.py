@@ -53,11 +53,3 @@ class NaiveDeadlines:
     def find_start(self, now, gpus, run_time):
         """The earliest start, tried at every moment from now on."""
         return next(at for at in range(now, 10**6) if self.free(at, at + run_time) >= gpus)
-
-    def admit(self, now, gpus, run_time, deadline):
-        """The start that is promised; None if the job is refused."""
-        start = self.find_start(now, gpus, run_time)
-        if start + run_time > deadline:
-            return None
-        self.held.append((start, start + run_time, gpus))
-        return start

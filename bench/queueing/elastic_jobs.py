@@ -4,9 +4,10 @@ Owns the simulation of ElasticFlow's setting (Gu et al., ASPLOS 2023): a job may
 rate; GPUs change hands at the ends of slots; a job that is admitted but late counts as missed. What a decision costs is that
 of the published simulator. Must not know where the jobs come from.
 
-A plan gives every admitted job, in some order, the least constant number of GPUs (less where fewer are free) with which
-it meets its deadline in what the jobs before it left free. Ours tries several orders before it declines, since the
-order decides and any plan is a proof. ElasticFlow's own plans and decisions are in `elasticflow_rules`.
+Which numbers of GPUs are worth it, and which are enough, is asked of the product (queueing/elastic_shares.py). A plan
+gives every admitted job, in some order, the least constant number of GPUs (less where fewer are free) with which it meets
+its deadline in what the jobs before it left free. Ours tries several orders before it declines, since the order decides
+and any plan is a proof. ElasticFlow's own plans and decisions are in `elasticflow_rules`.
 """
 
 import heapq
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+
+from eelgrid_controller.queueing.elastic_shares import ScalingCurve, make_curve
 
 SLOT_S = 60.0
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
@@ -31,19 +34,18 @@ class ElasticJob:
     iterations: float
     rates: tuple[float, ...]
     profiled_gpus: int = LEVELS[-1]  # the most that the published simulator gives it
-    useful: tuple[int, ...] = field(init=False)  # levels by number, each faster than all below
+    curve: ScalingCurve = field(init=False)
+    useful: tuple[int, ...] = field(init=False)  # levels of the curve by number, each faster than all below
     fitting: tuple[int, ...] = field(init=False)  # by free GPUs, the largest useful level; -1 for none
     left: float = field(init=False)
     gpus: int = 0
 
     def __post_init__(self) -> None:
         self.left = self.iterations
-        found, best = list[int](), 0.0
-        for level, rate in enumerate(self.rates):
-            if rate > best:
-                found.append(level)
-                best = rate
-        self.useful = tuple(found)
+        curve = make_curve({LEVELS[level]: rate for level, rate in enumerate(self.rates) if rate})
+        assert curve is not None, "a job runs on some number of GPUs"
+        self.curve = curve
+        self.useful = found = tuple(map(LEVELS.index, curve.workers))
         self.fitting = tuple(
             max((level for level in found if LEVELS[level] <= free), default=-1) for free in range(LEVELS[-1] + 1)
         )
@@ -86,10 +88,9 @@ class FreeProfile:
         due_s, begin_s = job.deadline_s, self.times_s[0]
         until = bisect_left(self.times_s, due_s)
         edges_s = [*self.times_s[:until], due_s]
-        for level in job.useful:
-            if job.left > job.rates[level] * (due_s - begin_s) + 1e-6:
-                continue  # too slow even if alone
-            most, left, takes = LEVELS[level], job.left, list[int]()
+        # The others are too slow even if the job is alone.
+        for most in job.curve.list_sufficient(job.left, due_s - begin_s):
+            left, takes = job.left, list[int]()
             for piece in range(until):
                 take = job.fitting[min(self.free[piece], most)]
                 takes.append(take)

@@ -25,7 +25,6 @@ from eelgrid_protos.messages import (
     ArrayElement,
     DependencyCondition,
     JobArrayRequest,
-    JobDeadline,
     JobDependency,
     JobSchedule,
     Policy,
@@ -162,7 +161,6 @@ LONG = f"x={'y' * 40_000}"
         ({"indexes": "0-3", "gpus": 9}, "spec.request.gpu_count", "9"),
         ({"indexes": "0", "schedule": after("nobody")}, "spec.schedule.after[0].workload_id", "no such workload"),
         ({"rerun_of": "nobody"}, "array.rerun_of", "no such array"),
-        ({"indexes": "0-1", "deadline": JobDeadline(end_ns=10**18)}, "spec.deadline", "not decided for an array"),
     ],
 )
 def test_what_refuses_one_element_refuses_the_array_with_its_field(changes, field, problem):

@@ -115,17 +115,15 @@ def test_a_deadline_behind_work_of_which_no_end_is_known_is_refused():
     assert "not known when it could start" in refuse(found, deadline=by(1000 * HOUR)).problem
 
 
-def test_services_and_elastic_training_have_no_deadline():
+def test_services_have_no_deadline_and_elastic_training_needs_its_work():
     request = build_request().spec.request
-    for more in (
-        {"kind": WorkloadKind.INFERENCE_SERVICE},
-        {
-            "kind": WorkloadKind.TRAINING_JOB,
-            "training": TrainingPromise(slowdown_most=0.1, replicas_least=1, replicas_most=2),
-        },
+    training = TrainingPromise(slowdown_most=0.1, replicas_least=1, replicas_most=2)
+    for field, more in (
+        ("deadline", {"kind": WorkloadKind.INFERENCE_SERVICE}),
+        ("training.work", {"kind": WorkloadKind.TRAINING_JOB, "training": training}),
     ):
         spec = WorkloadSpec(name="x", request=request, deadline=by(1), **more)
-        assert "deadline" in [one.field for one in spec.violations()]
+        assert field in [one.field for one in spec.violations()]
 
 
 def test_a_begin_time_counts_and_its_start_is_kept_while_it_is_parked():

@@ -72,7 +72,8 @@ def _format_time(time_ns: int) -> str:
 def _describe_gpus(one: Reservation) -> str:
     """Describes how many GPUs it holds where it was made for a number of them; empty where nodes or a pool are named."""
     models = f" {' or '.join(one.gpu_models[:_NAMED])}" if one.gpu_models else ""
-    return f"{one.gpus}{models}" if one.gpus else ""
+    lacking = f", {one.lacking_gpus} lacking" if one.lacking_gpus else ""
+    return f"{one.gpus}{models}{lacking}" if one.gpus else ""
 
 
 def _describe_nodes(one: Reservation) -> str:
@@ -92,7 +93,8 @@ def _describe_holder(one: Reservation) -> str:
 def _describe_state(one: Reservation, now_ns: int) -> str:
     if now_ns >= one.end_ns:
         return "ended"
-    return f"in {format_age((one.start_ns - now_ns) / 1e9)}" if now_ns < one.start_ns else "in force"
+    changed = f"; changed, {one.change_cause.partition(': ')[2]}" if one.change_cause else ""
+    return (f"in {format_age((one.start_ns - now_ns) / 1e9)}" if now_ns < one.start_ns else "in force") + changed
 
 
 def _columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Reservation], ...]:
@@ -157,7 +159,7 @@ def create(settings: CliSettings, /, name: str, start: str, duration: int, maint
 
     What would not have ended by the start is not placed there any more; work of which no run time is known is not from a
     day before on. What runs there stays. With --gpus the nodes are chosen now, those that close the fewest GPUs beyond the
-    number, and are told; it is refused if not so many are free by the start. Without --users, --queue and --maintenance everybody's work may start within the span.
+    number, and are told; it is refused if not so many are free by the start. They are chosen again when one is lost or cordoned. Without --users, --queue and --maintenance everybody's work may start within the span.
 
     \b
     eelctl reservation create demo --nodes n1,n2 --start +2h --duration 4h --users ada

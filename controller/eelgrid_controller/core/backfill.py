@@ -16,11 +16,12 @@ when it becomes later, with the cause. A change of up to the tolerance of an ove
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
-from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes
+from eelgrid_controller.core.promise_moves import plan_moves
+from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -34,12 +35,19 @@ from eelgrid_controller.queueing.backfill import (
     is_start_free,
     sum_gpu_milli,
 )
+from eelgrid_controller.queueing.elastic_shares import list_enough
 from eelgrid_controller.queueing.reservations import (
     list_boundaries,
     list_closed_nodes,
     list_closing_reservations,
 )
-from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
+from eelgrid_controller.queueing.runtime_estimates import (
+    NEVER_NS,
+    OVERRUN_TOLERANCE_NS,
+    STATED_SOURCES,
+    compute_end_ns,
+    estimate_runtime,
+)
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.events import (
@@ -47,6 +55,7 @@ from eelgrid_controller.state.events import (
     Event,
     GpuLost,
     GpuReturned,
+    MovedStart,
     NodeCordoned,
     NodeHeard,
     NodeJoined,
@@ -57,6 +66,7 @@ from eelgrid_controller.state.events import (
     NodeUncordoned,
     PartitionsPlanned,
     PolicyChanged,
+    PromisesMoved,
     WorkloadCancelled,
     WorkloadCompleted,
     WorkloadEvicted,
@@ -65,6 +75,7 @@ from eelgrid_controller.state.events import (
     WorkloadPromised,
     WorkloadRetried,
     WorkloadScaled,
+    WorkloadShareChanged,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
@@ -86,6 +97,8 @@ _REPLANS_MOST = 64
 _RENEWED_MOST = 16
 # Times and searches for what is asked of at its submission.
 _ADMISSION_TIMES_MOST, _ADMISSION_SEARCHES_MOST = 256, 16
+# Jobs that give back what they do not need, at one admission.
+_RELEASES_MOST = 16
 # Events by which nodes may have more room than was expected.
 _WITH_CAPACITY = (
     NodeJoined,
@@ -104,6 +117,10 @@ _WITH_CAPACITY = (
 _LIMITS = frozenset(
     {PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA, PendingConstraint.BUDGET, PendingConstraint.SPENDING}
 )
+
+
+def _get_due_ns(workload: Workload) -> int:
+    return NEVER_NS if workload.spec.deadline is None else workload.spec.deadline.end_ns
 
 
 def describe_reserved(name: str) -> str:
@@ -132,12 +149,17 @@ class BackfillPlanner:
         self._may_improve, self._has_freed = True, True
         self._replans = 0
         self._promised = {key for key in state.pending if state.workloads[key].promise is not None}
+        # Reservations of a number of GPUs may have lost nodes; a new core cannot know.
+        self._has_lost_nodes = any(one.gpus for one in state.policy.reservations)
+        # What running jobs could give back for work that would be refused.
+        self.list_releases: Callable[[int], list[WorkloadScaled]] = lambda _: []
         # When a round last began: what reservations closed by time before it has been tried.
         self._begun_ns = 0
 
     def refresh(self, event: Event) -> None:
         """Follows an event that was applied."""
         self._has_freed |= self._frees_early(event)
+        self._has_lost_nodes |= self._may_renew_nodes(event)
         self.ends.refresh(event)
         self._deadlines.refresh(event)
         match event:
@@ -146,6 +168,10 @@ class BackfillPlanner:
                 if self._find_own(event.workload_id) is None:
                     kept = self._make_kept(self._state.workloads[event.workload_id], event.time_ns)
                     self._reserved += [] if kept is None else [kept]
+            case PromisesMoved():
+                moved = [self._make_kept(self._state.workloads[one.workload_id], event.time_ns) for one in event.starts]
+                new = {one.workload_id: one for one in moved if one is not None}
+                self._reserved = [new.pop(one.workload_id, one) for one in self._reserved]
             case NodeLost() | GpuLost() | NodeCordoned():
                 self._is_stale |= any(event.node_name in one.places for one in self._reserved if one.is_kept)
             case NodesRemoved():
@@ -229,6 +255,26 @@ class BackfillPlanner:
         kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
         return choose_reserved_nodes(self._state, self._placer, self.ends, kept, policy, now_ns=now_ns)
 
+    def renew_reserved_nodes(self, now_ns: int) -> tuple[PolicyChanged, ...]:
+        """Returns the event by which reservations of a number of GPUs get other nodes for those that were lost or closed."""
+        if not self._has_lost_nodes or any(one.is_ready and not one.is_reported for one in self._state.nodes.values()):
+            return ()
+        self._has_lost_nodes = False
+        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
+        policy = renew_reserved_nodes(self._state, self.ends, kept, now_ns=now_ns)
+        if policy is None:
+            return ()
+        return (PolicyChanged(time_ns=now_ns, policy=replace(policy, revision=policy.revision + 1)),)
+
+    def _may_renew_nodes(self, event: Event) -> bool:
+        """Returns whether a reservation of a number of GPUs may have lost a node by an event, or find what it lacks."""
+        reservations = [one for one in self._state.policy.reservations if one.gpus]
+        if not reservations:
+            return False
+        if isinstance(event, NodeLost | NodeCordoned | NodesRemoved | GpuLost):
+            return True
+        return any(one.lacking_gpus for one in reservations) and self._frees_early(event)
+
     def has_late_deadline(self, now_ns: int) -> bool:
         """Returns whether a promised deadline has passed of which nothing was said."""
         return self._deadlines.is_due(now_ns)
@@ -279,8 +325,33 @@ class BackfillPlanner:
         reserved = {one.workload_id for one in self._reserved}
         missing = [one for one in self._deadlines.list_pending() if one.workload_id not in reserved and not one.held_by]
         for workload in missing[:_RENEWED_MOST]:
-            events += self.reserve_start(workload, now_ns)
+            events += self._reserve_share(workload, now_ns) or self.reserve_start(workload, now_ns)
         return events
+
+    def _reserve_share(self, workload: Workload, now_ns: int) -> list[Event]:
+        """Reserves a start of an elastic job with the fewest replicas with which it still ends in time; none if none do."""
+        share, deadline = workload.share, workload.spec.deadline
+        if share is None or deadline is None:
+            return []
+        others = [one for one in self._reserved if one.workload_id in self._state.pending]
+        binding = [one for one in others if one.priority >= workload.spec.priority]
+        begin_ns = get_earliest_start_ns(workload)
+        for count in list_enough(workload, max(now_ns, begin_ns)):
+            resized = replace(share, replicas=count)
+            one = replace(workload, share=resized, spec=replace(workload.spec, replicas=count), promise=None)
+            found = self._searcher.find_start(one, binding, now_ns, not_before_ns=begin_ns)
+            if found is None or found.end_ns > deadline.end_ns:
+                continue
+            if count == workload.spec.replicas:
+                return []
+            found = replace(found, is_kept=True)
+            self._reserved = [*others, found]
+            if len(binding) < len(others):
+                self._drop_displaced(found, now_ns)
+            changed = WorkloadShareChanged(time_ns=now_ns, workload_id=workload.workload_id, share=resized)
+            promise = self._make_promise(found, cause=self._find_cause(workload, now_ns))
+            return [changed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise)]
+        return []
 
     def _renew_late(self, now_ns: int) -> list[Event]:
         """Searches another start for work that was promised one by now and has not started, such as for want of quota."""
@@ -318,7 +389,7 @@ class BackfillPlanner:
         if self.reserves_for(workload):
             return False
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
-        is_stated = estimate is not None and estimate.source in (RuntimeSource.USER, RuntimeSource.TIME_LIMIT)
+        is_stated = estimate is not None and estimate.source in STATED_SOURCES
         return is_stated or not self._reserved or not uses_presumed_runtimes(self._state.policy)
 
     def decide(
@@ -499,36 +570,127 @@ class BackfillPlanner:
 
     def admit_deadline(
         self, workload: Workload, decision: PlacementDecision, now_ns: int
-    ) -> tuple[WorkloadPromised, ...]:
-        """Decides whether the deadline of work that is being submitted can be promised; returns the promise of its start.
+    ) -> tuple[WorkloadScaled | PromisesMoved | WorkloadPromised, ...]:
+        """Decides whether the deadline of work that is being submitted can be promised; returns the promise of its start, last.
 
-        Nothing is promised to work that starts now, and to work without such a deadline. Raises InvalidArgument, which names
-        the field, the earliest possible end and the remedy, and ResourceExhausted.
+        Before it, what grown jobs give back, or how other promised starts move. Nothing is promised to work that starts now, and to work without such a deadline.
+        Raises InvalidArgument, which names the field, the earliest possible end and the remedy, and ResourceExhausted.
         """
         spec = workload.spec
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
         if spec.deadline is not None:
-            check_deadline(workload, estimate, len(self._deadlines.list_pending()), now_ns)
+            check_deadline(workload, estimate, self.count_promised_deadlines(), now_ns)
         if not spec.has_promised_deadline:
             return ()
         if decision.placements:
             check_end(workload, compute_end_ns(now_ns, estimate))
             return ()
-        others = [one for one in self._list_in_force(is_round=False) if one.priority >= spec.priority]
-        found = None
-        if decision.hold is None:
-            found = self._searcher.find_start(
-                workload,
-                others,
-                now_ns,
-                not_before_ns=get_earliest_start_ns(workload),
-                times_most=_ADMISSION_TIMES_MOST,
-                searches_most=_ADMISSION_SEARCHES_MOST,
-            )
+        found, freed = self.find_promised_start(workload, decision, now_ns)
+        if (found is None or found.end_ns > _get_due_ns(workload)) and decision.hold is None:
+            moved = self._move_promises(workload, decision, now_ns)
+            if moved is not None:
+                return moved
         check_end(workload, None if found is None else found.end_ns)
         assert found is not None
-        promise = self._make_promise(replace(found, is_kept=True), cause="")
-        return (WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise),)
+        promise = self.make_kept_promise(found)
+        return (*freed, WorkloadPromised(time_ns=now_ns, workload_id=workload.workload_id, promise=promise))
+
+    def _move_promises(
+        self, workload: Workload, decision: PlacementDecision, now_ns: int
+    ) -> tuple[PromisesMoved | WorkloadPromised, ...] | None:
+        """Returns the events by which other promised starts make room for work that would be refused; None if they cannot."""
+        may_start = not decision.withheld or decision.withheld == BACKFILL_REASON
+
+        def search(one: Workload, others: Sequence[ReservedStart]) -> ReservedStart | None:
+            return self._searcher.find_start(
+                one,
+                others,
+                now_ns,
+                not_before_ns=get_earliest_start_ns(one),
+                is_from_now=may_start,
+                searches_most=_ADMISSION_SEARCHES_MOST,
+            )
+
+        binding = [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
+        planned = plan_moves(self._state, workload, binding, search)
+        if planned is None:
+            return None
+        own, others = planned
+        key = workload.workload_id
+        starts = tuple(self._move_start(one, key) for one in others)
+        promised = WorkloadPromised(time_ns=now_ns, workload_id=key, promise=self.make_kept_promise(own))
+        return (*((PromisesMoved(time_ns=now_ns, starts=starts),) if starts else ()), promised)
+
+    def _move_start(self, found: ReservedStart, for_id: str) -> MovedStart:
+        """Returns what is promised to work whose start moves for another's deadline; one that is later says why."""
+        before = self._state.workloads[found.workload_id].promise
+        is_later = before is not None and found.start_ns > before.start_ns + OVERRUN_TOLERANCE_NS
+        cause = f"admission: moved for {for_id}, and still ends by its deadline" if is_later else ""
+        promise = self._make_promise(replace(found, is_kept=True), cause=cause)
+        return MovedStart(workload_id=found.workload_id, promise=promise)
+
+    def find_promised_start(
+        self, workload: Workload, decision: PlacementDecision, now_ns: int
+    ) -> tuple[ReservedStart | None, tuple[WorkloadScaled, ...]]:
+        """Returns the earliest start of work that is being submitted, and what grown jobs give back for it.
+
+        They give nothing back where it ends by its deadline anyway. None if no start is known.
+        """
+        found = None if decision.hold is not None else self.search_admission(workload, now_ns)
+        deadline = workload.spec.deadline
+        if decision.hold is not None or deadline is None or (found is not None and found.end_ns <= deadline.end_ns):
+            return found, ()
+        is_waiting = bool(decision.withheld) or decision.queue_hold is not None
+        freed = () if is_waiting else tuple(self.list_releases(now_ns)[:_RELEASES_MOST])
+        then = self.search_admission(workload, now_ns, freed=freed) if freed else None
+        if then is None or then.end_ns > deadline.end_ns:
+            return found, ()
+        for one in freed:
+            # What is not needed stays.
+            fewer = tuple(other for other in freed if other is not one)
+            without = self.search_admission(workload, now_ns, freed=fewer)
+            if without is not None and without.end_ns <= deadline.end_ns:
+                then, freed = without, fewer
+        return then, freed
+
+    def search_admission(
+        self,
+        workload: Workload,
+        now_ns: int,
+        *,
+        freed: tuple[WorkloadScaled, ...] = (),
+        beside: Sequence[ReservedStart] = (),
+        not_before_ns: int = 0,
+        is_from_now: bool = False,
+    ) -> ReservedStart | None:
+        """Returns the earliest start of work that is being submitted beside all that go before it, and others; None if unknown."""
+        binding = [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
+        return self._searcher.find_start(
+            workload,
+            [*binding, *beside],
+            now_ns,
+            not_before_ns=max(not_before_ns, get_earliest_start_ns(workload)),
+            freed=freed,
+            is_from_now=is_from_now or bool(freed),
+            times_most=_ADMISSION_TIMES_MOST,
+            searches_most=_ADMISSION_SEARCHES_MOST,
+        )
+
+    def make_kept_promise(self, found: ReservedStart) -> StartPromise:
+        """Returns what is promised to work whose start was searched at its submission."""
+        return self._make_promise(replace(found, is_kept=True), cause="")
+
+    def count_promised_deadlines(self) -> int:
+        """Returns how many workloads wait that have a promised deadline."""
+        return len(self._deadlines.list_pending())
+
+    def list_reserved_nodes(self) -> frozenset[str]:
+        """Returns the nodes on which starts are reserved."""
+        return frozenset(name for one in self._list_in_force(is_round=False) for name in one.places)
+
+    def list_live_deadlines(self) -> list[Workload]:
+        """Returns the live work with a promised deadline."""
+        return self._deadlines.list_live()
 
     def _promise(self, workload: Workload, found: ReservedStart, now_ns: int) -> list[Event]:
         before, placements = workload.promise, found.placements if found.is_kept else ()
@@ -567,7 +729,7 @@ class BackfillPlanner:
         """Returns why a promised start has become later: the constraint's name, a colon and a sentence."""
         promise, before = workload.promise, self._before.get(workload.workload_id)
         for key in promise.waits_for if promise is not None else ():
-            if self.ends.is_overrunning(key, now_ns):
+            if self.ends.is_overrunning(key, now_ns) or self._is_slower(key, workload, now_ns):
                 return f"overrun: {key} runs for longer than expected"
         if workload.reason.partition(":")[0] in _LIMITS:
             return workload.reason
@@ -588,3 +750,10 @@ class BackfillPlanner:
         if closed:
             return f"reservation: {closed[0]} holds nodes that it would have started on"
         return "order: work that goes before it has started, or running work has grown or moved"
+
+    def _is_slower(self, workload_id: str, waiting: Workload, now_ns: int) -> bool:
+        """Returns whether an elastic job ends later than the start that waits for it was promised: it was measured to be slower."""
+        running, promise = self._state.workloads.get(workload_id), waiting.promise
+        if running is None or running.share is None or promise is None:
+            return False
+        return self.ends.get_end_ns(workload_id, now_ns) > promise.start_ns + OVERRUN_TOLERANCE_NS

@@ -19,7 +19,9 @@ from typing import TypeVar
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
+from eelgrid_controller.core.deadlines import get_promise
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
+from eelgrid_controller.core.elastic_deadlines import ElasticDeadlines
 from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
 from eelgrid_controller.core.job_control import (
     JobControl,
@@ -163,8 +165,12 @@ class Core:
         self.list_evictions = self._preemptions.list_evictions
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
+        self._quote_if_due = self._starts.quote_prices
+        self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
         self._jobs = JobControl(state, self.queues, self._conditions)
-        self._arrays = ArrayPlanner(state, self._chooser, self.queues, self._jobs, self._starts)
+        self._arrays = ArrayPlanner(
+            state, self._chooser, self.queues, self._jobs, self._starts, backfill=self._backfill
+        )
         self._retrying = RetryRounds(
             state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds
         )
@@ -238,6 +244,8 @@ class Core:
                 waiting, early or PendingConstraint.PARTITIONS.describe(), now_ns, dry_run=request.dry_run
             )
         quoted = self._quote_if_due(now_ns)
+        waiting = self._elastic.choose_share(waiting, early, quoted, now_ns)
+        spec = waiting.spec
         decision = PlacementDecision(placements=(), explanation=(), room=0, withheld=early)
         if not early:
             decision = self._starts.decide_start(waiting, quoted, now_ns)
@@ -246,11 +254,12 @@ class Core:
         promised = self._backfill.admit_deadline(waiting, decision, now_ns)
         if request.dry_run:
             preview = replace(preview_workload(key, spec, decision, now_ns), owner=owner, held_by=waiting.held_by)
-            preview = replace(preview, promise=promised[0].promise if promised else None)
+            preview = replace(preview, promise=get_promise(promised), share=waiting.share)
             return CoreStep((), preview, frozenset())
         outcome = make_outcome_event(key, spec.request, decision, now_ns)
-        step = self._finish_step((*quoted, *begin_workload(waiting), *promised), key, now_ns, last=outcome)
-        if early or decision.placements or decision.hold is not None:
+        begun, frees = (*quoted, *begin_workload(waiting), *promised), len(promised) > 1
+        step = self._finish_step(begun, key, now_ns, frees=frees, last=outcome)
+        if early or frees or decision.placements or decision.hold is not None:
             return step
         more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
         if more.needs_round:
@@ -265,9 +274,10 @@ class Core:
 
     def _submit_array(self, request: SubmitWorkloadRequest, owner: str, now_ns: int) -> CoreStep[Workload]:
         event = self._arrays.plan_submission(request, owner=owner, live_most=self._live_most, now_ns=now_ns)
+        promised = () if event is None else self._arrays.admit_deadline(event, now_ns)
         if event is None or request.dry_run:
             return CoreStep((), self._arrays.preview(request, event), frozenset())
-        return self._finish_step((event,), event.array_id, now_ns, frees=True)
+        return self._finish_step((event, *promised), event.array_id, now_ns, frees=True)
 
     def change_elements(
         self, change: ElementChange, workload_ids: Iterable[str], word: str = "", *, now_ns: int
@@ -300,20 +310,6 @@ class Core:
         key = workload.workload_id
         deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=reason)
         return self._finish_step((*begin_workload(workload), deferred), key, now_ns)
-
-    def _quote_if_due(self, now_ns: int) -> tuple[PricesQuoted, ...]:
-        """Returns new quotes if they are due, not yet applied."""
-        quotes = self._chooser.quote_prices()
-        if quotes is None:
-            return ()
-        return (
-            PricesQuoted(
-                time_ns=now_ns,
-                offers_w=quotes.offers_w,
-                scarce_models=quotes.scarce_models,
-                load_permille=quotes.load_permille,
-            ),
-        )
 
     def cancel(
         self, workload_id: str, *, now_ns: int, reason: str = "cancelled", is_immediate: bool = False
@@ -377,11 +373,18 @@ class Core:
             quoted = quoted or self._quote_if_due(now_ns)
             return self._starts.decide_growth(workload, spec, quoted, now_ns)
 
-        event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
+        floor = self._elastic.find_floor(workload, now_ns)
+        event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, floor=floor, now_ns=now_ns)
         if event is None:
             return CoreStep((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
         return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
+
+    def record_progress(self, workload_id: str, work_done: float, *, at_ns: int, now_ns: int) -> CoreStep[None]:
+        """Records how much a job with an elastic deadline had done at a time; one that would be late grows. Raises NotFound."""
+        workload, quoted = self.workload(workload_id), self._quote_if_due(now_ns)
+        events = self._elastic.record_progress(workload, work_done, quoted, at_ns=at_ns, now_ns=now_ns)
+        return self._with_retry(events, None, self._apply_all(events), now_ns, frees=bool(events))
 
     def move_to_queue(self, workload_id: str, queue: str, *, now_ns: int) -> CoreStep[Workload]:
         """Moves a pending workload to another queue, where it keeps its time of submission; then it is tried.
@@ -603,7 +606,7 @@ class Core:
             return CoreStep((), None, frozenset())
         event = NodeLost(time_ns=now_ns, node_name=node_name)
         self._apply(event)
-        return CoreStep((event,), None, frozenset())
+        return self._with_retry((event,), None, frozenset(), now_ns, frees=False)
 
     def mark_gpu_lost(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
         """Marks a device as lost: it gets no new work and keeps what it holds. Raises NotFound."""
@@ -773,8 +776,10 @@ class Core:
         Without `is_new` the round that is under way goes on, and no other follows.
         """
         settled, is_ready = self._jobs.settle(self._apply, now_ns)
-        events = (*events, *settled)
-        if is_ready or (frees and is_new):
+        renewed = self._backfill.renew_reserved_nodes(now_ns)
+        self._apply_all(renewed)
+        events = (*events, *settled, *renewed)
+        if is_ready or renewed or (frees and is_new):
             self._retrying.on_capacity_freed()
         elif not frees:
             return CoreStep(events, result, nodes)

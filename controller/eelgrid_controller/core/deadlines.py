@@ -11,23 +11,29 @@ broken at most once, with the cause: when its reserved start becomes too late, o
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from eelgrid_controller.formatting import format_age, format_time
 from eelgrid_controller.queueing.backfill import EstimatedEnds, ReservedStart
-from eelgrid_controller.queueing.runtime_estimates import OVERRUN_TOLERANCE_NS, compute_end_ns, estimate_runtime
+from eelgrid_controller.queueing.runtime_estimates import (
+    OVERRUN_TOLERANCE_NS,
+    STATED_SOURCES,
+    compute_end_ns,
+    estimate_runtime,
+)
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     DeadlineBroken,
     Event,
     WorkloadCancelled,
     WorkloadCompleted,
+    WorkloadPromised,
     WorkloadSubmitted,
 )
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, ResourceExhausted
-from eelgrid_protos.messages import RuntimeEstimate, RuntimeSource, Workload, WorkloadPhase
+from eelgrid_protos.messages import RuntimeEstimate, StartPromise, Workload, WorkloadPhase
 
 # Pending workloads with a promised deadline; each is looked at in every round.
 PROMISED_MOST = 128
@@ -57,7 +63,7 @@ def check_deadline(workload: Workload, estimate: RuntimeEstimate | None, promise
         _refuse(_FIELD, f"is {format_time(deadline.end_ns)}, which has passed", "set a later one")
     if deadline.best_effort:
         return
-    if estimate is None or estimate.source not in (RuntimeSource.USER, RuntimeSource.TIME_LIMIT):
+    if estimate is None or estimate.source not in STATED_SOURCES:
         remedy = f"say how long it runs (--expect), set a time limit, {_BEST_EFFORT}"
         _refuse("spec.expected_runtime_s", "is not stated, nor is a time limit", remedy)
     if workload.held_by:
@@ -84,6 +90,11 @@ def check_end(workload: Workload, end_ns: int | None) -> None:
     # Rounded up, so that what is shown can be kept.
     problem = f"is {text}, and the earliest possible end is {format_time(end_ns + _S - 1)}, {late} later"
     _refuse(_FIELD, problem, f"set it to that time or later, {_BEST_EFFORT}")
+
+
+def get_promise(events: Sequence[Event]) -> StartPromise | None:
+    """Returns the promise at the end of the events of an admission; None without any."""
+    return events[-1].promise if events and isinstance(events[-1], WorkloadPromised) else None
 
 
 class DeadlineIndex:
@@ -123,6 +134,10 @@ class DeadlineIndex:
     def _keeps(self, workload_id: str) -> bool:
         return workload_id in self._live and self._state.workloads[workload_id].deadline_breach is None
 
+    def list_live(self) -> list[Workload]:
+        """Returns the live workloads with a promised deadline, by id."""
+        return [self._state.workloads[key] for key in sorted(self._live)]
+
     def list_pending(self) -> list[Workload]:
         """Returns the pending workloads with a promised deadline: the highest priority, then the earliest deadline first."""
         found = [self._state.workloads[key] for key in self._live if key in self._state.pending]
@@ -156,6 +171,8 @@ class DeadlineIndex:
             lost = [one.node_name for one in workload.placements if not self._state.nodes[one.node_name].is_ready]
             if lost:
                 return f"node: {lost[0]} is lost"
+            if workload.share is not None:
+                return "progress: it is slower than its profile says, and more replicas were not to be had"
             if compute_end_ns(workload.placed_ns, estimate) > deadline_ns:
                 return "start: it started later than promised"
             return "overrun: it runs for longer than stated"

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
+from eelgrid_controller.core.array_deadlines import admit_array
+from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.job_control import (
     JobControl,
     check_dependencies,
@@ -29,7 +31,13 @@ from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.job_arrays import ElementParameters, JobArray, parse_job_array
 from eelgrid_controller.state.array_elements import list_submitted, pair_dependencies, preview_array
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import ArraySubmitted, Event, SubmittedElement, make_element_id
+from eelgrid_controller.state.events import (
+    ArraySubmitted,
+    Event,
+    SubmittedElement,
+    WorkloadPromised,
+    make_element_id,
+)
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -71,9 +79,11 @@ class ArrayPlanner:
         queues: QueueIndex,
         jobs: JobControl,
         starts: StartDecider,
+        *,
+        backfill: BackfillPlanner,
     ) -> None:
         self._state, self._chooser, self._queues, self._jobs = state, chooser, queues, jobs
-        self._starts = starts
+        self._starts, self._backfill = starts, backfill
 
     def plan_submission(
         self, request: SubmitWorkloadRequest, *, owner: str, live_most: int, now_ns: int
@@ -106,6 +116,16 @@ class ArrayPlanner:
         self._check_room(len(elements), live_most)
         check_feasibility(self._state, self._chooser, event.spec)
         return self._give_reason(event, is_held=request.hold)
+
+    def admit_deadline(self, event: ArraySubmitted, now_ns: int) -> tuple[WorkloadPromised, ...]:
+        """Returns the promised starts of all elements that an event submits, none without a promised deadline.
+
+        Raises InvalidArgument, which names the earliest possible end, and ResourceExhausted.
+        """
+        first = next(list_submitted(event))
+        may_start = event.spec.has_promised_deadline and not self._jobs.find_reason(first, now_ns)
+        may_start = may_start and bool(self._starts.decide_start(first, (), now_ns).placements)
+        return admit_array(self._state, self._backfill, event, may_start=may_start, now_ns=now_ns)
 
     def preview(self, request: SubmitWorkloadRequest, event: ArraySubmitted | None) -> Workload:
         """Returns the array that an event would submit, or that was submitted before."""
@@ -216,12 +236,6 @@ def _check_kind(spec: WorkloadSpec) -> None:
     """Checks that an array can be of such workloads; raises InvalidArgument."""
     if spec.service is not None:
         raise _refuse("spec.service", "is set, and an array is of jobs", "submit the service alone, with replicas")
-    if spec.has_promised_deadline:
-        raise _refuse(
-            "spec.deadline",
-            "would be promised, which is not decided for an array",
-            "add --deadline-best-effort, or submit its jobs one by one",
-        )
     if spec.array is not None:
         raise _refuse("spec.array", "is set, which the controller does", "leave it out")
 

@@ -120,7 +120,9 @@ def plan_hold(workload: Workload, user: str, *, now_ns: int) -> tuple[Event, ...
 def begin_workload(workload: Workload) -> tuple[Event, ...]:
     """Returns the events by which a workload begins to wait, as it is to be: submitted, and held if it is."""
     key, now_ns = workload.workload_id, workload.submitted_ns
-    submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
+    submitted = WorkloadSubmitted(
+        time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner, share=workload.share
+    )
     held = WorkloadHeld(time_ns=now_ns, workload_id=key, user=workload.held_by) if workload.held_by else None
     return (submitted,) if held is None else (submitted, held)
 

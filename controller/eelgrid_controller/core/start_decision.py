@@ -17,7 +17,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, PricesQuoted, WorkloadQueueChanged
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import FailedPrecondition
-from eelgrid_protos.messages import Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 
 # By the queue that work is in.
 _OF_QUEUES = frozenset({PendingConstraint.QUEUE, PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA})
@@ -40,6 +40,20 @@ class StartDecider:
     def list_models(self) -> Iterable[str]:
         """Lists the GPU models of the cluster."""
         return self._placer.snapshot().models
+
+    def quote_prices(self, now_ns: int) -> tuple[PricesQuoted, ...]:
+        """Returns new quotes if they are due, not yet applied."""
+        quotes = self._placer.quote_prices()
+        if quotes is None:
+            return ()
+        return (
+            PricesQuoted(
+                time_ns=now_ns,
+                offers_w=quotes.offers_w,
+                scarce_models=quotes.scarce_models,
+                load_permille=quotes.load_permille,
+            ),
+        )
 
     def decide_start(self, workload: Workload, quoted: tuple[PricesQuoted, ...], now_ns: int) -> PlacementDecision:
         """Decides whether and where new work starts; `quoted` are prices that are not yet in force."""
@@ -85,6 +99,9 @@ class StartDecider:
         """Decides where more replicas of running work go, as many as its queue allows; room if it does not allow all."""
         quotes = quoted[0].quotes if quoted else None
         closed = self._backfill.list_closed_nodes(workload, now_ns)
+        if workload.spec.kind is WorkloadKind.TRAINING_JOB:
+            # A job that grows to be done sooner takes no place that was promised.
+            closed |= self._backfill.list_reserved_nodes()
         closed = closed.union(*(hold.node_names for hold in self._holds.list_binding(workload, is_round=False)))
         admitted: WorkloadSpec | QueueHold = spec
         count = spec.replicas

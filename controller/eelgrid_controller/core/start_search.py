@@ -30,6 +30,7 @@ from eelgrid_controller.queueing.backfill import (
 from eelgrid_controller.queueing.reservations import list_boundaries, list_closed_nodes
 from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadScaled
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.messages import Placement, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -71,27 +72,31 @@ class StartSearch:
         *,
         not_before_ns: int = 0,
         before_ns: int | None = None,
+        freed: Sequence[WorkloadScaled] = (),
+        is_from_now: bool = False,
         times_most: int = TIMES_BESIDE_MOST,
         searches_most: int = _SEARCHES_MOST,
     ) -> ReservedStart | None:
         """Walks the expected ends until a workload fits beside others; None if it does not by any that is considered.
 
-        The start is after `now_ns`, not before `not_before_ns`, and before `before_ns` if that is given.
+        The start is after `now_ns`, or at it with `is_from_now`, not before `not_before_ns`, and before `before_ns` if that
+        is given. The replicas that `freed` releases are thought gone; the rest of these workloads counts as endless.
         """
-        expected = list(self._list_times(others, now_ns, not_before_ns))
+        expected = list(self._list_times(others, freed, now_ns, not_before_ns, is_from_now=is_from_now))
         if not expected or (before_ns is not None and expected[0][0] >= before_ns):
             return None
-        records: dict[str, NodeRecord] = {}
         # The walk takes as long as a search, beside other reserved starts as long as some.
         self._placer.searches += _WALK_SEARCHES if others else 1
         room = self._placer.begin_room_count(workload.spec, workload.workload_id)
+        records = self._release_replicas(freed, room)
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
         by_node: dict[str, list[ReservedStart]] = {}
         for one in others:
             for name in one.places:
                 by_node.setdefault(name, []).append(one)
         # An upper bound of what is free, which is cheap: only where it suffices, nodes are looked at.
-        free_milli = sum(map(_count_free_milli, self._state.nodes.values())) if others else 0
+        nodes = (records.get(name, record) for name, record in self._state.nodes.items())
+        free_milli = sum(map(_count_free_milli, nodes)) if others else 0
         wanted_milli = _count_milli(workload.spec)
         times = searches = 0
         ended: list[str] = []
@@ -106,7 +111,7 @@ class StartSearch:
                         # Room only grows here, so that a node without enough free GPUs has none, as before.
                         if _has_free_gpus(records[name], workload.spec):
                             room.update_node(name, records[name])
-            times += 1
+            times += when_ns >= not_before_ns
             if searches >= searches_most or (others and times > times_most):
                 return None
             end_ns = compute_end_ns(when_ns, estimate)
@@ -128,6 +133,20 @@ class StartSearch:
                 return self._make_start(workload, decision.placements, when_ns, end_ns, ended)
         return None
 
+    def _release_replicas(self, freed: Sequence[WorkloadScaled], room: RoomCount) -> dict[str, NodeRecord]:
+        """Returns copies of the nodes on which some replicas are released, without these, and counts their room."""
+        records: dict[str, NodeRecord] = {}
+        for event in freed:
+            for placement in self._state.workloads[event.workload_id].placements:
+                if placement.replica in event.released:
+                    name = placement.node_name
+                    if name not in records:
+                        records[name] = self._state.nodes[name].copy()
+                    records[name].release(event.workload_id, placement.replica)
+        for name, record in records.items():
+            room.update_node(name, record)
+        return records
+
     def search_places(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
         """Decides where a workload would go at a time, with nodes as they would be then."""
         self._placer.searches += 1
@@ -146,13 +165,21 @@ class StartSearch:
         return names
 
     def _list_times(
-        self, others: Sequence[ReservedStart], now_ns: int, not_before_ns: int
+        self,
+        others: Sequence[ReservedStart],
+        freed: Sequence[WorkloadScaled],
+        now_ns: int,
+        not_before_ns: int,
+        *,
+        is_from_now: bool,
     ) -> Iterator[tuple[int, str]]:
         """Yields the times at which capacity is expected to become free, with the workload that ends, in order."""
         boundaries = {time_ns for time_ns in list_boundaries(self._state.policy.reservations) if time_ns > now_ns}
         boundaries |= {one.end_ns for one in others if one.end_ns > now_ns}
-        boundaries |= {not_before_ns} if not_before_ns > now_ns else set()
-        return merge(self._ends.list_ends(now_ns, ENDS_MOST), ((time_ns, "") for time_ns in sorted(boundaries)))
+        boundaries |= {not_before_ns} if not_before_ns > now_ns else {now_ns} if is_from_now else set()
+        shrunk = {event.workload_id for event in freed}
+        ends = (one for one in self._ends.list_ends(now_ns, ENDS_MOST) if one[1] not in shrunk)
+        return merge(ends, ((time_ns, "") for time_ns in sorted(boundaries)))
 
     def _hold_others(
         self,

@@ -38,6 +38,7 @@ from eelgrid_controller.placement.explanations import (
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
+from eelgrid_controller.queueing.elastic_shares import advance_share
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import (
@@ -93,13 +94,22 @@ def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) 
     if found is None:
         return None
     # An operator may have moved it to another queue since.
-    begun = replace(found.spec, replicas=found.replicas_begun or found.spec.replicas, queue=request.spec.queue)
+    begun = replace(_get_asked_spec(found), queue=request.spec.queue)
     if begun == request.spec:
         return found
     raise AlreadyExists(
         f"workload {found.workload_id} exists with another spec; choose another id, leave the id empty to "
         "have one drawn, or cancel it first"
     )
+
+
+def _get_asked_spec(workload: Workload) -> WorkloadSpec:
+    """Returns the spec of a workload as it was submitted, whatever replicas and model it was given since."""
+    spec, share = workload.spec, workload.share
+    if share is None:
+        return replace(spec, replicas=workload.replicas_begun or spec.replicas)
+    request = replace(spec.request, gpu_models=share.gpu_models_asked)
+    return replace(spec, replicas=share.replicas_asked, request=request)
 
 
 def resolve_models(
@@ -367,13 +377,15 @@ def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement],
     return gone
 
 
-def _bounds(spec: WorkloadSpec) -> tuple[int, int]:
-    """Returns the minimum and maximum number of replicas of the workload's objective."""
+def _bounds(workload: Workload, floor: int) -> tuple[int, int]:
+    """Returns the minimum and maximum number of replicas of the workload's objective, and of its promised deadline."""
+    spec = workload.spec
     if spec.service is not None:
         return spec.service.replicas_least, spec.service.replicas_most
     if spec.training is not None:
         # A gang that is not elastic keeps the size that it was submitted with.
-        return spec.training.replicas_least or spec.replicas, spec.training.replicas_most or spec.replicas
+        least, most = spec.training.replicas_least or spec.replicas, spec.training.replicas_most or spec.replicas
+        return max(least, min(floor, most)), most
     return 1, 10_000
 
 
@@ -387,9 +399,18 @@ def _numbers(workload: Workload, count: int) -> list[int]:
 
 
 def plan_scaling(
-    state: ClusterState, snapshot: Snapshot, workload: Workload, replicas: int, decide: DecideReplicas, *, now_ns: int
+    state: ClusterState,
+    snapshot: Snapshot,
+    workload: Workload,
+    replicas: int,
+    decide: DecideReplicas,
+    *,
+    floor: int = 0,
+    now_ns: int,
 ) -> WorkloadScaled | None:
     """Returns the event that scales a workload to `replicas`, or as close as capacity allows; None if nothing changes.
+
+    A job keeps at least `floor` replicas for its promised deadline, of those that it has.
 
     Raises FailedPrecondition for a workload that does not run, InvalidArgument for a number outside its objective.
     """
@@ -406,7 +427,7 @@ def plan_scaling(
             f"workload {workload.workload_id} is served by slices, which the partition planner counts; make a plan: "
             "eelctl partition plan"
         )
-    least, most = _bounds(workload.spec)
+    least, most = _bounds(workload, floor)
     if not least <= replicas <= most:
         bounds = f"{least} to {most}"
         raise InvalidArgument(
@@ -443,6 +464,7 @@ def plan_scaling(
         released=tuple(sorted(item.replica for item in gone)),
         placements=new,
         explanation=explanation,
+        share=advance_share(workload, now_ns),
     )
 
 

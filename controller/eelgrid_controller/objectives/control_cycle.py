@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from eelgrid_controller.errors import ControllerError
@@ -20,6 +21,7 @@ from eelgrid_controller.objectives.observation import (
     NodeLivenessTracker,
     ObjectiveSettings,
     PendingLimits,
+    ProgressReading,
     allows_enforcement,
     highest_limit_w,
 )
@@ -406,6 +408,7 @@ class CycleResult(NamedTuple):
     answers: tuple[LimitConfirmed | LimitFailed, ...] = ()  # to limits, as the steering was told
     said: tuple[tuple[str, str], ...] = ()  # for the log, by workload
     worked: tuple[WorkInterval, ...] = ()  # by workloads, since the turn before
+    progress: Mapping[str, ProgressReading] = MappingProxyType({})  # of jobs with an elastic deadline
 
 
 class ControlCycle:
@@ -482,6 +485,7 @@ class ControlCycle:
             tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
             tuple(told),
             (*self._services.collect_work(), *self._jobs.collect_work()),
+            self._jobs.collect_progress(),
         )
 
     def record_request(self, limit: LimitChange, epochs: dict[str, int], at_s: float) -> None:

@@ -159,6 +159,9 @@ class ControllerCommands(Protocol):
     async def report_limits(self, highest_w: Mapping[str, float]) -> None:
         """The highest limits that GPUs were read to have, by workload, where above the journal's."""
 
+    async def record_progress(self, workload_id: str, work_done: float, at_ns: int) -> None:
+        """How much a job with an elastic deadline had done at a time."""
+
     async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
         """Points that were measured; how many are new."""
 
@@ -522,6 +525,8 @@ class ControlLoop:
             self._log.warning("workload=%s scraped=no reason=too_many_pages", name)
 
     async def _carry_out(self, turn: CycleResult) -> None:
+        for name, progress in turn.progress.items():
+            await self._record_progress(name, progress)
         for scale in turn.scales:
             await self._scale(scale)
         for limit in turn.limits:
@@ -546,6 +551,14 @@ class ControlLoop:
             return
         self.counts.done["record"] += 1
         self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
+
+    async def _record_progress(self, name: str, progress: ProgressReading) -> None:
+        """Tells the core how far a job with an elastic deadline is."""
+        at_ns = int((progress.at_s - self._steady.lead_s()) * 1e9)
+        try:
+            await self._loop.record_progress(name, progress.work, at_ns)
+        except Exception as error:  # noqa: BLE001  # it is told again
+            self._log_refusal("progress", "workload=%s progress=%g refused=%s", name, progress.work, error)
 
     async def _scale(self, scale: ScaleService) -> None:
         try:

@@ -17,6 +17,7 @@ from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.observation import ClusterObservation, gpu_models_of
 from eelgrid_controller.objectives.power.control_events import ScaleService
 from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.queueing.elastic_shares import find_least_share, measure_scaling
 from eelgrid_protos.messages import Workload
 
 
@@ -151,19 +152,7 @@ class ElasticResize(NamedTuple):
 
 def scaling_curve(job: ElasticJob) -> tuple[dict[int, float], dict[int, float]]:
     """Throughput in Hz and watts by replicas, where measured."""
-    rates: dict[int, float] = {}
-    watts: dict[int, float] = {}
-    for point in job.points:
-        running = point.configuration
-        replicas, rest = divmod(running.gpus, job.gpus)
-        usable = running.gpu_model == job.gpu_model and running.power_limit_w is None and not running.mig_profile
-        if not usable or rest or not job.least <= replicas <= job.most:
-            continue
-        if point.throughput_hz > rates.get(replicas, 0.0):
-            rates[replicas] = point.throughput_hz
-            if point.power_w is not None:
-                watts[replicas] = point.power_w
-    return rates, watts
+    return measure_scaling(job.points, job.gpu_model, job.gpus, least=job.least, most=job.most)
 
 
 def plan_resizes(
@@ -237,7 +226,7 @@ def _elastic(job: Workload, world: ClusterObservation) -> ElasticJob | None:
         next(iter(models)),
         gpus=job.spec.request.gpu_count,
         replicas=len(job.placements),
-        least=training.replicas_least,
+        least=training.replicas_least if job.share is None else find_least_share(job, int(world.at_s * 1e9)),
         most=training.replicas_most,
         points=world.points.get(training.profile, ()),
         restart_s=training.restart_s,

@@ -288,12 +288,19 @@ class JobObserver:
         self._jobs: dict[str, _Job] = {}
         self._work = JobWorkCounter()
         self._worked: list[WorkInterval] = []
+        # Of jobs with an elastic deadline, since the last time.
+        self._told: dict[str, ProgressReading] = {}
         self._relatives: tuple[float, dict[str, tuple[PowerCurve, ...]]] = (0.0, {})  # of one cycle, by GPU model
 
     @property
     def has_unstarted(self) -> bool:
         """Whether a job could be managed and is not yet."""
         return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
+
+    def collect_progress(self) -> dict[str, ProgressReading]:
+        """How far jobs with an elastic deadline are, since the last time."""
+        found, self._told = self._told, {}
+        return found
 
     def collect_work(self) -> list[WorkInterval]:
         """What jobs have done since the last time."""
@@ -359,6 +366,8 @@ class JobObserver:
         if told is not None and promise is not None and promise.metrics is not None:
             # Pages have a clock of their own, which is none of Unix time.
             told = told._replace(at_s=world.at_s) if name in world.rounds else None
+        if told is not None and workload.share is not None:
+            self._told[name] = told
         worked = self._work.count_increment(
             name, "" if promise is None else promise.work_unit, told, workload.placed_ns / 1e9
         )

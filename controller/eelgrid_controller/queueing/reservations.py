@@ -13,7 +13,7 @@ beyond that number. Only GPUs that are free by its start count, by the expected 
 another reservation nor a kept start needs within its span.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.queue_usage import resolve_queue, resolve_user
-from eelgrid_protos.messages import Reservation, Workload, resolve_pool
+from eelgrid_protos.messages import Gpu, Reservation, Workload, resolve_pool
 
 # From so long before a reservation on, work of which nothing is known is not placed on its nodes.
 RESERVATION_LEAD_NS = 24 * 3600 * 1_000_000_000
@@ -107,17 +107,37 @@ def list_offers(
         if name in taken or not node.is_schedulable:
             continue
         record = project_record(node, ends, max(now_ns, wanted.start_ns), now_ns)
-        held = record.gpu_milli.keys() | record.externally_used_gpus() | record.lost_gpus
-        free = [
-            gpu
-            for gpu in record.inventory.gpus
-            if gpu.uuid not in held
-            and (not wanted.gpu_models or gpu.model in wanted.gpu_models)
-            and not (record.gpu_cordon_reason(gpu) or gpu.mig_enabled or record.is_partition_managed(gpu))
-        ]
+        free = _list_free_gpus(record, wanted, record.gpu_milli.keys())
         if free:
             found.append(NodeOffer(name, len(free), len(record.inventory.gpus)))
     return found
+
+
+def _list_free_gpus(record: NodeRecord, wanted: Reservation, held: Collection[str]) -> list[Gpu]:
+    """Lists the GPUs of a node that a reservation could have, without those that work holds."""
+    gone = record.externally_used_gpus() | record.lost_gpus
+    return [
+        gpu
+        for gpu in record.inventory.gpus
+        if gpu.uuid not in held
+        and gpu.uuid not in gone
+        and (not wanted.gpu_models or gpu.model in wanted.gpu_models)
+        and not (record.gpu_cordon_reason(gpu) or gpu.mig_enabled or record.is_partition_managed(gpu))
+    ]
+
+
+def count_usable_gpus(
+    state: ClusterState, ends: EstimatedEnds, reservation: Reservation, node_name: str, *, now_ns: int
+) -> int:
+    """Returns how many GPUs of a node a reservation has from its start on: those count that work holds which it is for."""
+    record = project_record(state.nodes[node_name], ends, max(now_ns, reservation.start_ns), now_ns)
+    held = {
+        uuid
+        for (key, _), assignment in record.assignments.items()
+        if not is_reserved_for(state, reservation, state.workloads[key])
+        for uuid in assignment.gpu_uuids
+    }
+    return len(_list_free_gpus(record, reservation, held))
 
 
 def choose_nodes(offers: Sequence[NodeOffer], gpus: int) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 Pure functions of a workload, the policy and the history. Must not know what estimates are used for.
 
-Precedence: what the user stated, at most the time limit; the time limit, with the grace after it; the history of the same
+Of an elastic job with a promised deadline it follows from what is left and its scaling curve (elastic_shares.py).
+Otherwise, precedence: what the user stated, at most the time limit; the time limit, with the grace after it; the history of the same
 user and name; the policy's default. The last two count only where the policy names a mode of backfill, and never for
 inference services, which do not end by themselves. Without any, work is expected to run for ever.
 
@@ -11,11 +12,15 @@ delay. After that it is expected to end at the next multiple of a tenth of its e
 expected end: so the moment depends only on the estimate and the clock, and moves rarely.
 """
 
+from eelgrid_controller.queueing.elastic_shares import compute_elastic_end_ns, compute_run_ns
 from eelgrid_controller.state.runtime_history import RuntimeHistory, uses_presumed_runtimes
-from eelgrid_protos.messages import Policy, RuntimeEstimate, RuntimeSource, Workload, WorkloadKind
+from eelgrid_protos.messages import Policy, RuntimeEstimate, RuntimeSource, Workload, WorkloadKind, WorkloadPhase
 
 OVERRUN_TOLERANCE_NS = 60_000_000_000
 _OVERRUN_SHARE = 10
+# Sources that are no presumption.
+STATED_SOURCES = frozenset({RuntimeSource.USER, RuntimeSource.TIME_LIMIT, RuntimeSource.PROFILE})
+_RUN_S = (1.0, 3e8)
 _NS = 1e9
 # Of work that is expected to run for ever.
 NEVER_NS = 2**63 - 1
@@ -25,12 +30,18 @@ SOURCE_NAMES = {
     RuntimeSource.TIME_LIMIT: "its time limit",
     RuntimeSource.HISTORY: "earlier runs of the same name",
     RuntimeSource.DEFAULT: "the policy's default",
+    RuntimeSource.PROFILE: "its profile and its progress",
 }
 
 
 def estimate_runtime(workload: Workload, policy: Policy, history: RuntimeHistory) -> RuntimeEstimate | None:
     """Returns how long a workload is expected to run from its start, in seconds; None for ever."""
     spec = workload.spec
+    if workload.share is not None:
+        is_running = workload.phase is WorkloadPhase.PLACED
+        run_ns = compute_elastic_end_ns(workload) - workload.placed_ns if is_running else 0
+        run_s = (run_ns or compute_run_ns(workload, spec.replicas)) / _NS
+        return RuntimeEstimate(expected_s=min(_RUN_S[1], max(_RUN_S[0], run_s)), source=RuntimeSource.PROFILE)
     limit_s = 0.0 if spec.process is None else spec.process.time_limit_s
     whole_s = limit_s + spec.process.grace_s if spec.process is not None and limit_s else 0.0
     if spec.expected_runtime_s is not None and not 0.0 < whole_s < spec.expected_runtime_s:

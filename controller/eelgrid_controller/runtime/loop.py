@@ -396,6 +396,12 @@ class ControllerLoop:
         """Sets the highest power limits read back from GPUs, in watts by workload, where they exceed the journal's."""
         await self.command(lambda core, now_ns: core.report_limits(highest_w, now_ns=now_ns))
 
+    async def record_progress(self, workload_id: str, work_done: float, at_ns: int) -> None:
+        """Records how much a job with an elastic deadline had done at a time."""
+        await self.command(
+            lambda core, now_ns: core.record_progress(workload_id, work_done, at_ns=min(at_ns, now_ns), now_ns=now_ns)
+        )
+
     async def apply_partitions(
         self, change: PartitionStage | Sequence[SurveyedGpu], *, call: AuditedCall | None = None
     ) -> None:

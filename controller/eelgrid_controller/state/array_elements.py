@@ -157,6 +157,7 @@ def _summarize(elements: list[Workload]) -> Workload:
         held_by=held_by,
         failures=0,
         not_before_ns=0,
+        deadline_breach=next((one.deadline_breach for one in elements if one.deadline_breach), None),
         array=status,
     )
 
@@ -170,6 +171,7 @@ def list_submitted(event: WorkloadSubmitted | ArraySubmitted) -> Iterator[Worklo
             phase=WorkloadPhase.PENDING,
             submitted_ns=event.time_ns,
             owner=event.owner,
+            share=event.share,
         )
         return
     spec, array_id = event.spec, event.array_id

@@ -10,8 +10,8 @@ event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
-    PENDING --WorkloadQueueChanged, WorkloadPromised, WorkloadHeld, WorkloadReleased--> PENDING
-    PENDING, PLACED --DeadlineBroken--> as it was
+    PENDING --WorkloadQueueChanged, WorkloadPromised, PromisesMoved, WorkloadHeld, WorkloadReleased--> PENDING
+    PENDING, PLACED --DeadlineBroken, WorkloadShareChanged--> as it was
     PENDING --PreemptionStarted--> PENDING, and its victims that must be told to end PLACED until they have
     PLACED --PreemptionRefused--> PLACED, a victim that an engine evicts and that runs on
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
@@ -31,6 +31,7 @@ from typing import Any, Self, assert_never
 from eelgrid_controller.state.array_elements import ArrayElements, list_submitted
 from eelgrid_controller.state.attempts import apply_attempt, find_outcome, holds_until_stopped, must_stop
 from eelgrid_controller.state.cordons import OperatorCordon
+from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
     EXPLAINED_REPLICAS_MOST,
@@ -59,6 +60,7 @@ from eelgrid_controller.state.events import (
     PreemptionRefused,
     PreemptionStarted,
     PricesQuoted,
+    PromisesMoved,
     SpendingJudged,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -73,9 +75,9 @@ from eelgrid_controller.state.events import (
     WorkloadReleased,
     WorkloadRetried,
     WorkloadScaled,
+    WorkloadShareChanged,
     WorkloadStopping,
     WorkloadSubmitted,
-    policy_to_plain,
 )
 from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
@@ -100,11 +102,11 @@ from eelgrid_controller.state.node_allocations import (
 )
 from eelgrid_controller.state.nominations import Nominations
 from eelgrid_controller.state.pending_queue import PendingQueue
-from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned, policy_to_plain
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import DeadlineBreach, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
@@ -239,8 +241,8 @@ class ClusterState:
                 touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
             case WorkloadDeferred() | WorkloadQueueChanged() | WorkloadPromised() | WorkloadHeld() | WorkloadReleased():
                 touched = self._apply_waiting(event)
-            case DeadlineBroken():
-                touched = self._apply_breach(event)
+            case DeadlineBroken() | WorkloadShareChanged() | PromisesMoved():
+                touched = self._apply_deadline_event(event)
             case PreemptionStarted():
                 touched = self._apply_preemption(event)
             case PreemptionRefused():
@@ -374,13 +376,11 @@ class ClusterState:
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         return frozenset()
 
-    def _apply_breach(self, event: DeadlineBroken) -> frozenset[str]:
-        workload = self.workloads.get(event.workload_id)
-        if workload is None or workload.phase.is_ended or workload.deadline_breach is not None:
-            raise ContradictoryEvent(f"workload {event.workload_id} has no deadline to break")
-        breach = DeadlineBreach(time_ns=event.time_ns, cause=event.cause)
-        self.workloads[event.workload_id] = replace(workload, deadline_breach=breach, revision=self.revision + 1)
-        self.broken_deadlines.add(event.workload_id)
+    def _apply_deadline_event(self, event: DeadlineEvent) -> frozenset[str]:
+        for after in apply_deadline_event(self.workloads, event):
+            self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
+        if isinstance(event, DeadlineBroken):
+            self.broken_deadlines.add(event.workload_id)
         return frozenset()
 
     def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:

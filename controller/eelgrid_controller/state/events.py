@@ -10,6 +10,7 @@ Must not know who reacts to an event.
     WorkloadDeferred -> WorkloadHeld -> WorkloadReleased -> WorkloadPlaced
     AttemptEnded -> WorkloadRetried -> WorkloadDeferred | WorkloadPlaced
     WorkloadDeferred -> (WorkloadPromised | DeadlineBroken)* -> WorkloadPlaced -> DeadlineBroken
+    WorkloadSubmitted -> WorkloadShareChanged* -> WorkloadPlaced -> (WorkloadShareChanged | WorkloadScaled)*, of elastic jobs
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     ArraySubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced, of each element
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
@@ -18,14 +19,20 @@ Must not know who reacts to an event.
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import ExternalUsage
-from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.journal import (
+    JournalSanitizer,
+    decode_explanation,
+    encode_explanation,
+    omit_defaults,
+)
+from eelgrid_controller.state.policy import policy_to_plain
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
@@ -36,6 +43,7 @@ from eelgrid_protos.messages import (
     SPENDING_LIMITS_MOST,
     UNKNOWN_WORKLOADS_MOST,
     AttemptStatus,
+    ElasticShare,
     GpuLayout,
     Inventory,
     MeasuredPoint,
@@ -68,6 +76,9 @@ EXPLAINED_REPLICAS_MOST = 16
 
 # Victims of one preemption.
 PREEMPTED_MOST = 4096
+
+# Promised starts that move in one step.
+MOVED_STARTS_MOST = 128
 
 # Nodes removed in one step: the planner's arrays are rebuilt once for all of them.
 REMOVED_MOST = 1000
@@ -219,6 +230,8 @@ class WorkloadSubmitted:
     workload_id: Identifier
     spec: WorkloadSpec
     owner: Label = ""
+    # Of an elastic job with a promised deadline; the spec has the replicas and the model of its admission.
+    share: ElasticShare | None = None
 
 
 def make_element_id(array_id: str, index: int) -> str:
@@ -298,6 +311,8 @@ class WorkloadScaled:
     released: Annotated[tuple[Count, ...], Many(10_000)] = ()
     placements: Annotated[tuple[Placement, ...], Many(10_000)] = ()
     explanation: Annotated[tuple[ReplicaExplanation, ...], Many(EXPLAINED_REPLICAS_MOST)] = ()
+    # Of an elastic job with a promised deadline: as of this time, before it goes on with the new replicas.
+    share: ElasticShare | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,12 +484,40 @@ class WorkloadPromised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovedStart:
+    """What a pending workload is promised instead of what it was promised before."""
+
+    workload_id: Identifier
+    promise: StartPromise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromisesMoved:
+    """Promised starts moved all at once to make room for another deadline; each still ends by its own."""
+
+    time_ns: Nanoseconds
+    starts: Annotated[tuple[MovedStart, ...], Many(MOVED_STARTS_MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineBroken:
     """A live workload will not have ended by its promised deadline, or has not; told once, with the cause."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
     cause: Sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadShareChanged:
+    """The share of a live elastic job changed: its progress was measured, or while it waits it was given another size.
+
+    A pending one is no longer promised the start that it had.
+    """
+
+    time_ns: Nanoseconds
+    workload_id: Identifier
+    share: ElasticShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -588,6 +631,8 @@ Event = (
     | WorkloadRetried
     | ArraySubmitted
     | DeadlineBroken
+    | WorkloadShareChanged
+    | PromisesMoved
 )
 
 # Kinds in the journal; a kind is never reused with another meaning.
@@ -632,6 +677,8 @@ _KINDS: Mapping[str, type[Event]] = {
     "workload_retried": WorkloadRetried,
     "workload_array_submitted": ArraySubmitted,
     "deadline_broken": DeadlineBroken,
+    "workload_share_changed": WorkloadShareChanged,
+    "promises_moved": PromisesMoved,
 }
 _WITH_PLACES = (WorkloadPlaced, WorkloadMoved, WorkloadScaled)
 _WITH_WORDS = (
@@ -653,10 +700,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     # What is absent is left out, as in the formats without it, which older versions read.
     match event:
         case WorkloadSubmitted():
-            _omit_defaults(body, event, ("owner",))
-            _omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))
+            omit_defaults(body, event, ("owner", "share"))
+            omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))
             if event.spec.process is not None:
-                _omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
+                omit_defaults(body["spec"]["process"], event.spec.process, _NEWER_OF_PROCESSES)
             for one in body["spec"].get("schedule", {}).get("after", ()):
                 if not one["each"]:
                     del one["each"]
@@ -664,11 +711,11 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded():
             body["status"].pop("progress", None)
-            _omit_defaults(body["status"], event.status, ("checkpointed_ns", "checkpoint_s", "gpu_held"))
+            omit_defaults(body["status"], event.status, ("checkpointed_ns", "checkpoint_s", "gpu_held"))
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case WorkloadPromised() if event.promise is not None:
-            _omit_defaults(body["promise"], event.promise, ("placements", "assumes"))
+            omit_defaults(body["promise"], event.promise, ("placements", "assumes"))
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
@@ -678,36 +725,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
 _NEWER_OF_PROCESSES = ("standard_input", "warn_signal", "warn_before_s", "element_variables")
 
 
-def _omit_defaults(plain: dict[str, Any], message: object, names: Iterable[str]) -> None:
-    """Leaves fields out that have no value: older versions do not know them."""
-    for name in names:
-        if not getattr(message, name):
-            plain.pop(name, None)
-
-
-def policy_to_plain(policy: Policy) -> dict[str, Any]:
-    """Returns a policy for the journal; without queues nothing of them, as in the format that older versions read.
-
-    So it is with backfill and reservations.
-    """
-    plain: dict[str, Any] = to_plain(policy)
-    default = Policy()
-    queues = () if policy.queues else ("queues", "queue_half_life_s", "queue_age_limit_s")
-    for name in (*queues, "backfill", "reservations", "priority_classes"):
-        if getattr(policy, name) == getattr(default, name):
-            del plain[name]
-    for row, reservation in zip(plain.get("reservations", ()), policy.reservations, strict=False):
-        _omit_defaults(row, reservation, ("gpus", "gpu_models"))
-    for row, queue in zip(plain.get("queues", ()), policy.queues, strict=False):
-        if queue.preemption is None:
-            row.pop("preemption", None)
-        else:
-            _omit_defaults(row["preemption"], queue.preemption, ("horizon_s", "delay_s"))
-    return plain
-
-
 def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> dict[str, Any]:
-    released = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
+    released: dict[str, Any] = {"released": list(event.released)} if isinstance(event, WorkloadScaled) else {}
+    if isinstance(event, WorkloadScaled) and event.share is not None:
+        released["share"] = to_plain(event.share)
     return {
         "time_ns": event.time_ns,
         "workload_id": event.workload_id,

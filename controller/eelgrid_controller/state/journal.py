@@ -8,7 +8,7 @@ accepted inside the rules of this one, and records what it changed. Must not kno
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -210,3 +210,10 @@ class JournalSanitizer:
             return epoch
         self._record_line(f"the plan epoch of node {node_name} was {epoch}, which is no agent's; it begins anew")
         return 0
+
+
+def omit_defaults(plain: dict[str, Any], message: object, names: Iterable[str]) -> None:
+    """Leaves fields out that have no value: older versions do not know them."""
+    for name in names:
+        if not getattr(message, name):
+            plain.pop(name, None)

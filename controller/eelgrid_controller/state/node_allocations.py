@@ -33,6 +33,7 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
     WorkloadRetried,
     WorkloadScaled,
+    WorkloadShareChanged,
 )
 from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slice_device, find_slices_problem
@@ -477,6 +478,7 @@ def list_affected_workloads(event: Event) -> tuple[str, ...]:
             | WorkloadEvicted()
             | WorkloadCompleted()
             | WorkloadRetried()
+            | WorkloadShareChanged()
         ):
             return (event.workload_id,)
         case PartitionsPlanned():
@@ -520,7 +522,8 @@ def apply_scaling(workload: Workload | None, event: WorkloadScaled) -> tuple[Wor
         raise ContradictoryEvent(f"workload {event.workload_id} would be left without replicas")
     before = [item for item in workload.placements if item.replica in gone]
     begun = workload.replicas_begun or workload.spec.replicas
-    counted = replace(workload, spec=replace(workload.spec, replicas=replicas), replicas_begun=begun)
+    size, share = replace(workload.spec, replicas=replicas), event.share or workload.share
+    counted = replace(workload, spec=size, replicas_begun=begun, share=share)
     return _at(counted, before, event.placements), before
 
 

@@ -10,8 +10,9 @@ budget names, the innermost first; of two budgets of one place the tighter is in
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from eelgrid_controller.state.journal import omit_defaults
 from eelgrid_controller.state.spending import spending_key
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_protos.errors import Violation
@@ -29,6 +30,7 @@ from eelgrid_protos.messages import (
     SpendingQuantity,
     resolve_pool,
 )
+from eelgrid_protos.plain_messages import to_plain
 
 _Of = TypeVar("_Of")
 _Made = TypeVar("_Made")
@@ -248,3 +250,24 @@ def changes_starts(before: Policy, after: Policy) -> bool:
     """Returns whether pending work may start under one policy that waits under the other, spending limits aside."""
     names = ("budgets", "queues", "backfill", "default_runtime_s", "reservations", "capacity_hold_s")
     return any(getattr(before, name) != getattr(after, name) for name in names)
+
+
+def policy_to_plain(policy: Policy) -> dict[str, Any]:
+    """Returns a policy for the journal; without queues nothing of them, as in the format that older versions read.
+
+    So it is with backfill and reservations.
+    """
+    plain: dict[str, Any] = to_plain(policy)
+    default = Policy()
+    queues = () if policy.queues else ("queues", "queue_half_life_s", "queue_age_limit_s")
+    for name in (*queues, "backfill", "reservations", "priority_classes"):
+        if getattr(policy, name) == getattr(default, name):
+            del plain[name]
+    for row, reservation in zip(plain.get("reservations", ()), policy.reservations, strict=False):
+        omit_defaults(row, reservation, ("gpus", "gpu_models", "lacking_gpus", "change_cause"))
+    for row, queue in zip(plain.get("queues", ()), policy.queues, strict=False):
+        if queue.preemption is None:
+            row.pop("preemption", None)
+        else:
+            omit_defaults(row["preemption"], queue.preemption, ("horizon_s", "delay_s"))
+    return plain

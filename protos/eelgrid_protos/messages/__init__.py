@@ -5,6 +5,7 @@ They are imported from this package, which lists them once, by subject.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
+from eelgrid_protos.messages.elastic_share import SCALING_RATES_MOST, ElasticShare, ScalingRate
 from eelgrid_protos.messages.energy import (
     WINDOW_OWNERS_MOST,
     WINDOW_SHARES_MOST,

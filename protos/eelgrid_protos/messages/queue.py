@@ -4,7 +4,18 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.quantities import Label, Many, Name, Nanoseconds, OpenEnum, Range, RequiredLabel, Uint32, Uint64
+from eelgrid_protos.quantities import (
+    Label,
+    Many,
+    Name,
+    Nanoseconds,
+    OpenEnum,
+    Range,
+    RequiredLabel,
+    Sentence,
+    Uint32,
+    Uint64,
+)
 from eelgrid_protos.values import dataclass
 
 QUEUES_MOST = 10_000
@@ -156,6 +167,9 @@ class Reservation:
     # How many GPUs, of which models: nodes that have them are chosen when the policy is changed.
     gpus: Uint32 = 0
     gpu_models: Annotated[tuple[RequiredLabel, ...], Many(_NAMES_MOST)] = ()
+    # How many of these it lacks, and why its nodes were last chosen again.
+    lacking_gpus: Uint32 = 0
+    change_cause: Sentence = ""
 
     def violations(self) -> Iterator[Violation]:
         """Checks that it ends after its start, names nodes, a pool or GPUs, and no users for maintenance."""

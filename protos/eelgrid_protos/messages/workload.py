@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.elastic_share import ElasticShare
 from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
 from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
@@ -182,7 +183,8 @@ class TrainingPromise:
             yield Violation(
                 "work_unit", f"is {self.work_unit}, which others are counted by", "write such as trained_token"
             )
-        if (self.deadline_ns > 0) != (self.work > 0.0):
+        # The work of an elastic job may be due by the deadline of the workload instead.
+        if (self.deadline_ns > 0) > (self.work > 0.0) or (self.work > 0.0) > (self.deadline_ns > 0 or self.is_elastic):
             yield Violation("work", "and deadline_ns go together", "give both or neither")
         if (self.replicas_least > 0) != self.is_elastic or self.replicas_least > self.replicas_most:
             yield Violation(
@@ -382,9 +384,9 @@ class WorkloadSpec:
         if self.deadline is not None:
             if self.kind is WorkloadKind.INFERENCE_SERVICE:
                 yield Violation("deadline", "is set for a service, which does not end", "leave it out")
-            if self.training is not None and self.training.is_elastic:
-                remedy = "leave out training.replicas_most: a deadline is promised to a fixed number of replicas"
-                yield Violation("deadline", "is set for elastic training", remedy)
+            if not self.deadline.best_effort and self.training and self.training.is_elastic and not self.training.work:
+                remedy = "set it to the units of work that must be done, or leave out training.replicas_most"
+                yield Violation("training.work", "is not set, and elastic training has a deadline", remedy)
         if self.process is not None:
             yield from self._check_process()
         elif self.schedule is not None and self.schedule.retries_most:
@@ -432,6 +434,7 @@ class RuntimeSource(OpenEnum):
     TIME_LIMIT = 2
     HISTORY = 3
     DEFAULT = 4
+    PROFILE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,6 +545,8 @@ class Workload:
     checkpoint_advice: CheckpointAdvice | None = None
     # The newest report of its processes; only in answers, never kept.
     progress: JobProgress | None = None
+    # Of an elastic job with a promised deadline.
+    share: ElasticShare | None = None
 
     @property
     def exit_code(self) -> int | None:

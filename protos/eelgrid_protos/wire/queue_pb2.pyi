@@ -126,7 +126,7 @@ class QueueStatus(_message.Message):
     def __init__(self, queue: _Optional[_Union[Queue, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[QueueUsage, _Mapping]]] = ..., weighted_share: _Optional[float] = ..., weighted_usage: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("name", "node_names", "pool", "start_ns", "end_ns", "users", "queue", "maintenance", "gpus", "gpu_models")
+    __slots__ = ("name", "node_names", "pool", "start_ns", "end_ns", "users", "queue", "maintenance", "gpus", "gpu_models", "lacking_gpus", "change_cause")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_NAMES_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,8 @@ class Reservation(_message.Message):
     MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     GPU_MODELS_FIELD_NUMBER: _ClassVar[int]
+    LACKING_GPUS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_CAUSE_FIELD_NUMBER: _ClassVar[int]
     name: str
     node_names: _containers.RepeatedScalarFieldContainer[str]
     pool: str
@@ -147,4 +149,6 @@ class Reservation(_message.Message):
     maintenance: bool
     gpus: int
     gpu_models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., node_names: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., users: _Optional[_Iterable[str]] = ..., queue: _Optional[str] = ..., maintenance: bool = ..., gpus: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
+    lacking_gpus: int
+    change_cause: str
+    def __init__(self, name: _Optional[str] = ..., node_names: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., users: _Optional[_Iterable[str]] = ..., queue: _Optional[str] = ..., maintenance: bool = ..., gpus: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ..., lacking_gpus: _Optional[int] = ..., change_cause: _Optional[str] = ...) -> None: ...

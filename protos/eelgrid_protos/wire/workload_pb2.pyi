@@ -44,6 +44,7 @@ class RuntimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUNTIME_SOURCE_TIME_LIMIT: _ClassVar[RuntimeSource]
     RUNTIME_SOURCE_HISTORY: _ClassVar[RuntimeSource]
     RUNTIME_SOURCE_DEFAULT: _ClassVar[RuntimeSource]
+    RUNTIME_SOURCE_PROFILE: _ClassVar[RuntimeSource]
 
 class CheckpointCostSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -85,6 +86,7 @@ RUNTIME_SOURCE_USER: RuntimeSource
 RUNTIME_SOURCE_TIME_LIMIT: RuntimeSource
 RUNTIME_SOURCE_HISTORY: RuntimeSource
 RUNTIME_SOURCE_DEFAULT: RuntimeSource
+RUNTIME_SOURCE_PROFILE: RuntimeSource
 CHECKPOINT_COST_SOURCE_UNSPECIFIED: CheckpointCostSource
 CHECKPOINT_COST_SOURCE_THIS_RUN: CheckpointCostSource
 CHECKPOINT_COST_SOURCE_EARLIER_RUNS: CheckpointCostSource
@@ -268,7 +270,7 @@ class Placement(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., node_name: _Optional[str] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., gpu_indexes: _Optional[_Iterable[int]] = ..., gpu_instance: _Optional[_Union[_plan_pb2.Slice, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns", "array", "deadline_breach", "checkpoint_advice", "progress")
+    __slots__ = ("workload_id", "spec", "phase", "reason", "placements", "submitted_ns", "placed_ns", "ended_ns", "revision", "power_limit_w", "replicas_begun", "owner", "lost_replicas", "power_w", "attempt", "attempts", "stopping_ns", "preempted_for", "preemptions", "promise", "queue_position", "held_by", "failures", "not_before_ns", "array", "deadline_breach", "checkpoint_advice", "progress", "share")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +299,7 @@ class Workload(_message.Message):
     DEADLINE_BREACH_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_ADVICE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     spec: WorkloadSpec
     phase: WorkloadPhase
@@ -325,7 +328,34 @@ class Workload(_message.Message):
     deadline_breach: DeadlineBreach
     checkpoint_advice: CheckpointAdvice
     progress: _plan_pb2.JobProgress
-    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ..., array: _Optional[_Union[_job_array_pb2.ArrayStatus, _Mapping]] = ..., deadline_breach: _Optional[_Union[DeadlineBreach, _Mapping]] = ..., checkpoint_advice: _Optional[_Union[CheckpointAdvice, _Mapping]] = ..., progress: _Optional[_Union[_plan_pb2.JobProgress, _Mapping]] = ...) -> None: ...
+    share: ElasticShare
+    def __init__(self, workload_id: _Optional[str] = ..., spec: _Optional[_Union[WorkloadSpec, _Mapping]] = ..., phase: _Optional[_Union[WorkloadPhase, str]] = ..., reason: _Optional[str] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., submitted_ns: _Optional[int] = ..., placed_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., revision: _Optional[int] = ..., power_limit_w: _Optional[float] = ..., replicas_begun: _Optional[int] = ..., owner: _Optional[str] = ..., lost_replicas: _Optional[_Iterable[int]] = ..., power_w: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[_plan_pb2.AttemptStatus, _Mapping]]] = ..., stopping_ns: _Optional[int] = ..., preempted_for: _Optional[str] = ..., preemptions: _Optional[int] = ..., promise: _Optional[_Union[StartPromise, _Mapping]] = ..., queue_position: _Optional[int] = ..., held_by: _Optional[str] = ..., failures: _Optional[int] = ..., not_before_ns: _Optional[int] = ..., array: _Optional[_Union[_job_array_pb2.ArrayStatus, _Mapping]] = ..., deadline_breach: _Optional[_Union[DeadlineBreach, _Mapping]] = ..., checkpoint_advice: _Optional[_Union[CheckpointAdvice, _Mapping]] = ..., progress: _Optional[_Union[_plan_pb2.JobProgress, _Mapping]] = ..., share: _Optional[_Union[ElasticShare, _Mapping]] = ...) -> None: ...
+
+class ElasticShare(_message.Message):
+    __slots__ = ("replicas", "replicas_asked", "rates", "work_done", "at_ns", "pace", "gpu_models_asked")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_ASKED_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
+    WORK_DONE_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODELS_ASKED_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    replicas_asked: int
+    rates: _containers.RepeatedCompositeFieldContainer[ScalingRate]
+    work_done: float
+    at_ns: int
+    pace: float
+    gpu_models_asked: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, replicas: _Optional[int] = ..., replicas_asked: _Optional[int] = ..., rates: _Optional[_Iterable[_Union[ScalingRate, _Mapping]]] = ..., work_done: _Optional[float] = ..., at_ns: _Optional[int] = ..., pace: _Optional[float] = ..., gpu_models_asked: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScalingRate(_message.Message):
+    __slots__ = ("replicas", "rate_hz")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    RATE_HZ_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    rate_hz: float
+    def __init__(self, replicas: _Optional[int] = ..., rate_hz: _Optional[float] = ...) -> None: ...
 
 class WorkloadSummary(_message.Message):
     __slots__ = ("workload_id", "name", "namespace", "user", "owner", "queue", "priority", "kind", "phase", "reason", "replicas", "request", "submitted_ns", "started_ns", "stopping_ns", "ended_ns", "runs_processes", "processes_reported", "exit_code", "progress", "array", "promised_start_ns", "deadline", "deadline_broken", "queue_position")
