@@ -222,6 +222,8 @@ def _check_kind(spec: WorkloadSpec) -> None:
             "would be promised, which is not decided for an array",
             "add --deadline-best-effort, or submit its jobs one by one",
         )
+    if spec.gang is not None:
+        raise _refuse("spec.gang", "is set, and the elements of an array start one by one", "leave it out")
     if spec.array is not None:
         raise _refuse("spec.array", "is set, which the controller does", "leave it out")
 

@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.gang import GangPart
 from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
 from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
@@ -356,6 +357,7 @@ class WorkloadSpec:
     # Which element of which array it is; the controller sets it.
     array: ArrayElement | None = None
     deadline: JobDeadline | None = None
+    gang: GangPart | None = None
 
     @property
     def has_promised_deadline(self) -> bool:
@@ -385,6 +387,9 @@ class WorkloadSpec:
             if self.training is not None and self.training.is_elastic:
                 remedy = "leave out training.replicas_most: a deadline is promised to a fixed number of replicas"
                 yield Violation("deadline", "is set for elastic training", remedy)
+        if self.gang is not None:
+            is_sliced = self.service is not None and self.service.slices
+            yield from self.gang.check_part(has_deadline=self.has_promised_deadline, is_sliced=is_sliced)
         if self.process is not None:
             yield from self._check_process()
         elif self.schedule is not None and self.schedule.retries_most:
