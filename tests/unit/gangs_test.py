@@ -77,7 +77,7 @@ def test_a_gang_is_of_one_namespace_and_owner():
     ("gang", "field", "problem"),
     [
         (GangPart(name="train", parts=4), "spec.gang.parts", "is 4, and gang train has 3"),
-        (GangPart(name="train", parts=3, parts_least=2), "spec.gang.parts_least", "is 2, and gang train has 0"),
+        (GangPart(name="train", parts=3, parts_least=2), "spec.gang.parts_least", "is 2, and gang train has 3"),
     ],
 )
 def test_a_part_that_contradicts_its_gang_is_refused_with_the_field_and_the_remedy(gang, field, problem):
@@ -185,6 +185,14 @@ def test_the_hardest_part_is_placed_first_so_that_small_ones_do_not_take_its_nod
     submit(core, "smaller", 1, gang=gang)
     submit(core, "large", 4, gang=gang)
     assert running(core) == ["large", "small", "smaller"]
+
+
+def test_a_part_that_lacks_room_is_decided_first_in_another_order():
+    core = build_core(build_node("a", gpus=4), build_node("b", gpus=5))
+    gang = GangPart(name="train", parts=4)
+    for key, gpus in (("three", 3), ("x", 2), ("y", 2), ("z", 2)):
+        submit(core, key, gpus, gang=gang)
+    assert running(core) == ["three", "x", "y", "z"]
 
 
 def test_parts_share_nodes_without_taking_the_same_gpus():

@@ -7,11 +7,11 @@ keeps a part from starting whatever the capacity (queueing.job_conditions).
 Theory. The required parts are decided one after the other, the one with the most GPUs on a node first, each on the nodes and
 quotas as they are once those before it have started. Only if all of them have a place anything starts, and then the other parts
 that fit start with them. Nothing is kept for a part of a gang that does not start, so two gangs never wait for each other: of
-two that each fit alone, the first in the order starts. The order of the parts is fixed, so where they compete for places a gang
-may wait though another order would fit.
+two that each fit alone, the first in the order starts. If a part lacks room that those before it may have taken, it is decided
+first, a few times; so where parts compete for places a gang may wait though some other choice of places would do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from eelgrid_controller.core.backfill import BackfillPlanner
@@ -28,6 +28,9 @@ from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Explanation, Placement, Workload, WorkloadSpec
+
+# Orders of the required parts that are tried in one decision.
+_ORDERS_MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,14 @@ def check_gang(state: ClusterState, workload: Workload) -> None:
     if part is None or gang is None:
         return
     violation = None
-    for field in ("parts", "parts_least"):
-        mine, theirs = getattr(part, field), getattr(gang.part, field)
-        if mine != theirs:
+    stated = (
+        ("parts", part.parts, gang.part.parts),
+        ("parts_least", part.required_parts, gang.part.required_parts),
+    )
+    for field, mine, theirs in stated:
+        if violation is None and mine != theirs:
             remedy = f"give {theirs}, as its other parts do, or another name"
-            violation = violation or Violation(
-                f"spec.gang.{field}", f"is {mine}, and gang {part.name} has {theirs}", remedy
-            )
+            violation = Violation(f"spec.gang.{field}", f"is {mine}, and gang {part.name} has {theirs}", remedy)
     if violation is None and (not gang.missing or not gang.is_bound(state.workloads)):
         problem = f"is {part.name}, which has its {part.parts} parts: {', '.join(gang.live)}"
         remedy = "choose another name, or wait until all of them have ended"
@@ -96,13 +100,30 @@ class GangStarts:
         if waiting is not None or gang.missing:
             reason = PendingConstraint.GANG.describe("part", part=waiting or "", gang=gang.part.name)
             return GangDecision(reason=reason, lacking=waiting or required[0])
-        trial = _GangTrial(self._state)
-        for key in sorted(required, key=self._count_difficulty):
-            found = self._decide_part(key, trial, now_ns)
-            if isinstance(found, GangDecision):
+        order = sorted(required, key=self._count_difficulty)
+        first: GangDecision | None = None
+        for _ in range(_ORDERS_MOST):
+            found = self._decide_in_order(order, now_ns)
+            first = first or found
+            if found.starts:
                 return found
-        for key in list(gang.live)[len(required) :]:
-            if self._may_start(key):
+            if not found.waits_for_capacity or found.lacking == order[0]:
+                break
+            # The others may have taken the only places that would do.
+            order = [found.lacking, *(key for key in order if key != found.lacking)]
+        assert first is not None
+        return first
+
+    def _decide_in_order(self, order: Sequence[str], now_ns: int) -> GangDecision:
+        """Decides the required parts in this order, and then the others of the gang as they fit."""
+        trial = _GangTrial(self._state)
+        for key in order:
+            problem = self._decide_part(key, trial, now_ns)
+            if problem is not None:
+                return problem
+        gang = self._state.gangs.find(self._state.workloads[order[0]])
+        for key in gang.live if gang is not None else ():
+            if key not in order and self._may_start(key):
                 self._decide_part(key, trial, now_ns)
         return GangDecision(tuple(trial.starts))
 
