@@ -19,7 +19,9 @@ from eelgrid_protos.messages import (
     JobDeadline,
     JobDependency,
     JobSchedule,
+    PreemptionWithin,
     Queue,
+    QueuePreemption,
     QueueQuota,
     WorkloadPhase,
 )
@@ -309,6 +311,40 @@ def test_the_explanation_of_a_part_names_the_part_that_lacks_room():
     assert "and this waits: no node" in core.explain_workload("driver").remedy
 
 
+# Reserved starts
+
+
+def test_a_gang_that_waits_is_promised_a_start_with_all_its_places_and_small_work_does_not_starve_it():
+    core = build_core(build_node("a", gpus=4))
+    submit(core, "long", 2, gang=None, expected_runtime_s=100.0)
+    submit(core, "short", 1, gang=None, expected_runtime_s=50.0)
+    submit(core, "driver", 1, expected_runtime_s=100.0)
+    submit(core, "workers", 3, expected_runtime_s=100.0)
+    assert core.state.workloads["driver"].promise.start_ns == 101 * S
+    assert core.state.workloads["driver"].promise.waits_for == ("long", "short")
+    assert "The gang is promised to start by" in core.explain_workload("workers").remedy
+    # The one GPU that is free until then is for what ends before.
+    assert submit(core, "late", 1, gang=None, expected_runtime_s=200.0, now_s=2).result.reason.startswith("backfill:")
+    assert submit(core, "early", 1, gang=None, expected_runtime_s=90.0, now_s=3).result.phase is WorkloadPhase.PLACED
+    for key, at_s in (("short", 51), ("early", 93), ("long", 101)):
+        core.cancel(key, now_ns=at_s * S)
+    assert running(core) == ["driver", "workers"]
+
+
+def test_a_gang_does_not_delay_the_reserved_start_of_other_work():
+    core = build_core(build_node("a", gpus=4))
+    submit(core, "first", 2, gang=None, expected_runtime_s=100.0)
+    submit(core, "large", 4, gang=None, expected_runtime_s=100.0)
+    submit(core, "driver", 1, expected_runtime_s=200.0)
+    submit(core, "workers", 1, expected_runtime_s=50.0)
+    assert running(core) == ["first"]
+    assert reason(core, "workers").startswith("backfill:")
+    brief = GangPart(name="brief", parts=2)
+    for key in ("one", "other"):
+        submit(core, key, 1, gang=brief, expected_runtime_s=90.0, now_s=3)
+    assert running(core) == ["first", "one", "other"]
+
+
 # Queues
 
 
@@ -336,6 +372,57 @@ def test_parts_of_one_queue_do_not_exceed_its_quota_together():
     submit(core, "workers", 2, queue="x")
     assert running(core) == []
     assert reason(core, "driver").startswith("quota: queue x")
+
+
+# Preemption
+
+
+def preempting(core):
+    rules = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
+    core.update_policy(replace(core.state.policy, queues=(Queue(name="q", preemption=rules),)), now_ns=S)
+    return core
+
+
+def test_a_gang_makes_room_as_a_whole_and_starts_again_as_a_whole():
+    core = preempting(build_core(build_node("a", gpus=5)))
+    submit(core, "driver", 2, queue="q")
+    submit(core, "workers", 2, queue="q")
+    submit(core, "single", 1, gang=None, queue="q", priority=5)
+    submit(core, "urgent", 2, gang=None, queue="q", priority=10, now_s=5)
+    assert running(core) == ["single", "urgent"]
+    submit(core, "more", 2, gang=None, queue="q", priority=-1, now_s=6)
+    assert running(core) == ["more", "single", "urgent"]
+    core.cancel("urgent", now_ns=7 * S)
+    assert running(core) == ["more", "single"]
+    core.cancel("more", now_ns=8 * S)
+    assert running(core) == ["driver", "single", "workers"]
+
+
+def test_a_part_beyond_the_least_makes_room_alone():
+    core = preempting(build_core(build_node("a", gpus=6)))
+    gang = GangPart(name="serve", parts=3, parts_least=2)
+    for key in ("decode", "prefill", "z"):
+        submit(core, key, 2, gang=gang, queue="q")
+    submit(core, "urgent", 2, gang=None, queue="q", priority=10, now_s=5)
+    assert running(core) == ["decode", "prefill", "urgent"]
+
+
+def test_a_gang_of_which_one_part_is_protected_is_no_victim():
+    core = preempting(build_core(build_node("a", gpus=4)))
+    submit(core, "driver", 2, queue="q", priority=20)
+    submit(core, "workers", 2, queue="q")
+    submit(core, "urgent", 2, gang=None, queue="q", priority=10, now_s=5)
+    assert running(core) == ["driver", "workers"]
+
+
+def test_parts_of_a_gang_of_which_one_has_ended_make_room_alone():
+    core = preempting(build_core(build_node("a", gpus=6)))
+    for key in ("driver", "x", "y"):
+        submit(core, key, 2, queue="q", gang=GangPart(name="g", parts=3))
+    core.cancel("driver", now_ns=2 * S)
+    submit(core, "filler", 2, gang=None, queue="q", priority=20, now_s=3)
+    submit(core, "urgent", 2, gang=None, queue="q", priority=10, now_s=5)
+    assert len(running(core)) == 3
 
 
 # Afterwards

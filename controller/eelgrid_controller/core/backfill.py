@@ -244,6 +244,9 @@ class BackfillPlanner:
 
     def _is_kept(self, workload: Workload) -> bool:
         """Returns whether a reserved start is kept over rounds, with its places."""
+        if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
+            # A promise has the places of one workload.
+            return False
         is_conservative = self._state.policy.backfill is BackfillMode.CONSERVATIVE
         return workload.spec.has_promised_deadline or is_conservative
 
@@ -441,7 +444,8 @@ class BackfillPlanner:
     def _replan(self, reserved: ReservedStart, workload: Workload, decision: PlacementDecision, now_ns: int) -> bool:
         """Searches other places at the same time for a reserved start, beside work that would delay it where it is."""
         first = self._state.workloads[reserved.workload_id]
-        if self._replans >= _REPLANS_MOST:
+        is_gang = self._state.gangs.find_bound(first, self._state.workloads) is not None
+        if is_gang or self._replans >= _REPLANS_MOST:
             return False
         self._replans += 1
         records: dict[str, NodeRecord] = {}
@@ -466,8 +470,9 @@ class BackfillPlanner:
     def reserve_start(self, workload: Workload, now_ns: int) -> list[Event]:
         """Reserves the start of a workload that waits for capacity; returns the event that promises it, if that is news.
 
-        A start that is kept for it only becomes earlier.
+        A start that is kept for it only becomes earlier. That of a gang is reserved for its first part.
         """
+        gang = self._state.gangs.find_bound(workload, self._state.workloads)
         own = self._find_own(workload.workload_id)
         if own is not None and not (self._may_improve or self._has_freed):
             return []
@@ -479,9 +484,16 @@ class BackfillPlanner:
             # Of easy backfill the first decides, whether an end is expected that lets it start or not.
             self._is_full = count_reserved_starts(self._state.policy) == 1
         before_ns = None if own is None else own.start_ns - OVERRUN_TOLERANCE_NS
-        found = self._searcher.find_start(
-            workload, binding, now_ns, not_before_ns=get_earliest_start_ns(workload), before_ns=before_ns
-        )
+        if gang is not None:
+            # Whole, in the name of this part.
+            others = [one for one in others if one.workload_id not in gang.live]
+            binding = [one for one in binding if one.workload_id not in gang.live]
+            parts = [self._state.workloads[key] for key in gang.list_required()]
+            found = self._searcher.find_gang_start(parts, binding, now_ns)
+        else:
+            found = self._searcher.find_start(
+                workload, binding, now_ns, not_before_ns=get_earliest_start_ns(workload), before_ns=before_ns
+            )
         if found is None:
             # What is promised for a deadline is withdrawn at the end of the round, with the cause.
             is_left = own is not None or workload.spec.has_promised_deadline

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
+from eelgrid_controller.core.start_search import order_parts
+from eelgrid_controller.formatting import format_time
 from eelgrid_controller.placement.explanations import describe_pending_reason
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -100,7 +102,7 @@ class GangStarts:
         if waiting is not None or gang.missing:
             reason = PendingConstraint.GANG.describe("part", part=waiting or "", gang=gang.part.name)
             return GangDecision(reason=reason, lacking=waiting or required[0])
-        order = sorted(required, key=self._count_difficulty)
+        order = [part.workload_id for part in order_parts(self._state.workloads[key] for key in required)]
         first: GangDecision | None = None
         for _ in range(_ORDERS_MOST):
             found = self._decide_in_order(order, now_ns)
@@ -139,6 +141,9 @@ class GangStarts:
             f"It starts with the other parts of gang {name}, of which {gang.part.required_parts} must start together, and "
             f"{which} waits: {sentence}. To help: wait for work to end, or eelctl explain {found.lacking}."
         )
+        promise = self._state.workloads[gang.list_required()[0]].promise
+        if promise is not None:
+            remedy += f" The gang is promised to start by {format_time(promise.start_ns)}."
         return Explanation(workload=workload, remedy=remedy, constraint=constraint)
 
     def _may_start(self, workload_id: str) -> bool:
@@ -147,12 +152,6 @@ class GangStarts:
         if workload_id not in state.pending or state.pending.is_parked(workload_id):
             return False
         return state.nominations.find_by_victim(workload_id) is None and workload_id not in state.nominations
-
-    def _count_difficulty(self, workload_id: str) -> tuple[int, int, int]:
-        """Returns the key that puts the part first that is hardest to place: the most of a node, then the most replicas."""
-        spec = self._state.workloads[workload_id].spec
-        request = spec.request
-        return -request.gpu_count * request.gpu_milli, -request.cpu_milli, -spec.replicas
 
     def _decide_part(self, workload_id: str, trial: "_GangTrial", now_ns: int) -> GangDecision | None:
         """Decides where a part goes once those of the trial have started, and adds it to them; returns why it may not."""

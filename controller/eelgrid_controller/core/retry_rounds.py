@@ -261,6 +261,11 @@ class _RetryStep:
             if found.starts:
                 return
             self.failed[kind] = (0, found.reason)
+            first = self._workloads[gang.list_required()[0]]
+            if found.waits_for_capacity and self._backfill.reserves_for(first):
+                searches = self._chooser.searches
+                self.apply_all(self._backfill.reserve_start(first, self._now_ns))
+                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
         reason = self.failed[kind][1]
         if self._has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
             self._defer(workload.workload_id, reason)
