@@ -22,6 +22,7 @@ from eelgrid_controller.placement.explanations import describe_pending_reason
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
+from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.gangs import JobGang
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, make_assignment
@@ -132,9 +133,10 @@ class GangStarts:
     def explain(self, workload: Workload, gang: JobGang, now_ns: int) -> Explanation:
         """Explains a part that may start with its gang and does not: which part lacks what."""
         found, name = self.decide(gang, now_ns), gang.part.name
+        runtime = estimate_runtime(workload, self._state.policy, self._state.runtimes)
         if found.starts:
             remedy = f"There is room for gang {name} by now; it is placed when waiting work is next tried."
-            return Explanation(workload=workload, remedy=remedy)
+            return Explanation(workload=workload, remedy=remedy, runtime=runtime)
         constraint, _, sentence = found.reason.partition(": ")
         which = "this" if found.lacking == workload.workload_id else found.lacking
         remedy = (
@@ -144,7 +146,7 @@ class GangStarts:
         promise = self._state.workloads[gang.list_required()[0]].promise
         if promise is not None:
             remedy += f" The gang is promised to start by {format_time(promise.start_ns)}."
-        return Explanation(workload=workload, remedy=remedy, constraint=constraint)
+        return Explanation(workload=workload, remedy=remedy, constraint=constraint, runtime=runtime)
 
     def _may_start(self, workload_id: str) -> bool:
         """Returns whether a part waits, and nothing but quota and capacity keeps it from starting."""

@@ -603,6 +603,9 @@ class Preemptions:
     def _still_fits(self, nomination: PreemptionStarted, victims: Sequence[str]) -> bool:
         """Tries the nominated place on copies of its nodes without the victims, and its quota."""
         workload = self._state.workloads[nomination.workload_id]
+        if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
+            # Meanwhile all other parts of its gang wait, with which it starts.
+            return False
         admitted = self._queues.admit_without(
             workload.spec, self._list_models, set(victims), workload_id=workload.workload_id
         )
