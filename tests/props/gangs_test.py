@@ -21,7 +21,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.messages import GangPart, Queue, QueueQuota, WorkloadPhase
+from eelgrid_protos.messages import GangPart, PreemptionWithin, Queue, QueuePreemption, QueueQuota, WorkloadPhase
 
 SECOND = 10**9
 NAMES = ("x", "y")
@@ -72,7 +72,8 @@ class Gangs(RuleBasedStateMachine):
             )
         if has_queues:
             quota = QueueQuota(resource="gpu", nominal=3000)
-            queues = (Queue(name="a", quotas=(quota,)), Queue(name="b", quotas=(quota,)))
+            rules = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
+            queues = (Queue(name="a", quotas=(quota,)), Queue(name="b", quotas=(quota,), preemption=rules))
             policy = replace(self.core.state.policy, queues=queues)
             self.do(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns))
 
@@ -85,7 +86,7 @@ class Gangs(RuleBasedStateMachine):
 
     def follow(self, step):
         whole = {name for name, gang in self.gangs.items() if gang.must_start_whole}
-        started = {}
+        started, gone = {}, {}
         for event in step.events:
             again = event_from_plain(*event_to_plain(event))
             assert again == event
@@ -102,17 +103,35 @@ class Gangs(RuleBasedStateMachine):
                     name = self.gang_of[event.workload_id]
                     assert event.workload_id not in self.held
                     assert self.gangs[name].is_complete or name not in whole
-                    started.setdefault(name, set()).add(event.workload_id)
+                    self.gangs[name].running.add(event.workload_id)
+                    if name in whole:
+                        started.setdefault(name, set()).add(event.workload_id)
                 case WorkloadEvicted() if event.workload_id in self.gang_of:
-                    self.gangs[self.gang_of[event.workload_id]].running.discard(event.workload_id)
+                    name = self.gang_of[event.workload_id]
+                    gang = self.gangs[name]
+                    if event.preempted_for:
+                        victims, ran = gone.setdefault(name, (set(), gang.running.copy()))
+                        victims.add(event.workload_id)
+                        if not gang.has_ended and victims & set(gang.required):
+                            assert ran <= self.list_preempted(step, event.preempted_for)
+                    gang.running.discard(event.workload_id)
+                    if gang.must_start_whole:
+                        whole.add(name)
+                        started.pop(name, None)
                 case WorkloadCancelled() if event.workload_id in self.gang_of:
                     self.forget(event.workload_id)
                 case _:
                     pass
         for name, parts in started.items():
             gang = self.gangs[name]
-            assert name not in whole or parts >= set(gang.required), f"{parts} of {gang.required} started"
-            gang.running |= parts
+            assert parts >= set(gang.required), f"{parts} of {gang.required} started"
+
+    def list_preempted(self, step, gainer):
+        return {
+            event.workload_id
+            for event in step.events
+            if isinstance(event, WorkloadEvicted) and event.preempted_for == gainer
+        }
 
     def forget(self, key):
         gang = self.gangs[self.gang_of.pop(key)]
@@ -153,7 +172,7 @@ class Gangs(RuleBasedStateMachine):
         part = GangPart(name=name, parts=parts, parts_least=min(least, parts)) if known is None else known.part
         is_full = known is not None and (known.is_complete or not known.must_start_whole)
         error = self.submit(gpus, replicas, priority, queue, part)
-        assert error is not None or not is_full
+        assert not is_full or error is not None
 
     @precondition(lambda self: self.jobs(WorkloadPhase.PENDING, WorkloadPhase.PLACED))
     @rule(data=st.data())
@@ -161,6 +180,13 @@ class Gangs(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PENDING, WorkloadPhase.PLACED)))
         self.held.discard(key)
         self.do(lambda core, now_ns: core.cancel(key, now_ns=now_ns))
+
+    @precondition(lambda self: any(gang.running for gang in self.gangs.values()))
+    @rule(data=st.data())
+    def end_all_that_runs_of_a_gang(self, data):
+        gang = self.gangs[data.draw(st.sampled_from([name for name, one in self.gangs.items() if one.running]))]
+        for key in sorted(gang.running):
+            self.do(lambda core, now_ns, key=key: core.cancel(key, now_ns=now_ns))
 
     @precondition(lambda self: self.jobs(WorkloadPhase.PENDING))
     @rule(data=st.data())
@@ -187,10 +213,6 @@ class Gangs(RuleBasedStateMachine):
             events = [WorkloadEvicted(time_ns=now_ns, workload_id=key, reason="evicted: drained") for key in keys]
             for event in events:
                 core._apply(event)
-            for key in keys:
-                gone = self.gangs.get(self.gang_of.get(key, ""))
-                if gone is not None:
-                    gone.running.discard(key)
             step = core.retry_waiting(now_ns=now_ns)
             return replace(step, events=(*events, *step.events))
 

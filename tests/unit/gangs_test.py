@@ -95,7 +95,8 @@ def test_a_part_that_contradicts_its_gang_is_refused_with_the_field_and_the_reme
 
 
 def test_a_part_of_a_complete_gang_is_refused_and_repeating_a_submission_is_not():
-    core = build_core(build_node("a", gpus=1))
+    core = build_core(build_node("a", gpus=2))
+    submit(core, "other", gang=None)
     first = submit(core, "first").result
     submit(core, "second")
     assert submit(core, "first").result.workload_id == first.workload_id
@@ -139,6 +140,19 @@ def test_a_part_that_is_cancelled_before_the_start_makes_room_for_another_in_the
 )
 def test_a_gang_without_sense_is_refused_by_its_field(spec, field):
     assert [one.field for one in list_violations(build_request("w", gpus=1, **spec))] == [field]
+
+
+def test_a_gang_that_asks_for_more_than_all_nodes_have_is_refused_with_its_last_part():
+    core = build_core(build_node("a", gpus=2), build_node("b", gpus=2))
+    submit(core, "driver", 2)
+    with pytest.raises(InvalidArgument) as refused:
+        submit(core, "workers", 1, replicas=3)
+    (violation,) = refused.value.violations
+    assert violation.field == "spec.gang"
+    assert violation.problem == (
+        "needs 5 GPUs for the parts of gang train that start together, and all nodes together have 4 GPUs"
+    )
+    assert submit(core, "workers", 1, replicas=2).result.phase is WorkloadPhase.PLACED
 
 
 def test_an_array_is_no_part_of_a_gang():
@@ -302,7 +316,8 @@ def test_a_missing_part_is_named_with_its_remedy():
 
 
 def test_the_explanation_of_a_part_names_the_part_that_lacks_room():
-    core = build_core(build_node("a", gpus=2))
+    core = build_core(build_node("a", gpus=3))
+    submit(core, "other", gang=None)
     submit(core, "driver")
     submit(core, "workers", 2)
     found = core.explain_workload("workers")

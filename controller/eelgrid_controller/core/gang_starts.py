@@ -21,16 +21,23 @@ from eelgrid_controller.formatting import format_time
 from eelgrid_controller.placement.explanations import describe_pending_reason
 from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
-from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
+from eelgrid_controller.queueing.admission import (
+    QueueHold,
+    QueueIndex,
+    describe_queue_hold,
+    format_resource_amount,
+)
 from eelgrid_controller.queueing.runtime_estimates import estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.gangs import JobGang
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, make_assignment
 from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_controller.state.queue_usage import count_request
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Explanation, Placement, Workload, WorkloadSpec
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 # Orders of the required parts that are tried in one decision.
 _ORDERS_MOST = 4
@@ -76,6 +83,31 @@ def check_gang(state: ClusterState, workload: Workload) -> None:
         violation = Violation("spec.gang", problem, remedy)
     if violation is not None:
         raise InvalidArgument("the workload is no part of that gang", (violation,))
+    if gang.missing == 1:
+        _check_capacity(state, workload, gang)
+
+
+def _check_capacity(state: ClusterState, last: Workload, gang: JobGang) -> None:
+    """Checks that all nodes together have what the parts ask for that must start together; raises InvalidArgument."""
+    parts = [*(state.workloads[key] for key in gang.live), last][: gang.part.required_parts]
+    inventories = [record.inventory for record in state.nodes.values()]
+    if not inventories:
+        return
+    totals = {
+        "gpu": GPU_MILLI_WHOLE * sum(len(one.gpus) for one in inventories),
+        "cpu": sum(one.cpu_milli for one in inventories),
+        "memory": sum(one.memory_bytes for one in inventories),
+    }
+    wanted = [count_request(part.spec) for part in parts]
+    for resource, total in totals.items():
+        amount = sum(amounts.get(resource, 0) for amounts in wanted)
+        if amount > total:
+            problem = (
+                f"needs {format_resource_amount(resource, amount)} for the parts of gang {gang.part.name} that start "
+                f"together, and all nodes together have {format_resource_amount(resource, total)}"
+            )
+            violation = Violation("spec.gang", problem, "ask for less in its parts, or let fewer start together")
+            raise InvalidArgument("no cluster of these nodes could ever hold this gang", (violation,))
 
 
 class GangStarts:
