@@ -60,7 +60,7 @@ def always_fits(free, sizes):
 class Gangs(RuleBasedStateMachine):
     """Two gangs and single work on a few nodes, held, cancelled, ended, evicted, and restarted at random."""
 
-    @initialize(gpus=st.lists(st.integers(1, 4), min_size=1, max_size=3), has_queues=st.booleans())
+    @initialize(gpus=st.lists(st.integers(2, 4), min_size=1, max_size=2), has_queues=st.booleans())
     def begin(self, gpus, has_queues):
         self.now_ns, self.has_queues = SECOND, has_queues
         self.core = Core(ClusterState(ended_most=1), catalogue.load_catalogue())
@@ -71,7 +71,7 @@ class Gangs(RuleBasedStateMachine):
                 lambda core, now_ns, n=number, c=count: core.register_node(build_node(f"n{n}", gpus=c), now_ns=now_ns)
             )
         if has_queues:
-            quota = QueueQuota(resource="gpu", nominal=3000)
+            quota = QueueQuota(resource="gpu", nominal=4000)
             rules = QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY)
             queues = (Queue(name="a", quotas=(quota,)), Queue(name="b", quotas=(quota,), preemption=rules))
             policy = replace(self.core.state.policy, queues=queues)
@@ -173,6 +173,15 @@ class Gangs(RuleBasedStateMachine):
         is_full = known is not None and (known.is_complete or not known.must_start_whole)
         error = self.submit(gpus, replicas, priority, queue, part)
         assert not is_full or error is not None
+
+    @precondition(lambda self: len(self.gangs) < len(NAMES))
+    @rule(
+        sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3), least=st.integers(0, 2), queue=st.sampled_from("ab")
+    )
+    def submit_a_whole_gang(self, sizes, least, queue):
+        name = next(one for one in NAMES if one not in self.gangs)
+        for gpus in sizes:
+            self.submit(gpus, 1, 0, queue, GangPart(name=name, parts=len(sizes), parts_least=least))
 
     @precondition(lambda self: self.jobs(WorkloadPhase.PENDING, WorkloadPhase.PLACED))
     @rule(data=st.data())
