@@ -460,6 +460,20 @@ def test_a_part_that_is_evicted_alone_starts_alone_and_a_gang_that_waits_as_a_wh
     assert running(core) == ["first", "second"]
 
 
+def test_parts_of_a_gang_of_which_one_has_ended_start_on_their_own():
+    core = build_core(build_node("a", gpus=3))
+    for key in ("first", "second", "third"):
+        submit(core, key, gang=GangPart(name="train", parts=3))
+    core.cancel("first", now_ns=2 * S)
+    submit(core, "other", gang=None)
+    for key in ("second", "third"):
+        core._apply(WorkloadEvicted(time_ns=3 * S, workload_id=key, reason="evicted: x"))
+    submit(core, "more", gang=None, priority=9, now_s=4)
+    core = restart(core)
+    core.retry_waiting(now_ns=5 * S)
+    assert running(core) == ["more", "other", "second"]
+
+
 def test_without_gangs_the_journal_has_nothing_of_them():
     core = build_core(build_node("a", gpus=2))
     step = submit(core, "single", gang=None)
