@@ -17,6 +17,7 @@ from eelgrid_protos.messages import (
     AddNodes,
     CancelWorkloads,
     DrainNodes,
+    GangPart,
     JobArrayRequest,
     JobDeadline,
     JobDependency,
@@ -63,11 +64,17 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "[queueing](../explanation/queueing.md#backfill)",
         "deadline": "by when it must have ended, promised or refused: [deadline](#deadline)",
         "schedule": "what it waits for before capacity, queue and priority count: [schedule](#schedule)",
+        "gang": "starts it together with the other parts of a gang: [gang](#gang)",
         "array": "submits many of it, which differ in index and parameters: [array](#array), or only its indexes",
     },
     JobDeadline: {
         "end_ns": "nanoseconds since 1970 in UTC; with `expected_runtime_s` or a time limit",
         "best_effort": "accepted even if the time cannot be kept; nothing is reserved",
+    },
+    GangPart: {
+        "name": "the gang: the workloads of the same namespace and owner that name it",
+        "parts": "how many parts it has, the same in each; none starts before all of them are submitted",
+        "parts_least": "how many of them, the first by submission, must start together; 0 for all",
     },
     JobSchedule: {
         "begin_ns": "it does not start before this time, in nanoseconds since 1970; 0 for at once",
@@ -504,6 +511,9 @@ def workload_file_page() -> str:
         "## deadline",
         "Whether it can be kept is decided at submission: [deadlines](../how-to/deadlines.md).",
         message_table(JobDeadline),
+        "## gang",
+        "What starts together, and what else: [gangs](../how-to/jobs.md#gangs).",
+        message_table(GangPart),
         "## service",
         "For `kind: inference_service`; without it nothing is scaled. How to choose the values: "
         "[objectives and budgets](../how-to/promises.md).",

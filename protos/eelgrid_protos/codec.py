@@ -28,6 +28,7 @@ from eelgrid_protos.wire import (
     agent_service_pb2,
     audit_pb2,
     energy_pb2,
+    gang_pb2,
     job_array_pb2,
     ledger_pb2,
     moves_pb2,
@@ -54,6 +55,7 @@ _COUNTED_FROM_BYTES = 64 * 1024
 _MODULES: tuple[ModuleType, ...] = (
     node_pb2,
     plan_pb2,
+    gang_pb2,
     job_array_pb2,
     workload_pb2,
     policy_pb2,

@@ -128,6 +128,9 @@ COMMANDS = {
             (("--deadline", "soon", "--", "true"), WRONG_USE, "--deadline"),
             (("--deadline-best-effort", "--", "true"), WRONG_USE, "--deadline"),
             (("--signal", "WINCH@5", "--", "true"), WRONG_USE, "--signal"),
+            (("--gang", "g", "--", "true"), WRONG_USE, "--gang-parts"),
+            (("--gang-parts", "2", "--", "true"), WRONG_USE, "--gang"),
+            (("--gang", "g", "--gang-parts", "1", "--", "true"), WRONG_USE, "--gang-parts"),
         ),
         untried=(("unreachable", "any code but 125 would be the job's"), ("command", "would wait for what it starts")),
     ),
@@ -148,6 +151,7 @@ COMMANDS = {
         (
             (("--name", "a", "--memory", "8"), WRONG_USE, "--memory"),
             (("--name", "a", "--cpu", "1", "--array", "3-1"), WRONG_USE, "--array"),
+            (("--name", "a", "--cpu", "1", "--gang", "g", "--gang-parts", "2", "--gang-least", "3"), REFUSED, "--gang-least"),
             (("--name", "a", "--cpu", "1", "--deadline", "6h"), REFUSED, "--expect"),
             (("--name", "a", "--cpu", "1", "--expect", "2h", "--deadline", "1h"), REFUSED, "--deadline"),
             (("--name", "a", "--cpu", "1", "--expect", "2h", "--deadline", "2001-01-01"), REFUSED, "--deadline"),

@@ -27,6 +27,9 @@ NAMES = {
     "failures": "one attempt has",
     "attempt": "one",
     "why": "exited",
+    "gang": "llama",
+    "part": "driver",
+    "parts": "one more part",
 }
 # In order of precedence. A reason is part of the API: add rows, and change none.
 GOLDEN = (
@@ -40,6 +43,9 @@ GOLDEN = (
     ("begin_time", "", "begin_time: not before noon"),
     ("retry", "", "retry: one attempt has failed; the next starts not before noon"),
     ("retry", "failed", "retry: attempt one failed: exited"),
+    ("gang", "", "gang: waits for one more part of gang llama"),
+    ("gang", "part", "gang: waits for part driver of gang llama, which may not start yet"),
+    ("gang", "turn", "gang: is tried with the other parts of gang llama"),
     ("array", "", "array: its array runs as many elements at once as it may"),
     ("array", "turn", "array: is tried after the elements before it"),
     ("spending", "", "spending: queue vision has spent its kWh of the day"),

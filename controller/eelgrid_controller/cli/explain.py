@@ -15,6 +15,7 @@ import click
 from eelgrid_controller.cli.completion import complete_workloads
 from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option, read_input
 from eelgrid_controller.cli.deadline import describe_deadline
+from eelgrid_controller.cli.gang import describe_gang
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
 from eelgrid_controller.cli.workload_names import call_with_workload
 from eelgrid_controller.cli.workloads import request_text
@@ -186,6 +187,8 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
     if workload.owner or spec.user:
         yield f"It belongs to {workload.owner or spec.user}, in the namespace {spec.namespace}."
     yield f"It asks for {spec.replicas} x {request_text(spec.request)}."
+    if spec.gang is not None:
+        yield f"It is a part of gang {describe_gang(workload)}."
     if spec.deadline is not None:
         yield f"Its deadline is {describe_deadline(workload)}."
     if workload.lost_replicas:

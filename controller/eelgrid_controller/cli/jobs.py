@@ -41,6 +41,7 @@ from eelgrid_controller.cli.connection import (
     preemption_options,
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options
+from eelgrid_controller.cli.gang import add_gang, gang_options
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
@@ -248,6 +249,7 @@ def _name_of(program: str) -> str:
 @preemption_options
 @schedule_options
 @array_options
+@gang_options
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and submit nothing.")
 @deadline_options
 @click.option("-d", "--detach", is_flag=True, help="Print the id and return.")
@@ -269,7 +271,7 @@ def run(settings: CliSettings, /, *, command: tuple[str, ...], detach: bool, dry
     """  # noqa: D301
     with connect_operators(settings) as client:
         try:
-            request = add_array(build_job(command, flags), flags["array"], flags["parameters"])
+            request = add_array(add_gang(build_job(command, flags), flags), flags["array"], flags["parameters"])
             request = add_deadline(client, settings, add_schedule(client, settings, request, flags), flags)
             request = replace(request, dry_run=dry_run)
             workload = client.submit_workload(request, timeout=settings.timeout_s).workload

@@ -46,6 +46,7 @@ from eelgrid_controller.cli.connection import (
     read_input,
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options, describe_deadline
+from eelgrid_controller.cli.gang import add_gang, describe_gang, gang_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -254,6 +255,7 @@ def build_workload_columns(now_ns: Callable[[], int]) -> tuple[TableColumn[Workl
         TableColumn("NAMESPACE", lambda w: w.spec.namespace, wide=True),
         TableColumn("OWNER", lambda w: w.owner or w.spec.user, wide=True),
         TableColumn("QUEUE", lambda w: w.spec.queue, wide=True),
+        TableColumn("GANG", lambda w: "" if w.spec.gang is None else w.spec.gang.name, wide=True),
         TableColumn("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
         TableColumn("ON GPUS", _gpus, wide=True),
         TableColumn("WAITED", _format_wait, right=True, wide=True),
@@ -314,6 +316,8 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  progress   step {progress.step}{of}{metric}, as it says"
     if spec.expected_runtime_s is not None:
         yield f"  expected   to run {format_age(spec.expected_runtime_s)}"
+    if spec.gang is not None:
+        yield f"  gang       {describe_gang(workload)}"
     if spec.deadline is not None:
         yield f"  deadline   {describe_deadline(workload)}"
     if workload.promise is not None:
@@ -612,6 +616,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 )
 @click.option("--expect", type=DURATION, help="How long it is expected to run: 30m, 2h; nothing ends for it.")
 @array_options
+@gang_options
 @deadline_options
 @click.option("--id", default="", help="Id of the workload; with it, repeating the command submits nothing twice.")
 @click.option("--dry-run", is_flag=True, help="Show where it would be placed, and change nothing.")
@@ -628,7 +633,7 @@ def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) ->
     if file:
         wanted = _from_file(file, flags, context)
     else:
-        wanted = (add_array(submission_from_flags(flags), flags["array"], flags["parameters"]),)
+        wanted = (add_array(add_gang(submission_from_flags(flags), flags), flags["array"], flags["parameters"]),)
     with connect_operators(settings) as client:
         for request in wanted if file else (add_deadline(client, settings, wanted[0], flags),):
             sent = replace(request, dry_run=dry_run)

@@ -16,14 +16,14 @@ when it becomes later, with the cause. A change of up to the tolerance of an ove
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
 from eelgrid_controller.core.promise_moves import plan_moves
 from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
-from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
+from eelgrid_controller.placement.placer import NO_NODES, NO_RECORDS, AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.backfill import (
@@ -290,6 +290,9 @@ class BackfillPlanner:
 
     def _is_kept(self, workload: Workload) -> bool:
         """Returns whether a reserved start is kept over rounds, with its places."""
+        if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
+            # A promise has the places of one workload.
+            return False
         is_conservative = self._state.policy.backfill is BackfillMode.CONSERVATIVE
         return workload.spec.has_promised_deadline or is_conservative
 
@@ -401,31 +404,42 @@ class BackfillPlanner:
         *,
         closed: frozenset[str] = NO_NODES,
         is_round: bool = False,
+        altered: Mapping[str, NodeRecord] = NO_RECORDS,
     ) -> PlacementDecision:
         """Decides where a pending workload starts now, on none of the closed nodes, and so that it delays no reserved start.
 
-        `spec` is what its queue lets start. Within a round only those reserved starts count that were made before.
+        `spec` is what its queue lets start. Within a round only those reserved starts count that were made before. `altered` are
+        records that nodes have once what starts with it, or is nominated, has.
         """
         key = workload.workload_id
-        decision = self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed)
+
+        def place(closed: frozenset[str]) -> PlacementDecision:
+            if altered:
+                return self._placer.decide_on_altered(AlteredNodes(altered), spec, key, closed)
+            return self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed)
+
+        decision = place(closed)
         if not decision.placements:
-            if closed and self._placer.decide_placement(spec, quotes, workload_id=key).placements:
+            if closed and place(NO_NODES).placements:
                 name = next(iter(list_closing_reservations(self._state, workload, now_ns))).name
                 return replace(decision, withheld=describe_reserved(name))
             return decision
-        reserved = [one for one in self._list_in_force(is_round=is_round) if one.workload_id != key]
+        gang = self._state.gangs.find_bound(workload, self._state.workloads)
+        mine = (key,) if gang is None else gang.live
+        reserved = [one for one in self._list_in_force(is_round=is_round) if one.workload_id not in mine]
         if not reserved:
             return decision
         until_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes))
-        if not self._delays(workload, decision, reserved, until_ns, now_ns):
+        if not self._delays(workload, decision, reserved, until_ns, now_ns, altered=altered):
             return decision
         names = frozenset(name for one in reserved if one.start_ns < until_ns for name in one.places)
-        elsewhere = self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed | names)
+        elsewhere = place(closed | names)
         if elsewhere.placements:
             return elsewhere
-        if self._goes_before(workload, decision, reserved, until_ns, now_ns):
+        if not altered and self._goes_before(workload, decision, reserved, until_ns, now_ns):
             return decision
-        if len(reserved) == 1 and not reserved[0].is_kept and self._replan(reserved[0], workload, decision, now_ns):
+        may_replan = len(reserved) == 1 and not reserved[0].is_kept and not altered
+        if may_replan and self._replan(reserved[0], workload, decision, now_ns):
             return decision
         own = self._find_own(key)
         kept = None if own is None else self._decide_on_own(workload, own, reserved, until_ns, now_ns)
@@ -481,16 +495,28 @@ class BackfillPlanner:
         return [one for one in found if one.workload_id in self._state.pending]
 
     def _delays(
-        self, workload: Workload, decision: PlacementDecision, reserved: list[ReservedStart], until_ns: int, now_ns: int
+        self,
+        workload: Workload,
+        decision: PlacementDecision,
+        reserved: list[ReservedStart],
+        until_ns: int,
+        now_ns: int,
+        *,
+        altered: Mapping[str, NodeRecord] = NO_RECORDS,
     ) -> bool:
         places = group_assignments(workload, decision.placements)
-        found = find_delayed_start(self._state.nodes, self.ends, reserved, places, until_ns=until_ns, now_ns=now_ns)
+        # What starts with it counts as if it never ended.
+        nodes = (
+            {name: altered.get(name) or self._state.nodes[name] for name in places} if altered else self._state.nodes
+        )
+        found = find_delayed_start(nodes, self.ends, reserved, places, until_ns=until_ns, now_ns=now_ns)
         return found is not None
 
     def _replan(self, reserved: ReservedStart, workload: Workload, decision: PlacementDecision, now_ns: int) -> bool:
         """Searches other places at the same time for a reserved start, beside work that would delay it where it is."""
         first = self._state.workloads[reserved.workload_id]
-        if self._replans >= _REPLANS_MOST:
+        is_gang = self._state.gangs.find_bound(first, self._state.workloads) is not None
+        if is_gang or self._replans >= _REPLANS_MOST:
             return False
         self._replans += 1
         records: dict[str, NodeRecord] = {}
@@ -515,8 +541,9 @@ class BackfillPlanner:
     def reserve_start(self, workload: Workload, now_ns: int) -> list[Event]:
         """Reserves the start of a workload that waits for capacity; returns the event that promises it, if that is news.
 
-        A start that is kept for it only becomes earlier.
+        A start that is kept for it only becomes earlier. That of a gang is reserved for its first part.
         """
+        gang = self._state.gangs.find_bound(workload, self._state.workloads)
         own = self._find_own(workload.workload_id)
         if own is not None and not (self._may_improve or self._has_freed):
             return []
@@ -528,9 +555,16 @@ class BackfillPlanner:
             # Of easy backfill the first decides, whether an end is expected that lets it start or not.
             self._is_full = count_reserved_starts(self._state.policy) == 1
         before_ns = None if own is None else own.start_ns - OVERRUN_TOLERANCE_NS
-        found = self._searcher.find_start(
-            workload, binding, now_ns, not_before_ns=get_earliest_start_ns(workload), before_ns=before_ns
-        )
+        if gang is not None:
+            # Whole, in the name of this part.
+            others = [one for one in others if one.workload_id not in gang.live]
+            binding = [one for one in binding if one.workload_id not in gang.live]
+            parts = [self._state.workloads[key] for key in gang.list_required()]
+            found = self._searcher.find_gang_start(parts, binding, now_ns)
+        else:
+            found = self._searcher.find_start(
+                workload, binding, now_ns, not_before_ns=get_earliest_start_ns(workload), before_ns=before_ns
+            )
         if found is None:
             # What is promised for a deadline is withdrawn at the end of the round, with the cause.
             is_left = own is not None or workload.spec.has_promised_deadline

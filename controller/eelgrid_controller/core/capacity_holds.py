@@ -16,13 +16,13 @@ held nodes is spent waiting. Holds are derived in each round, at most one in a t
 on disjoint nodes; a restart forgets since when. Work with a reserved start (core.backfill) needs none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from eelgrid_controller.core.backfill import BackfillPlanner
-from eelgrid_controller.placement.placer import NO_NODES, AlteredNodes, WorkloadPlacer
+from eelgrid_controller.placement.placer import NO_NODES, NO_RECORDS, AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.past_use import PastUse, UseExchange
@@ -128,9 +128,16 @@ class CapacityHolds:
         *,
         closed: frozenset[str] = NO_NODES,
         is_round: bool = False,
+        altered: Mapping[str, NodeRecord] = NO_RECORDS,
     ) -> PlacementDecision:
         """Decides where a pending workload starts now, as `BackfillPlanner.decide`, on no node that is held for others."""
-        decision = self._backfill.decide(workload, spec, now_ns, quotes, closed=closed, is_round=is_round)
+
+        def decide(closed: frozenset[str]) -> PlacementDecision:
+            return self._backfill.decide(
+                workload, spec, now_ns, quotes, closed=closed, is_round=is_round, altered=altered
+            )
+
+        decision = decide(closed)
         binding = self.list_binding(workload, is_round=is_round) if decision.placements else []
         first = next((hold for hold in binding if _touches(decision, hold.node_names)), None)
         if first is None:
@@ -138,7 +145,7 @@ class CapacityHolds:
         closed = closed.union(*(hold.node_names for hold in binding))
         elsewhere = self._placer.decide_placement(spec, quotes, workload_id=workload.workload_id, closed=closed)
         if elsewhere.placements:
-            return self._backfill.decide(workload, spec, now_ns, quotes, closed=closed, is_round=is_round)
+            return decide(closed)
         reason = PendingConstraint.FAIR_SHARE.describe(queue=first.queue)
         return PlacementDecision(placements=(), explanation=decision.explanation, room=decision.room, withheld=reason)
 

@@ -22,6 +22,7 @@ from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.core.deadlines import get_promise
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.elastic_deadlines import ElasticDeadlines
+from eelgrid_controller.core.gang_starts import GangStarts, check_gang
 from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
 from eelgrid_controller.core.job_control import (
     JobControl,
@@ -171,8 +172,9 @@ class Core:
         self._arrays = ArrayPlanner(
             state, self._chooser, self.queues, self._jobs, self._starts, backfill=self._backfill
         )
+        self._gangs = GangStarts(state, self._chooser, self.queues, self._backfill, self._holds)
         self._retrying = RetryRounds(
-            state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds
+            state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds, gangs=self._gangs
         )
         self._drains = DrainRounds(state, self._chooser)
 
@@ -209,6 +211,9 @@ class Core:
         workload = self.workload(workload_id)
         is_parked = self.state.pending.is_parked(workload_id)
         unmet = self._conditions.find_unmet(workload, 0) if is_parked else None
+        gang = self._gangs.find_bound(workload)
+        if gang is not None and unmet is None and workload_id in self.state.pending:
+            return self._gangs.explain(workload, gang, self._conditions.latest_ns)
         found = explain_workload(self.state, workload_id, self._chooser, self.queues, unmet)
         problem = "" if unmet is not None else self._preemptions.describe_cost(workload)
         return replace(found, remedy=f"{found.remedy} {problem}") if problem else found
@@ -238,6 +243,7 @@ class Core:
         # Numbers only rise, past every generated id that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
         waiting = make_waiting(key, spec, owner, is_held=request.hold, now_ns=now_ns)
+        check_gang(self.state, waiting)
         early = self._jobs.find_reason(waiting, now_ns)
         if is_sliced(waiting):
             return self._submit_sliced(

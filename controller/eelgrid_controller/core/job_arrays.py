@@ -236,6 +236,8 @@ def _check_kind(spec: WorkloadSpec) -> None:
     """Checks that an array can be of such workloads; raises InvalidArgument."""
     if spec.service is not None:
         raise _refuse("spec.service", "is set, and an array is of jobs", "submit the service alone, with replicas")
+    if spec.gang is not None:
+        raise _refuse("spec.gang", "is set, and the elements of an array start one by one", "leave it out")
     if spec.array is not None:
         raise _refuse("spec.array", "is set, which the controller does", "leave it out")
 

@@ -286,6 +286,8 @@ class Preemptions:
             return False
         if self._placer.uses_engine_rules(workload.workload_id):
             return False
+        if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
+            return False
         rules = resolve_preemption(self._state.policy.queues)[queue]
         return bool(rules.within or rules.reclaim) and not self.is_nominated(workload.workload_id)
 
@@ -379,21 +381,50 @@ class Preemptions:
         if ending and search.check(ending) is not None:
             return PreemptionPlan(problem="work that makes enough room is ending", checks=search.checks)
         # Which of thousands may be victims takes longer than the search with a few of them.
-        few = permitted.select(ordered, most=FEW_MOST)
+        selected = permitted.select(ordered, most=FEW_MOST)
+        few = self._keep_whole_gangs(selected)
         plan = yield from search.run(few)
-        if plan.place is None and len(few) == FEW_MOST:
-            everybody = permitted.select(ordered)
+        if plan.place is None and len(selected) == FEW_MOST:
+            everybody = self._keep_whole_gangs(permitted.select(ordered))
             self._work += 2 * len(everybody)
             yield
-            plan = yield from search.run(everybody, failed=FEW_MOST)
+            plan = yield from search.run(everybody, failed=FEW_MOST if len(few) == FEW_MOST else 0)
         if plan.place is None and rules.reclaim is PreemptionReclaim.FAIR_SHARE:
-            lenient = permitted.select(ordered, is_lenient=True)
+            lenient = self._keep_whole_gangs(permitted.select(ordered, is_lenient=True))
             plan = (yield from search.run(lenient)) if lenient else plan
+        plan = self._add_gangs(plan, candidates, search)
         if plan.place is None and permitted.wait_s is not None:
             self._note_next(now_ns + int(permitted.wait_s * _NS))
         if len(plan.victims) > PREEMPTED_MOST:
             return PreemptionPlan(problem=f"it would preempt more than {PREEMPTED_MOST} workloads", checks=plan.checks)
         return plan
+
+    def _list_gang(self, workload_id: str) -> set[str]:
+        """Returns what ends with a victim: the running parts of its gang, if it is one of those that must start together."""
+        workload = self._state.workloads[workload_id]
+        gang = self._state.gangs.find(workload)
+        if gang is None or gang.ended or must_stop(workload) or workload_id not in gang.list_required():
+            return {workload_id}
+        return {key for key in gang.live if self._state.workloads[key].phase is WorkloadPhase.PLACED}
+
+    def _keep_whole_gangs(self, selected: list[PreemptionCandidate]) -> list[PreemptionCandidate]:
+        """Returns the candidates without parts of gangs of which others that would end with them are none."""
+        keys = {one.workload_id for one in selected}
+        return [one for one in selected if self._list_gang(one.workload_id) <= keys]
+
+    def _add_gangs(
+        self, plan: Plan, candidates: Iterable[PreemptionCandidate], search: VictimSearch[PlacementDecision]
+    ) -> Plan:
+        """Returns a plan with everything that ends with its victims, unless parts that may end alone make enough room."""
+        keys = set[str]().union(*(self._list_gang(one.workload_id) for one in plan.victims))
+        if len(keys) == len(plan.victims):
+            return plan
+        whole = tuple(one for one in candidates if one.workload_id in keys)
+        alone = [one for one in whole if len(self._list_gang(one.workload_id)) == 1]
+        found = search.check(alone) if alone else None
+        if found is not None:
+            return replace(plan, victims=tuple(alone), place=found.place, checks=search.checks)
+        return replace(plan, victims=whole, checks=search.checks)
 
     def _make_exchange(self, rules: QueuePreemption, now_ns: int) -> UseExchange | None:
         if rules.reclaim is not PreemptionReclaim.PAST_USE:
@@ -408,13 +439,15 @@ class Preemptions:
         self, workload: Workload, victims: Sequence[PreemptionCandidate]
     ) -> FoundPlace[PlacementDecision] | None:
         """Returns where a workload would start without these victims, by quota and placement; None if nowhere."""
-        state, key, leaving = self._state, workload.workload_id, {one.workload_id for one in victims}
+        state, key = self._state, workload.workload_id
+        leaving = set[str]().union(*(self._list_gang(one.workload_id) for one in victims))
         self._work += _CHECK_WORK + len(victims) // 10
         admitted = self._queues.admit_without(workload.spec, self._list_models, leaving, workload_id=key)
         if isinstance(admitted, QueueHold):
             return None
         records = state.nominations.hold_on(state.nodes, state.workloads)
-        for name in sorted(frozenset[str]().union(*(one.node_names for one in victims))):
+        names = {place.node_name for one in leaving for place in state.workloads[one].placements}
+        for name in sorted(names):
             records[name] = (records.get(name) or state.nodes[name]).copy_without(leaving)
         self._work += _NODE_WORK * len(records)
         decision = self._placer.decide_on_altered(AlteredNodes(records, frozenset(leaving)), admitted, key)
@@ -570,6 +603,9 @@ class Preemptions:
     def _still_fits(self, nomination: PreemptionStarted, victims: Sequence[str]) -> bool:
         """Tries the nominated place on copies of its nodes without the victims, and its quota."""
         workload = self._state.workloads[nomination.workload_id]
+        if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
+            # Meanwhile all other parts of its gang wait, with which it starts.
+            return False
         admitted = self._queues.admit_without(
             workload.spec, self._list_models, set(victims), workload_id=workload.workload_id
         )

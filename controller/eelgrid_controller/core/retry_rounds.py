@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
+from eelgrid_controller.core.gang_starts import GangStarts
 from eelgrid_controller.core.preemptions import ApplyEvent, Preemptions, SettleDecision
 from eelgrid_controller.placement.explanations import (
     describe_pending_reason,
@@ -29,6 +30,7 @@ from eelgrid_controller.state.events import (
     PricesQuoted,
     WorkloadDeferred,
 )
+from eelgrid_controller.state.gangs import JobGang
 from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.pending_queue import PendingTicket
 from eelgrid_controller.state.spending import spending_reason
@@ -61,9 +63,10 @@ class RetryRounds:
         preemptions: Preemptions,
         *,
         holds: CapacityHolds,
+        gangs: GangStarts,
     ) -> None:
         self._state, self._chooser, self._queues = state, chooser, queues
-        self._backfill, self._preemptions, self._holds = backfill, preemptions, holds
+        self._backfill, self._preemptions, self._holds, self._gangs = backfill, preemptions, holds, gangs
         # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
         # With queues the round itself, and the queues that it is over.
@@ -100,6 +103,7 @@ class RetryRounds:
             self._backfill,
             self._preemptions,
             holds=self._holds,
+            gangs=self._gangs,
             apply=apply,
             settle=settle,
             quoted=quoted,
@@ -156,6 +160,7 @@ class _RetryStep:
         preemptions: Preemptions,
         *,
         holds: CapacityHolds,
+        gangs: GangStarts,
         apply: ApplyEvent,
         settle: SettleDecision,
         quoted: QuotePrices,
@@ -167,7 +172,7 @@ class _RetryStep:
         self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
         self._preemptions, self.has_preempted = preemptions, False
         self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
-        self._backfill, self._holds = backfill, holds
+        self._backfill, self._holds, self._gangs = backfill, holds, gangs
         # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
         # would delay other work, also by what is expected of it.
         self.failed: dict[Hashable, tuple[int, str]] = {}
@@ -188,13 +193,15 @@ class _RetryStep:
             workload = workloads[ticket[2]]
             if is_plain and self._waits_as_before(workload):
                 continue
-            if (
-                is_sliced(workload)
-                or self._preemptions.is_nominated(ticket[2])
-                or self._preemptions.makes_room(ticket[2])
-            ):
+            if self._is_settled(workload):
                 continue
             spec = workload.spec
+            gang = self._gangs.find_bound(workload)
+            if gang is not None:
+                if self._tries >= _TRIES_MOST:
+                    return ticket
+                self._try_gang(workload, gang)
+                continue
             # What holds work whatever the capacity costs no attempt.
             hold = find_hold(spec)
             reason = "" if hold is None else spending_reason(hold)
@@ -240,6 +247,16 @@ class _RetryStep:
                 self._skip_equals(self.fair_round, reason, version)
         return None
 
+    def _is_settled(self, workload: Workload) -> bool:
+        """Returns whether nothing is to be tried for work: others place it, it is nominated, or began with its gang."""
+        key, preemptions = workload.workload_id, self._preemptions
+        return (
+            is_sliced(workload)
+            or key not in self._state.pending
+            or preemptions.is_nominated(key)
+            or preemptions.makes_room(key)
+        )
+
     def _waits_as_before(self, workload: Workload) -> bool:
         """Returns whether work without queues and reservations waits for what it waited for, and nothing is kept for it."""
         spec = workload.spec
@@ -250,6 +267,28 @@ class _RetryStep:
             and workload.reason == why[1]
             and not (self._backfill.holds_start(workload) or self._backfill.reserves_for(workload))
         )
+
+    def _try_gang(self, workload: Workload, gang: JobGang) -> None:
+        """Starts the gang of a part, or gives the part its new reason; the first part that a round meets decides for all."""
+        kind = "gang", next(iter(gang.live))
+        if kind not in self.failed:
+            self._apply_quotes()
+            searches = self._chooser.searches
+            found = self._gangs.decide(gang, self._now_ns)
+            self._tries += len(gang.live) + _SEARCH_TRIES * (self._chooser.searches - searches)
+            for start in found.starts:
+                self._place(start.workload, start.spec, start.decision)
+            if found.starts:
+                return
+            self.failed[kind] = (0, found.reason)
+            first = self._workloads[gang.list_required()[0]]
+            if found.waits_for_capacity and self._backfill.reserves_for(first):
+                searches = self._chooser.searches
+                self.apply_all(self._backfill.reserve_start(first, self._now_ns))
+                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
+        reason = self.failed[kind][1]
+        if self._has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
+            self._defer(workload.workload_id, reason)
 
     def _keep_capacity(self, workload: Workload, spec: WorkloadSpec) -> None:
         """Holds freed capacity for work that waits for it alone, and reserves its start, as far as it is owed these."""
@@ -312,10 +351,13 @@ class _RetryStep:
             self._apply(event)
             self.events.append(event)
 
-    def _decide(self, workload: Workload, spec: WorkloadSpec, closed: frozenset[str]) -> PlacementDecision:
+    def _apply_quotes(self) -> None:
         for quotes in self._quoted(self._now_ns):
             self._apply(quotes)
             self.events.append(quotes)
+
+    def _decide(self, workload: Workload, spec: WorkloadSpec, closed: frozenset[str]) -> PlacementDecision:
+        self._apply_quotes()
         searches = self._chooser.searches
         decision = self._holds.decide(workload, spec, self._now_ns, closed=closed, is_round=True)
         self._tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)

@@ -10,7 +10,8 @@ traits, reservations, and the watts of budgets that are free by then. With queue
 without the work that has ended, and with that which starts before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import merge
 from itertools import groupby
 
@@ -32,7 +33,7 @@ from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estima
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadScaled
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_protos.messages import Placement, Workload, WorkloadSpec
+from eelgrid_protos.messages import Assignment, Placement, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 # Whole searches for the places of one reserved start; each takes milliseconds.
@@ -56,6 +57,34 @@ def _count_free_milli(record: NodeRecord) -> int:
 def _count_milli(spec: WorkloadSpec) -> int:
     """Returns the thousandths of GPUs that a workload asks for."""
     return spec.replicas * spec.request.gpu_count * spec.request.gpu_milli
+
+
+def order_parts(parts: Iterable[Workload]) -> list[Workload]:
+    """Orders the parts of a gang as they are placed, the hardest first: the most of a node, then the most replicas."""
+
+    def key(part: Workload) -> tuple[int, int, int]:
+        request = part.spec.request
+        return -request.gpu_count * request.gpu_milli, -request.cpu_milli, -part.spec.replicas
+
+    return sorted(parts, key=key)
+
+
+def _join_starts(first: ReservedStart, starts: Sequence[ReservedStart]) -> ReservedStart:
+    """Returns the start of a gang, in the name of its first part; until the last part ends, it holds the places of all."""
+    places: dict[str, tuple[Assignment, ...]] = {}
+    for one in starts:
+        for name, assignments in one.places.items():
+            places[name] = (*places.get(name, ()), *assignments)
+    waits_for = dict.fromkeys(key for one in starts for key in one.waits_for)
+    return replace(
+        first,
+        end_ns=max(one.end_ns for one in starts),
+        places=places,
+        waits_for=tuple(waits_for),
+        # They are of several workloads.
+        placements=(),
+        gpu_milli=sum(one.gpu_milli for one in starts),
+    )
 
 
 class StartSearch:
@@ -147,6 +176,79 @@ class StartSearch:
             room.update_node(name, record)
         return records
 
+    def find_gang_start(
+        self, parts: Sequence[Workload], others: Sequence[ReservedStart], now_ns: int
+    ) -> ReservedStart | None:
+        """Walks the expected ends until all parts of a gang fit together beside others, as `find_start` does for one workload.
+
+        The start is that of the first part, with the places of all.
+        """
+        records: dict[str, NodeRecord] = {}
+        self._placer.searches += _WALK_SEARCHES
+        rooms = [self._placer.begin_room_count(part.spec, part.workload_id) for part in parts]
+        free_milli = sum(map(_count_free_milli, self._state.nodes.values()))
+        wanted_milli = sum(_count_milli(part.spec) for part in parts)
+        searches = 0
+        ended: list[str] = []
+        times = groupby(self._list_times(others, (), now_ns, 0, is_from_now=False), key=lambda item: item[0])
+        for number, (when_ns, group) in enumerate(times):
+            if number >= TIMES_BESIDE_MOST or searches >= _SEARCHES_MOST:
+                return None
+            for _, key in group:
+                if key:
+                    ended.append(key)
+                    free_milli += _count_milli(self._state.workloads[key].spec)
+                    for name in self.release(records, key):
+                        for room in rooms:
+                            room.update_node(name, records[name])
+            if free_milli - find_most_gpu_milli(others, when_ns, when_ns + 1) < wanted_milli:
+                continue
+            closed = [list_closed_nodes(self._state, part, when_ns) for part in parts]
+            if any(room.count(no) < part.spec.replicas for room, no, part in zip(rooms, closed, parts, strict=True)):
+                continue
+            searches += 1
+            found = self._place_gang(parts, closed, dict(records), others, when_ns, ended=ended)
+            if found is not None:
+                return found
+        return None
+
+    def _place_gang(
+        self,
+        parts: Sequence[Workload],
+        closed: Sequence[frozenset[str]],
+        records: dict[str, NodeRecord],
+        others: Sequence[ReservedStart],
+        when_ns: int,
+        *,
+        ended: list[str],
+    ) -> ReservedStart | None:
+        """Places the parts of a gang at a time, the hardest first, each on nodes that those before it have; None if one lacks room."""
+        starts: dict[str, ReservedStart] = {}
+        starting: list[tuple[str, tuple[Placement, ...]]] = []
+        closed_to = {part.workload_id: names for part, names in zip(parts, closed, strict=True)}
+        for part in order_parts(parts):
+            end_ns = compute_end_ns(when_ns, estimate_runtime(part, self._state.policy, self._state.runtimes))
+            then = dict(records)
+            for name in frozenset[str]().union(*(one.places for one in others)):
+                then[name] = hold_reserved(records.get(name) or self._state.nodes[name], name, others, when_ns, end_ns)
+            spec = self._admit(part, ended, others, when_ns, end_ns, beside=starting)
+            if spec is None:
+                return None
+            self._placer.searches += 1
+            decision = self._placer.decide_on_altered(
+                AlteredNodes(then), spec, part.workload_id, closed_to[part.workload_id]
+            )
+            if not decision.placements:
+                return None
+            found = self._make_start(part, decision.placements, when_ns, end_ns, ended)
+            for name, assignments in found.places.items():
+                records[name] = (records.get(name) or self._state.nodes[name]).copy()
+                for assignment in assignments:
+                    records[name].allocate_unchecked(assignment)
+            starts[part.workload_id] = found
+            starting.append((part.workload_id, decision.placements))
+        return _join_starts(starts[parts[0].workload_id], list(starts.values()))
+
     def search_places(self, records: Mapping[str, NodeRecord], workload: Workload, when_ns: int) -> PlacementDecision:
         """Decides where a workload would go at a time, with nodes as they would be then."""
         self._placer.searches += 1
@@ -217,15 +319,28 @@ class StartSearch:
         return fits
 
     def _admit(
-        self, workload: Workload, ended: Sequence[str], others: Sequence[ReservedStart], begin_ns: int, end_ns: int
+        self,
+        workload: Workload,
+        ended: Sequence[str],
+        others: Sequence[ReservedStart],
+        begin_ns: int,
+        end_ns: int,
+        *,
+        beside: Sequence[tuple[str, tuple[Placement, ...]]] = (),
     ) -> WorkloadSpec | None:
-        """Returns what the queue of a workload lets start at a time, if some work has ended; None if nothing."""
+        """Returns what the queue of a workload lets start at a time, if some work has ended, beside what starts with it.
+
+        None if nothing.
+        """
         if not self._queues.is_active:
             return workload.spec
         starting = [
-            (one.workload_id, one.placements)
-            for one in others
-            if one.placements and one.start_ns < end_ns and one.end_ns > begin_ns
+            *beside,
+            *(
+                (one.workload_id, one.placements)
+                for one in others
+                if one.placements and one.start_ns < end_ns and one.end_ns > begin_ns
+            ),
         ]
         admitted = self._queues.admit_without(
             workload.spec,

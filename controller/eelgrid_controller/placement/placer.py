@@ -31,6 +31,7 @@ from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, Work
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 NO_NODES: frozenset[str] = frozenset()
+NO_RECORDS: Mapping[str, NodeRecord] = MappingProxyType({})
 _SEARCHES_MOST = 8
 # For gangs under engine rules: how many first places are tried before the gang waits.
 _FIRST_PLACES_MOST = 8
@@ -59,7 +60,7 @@ class _View(NamedTuple):
 class AlteredNodes(NamedTuple):
     """Nodes as they would be: their records, and the workloads that would have ended."""
 
-    records: Mapping[str, NodeRecord] = MappingProxyType({})
+    records: Mapping[str, NodeRecord] = NO_RECORDS
     ended: frozenset[str] = frozenset()
 
 
@@ -69,7 +70,7 @@ class _Ground(NamedTuple):
     snapshot: Snapshot
     workloads: Mapping[str, Workload]
     # Nodes that differ from the state.
-    altered: Mapping[str, NodeRecord] = MappingProxyType({})
+    altered: Mapping[str, NodeRecord] = NO_RECORDS
 
 
 class WorkloadPlacer:

@@ -30,6 +30,7 @@ from eelgrid_controller.state.events import (
     WorkloadReleased,
     WorkloadSubmitted,
 )
+from eelgrid_controller.state.gangs import get_gang_key
 from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced, list_rechargeable_workloads
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.queue_usage import (
@@ -248,7 +249,17 @@ class QueueIndex:
             spec = workload.spec
             stated_s = spec.expected_runtime_s or 0.0, 0.0 if spec.process is None else spec.process.time_limit_s
             deadline_ns = 0 if spec.deadline is None else spec.deadline.end_ns
-            shape = (spec.request, spec.required_traits, spec.replicas, is_sliced(workload), *stated_s, deadline_ns)
+            # What its queue refuses a part of a gang is refused by what the other parts ask for, too.
+            gang = get_gang_key(workload)
+            shape = (
+                spec.request,
+                spec.required_traits,
+                spec.replicas,
+                is_sliced(workload),
+                *stated_s,
+                deadline_ns,
+                gang,
+            )
             self._pending.add(number, resolve_user(workload), shape, ticket)
 
     def _refresh_capacity(self, names: Iterable[str]) -> None:

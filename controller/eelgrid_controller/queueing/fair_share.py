@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from eelgrid_controller.queueing.past_use import PastUse
 from eelgrid_controller.queueing.quota import QuotaTree
+from eelgrid_controller.state.gangs import GangKey
 from eelgrid_controller.state.pending_queue import PendingTicket
 from eelgrid_protos.messages import ResourceRequest
 
@@ -31,8 +32,8 @@ _NS = 1e9
 OrderKey = tuple[int, int, float, float, int]
 # Of one request: what a replica needs, its traits, the number of replicas, whether it goes into MIG slices, and the run
 # time and the time limit that were stated.
-# Of equal work, also what it expects of time: its run time, time limit and deadline.
-RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float, int]
+# Of equal work, also what it expects of time: its run time, time limit and deadline; and the gang of a part.
+RequestShape = tuple[ResourceRequest, tuple[str, ...], int, bool, float, float, int, GangKey | None]
 # Priority, user and the number of a shape: what does not fit of one of them does not fit of the others.
 _Group = tuple[int, str, int]
 # In place of the version of a tree's use, where work waits for something else than quota.

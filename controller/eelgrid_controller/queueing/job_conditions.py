@@ -4,11 +4,13 @@
 pending work of a state as events and time go by, so that work that may not start costs rounds nothing: it is parked in the
 pending queue. Owns the sentences about conditions. Must not know of queues, capacity or places.
 
-Theory. Of several conditions the first unmet is named, in the order hold, dependency, begin time, retry, array. How a workload ended
+Theory. Of several conditions the first unmet is named, in the order hold, dependency, begin time, retry, gang, array. How a workload ended
 is final, so a dependency that is met stays met, and one that failed can never be met: the workload is cancelled, and so is what
 depends on it in turn. A workload is looked at again when an event names it, when something that it depends on has ended, and at
 the time that its first unmet condition names; nothing else can change the answer. After the nth failed attempt the next one
-waits 10 s times 2^(n - 1), at most six minutes (the back-off of Kubernetes Jobs). Last, an element of an array with a limit
+waits 10 s times 2^(n - 1), at most six minutes (the back-off of Kubernetes Jobs). A part of a gang that has not started waits
+until all parts are submitted and none of those that must start together has an unmet condition; so a change of one part is a
+change of all. Last, an element of an array with a limit
 waits for a slot of its array (queueing.array_slots).
 """
 
@@ -22,6 +24,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     ArraySubmitted,
     Event,
+    PreemptionRefused,
     WorkloadCancelled,
     WorkloadCompleted,
     WorkloadEvicted,
@@ -30,6 +33,7 @@ from eelgrid_controller.state.events import (
     WorkloadRetried,
     WorkloadSubmitted,
 )
+from eelgrid_controller.state.gangs import GangKey, get_gang_key
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import DependencyCondition, JobDependency, Workload, WorkloadPhase
 
@@ -69,6 +73,33 @@ def find_unmet_condition(workload: Workload, state: ClusterState, now_ns: int) -
         failed = count_noun(workload.failures, "attempt has", "attempts have")
         reason = PendingConstraint.RETRY.describe(failures=failed, time=format_time(workload.not_before_ns))
         return UnmetCondition("retry", reason, workload.not_before_ns)
+    return None
+
+
+def find_gang_condition(workload: Workload, state: ClusterState, now_ns: int) -> UnmetCondition | None:
+    """Returns why a part of a gang may not start with the others; None if it may, or starts on its own.
+
+    One that is being submitted waits in any case, as the gang is tried once it is complete.
+    """
+    spec, key = workload.spec.gang, workload.workload_id
+    if spec is None:
+        return None
+    is_new = key not in state.workloads
+    gang = state.gangs.find(workload)
+    missing = spec.parts - is_new if gang is None else gang.missing - is_new
+    if gang is not None and not gang.is_bound(state.workloads):
+        return None
+    if missing > 0:
+        parts = count_noun(missing, "more part", "more parts")
+        return UnmetCondition("gang", PendingConstraint.GANG.describe(parts=parts, gang=spec.name))
+    if is_new or gang is None:
+        return UnmetCondition("gang", PendingConstraint.GANG.describe("turn", gang=spec.name))
+    for part in gang.list_required():
+        other = state.workloads[part]
+        unmet = find_unmet_condition(other, state, now_ns)
+        if part != key and (unmet is not None or part not in state.pending):
+            reason = PendingConstraint.GANG.describe("part", part=part, gang=spec.name)
+            return UnmetCondition("gang", reason, None if unmet is None else unmet.until_ns)
     return None
 
 
@@ -119,6 +150,10 @@ def describe_condition_remedy(workload: Workload, unmet: UnmetCondition) -> str:
             return f"It {sentence}. To help: wait, or cancel it and submit it without --after."
         case "begin_time":
             return f"It starts {sentence}. To help: wait, or cancel it and submit it without --begin."
+        case "gang" if "more part" in sentence:
+            return f"It {sentence}. To help: submit the missing parts, with the same gang and number of parts, or cancel it."
+        case "gang":
+            return f"It {sentence}. To help: see with eelctl explain what that part waits for."
         case "array":
             return "Its array runs as many elements at once as its limit says. To help: wait for one of them to end."
         case _:
@@ -140,13 +175,17 @@ class JobConditionIndex:
         # Work to look at in the next step, in order.
         self._due: dict[str, None] = {}
         self._slots = ArraySlots()
+        # The gangs of live parts, whose other parts are looked at when one changes.
+        self._gang_keys: dict[str, GangKey] = {}
         # Slots are first of what runs, and of that for which others make room.
         nominated = (state.workloads[event.workload_id] for event in state.nominations)
         for workload in (*filter(lambda one: one.phase is WorkloadPhase.PLACED, state.workloads.values()), *nominated):
             self._slots.claim(workload)
+        for workload in state.workloads.values():
+            self._note_gang(workload)
         for key in tuple(state.pending):
             workload = state.workloads[key]
-            is_limited = get_limited_element(workload) is not None
+            is_limited = get_limited_element(workload) is not None or workload.spec.gang is not None
             if workload.held_by or workload.not_before_ns or workload.spec.schedule is not None or is_limited:
                 self.classify(key)
                 self._due[key] = None
@@ -156,16 +195,34 @@ class JobConditionIndex:
         self._now_ns = max(self._now_ns, event.time_ns)
         match event:
             case WorkloadSubmitted() | WorkloadHeld() | WorkloadEvicted() | WorkloadRetried():
+                self._note_gang(self._state.workloads[event.workload_id])
                 if self.classify(event.workload_id) is not None:
                     self._due[event.workload_id] = None
+                self._mark_gang(event.workload_id)
             case ArraySubmitted():
                 self._classify_array(event)
-            case WorkloadReleased():
-                self._due[event.workload_id] = None
+            case WorkloadReleased() | PreemptionRefused():
+                self._mark_due(event.workload_id)
             case WorkloadCancelled() | WorkloadCompleted():
                 self._on_end(event)
             case _:
                 return
+
+    def _note_gang(self, workload: Workload) -> None:
+        key = get_gang_key(workload)
+        if key is not None and not workload.phase.is_ended:
+            self._gang_keys[workload.workload_id] = key
+
+    def _mark_due(self, workload_id: str) -> None:
+        """Has a workload looked at in the next step, and the other parts of its gang."""
+        self._due[workload_id] = None
+        self._mark_gang(workload_id)
+
+    def _mark_gang(self, workload_id: str) -> None:
+        key = self._gang_keys.get(workload_id)
+        gang = None if key is None else self._state.gangs.get(key)
+        if gang is not None:
+            self._due.update(dict.fromkeys(one for one in gang.live if one != workload_id))
 
     def _classify_array(self, event: ArraySubmitted) -> None:
         """Parks the elements that may not start; those that were submitted with their reason are not looked at again."""
@@ -180,7 +237,10 @@ class JobConditionIndex:
         key = event.workload_id
         self._wakes.pop(key, None)
         self._release_slot(key)
-        self._due.update(dict.fromkeys(self._state.dependents.list_children(key)))
+        self._mark_gang(key)
+        self._gang_keys.pop(key, None)
+        for child in self._state.dependents.list_children(key):
+            self._mark_due(child)
         ended = self._state.workloads.get(key)
         if ended is not None and ended.spec.array is not None:
             array_id = ended.spec.array.array_id
@@ -195,13 +255,17 @@ class JobConditionIndex:
     def find_unmet(self, workload: Workload, now_ns: int) -> UnmetCondition | None:
         """Returns the first condition that keeps a workload from starting now, submitted or not."""
         self._now_ns = max(self._now_ns, now_ns)
-        unmet = find_unmet_condition(workload, self._state, self._now_ns)
+        unmet = self._find_unmet(workload)
         return unmet if unmet is not None or self._slots.has_slot(workload) else _ARRAY_IS_FULL
+
+    def _find_unmet(self, workload: Workload) -> UnmetCondition | None:
+        unmet = find_unmet_condition(workload, self._state, self._now_ns)
+        return find_gang_condition(workload, self._state, self._now_ns) if unmet is None else unmet
 
     def classify(self, workload_id: str) -> UnmetCondition | None:
         """Parks a pending workload, or unparks it, by the condition that it returns; None if it may start."""
         workload = self._state.workloads[workload_id]
-        unmet = find_unmet_condition(workload, self._state, self._now_ns)
+        unmet = self._find_unmet(workload)
         if unmet is not None:
             self._release_slot(workload_id)
         elif not self._slots.claim(workload):
@@ -220,6 +284,11 @@ class JobConditionIndex:
         return unmet
 
     @property
+    def latest_ns(self) -> int:
+        """The latest time of an event or a step."""
+        return self._now_ns
+
+    @property
     def has_due(self) -> bool:
         """Whether work must be looked at, at whatever time."""
         return bool(self._due)
@@ -236,7 +305,7 @@ class JobConditionIndex:
                 time_ns, key = heapq.heappop(self._times)
                 if self._wakes.get(key) == time_ns:
                     del self._wakes[key]
-                    self._due[key] = None
+                    self._mark_due(key)
             if not self._due:
                 return
             key = next(iter(self._due))

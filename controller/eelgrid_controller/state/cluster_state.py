@@ -20,9 +20,8 @@ event sequences give equal digests.
     PLACED --AttemptStarted, AttemptEnded, WorkloadStopping--> PLACED
 """
 
-import json
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -34,7 +33,6 @@ from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
 from eelgrid_controller.state.events import (
-    EXPLAINED_REPLICAS_MOST,
     ArraySubmitted,
     AttemptEnded,
     AttemptStarted,
@@ -79,9 +77,11 @@ from eelgrid_controller.state.events import (
     WorkloadStopping,
     WorkloadSubmitted,
 )
+from eelgrid_controller.state.explanation_store import ExplanationStore
+from eelgrid_controller.state.gangs import JobGangs
 from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
-from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, digest_of, encode_explanation
+from eelgrid_controller.state.journal import JournalSanitizer, digest_of
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
@@ -106,40 +106,8 @@ from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitione
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
-
-
-class ExplanationStore:
-    """Stores the explanations of placements, by workload."""
-
-    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
-        self._texts = dict(texts or {})
-
-    def get(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
-        """Returns the explanation; empty for a workload that is not placed."""
-        text = self._texts.get(workload_id)
-        return decode_explanation(json.loads(text)) if text else ()
-
-    def put(self, workload_id: str, explained: tuple[ReplicaExplanation, ...], gone: Iterable[int] = ()) -> None:
-        """Adds new explanations to those of replicas that stay."""
-        left = set(gone) | {item.replica for item in explained}
-        kept = [row for row in json.loads(self._texts.get(workload_id, "[]")) if row[0] not in left]
-        rows = sorted([*kept, *encode_explanation(explained)])[:EXPLAINED_REPLICAS_MOST]
-        self._texts[workload_id] = json.dumps(rows, separators=(",", ":"))
-
-    def forget_workload(self, workload_id: str) -> None:
-        """Removes a workload."""
-        self._texts.pop(workload_id, None)
-
-    def copy(self) -> Self:
-        """Returns an independent copy."""
-        return type(self)(self._texts)
-
-    def dump(self) -> dict[str, str]:
-        """Returns everything as plain values."""
-        return dict(self._texts)
-
 
 # Ended workloads kept for queries; the first to end is the first to be removed.
 ENDED_WORKLOADS_MOST = 100_000
@@ -181,6 +149,7 @@ class ClusterState:
         # Live work by what it depends on, and ended work beyond `_ended` that is kept for it.
         self.dependents = DependentWorkloads()
         self.arrays = ArrayElements()
+        self.gangs = JobGangs()
         self._kept: set[str] = set()
         # By phase; as many as `_ended` and `_kept`.
         self._ended_counts: Counter[WorkloadPhase] = Counter()
@@ -199,6 +168,7 @@ class ClusterState:
         twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin.arrays, twin._kept = self.dependents.copy(), self.arrays.copy(), self._kept.copy()
+        twin.gangs = self.gangs.copy()
         return twin
 
     def requeue_workload(self, workload_id: str, *, number: int) -> None:
@@ -343,6 +313,7 @@ class ClusterState:
         self.pending.add(key, priority=spec.priority, number=self.submissions)
         self.dependents.add(workload)
         self.arrays.add(workload)
+        self.gangs.add(workload)
         if not is_sliced(workload):  # placed by the partition planner, so no demand on unpartitioned GPUs
             self.demand.observe(spec.request, spec.replicas)
 
@@ -461,6 +432,7 @@ class ClusterState:
     def _end_workload(self, workload: Workload, phase: WorkloadPhase, reason: str, now_ns: int) -> frozenset[str]:
         """Frees everything that a workload holds, for good."""
         key = workload.workload_id
+        self.gangs.note_end(workload, self.workloads)
         self.pending.discard(key)
         self.broken_deadlines.discard(key)
         self.nominations.end(key)
@@ -736,6 +708,7 @@ class ClusterState:
             **({"runtimes": runtimes} if (runtimes := self.runtimes.dump()) else {}),
             **({"interruptions": interruptions} if (interruptions := self.interruptions.dump()) else {}),
             **({"nominations": self.nominations.dump()} if len(self.nominations) else {}),
+            **({"gangs": gangs} if (gangs := self.gangs.dump()) else {}),
         }
 
     @classmethod
@@ -781,6 +754,7 @@ class ClusterState:
             else:
                 self._numbers[workload.workload_id] = number
                 self.dependents.add(workload)
+                self.gangs.add(workload)
                 if workload.deadline_breach is not None:
                     self.broken_deadlines.add(workload.workload_id)
             if workload.phase is WorkloadPhase.PENDING:
@@ -789,6 +763,7 @@ class ClusterState:
                 for placement in workload.placements:
                     record = self._node(placement.node_name)
                     record.allocate_unchecked(make_assignment(workload, placement))
+        self.gangs.load(plain.get("gangs", ()), self.workloads, healer)
         self.explanations = ExplanationStore(
             {healer.identifier(key): text for key, text in plain["explanations"].items()}
         )

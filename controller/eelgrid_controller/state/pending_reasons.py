@@ -62,6 +62,15 @@ class PendingConstraint(StrEnum):
         "wait for its next attempt, or cancel it",
         {"": "{failures} failed; the next starts not before {time}", "failed": "attempt {attempt} failed: {why}"},
     )
+    GANG = (
+        "gang",
+        "submit the missing parts of its gang, or see with `eelctl explain` what its other parts wait for",
+        {
+            "": "waits for {parts} of gang {gang}",
+            "part": "waits for part {part} of gang {gang}, which may not start yet",
+            "turn": "is tried with the other parts of gang {gang}",
+        },
+    )
     ARRAY = (
         "array",
         "wait for elements of its array to end, or submit it with a higher limit",

@@ -46,6 +46,7 @@ from eelgrid_protos.messages.energy import (
     WindowDevice,
     WindowShare,
 )
+from eelgrid_protos.messages.gang import GANG_PARTS_MOST, GangPart
 from eelgrid_protos.messages.job_array import (
     ARRAY_ELEMENTS_MOST,
     ARRAY_VARIABLE_PREFIX,

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.elastic_share import ElasticShare
+from eelgrid_protos.messages.gang import GangPart
 from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
 from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
@@ -358,6 +359,7 @@ class WorkloadSpec:
     # Which element of which array it is; the controller sets it.
     array: ArrayElement | None = None
     deadline: JobDeadline | None = None
+    gang: GangPart | None = None
 
     @property
     def has_promised_deadline(self) -> bool:
@@ -387,6 +389,9 @@ class WorkloadSpec:
             if not self.deadline.best_effort and self.training and self.training.is_elastic and not self.training.work:
                 remedy = "set it to the units of work that must be done, or leave out training.replicas_most"
                 yield Violation("training.work", "is not set, and elastic training has a deadline", remedy)
+        if self.gang is not None:
+            is_sliced = self.service is not None and self.service.slices
+            yield from self.gang.check_part(has_deadline=self.has_promised_deadline, is_sliced=is_sliced)
         if self.process is not None:
             yield from self._check_process()
         elif self.schedule is not None and self.schedule.retries_most:

@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from eelgrid_protos.wire import gang_pb2 as eelgrid_dot_v1_dot_gang__pb2
 from eelgrid_protos.wire import job_array_pb2 as eelgrid_dot_v1_dot_job__array__pb2
 from eelgrid_protos.wire import plan_pb2 as eelgrid_dot_v1_dot_plan__pb2
 from eelgrid_protos.wire import promise_pb2 as eelgrid_dot_v1_dot_promise__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x65lgrid/v1/workload.proto\x12\neelgrid.v1\x1a\x1a\x65\x65lgrid/v1/job_array.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\x1a\x18\x65\x65lgrid/v1/promise.proto\"t\n\x0fResourceRequest\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x11\n\tgpu_count\x18\x03 \x01(\r\x12\x11\n\tgpu_milli\x18\x04 \x01(\r\x12\x12\n\ngpu_models\x18\x05 \x03(\t\"\x9f\x06\n\x0cWorkloadSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.eelgrid.v1.WorkloadKind\x12\x10\n\x08replicas\x18\x06 \x01(\r\x12,\n\x07request\x18\x07 \x01(\x0b\x32\x1b.eelgrid.v1.ResourceRequest\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x34\n\x06labels\x18\t \x03(\x0b\x32$.eelgrid.v1.WorkloadSpec.LabelsEntry\x12&\n\x08locality\x18\x0b \x01(\x0e\x32\x14.eelgrid.v1.Locality\x12&\n\x08mobility\x18\n \x01(\x0e\x32\x14.eelgrid.v1.Mobility\x12+\n\x07service\x18\x0c \x01(\x0b\x32\x1a.eelgrid.v1.ServicePromise\x12-\n\x08training\x18\r \x01(\x0b\x32\x1b.eelgrid.v1.TrainingPromise\x12\x17\n\x0frequired_traits\x18\x0e \x03(\t\x12(\n\x07process\x18\x0f \x01(\x0b\x32\x17.eelgrid.v1.ProcessSpec\x12\x16\n\x0enever_preempts\x18\x32 \x01(\x08\x12\x16\n\x0epriority_class\x18\x33 \x01(\t\x12\x1a\n\x11\x65victed_by_engine\x18\x90\x03 \x01(\x08\x12\x1f\n\x12\x65xpected_runtime_s\x18< \x01(\x01H\x00\x88\x01\x01\x12)\n\x08schedule\x18( \x01(\x0b\x32\x17.eelgrid.v1.JobSchedule\x12(\n\x05\x61rray\x18\xac\x02 \x01(\x0b\x32\x18.eelgrid.v1.ArrayElement\x12*\n\x08\x64\x65\x61\x64line\x18\xfc\x02 \x01(\x0b\x32\x17.eelgrid.v1.JobDeadline\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x15\n\x13_expected_runtime_s\"2\n\x0bJobDeadline\x12\x0e\n\x06\x65nd_ns\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x65st_effort\x18\x02 \x01(\x08\"0\n\x0e\x44\x65\x61\x64lineBreach\x12\x0f\n\x07time_ns\x18\x01 \x01(\x03\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"g\n\rJobDependency\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x32\n\tcondition\x18\x02 \x01(\x0e\x32\x1f.eelgrid.v1.DependencyCondition\x12\r\n\x04\x65\x61\x63h\x18\xac\x02 \x01(\x08\"_\n\x0bJobSchedule\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x03\x12(\n\x05\x61\x66ter\x18\x02 \x03(\x0b\x32\x19.eelgrid.v1.JobDependency\x12\x14\n\x0cretries_most\x18\x03 \x01(\r\"P\n\x0fRuntimeEstimate\x12\x12\n\nexpected_s\x18\x01 \x01(\x01\x12)\n\x06source\x18\x02 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\"\xfd\x01\n\x10\x43heckpointAdvice\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x02 \x01(\x01\x12\x35\n\x0b\x63ost_source\x18\x03 \x01(\x0e\x32 .eelgrid.v1.CheckpointCostSource\x12\x16\n\x0emean_between_s\x18\x04 \x01(\x01\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x1b\n\x13queue_interruptions\x18\x06 \x01(\x01\x12\x13\n\x0bqueue_job_s\x18\x07 \x01(\x01\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x13\n\x0bpool_losses\x18\t \x01(\x01\x12\x12\n\npool_gpu_s\x18\n \x01(\x01\"\xb9\x01\n\x0cStartPromise\x12\x10\n\x08start_ns\x18\x01 \x01(\x03\x12\x11\n\twaits_for\x18\x02 \x03(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\r\x12)\n\x06source\x18\x04 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12*\n\nplacements\x18\xfc\x02 \x03(\x0b\x32\x15.eelgrid.v1.Placement\x12\x10\n\x07\x61ssumes\x18\xfd\x02 \x03(\t\"\x80\x01\n\tPlacement\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x13\n\x0bgpu_indexes\x18\x04 \x03(\r\x12\'\n\x0cgpu_instance\x18\x05 \x01(\x0b\x32\x11.eelgrid.v1.Slice\"\xf2\x06\n\x08Workload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12(\n\x05phase\x18\x03 \x01(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12)\n\nplacements\x18\x05 \x03(\x0b\x32\x15.eelgrid.v1.Placement\x12\x14\n\x0csubmitted_ns\x18\x06 \x01(\x03\x12\x11\n\tplaced_ns\x18\x07 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x08 \x01(\x03\x12\x10\n\x08revision\x18\t \x01(\x04\x12\x1a\n\rpower_limit_w\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0ereplicas_begun\x18\x0b \x01(\r\x12\r\n\x05owner\x18\x0c \x01(\t\x12\x15\n\rlost_replicas\x18\r \x03(\r\x12\x14\n\x07power_w\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x0f \x01(\r\x12+\n\x08\x61ttempts\x18\x10 \x03(\x0b\x32\x19.eelgrid.v1.AttemptStatus\x12\x13\n\x0bstopping_ns\x18\x11 \x01(\x03\x12\x15\n\rpreempted_for\x18\x32 \x01(\t\x12\x13\n\x0bpreemptions\x18\x33 \x01(\r\x12)\n\x07promise\x18< \x01(\x0b\x32\x18.eelgrid.v1.StartPromise\x12\x16\n\x0equeue_position\x18P \x01(\r\x12\x0f\n\x07held_by\x18( \x01(\t\x12\x10\n\x08\x66\x61ilures\x18) \x01(\r\x12\x15\n\rnot_before_ns\x18* \x01(\x03\x12\'\n\x05\x61rray\x18\xac\x02 \x01(\x0b\x32\x17.eelgrid.v1.ArrayStatus\x12\x34\n\x0f\x64\x65\x61\x64line_breach\x18\xfc\x02 \x01(\x0b\x32\x1a.eelgrid.v1.DeadlineBreach\x12\x38\n\x11\x63heckpoint_advice\x18\x90\x03 \x01(\x0b\x32\x1c.eelgrid.v1.CheckpointAdvice\x12*\n\x08progress\x18\xca\x02 \x01(\x0b\x32\x17.eelgrid.v1.JobProgress\x12(\n\x05share\x18\xcc\x03 \x01(\x0b\x32\x18.eelgrid.v1.ElasticShareB\x10\n\x0e_power_limit_wB\n\n\x08_power_w\"\xb1\x01\n\x0c\x45lasticShare\x12\x11\n\x08replicas\x18\xcc\x03 \x01(\r\x12\x17\n\x0ereplicas_asked\x18\xcd\x03 \x01(\r\x12\'\n\x05rates\x18\xce\x03 \x03(\x0b\x32\x17.eelgrid.v1.ScalingRate\x12\x12\n\twork_done\x18\xcf\x03 \x01(\x01\x12\x0e\n\x05\x61t_ns\x18\xd0\x03 \x01(\x03\x12\r\n\x04pace\x18\xd1\x03 \x01(\x01\x12\x19\n\x10gpu_models_asked\x18\xd2\x03 \x03(\t\"0\n\x0bScalingRate\x12\x10\n\x08replicas\x18\x01 \x01(\r\x12\x0f\n\x07rate_hz\x18\x02 \x01(\x01\"\x9c\x05\n\x0fWorkloadSummary\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12&\n\x04kind\x18\x08 \x01(\x0e\x32\x18.eelgrid.v1.WorkloadKind\x12(\n\x05phase\x18\t \x01(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x10\n\x08replicas\x18\x0b \x01(\r\x12,\n\x07request\x18\x0c \x01(\x0b\x32\x1b.eelgrid.v1.ResourceRequest\x12\x14\n\x0csubmitted_ns\x18\r \x01(\x03\x12\x12\n\nstarted_ns\x18\x0e \x01(\x03\x12\x13\n\x0bstopping_ns\x18\x0f \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x10 \x01(\x03\x12\x16\n\x0eruns_processes\x18\x11 \x01(\x08\x12\x1a\n\x12processes_reported\x18\x12 \x01(\r\x12\x16\n\texit_code\x18\x13 \x01(\rH\x00\x88\x01\x01\x12)\n\x08progress\x18\x14 \x01(\x0b\x32\x17.eelgrid.v1.JobProgress\x12&\n\x05\x61rray\x18\x15 \x01(\x0b\x32\x17.eelgrid.v1.ArrayStatus\x12\x19\n\x11promised_start_ns\x18\x16 \x01(\x03\x12)\n\x08\x64\x65\x61\x64line\x18\x17 \x01(\x0b\x32\x17.eelgrid.v1.JobDeadline\x12\x17\n\x0f\x64\x65\x61\x64line_broken\x18\x18 \x01(\x08\x12\x16\n\x0equeue_position\x18\x19 \x01(\rB\x0c\n\n_exit_code\"(\n\x08\x43ostTerm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ost_w\x18\x02 \x01(\x01\"h\n\tCandidate\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indexes\x18\x02 \x03(\r\x12\x0e\n\x06\x63ost_w\x18\x03 \x01(\x01\x12#\n\x05terms\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.CostTerm\",\n\x07Removal\x12\x12\n\nconstraint\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x01(\r\"\x8f\x01\n\x12ReplicaExplanation\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12)\n\ncandidates\x18\x02 \x03(\x0b\x32\x15.eelgrid.v1.Candidate\x12\x16\n\x0e\x66\x65\x61sible_nodes\x18\x03 \x01(\r\x12%\n\x08removals\x18\x04 \x03(\x0b\x32\x13.eelgrid.v1.Removal\"\xb9\x01\n\x0b\x45xplanation\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\x12\x30\n\x08replicas\x18\x02 \x03(\x0b\x32\x1e.eelgrid.v1.ReplicaExplanation\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x12\n\nconstraint\x18\x04 \x01(\t\x12,\n\x07runtime\x18< \x01(\x0b\x32\x1b.eelgrid.v1.RuntimeEstimate*\x8f\x01\n\x0cWorkloadKind\x12\x1d\n\x19WORKLOAD_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fWORKLOAD_KIND_INFERENCE_SERVICE\x10\x01\x12\x1e\n\x1aWORKLOAD_KIND_TRAINING_JOB\x10\x02\x12\x1b\n\x17WORKLOAD_KIND_BATCH_JOB\x10\x03*L\n\x08Locality\x12\x18\n\x14LOCALITY_UNSPECIFIED\x10\x00\x12\x11\n\rLOCALITY_PACK\x10\x01\x12\x13\n\x0fLOCALITY_SPREAD\x10\x02*h\n\x08Mobility\x12\x18\n\x14MOBILITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMOBILITY_FIXED\x10\x01\x12\x14\n\x10MOBILITY_MOVABLE\x10\x02\x12\x18\n\x14MOBILITY_RESTARTABLE\x10\x03*\xa7\x01\n\x13\x44\x65pendencyCondition\x12$\n DEPENDENCY_CONDITION_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45PENDENCY_CONDITION_SUCCEEDED\x10\x01\x12\x1e\n\x1a\x44\x45PENDENCY_CONDITION_ENDED\x10\x02\x12&\n\"DEPENDENCY_CONDITION_NOT_SUCCEEDED\x10\x03*\xbb\x01\n\rRuntimeSource\x12\x1e\n\x1aRUNTIME_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13RUNTIME_SOURCE_USER\x10\x01\x12\x1d\n\x19RUNTIME_SOURCE_TIME_LIMIT\x10\x02\x12\x1a\n\x16RUNTIME_SOURCE_HISTORY\x10\x03\x12\x1a\n\x16RUNTIME_SOURCE_DEFAULT\x10\x04\x12\x1a\n\x16RUNTIME_SOURCE_PROFILE\x10\x05*\x8c\x01\n\x14\x43heckpointCostSource\x12&\n\"CHECKPOINT_COST_SOURCE_UNSPECIFIED\x10\x00\x12#\n\x1f\x43HECKPOINT_COST_SOURCE_THIS_RUN\x10\x01\x12\'\n#CHECKPOINT_COST_SOURCE_EARLIER_RUNS\x10\x02*\xbd\x01\n\rWorkloadPhase\x12\x1e\n\x1aWORKLOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_PHASE_PENDING\x10\x01\x12\x19\n\x15WORKLOAD_PHASE_PLACED\x10\x02\x12\x1c\n\x18WORKLOAD_PHASE_CANCELLED\x10\x03\x12\x1c\n\x18WORKLOAD_PHASE_SUCCEEDED\x10\x04\x12\x19\n\x15WORKLOAD_PHASE_FAILED\x10\x05*`\n\x0cWorkloadView\x12\x1d\n\x19WORKLOAD_VIEW_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKLOAD_VIEW_FULL\x10\x01\x12\x19\n\x15WORKLOAD_VIEW_SUMMARY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65\x65lgrid/v1/workload.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/gang.proto\x1a\x1a\x65\x65lgrid/v1/job_array.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\x1a\x18\x65\x65lgrid/v1/promise.proto\"t\n\x0fResourceRequest\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x11\n\tgpu_count\x18\x03 \x01(\r\x12\x11\n\tgpu_milli\x18\x04 \x01(\r\x12\x12\n\ngpu_models\x18\x05 \x03(\t\"\xc4\x06\n\x0cWorkloadSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.eelgrid.v1.WorkloadKind\x12\x10\n\x08replicas\x18\x06 \x01(\r\x12,\n\x07request\x18\x07 \x01(\x0b\x32\x1b.eelgrid.v1.ResourceRequest\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x34\n\x06labels\x18\t \x03(\x0b\x32$.eelgrid.v1.WorkloadSpec.LabelsEntry\x12&\n\x08locality\x18\x0b \x01(\x0e\x32\x14.eelgrid.v1.Locality\x12&\n\x08mobility\x18\n \x01(\x0e\x32\x14.eelgrid.v1.Mobility\x12+\n\x07service\x18\x0c \x01(\x0b\x32\x1a.eelgrid.v1.ServicePromise\x12-\n\x08training\x18\r \x01(\x0b\x32\x1b.eelgrid.v1.TrainingPromise\x12\x17\n\x0frequired_traits\x18\x0e \x03(\t\x12(\n\x07process\x18\x0f \x01(\x0b\x32\x17.eelgrid.v1.ProcessSpec\x12\x16\n\x0enever_preempts\x18\x32 \x01(\x08\x12\x16\n\x0epriority_class\x18\x33 \x01(\t\x12\x1a\n\x11\x65victed_by_engine\x18\x90\x03 \x01(\x08\x12\x1f\n\x12\x65xpected_runtime_s\x18< \x01(\x01H\x00\x88\x01\x01\x12)\n\x08schedule\x18( \x01(\x0b\x32\x17.eelgrid.v1.JobSchedule\x12(\n\x05\x61rray\x18\xac\x02 \x01(\x0b\x32\x18.eelgrid.v1.ArrayElement\x12*\n\x08\x64\x65\x61\x64line\x18\xfc\x02 \x01(\x0b\x32\x17.eelgrid.v1.JobDeadline\x12#\n\x04gang\x18\xe0\x03 \x01(\x0b\x32\x14.eelgrid.v1.GangPart\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x15\n\x13_expected_runtime_s\"2\n\x0bJobDeadline\x12\x0e\n\x06\x65nd_ns\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x65st_effort\x18\x02 \x01(\x08\"0\n\x0e\x44\x65\x61\x64lineBreach\x12\x0f\n\x07time_ns\x18\x01 \x01(\x03\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"g\n\rJobDependency\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x32\n\tcondition\x18\x02 \x01(\x0e\x32\x1f.eelgrid.v1.DependencyCondition\x12\r\n\x04\x65\x61\x63h\x18\xac\x02 \x01(\x08\"_\n\x0bJobSchedule\x12\x10\n\x08\x62\x65gin_ns\x18\x01 \x01(\x03\x12(\n\x05\x61\x66ter\x18\x02 \x03(\x0b\x32\x19.eelgrid.v1.JobDependency\x12\x14\n\x0cretries_most\x18\x03 \x01(\r\"P\n\x0fRuntimeEstimate\x12\x12\n\nexpected_s\x18\x01 \x01(\x01\x12)\n\x06source\x18\x02 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\"\xfd\x01\n\x10\x43heckpointAdvice\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x02 \x01(\x01\x12\x35\n\x0b\x63ost_source\x18\x03 \x01(\x0e\x32 .eelgrid.v1.CheckpointCostSource\x12\x16\n\x0emean_between_s\x18\x04 \x01(\x01\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x1b\n\x13queue_interruptions\x18\x06 \x01(\x01\x12\x13\n\x0bqueue_job_s\x18\x07 \x01(\x01\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x13\n\x0bpool_losses\x18\t \x01(\x01\x12\x12\n\npool_gpu_s\x18\n \x01(\x01\"\xb9\x01\n\x0cStartPromise\x12\x10\n\x08start_ns\x18\x01 \x01(\x03\x12\x11\n\twaits_for\x18\x02 \x03(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\r\x12)\n\x06source\x18\x04 \x01(\x0e\x32\x19.eelgrid.v1.RuntimeSource\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12*\n\nplacements\x18\xfc\x02 \x03(\x0b\x32\x15.eelgrid.v1.Placement\x12\x10\n\x07\x61ssumes\x18\xfd\x02 \x03(\t\"\x80\x01\n\tPlacement\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x13\n\x0bgpu_indexes\x18\x04 \x03(\r\x12\'\n\x0cgpu_instance\x18\x05 \x01(\x0b\x32\x11.eelgrid.v1.Slice\"\xf2\x06\n\x08Workload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12(\n\x05phase\x18\x03 \x01(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12)\n\nplacements\x18\x05 \x03(\x0b\x32\x15.eelgrid.v1.Placement\x12\x14\n\x0csubmitted_ns\x18\x06 \x01(\x03\x12\x11\n\tplaced_ns\x18\x07 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x08 \x01(\x03\x12\x10\n\x08revision\x18\t \x01(\x04\x12\x1a\n\rpower_limit_w\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0ereplicas_begun\x18\x0b \x01(\r\x12\r\n\x05owner\x18\x0c \x01(\t\x12\x15\n\rlost_replicas\x18\r \x03(\r\x12\x14\n\x07power_w\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x0f \x01(\r\x12+\n\x08\x61ttempts\x18\x10 \x03(\x0b\x32\x19.eelgrid.v1.AttemptStatus\x12\x13\n\x0bstopping_ns\x18\x11 \x01(\x03\x12\x15\n\rpreempted_for\x18\x32 \x01(\t\x12\x13\n\x0bpreemptions\x18\x33 \x01(\r\x12)\n\x07promise\x18< \x01(\x0b\x32\x18.eelgrid.v1.StartPromise\x12\x16\n\x0equeue_position\x18P \x01(\r\x12\x0f\n\x07held_by\x18( \x01(\t\x12\x10\n\x08\x66\x61ilures\x18) \x01(\r\x12\x15\n\rnot_before_ns\x18* \x01(\x03\x12\'\n\x05\x61rray\x18\xac\x02 \x01(\x0b\x32\x17.eelgrid.v1.ArrayStatus\x12\x34\n\x0f\x64\x65\x61\x64line_breach\x18\xfc\x02 \x01(\x0b\x32\x1a.eelgrid.v1.DeadlineBreach\x12\x38\n\x11\x63heckpoint_advice\x18\x90\x03 \x01(\x0b\x32\x1c.eelgrid.v1.CheckpointAdvice\x12*\n\x08progress\x18\xca\x02 \x01(\x0b\x32\x17.eelgrid.v1.JobProgress\x12(\n\x05share\x18\xcc\x03 \x01(\x0b\x32\x18.eelgrid.v1.ElasticShareB\x10\n\x0e_power_limit_wB\n\n\x08_power_w\"\xb1\x01\n\x0c\x45lasticShare\x12\x11\n\x08replicas\x18\xcc\x03 \x01(\r\x12\x17\n\x0ereplicas_asked\x18\xcd\x03 \x01(\r\x12\'\n\x05rates\x18\xce\x03 \x03(\x0b\x32\x17.eelgrid.v1.ScalingRate\x12\x12\n\twork_done\x18\xcf\x03 \x01(\x01\x12\x0e\n\x05\x61t_ns\x18\xd0\x03 \x01(\x03\x12\r\n\x04pace\x18\xd1\x03 \x01(\x01\x12\x19\n\x10gpu_models_asked\x18\xd2\x03 \x03(\t\"0\n\x0bScalingRate\x12\x10\n\x08replicas\x18\x01 \x01(\r\x12\x0f\n\x07rate_hz\x18\x02 \x01(\x01\"\x9c\x05\n\x0fWorkloadSummary\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12&\n\x04kind\x18\x08 \x01(\x0e\x32\x18.eelgrid.v1.WorkloadKind\x12(\n\x05phase\x18\t \x01(\x0e\x32\x19.eelgrid.v1.WorkloadPhase\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x10\n\x08replicas\x18\x0b \x01(\r\x12,\n\x07request\x18\x0c \x01(\x0b\x32\x1b.eelgrid.v1.ResourceRequest\x12\x14\n\x0csubmitted_ns\x18\r \x01(\x03\x12\x12\n\nstarted_ns\x18\x0e \x01(\x03\x12\x13\n\x0bstopping_ns\x18\x0f \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x10 \x01(\x03\x12\x16\n\x0eruns_processes\x18\x11 \x01(\x08\x12\x1a\n\x12processes_reported\x18\x12 \x01(\r\x12\x16\n\texit_code\x18\x13 \x01(\rH\x00\x88\x01\x01\x12)\n\x08progress\x18\x14 \x01(\x0b\x32\x17.eelgrid.v1.JobProgress\x12&\n\x05\x61rray\x18\x15 \x01(\x0b\x32\x17.eelgrid.v1.ArrayStatus\x12\x19\n\x11promised_start_ns\x18\x16 \x01(\x03\x12)\n\x08\x64\x65\x61\x64line\x18\x17 \x01(\x0b\x32\x17.eelgrid.v1.JobDeadline\x12\x17\n\x0f\x64\x65\x61\x64line_broken\x18\x18 \x01(\x08\x12\x16\n\x0equeue_position\x18\x19 \x01(\rB\x0c\n\n_exit_code\"(\n\x08\x43ostTerm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x63ost_w\x18\x02 \x01(\x01\"h\n\tCandidate\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indexes\x18\x02 \x03(\r\x12\x0e\n\x06\x63ost_w\x18\x03 \x01(\x01\x12#\n\x05terms\x18\x04 \x03(\x0b\x32\x14.eelgrid.v1.CostTerm\",\n\x07Removal\x12\x12\n\nconstraint\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x01(\r\"\x8f\x01\n\x12ReplicaExplanation\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12)\n\ncandidates\x18\x02 \x03(\x0b\x32\x15.eelgrid.v1.Candidate\x12\x16\n\x0e\x66\x65\x61sible_nodes\x18\x03 \x01(\r\x12%\n\x08removals\x18\x04 \x03(\x0b\x32\x13.eelgrid.v1.Removal\"\xb9\x01\n\x0b\x45xplanation\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.eelgrid.v1.Workload\x12\x30\n\x08replicas\x18\x02 \x03(\x0b\x32\x1e.eelgrid.v1.ReplicaExplanation\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x12\n\nconstraint\x18\x04 \x01(\t\x12,\n\x07runtime\x18< \x01(\x0b\x32\x1b.eelgrid.v1.RuntimeEstimate*\x8f\x01\n\x0cWorkloadKind\x12\x1d\n\x19WORKLOAD_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fWORKLOAD_KIND_INFERENCE_SERVICE\x10\x01\x12\x1e\n\x1aWORKLOAD_KIND_TRAINING_JOB\x10\x02\x12\x1b\n\x17WORKLOAD_KIND_BATCH_JOB\x10\x03*L\n\x08Locality\x12\x18\n\x14LOCALITY_UNSPECIFIED\x10\x00\x12\x11\n\rLOCALITY_PACK\x10\x01\x12\x13\n\x0fLOCALITY_SPREAD\x10\x02*h\n\x08Mobility\x12\x18\n\x14MOBILITY_UNSPECIFIED\x10\x00\x12\x12\n\x0eMOBILITY_FIXED\x10\x01\x12\x14\n\x10MOBILITY_MOVABLE\x10\x02\x12\x18\n\x14MOBILITY_RESTARTABLE\x10\x03*\xa7\x01\n\x13\x44\x65pendencyCondition\x12$\n DEPENDENCY_CONDITION_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45PENDENCY_CONDITION_SUCCEEDED\x10\x01\x12\x1e\n\x1a\x44\x45PENDENCY_CONDITION_ENDED\x10\x02\x12&\n\"DEPENDENCY_CONDITION_NOT_SUCCEEDED\x10\x03*\xbb\x01\n\rRuntimeSource\x12\x1e\n\x1aRUNTIME_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13RUNTIME_SOURCE_USER\x10\x01\x12\x1d\n\x19RUNTIME_SOURCE_TIME_LIMIT\x10\x02\x12\x1a\n\x16RUNTIME_SOURCE_HISTORY\x10\x03\x12\x1a\n\x16RUNTIME_SOURCE_DEFAULT\x10\x04\x12\x1a\n\x16RUNTIME_SOURCE_PROFILE\x10\x05*\x8c\x01\n\x14\x43heckpointCostSource\x12&\n\"CHECKPOINT_COST_SOURCE_UNSPECIFIED\x10\x00\x12#\n\x1f\x43HECKPOINT_COST_SOURCE_THIS_RUN\x10\x01\x12\'\n#CHECKPOINT_COST_SOURCE_EARLIER_RUNS\x10\x02*\xbd\x01\n\rWorkloadPhase\x12\x1e\n\x1aWORKLOAD_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_PHASE_PENDING\x10\x01\x12\x19\n\x15WORKLOAD_PHASE_PLACED\x10\x02\x12\x1c\n\x18WORKLOAD_PHASE_CANCELLED\x10\x03\x12\x1c\n\x18WORKLOAD_PHASE_SUCCEEDED\x10\x04\x12\x19\n\x15WORKLOAD_PHASE_FAILED\x10\x05*`\n\x0cWorkloadView\x12\x1d\n\x19WORKLOAD_VIEW_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKLOAD_VIEW_FULL\x10\x01\x12\x19\n\x15WORKLOAD_VIEW_SUMMARY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,60 +37,60 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKLOADSPEC_LABELSENTRY']._loaded_options = None
   _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKLOADKIND']._serialized_start=4314
-  _globals['_WORKLOADKIND']._serialized_end=4457
-  _globals['_LOCALITY']._serialized_start=4459
-  _globals['_LOCALITY']._serialized_end=4535
-  _globals['_MOBILITY']._serialized_start=4537
-  _globals['_MOBILITY']._serialized_end=4641
-  _globals['_DEPENDENCYCONDITION']._serialized_start=4644
-  _globals['_DEPENDENCYCONDITION']._serialized_end=4811
-  _globals['_RUNTIMESOURCE']._serialized_start=4814
-  _globals['_RUNTIMESOURCE']._serialized_end=5001
-  _globals['_CHECKPOINTCOSTSOURCE']._serialized_start=5004
-  _globals['_CHECKPOINTCOSTSOURCE']._serialized_end=5144
-  _globals['_WORKLOADPHASE']._serialized_start=5147
-  _globals['_WORKLOADPHASE']._serialized_end=5336
-  _globals['_WORKLOADVIEW']._serialized_start=5338
-  _globals['_WORKLOADVIEW']._serialized_end=5434
-  _globals['_RESOURCEREQUEST']._serialized_start=118
-  _globals['_RESOURCEREQUEST']._serialized_end=234
-  _globals['_WORKLOADSPEC']._serialized_start=237
-  _globals['_WORKLOADSPEC']._serialized_end=1036
-  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_start=968
-  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_end=1013
-  _globals['_JOBDEADLINE']._serialized_start=1038
-  _globals['_JOBDEADLINE']._serialized_end=1088
-  _globals['_DEADLINEBREACH']._serialized_start=1090
-  _globals['_DEADLINEBREACH']._serialized_end=1138
-  _globals['_JOBDEPENDENCY']._serialized_start=1140
-  _globals['_JOBDEPENDENCY']._serialized_end=1243
-  _globals['_JOBSCHEDULE']._serialized_start=1245
-  _globals['_JOBSCHEDULE']._serialized_end=1340
-  _globals['_RUNTIMEESTIMATE']._serialized_start=1342
-  _globals['_RUNTIMEESTIMATE']._serialized_end=1422
-  _globals['_CHECKPOINTADVICE']._serialized_start=1425
-  _globals['_CHECKPOINTADVICE']._serialized_end=1678
-  _globals['_STARTPROMISE']._serialized_start=1681
-  _globals['_STARTPROMISE']._serialized_end=1866
-  _globals['_PLACEMENT']._serialized_start=1869
-  _globals['_PLACEMENT']._serialized_end=1997
-  _globals['_WORKLOAD']._serialized_start=2000
-  _globals['_WORKLOAD']._serialized_end=2882
-  _globals['_ELASTICSHARE']._serialized_start=2885
-  _globals['_ELASTICSHARE']._serialized_end=3062
-  _globals['_SCALINGRATE']._serialized_start=3064
-  _globals['_SCALINGRATE']._serialized_end=3112
-  _globals['_WORKLOADSUMMARY']._serialized_start=3115
-  _globals['_WORKLOADSUMMARY']._serialized_end=3783
-  _globals['_COSTTERM']._serialized_start=3785
-  _globals['_COSTTERM']._serialized_end=3825
-  _globals['_CANDIDATE']._serialized_start=3827
-  _globals['_CANDIDATE']._serialized_end=3931
-  _globals['_REMOVAL']._serialized_start=3933
-  _globals['_REMOVAL']._serialized_end=3977
-  _globals['_REPLICAEXPLANATION']._serialized_start=3980
-  _globals['_REPLICAEXPLANATION']._serialized_end=4123
-  _globals['_EXPLANATION']._serialized_start=4126
-  _globals['_EXPLANATION']._serialized_end=4311
+  _globals['_WORKLOADKIND']._serialized_start=4374
+  _globals['_WORKLOADKIND']._serialized_end=4517
+  _globals['_LOCALITY']._serialized_start=4519
+  _globals['_LOCALITY']._serialized_end=4595
+  _globals['_MOBILITY']._serialized_start=4597
+  _globals['_MOBILITY']._serialized_end=4701
+  _globals['_DEPENDENCYCONDITION']._serialized_start=4704
+  _globals['_DEPENDENCYCONDITION']._serialized_end=4871
+  _globals['_RUNTIMESOURCE']._serialized_start=4874
+  _globals['_RUNTIMESOURCE']._serialized_end=5061
+  _globals['_CHECKPOINTCOSTSOURCE']._serialized_start=5064
+  _globals['_CHECKPOINTCOSTSOURCE']._serialized_end=5204
+  _globals['_WORKLOADPHASE']._serialized_start=5207
+  _globals['_WORKLOADPHASE']._serialized_end=5396
+  _globals['_WORKLOADVIEW']._serialized_start=5398
+  _globals['_WORKLOADVIEW']._serialized_end=5494
+  _globals['_RESOURCEREQUEST']._serialized_start=141
+  _globals['_RESOURCEREQUEST']._serialized_end=257
+  _globals['_WORKLOADSPEC']._serialized_start=260
+  _globals['_WORKLOADSPEC']._serialized_end=1096
+  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_start=1028
+  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_end=1073
+  _globals['_JOBDEADLINE']._serialized_start=1098
+  _globals['_JOBDEADLINE']._serialized_end=1148
+  _globals['_DEADLINEBREACH']._serialized_start=1150
+  _globals['_DEADLINEBREACH']._serialized_end=1198
+  _globals['_JOBDEPENDENCY']._serialized_start=1200
+  _globals['_JOBDEPENDENCY']._serialized_end=1303
+  _globals['_JOBSCHEDULE']._serialized_start=1305
+  _globals['_JOBSCHEDULE']._serialized_end=1400
+  _globals['_RUNTIMEESTIMATE']._serialized_start=1402
+  _globals['_RUNTIMEESTIMATE']._serialized_end=1482
+  _globals['_CHECKPOINTADVICE']._serialized_start=1485
+  _globals['_CHECKPOINTADVICE']._serialized_end=1738
+  _globals['_STARTPROMISE']._serialized_start=1741
+  _globals['_STARTPROMISE']._serialized_end=1926
+  _globals['_PLACEMENT']._serialized_start=1929
+  _globals['_PLACEMENT']._serialized_end=2057
+  _globals['_WORKLOAD']._serialized_start=2060
+  _globals['_WORKLOAD']._serialized_end=2942
+  _globals['_ELASTICSHARE']._serialized_start=2945
+  _globals['_ELASTICSHARE']._serialized_end=3122
+  _globals['_SCALINGRATE']._serialized_start=3124
+  _globals['_SCALINGRATE']._serialized_end=3172
+  _globals['_WORKLOADSUMMARY']._serialized_start=3175
+  _globals['_WORKLOADSUMMARY']._serialized_end=3843
+  _globals['_COSTTERM']._serialized_start=3845
+  _globals['_COSTTERM']._serialized_end=3885
+  _globals['_CANDIDATE']._serialized_start=3887
+  _globals['_CANDIDATE']._serialized_end=3991
+  _globals['_REMOVAL']._serialized_start=3993
+  _globals['_REMOVAL']._serialized_end=4037
+  _globals['_REPLICAEXPLANATION']._serialized_start=4040
+  _globals['_REPLICAEXPLANATION']._serialized_end=4183
+  _globals['_EXPLANATION']._serialized_start=4186
+  _globals['_EXPLANATION']._serialized_end=4371
 # @@protoc_insertion_point(module_scope)

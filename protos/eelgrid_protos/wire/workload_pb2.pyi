@@ -1,3 +1,4 @@
+from eelgrid_protos.wire import gang_pb2 as _gang_pb2
 from eelgrid_protos.wire import job_array_pb2 as _job_array_pb2
 from eelgrid_protos.wire import plan_pb2 as _plan_pb2
 from eelgrid_protos.wire import promise_pb2 as _promise_pb2
@@ -115,7 +116,7 @@ class ResourceRequest(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpu_count: _Optional[int] = ..., gpu_milli: _Optional[int] = ..., gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadSpec(_message.Message):
-    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "evicted_by_engine", "expected_runtime_s", "schedule", "array", "deadline")
+    __slots__ = ("name", "namespace", "user", "queue", "kind", "replicas", "request", "priority", "labels", "locality", "mobility", "service", "training", "required_traits", "process", "never_preempts", "priority_class", "evicted_by_engine", "expected_runtime_s", "schedule", "array", "deadline", "gang")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +146,7 @@ class WorkloadSpec(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    GANG_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace: str
     user: str
@@ -167,7 +169,8 @@ class WorkloadSpec(_message.Message):
     schedule: JobSchedule
     array: _job_array_pb2.ArrayElement
     deadline: JobDeadline
-    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., evicted_by_engine: bool = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayElement, _Mapping]] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ...) -> None: ...
+    gang: _gang_pb2.GangPart
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., kind: _Optional[_Union[WorkloadKind, str]] = ..., replicas: _Optional[int] = ..., request: _Optional[_Union[ResourceRequest, _Mapping]] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., locality: _Optional[_Union[Locality, str]] = ..., mobility: _Optional[_Union[Mobility, str]] = ..., service: _Optional[_Union[_promise_pb2.ServicePromise, _Mapping]] = ..., training: _Optional[_Union[_promise_pb2.TrainingPromise, _Mapping]] = ..., required_traits: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[_plan_pb2.ProcessSpec, _Mapping]] = ..., never_preempts: bool = ..., priority_class: _Optional[str] = ..., evicted_by_engine: bool = ..., expected_runtime_s: _Optional[float] = ..., schedule: _Optional[_Union[JobSchedule, _Mapping]] = ..., array: _Optional[_Union[_job_array_pb2.ArrayElement, _Mapping]] = ..., deadline: _Optional[_Union[JobDeadline, _Mapping]] = ..., gang: _Optional[_Union[_gang_pb2.GangPart, _Mapping]] = ...) -> None: ...
 
 class JobDeadline(_message.Message):
     __slots__ = ("end_ns", "best_effort")
