@@ -97,7 +97,10 @@ def read_extended_readings(device: DevicePort, uuids: Iterable[str]) -> Extended
 
 def merge_extended_readings(parts: Iterable[ExtendedReadings]) -> ExtendedReadings:
     """Merges the readings of several devices, which were asked one after another."""
-    gpus, instances, processes, events = {}, {}, {}, list[DeviceEvent]()
+    gpus: dict[str, Mapping[Reading, ReadingValue]] = {}
+    instances: dict[str, tuple[InstanceReadings, ...]] = {}
+    processes: dict[str, tuple[GpuProcess, ...] | None] = {}
+    events: list[DeviceEvent] = []
     for part in parts:
         gpus.update(part.gpus)
         instances.update(part.instances)
