@@ -249,10 +249,8 @@ class AgentNode:
         # Of attempts that have begun; anything else that changes goes at once, and takes them along.
         self._is_start_report_due, self._has_untold_starts = True, False
         self._log_requests: list[_PendingLogRequest] = []
-        self._chunks: deque[LogChunk | InputResult] = deque()
-        self._streams = 0
-        self._charged = _ChargedAssignments()
-        self._clock = clock
+        self._chunks, self._streams = deque[LogChunk | InputResult](), 0
+        self._charged, self._clock = _ChargedAssignments(), clock
         self._draw_incarnation = draw_incarnation
         self._incarnation = draw_incarnation()
         self._slow_sent_ns: int | None = None
