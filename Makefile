@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo box test test-kubernetes test-observability check docs bench proto format lock fuzz clean
+.PHONY: help demo box test test-kubernetes test-observability test-slurm check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,7 @@ help:
 	@echo "make demo KEEP=1  the same, left running with Prometheus and the live page"
 	@echo "make test    run every test"
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
+	@echo "make test-slurm    jobs steered on a real Slurm, which is installed for it (Debian, as root)"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
@@ -66,6 +67,13 @@ test-kubernetes: $(VENV)/installed-dev
 	@$(BIN)/python -m bench.kubernetes.beside $(BIN)/python -m pytest -q tests/contracts/kubernetes_*_test.py \
 	  tests/e2e/kubernetes_*_test.py tests/e2e/deploy_*_test.py tests/props/kubernetes_admitting_test.py tests/kubelet
 	@$(BIN)/python -m bench.kubernetes --out $(OUT)
+
+# A real Slurm on loopback, without systemd; the daemons start as root.
+test-slurm: $(VENV)/installed-dev
+	@command -v munged >/dev/null && command -v slurmctld >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
+	@$(BIN)/python -m eelgrid_kernels
+	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev

@@ -19,7 +19,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
-from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
+from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, SlurmConfig, WebhookConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.roles import RoleRules
@@ -81,6 +81,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
+_SLURM = SlurmConfig()
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 _UMASK = 0o027
 _RULES = GateRules()
 # Setting of each option that has another name.
@@ -106,11 +109,22 @@ _KUBERNETES_SETTINGS = {
     "kubernetes_namespace": "namespace",
     "unbound_after": "unbound_s",
 }
+_SLURM_SETTINGS = {
+    "slurm_commands": "commands",
+    "slurm_conf": "conf",
+    "slurm_lease": "lease",
+    "slurm_lease_seconds": "lease_s",
+    "slurm_patience": "patience_s",
+    "slurm_poll": "poll_s",
+}
 _OPTIONS = {
     "abilities": "--kubernetes-abilities",
     "lost_node_ttl_s": "--lost-node-ttl",
     "metrics_hosts": "--metrics-host",
-    **{setting: "--" + option.replace("_", "-") for option, setting in (_SETTINGS | _KUBERNETES_SETTINGS).items()},
+    **{
+        setting: "--" + option.replace("_", "-")
+        for option, setting in (_SETTINGS | _SLURM_SETTINGS | _KUBERNETES_SETTINGS).items()
+    },
 }
 
 
@@ -136,6 +150,15 @@ def _read_kubernetes(given: dict[str, Any]) -> KubernetesConfig | None:
     abilities = frozenset(_names(given.pop("kubernetes_abilities")))
     settings = {setting: given.pop(option) for option, setting in _KUBERNETES_SETTINGS.items()}
     cluster = KubernetesConfig(abilities=abilities, webhook=webhook, **settings)
+    return cluster if is_wanted else None
+
+
+def _read_slurm(given: dict[str, Any]) -> SlurmConfig | None:
+    """Takes the options of a Slurm cluster out of those given; None without one."""
+    is_wanted, is_engine_run = given.pop("slurm"), given["kubernetes"]
+    if is_wanted and is_engine_run:
+        raise click.UsageError("--slurm and --kubernetes exclude each other: one engine says what runs on the nodes")
+    cluster = SlurmConfig(**{setting: given.pop(option) for option, setting in _SLURM_SETTINGS.items()})
     return cluster if is_wanted else None
 
 
@@ -353,6 +376,19 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Seconds without a leader after which gates are removed without a placement; never by default.")  # fmt: skip
 @click.option("--kubernetes-abilities", default="", metavar="NAMES",
               help=f"Further Kubernetes features to enable, comma-separated: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
+@click.option("--slurm", is_flag=True, help="Steer the jobs of a Slurm cluster that opted in; needs Slurm's commands.")
+@click.option("--slurm-conf", type=_FILE, metavar="FILE",
+              help="Its slurm.conf; SLURM_CONF or Slurm's default otherwise.")  # fmt: skip
+@click.option("--slurm-commands", type=_FOLDER, metavar="DIR", help="Folder of Slurm's commands; the PATH by default.")
+@click.option("--slurm-lease", type=_FILE, metavar="FILE", default=_SLURM.lease, show_default=True,
+              help="File by which job_submit.lua knows that this controller decides.")  # fmt: skip
+@click.option("--slurm-lease-seconds", type=float, default=_SLURM.lease_s, show_default=True,
+              help="Seconds after which jobs are no more held if this controller is silent.")  # fmt: skip
+@click.option(
+    "--slurm-poll", type=float, default=_SLURM.poll_s, show_default=True, help="Seconds between looks at Slurm."
+)
+@click.option("--slurm-patience", type=float, default=_SLURM.patience_s, show_default=True,
+              help="Seconds after which a placed job that Slurm refuses there is left to Slurm.")  # fmt: skip
 @click.option(
     "--local-users",
     is_flag=True,
@@ -391,6 +427,7 @@ def main(**given: Any) -> None:
     in use among them), and 1 after any other failure.
     """
     try:
+        slurm = _read_slurm(given)
         kubernetes, roles = _read_kubernetes(given), _read_roles(given)
         if not logging.getLogger().handlers:
             log_to_stderr(logging.getLogger(), given["log_level"].upper())
@@ -401,7 +438,7 @@ def main(**given: Any) -> None:
         del given["log_level"]
         settings = {_SETTINGS.get(option, option): value for option, value in given.items()}
         settings["ledger_bytes_most"] = int(settings["ledger_bytes_most"] * 1e9)
-        config = ControllerConfig(kubernetes=kubernetes, roles=roles, **settings)
+        config = ControllerConfig(kubernetes=kubernetes, slurm=slurm, roles=roles, **settings)
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ControllerConfigError, ListenError) as error:
         _fail(error, 2)

@@ -173,6 +173,7 @@ class Controller:
         api_port = await self._serve_http_api(handlers)
         self.savings = self._count_savings()
         self.placing = await self._place_pods()
+        self._steer_jobs()
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         api = "" if api_port is None else f" http_api={_with_port(self.config.http_api, api_port)}"
         line = (
@@ -212,7 +213,8 @@ class Controller:
 
     async def _compose(self, journal: SqliteJournal) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
-        products, is_engine_run = catalogue.load_catalogue(), self.config.kubernetes is not None
+        products = catalogue.load_catalogue()
+        is_engine_run = self.config.kubernetes is not None or self.config.slurm is not None
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
@@ -640,6 +642,32 @@ class Controller:
         await placing.start()
         self._stack.push_async_callback(placing.stop)
         return placing
+
+    def _steer_jobs(self) -> None:
+        """Starts to steer the jobs of a Slurm cluster."""
+        wanted = self.config.slurm
+        if wanted is None:
+            return
+        from eelgrid_controller.engines.slurm.commands import SlurmCommandLine
+        from eelgrid_controller.engines.slurm.engine import SlurmEngine, SlurmSettings
+        from eelgrid_controller.engines.slurm.steering import SteeringSettings
+
+        environment = {} if wanted.conf is None else {"SLURM_CONF": str(wanted.conf)}
+        engine = SlurmEngine(
+            SlurmCommandLine(folder=wanted.commands, environment=environment),
+            loop=self.loop,
+            has_agent=self.agents.is_node_reported,
+            settings=SlurmSettings(
+                poll_s=wanted.poll_s,
+                lease=wanted.lease,
+                lease_s=wanted.lease_s,
+                steering=SteeringSettings(patience_s=wanted.patience_s),
+            ),
+            clock=self._clock,
+            log=self._log.getChild("slurm"),
+        )
+        self._stack.callback(engine.end_lease)
+        self._stack.callback(asyncio.create_task(engine.run()).cancel)
 
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
@@ -27,7 +28,6 @@ from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     UnitMember,
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.claims import ClaimReconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import (
     ForecastLookup,
     GateEngine,

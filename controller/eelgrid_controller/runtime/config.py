@@ -60,6 +60,34 @@ class KubernetesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmConfig:
+    """The Slurm cluster whose jobs are steered; its commands run on this machine."""
+
+    # None: SLURM_CONF of this process, or Slurm's own default.
+    conf: Path | None = None
+    # The folder of squeue, sinfo, scontrol, sbatch and scancel; None: the PATH.
+    commands: Path | None = None
+    # Tells our job_submit plugin that somebody decides; the plugin must be able to read it.
+    lease: Path = Path("/run/eelgrid/slurm-lease")
+    lease_s: float = 30.0
+    poll_s: float = 1.0
+    # A placed job that Slurm refuses to start there is let go after so long; one that merely waits after ten times as long.
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises ControllerConfigError for values that no controller can run with."""
+        for name, least in (("poll_s", 0.05), ("patience_s", 1.0), ("lease_s", 1.0)):
+            if not least <= getattr(self, name) <= 3600.0:
+                raise ControllerConfigError(
+                    f"{name} is {getattr(self, name)}", f"give seconds between {least:g} and 3600"
+                )
+        if self.lease_s < 3.0 * self.poll_s:
+            raise ControllerConfigError(
+                f"lease_s is {self.lease_s}", f"give at least three looks, {3.0 * self.poll_s:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """All settings of one controller."""
 
@@ -135,6 +163,8 @@ class ControllerConfig:
     stop_s: float = 1.0
     # None: no Kubernetes.
     kubernetes: KubernetesConfig | None = None
+    # None: no Slurm.
+    slurm: SlurmConfig | None = None
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
 
-from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
+from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.api.errors import call_until_done
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
@@ -27,9 +26,6 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UnitPreempted,
     UnitRefused,
 )
-from eelgrid_controller.state.agent_liveness import AgentLiveness
-from eelgrid_controller.state.cordons import DrainTerms
-from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import (
     DevicesCorrected,
     NodeJoined,
@@ -43,77 +39,17 @@ from eelgrid_controller.state.events import (
     WorkloadPlaced,
     WorkloadScaled,
 )
-from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import AlreadyExists, Fault, NotFound
 from eelgrid_protos.messages import (
-    Inventory,
-    Move,
     Placement,
-    Policy,
-    SubmitWorkloadRequest,
     Workload,
     WorkloadPhase,
     WorkloadSpec,
 )
 
-_Result = TypeVar("_Result")
 _AGAIN_S = 1.0
 _AT_ONCE = 1024
-
-
-class CoreCommandPort(Protocol):
-    """The controller's loop, as the engine uses it."""
-
-    listeners: list[Callable[[CommitResult], None]]
-    presence: AgentLiveness
-    outside: EngineOverrides
-    eligibility: Eligibility
-
-    @property
-    def core(self) -> Core:
-        """The core at this moment."""
-
-    async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """Return what `view` makes of the core."""
-
-    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
-        """Submit a workload."""
-
-    async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
-        """Take over work at the places where it stands, and let go those where it stands no more."""
-
-    async def cancel(self, workload_id: str) -> Workload:
-        """End a workload."""
-
-    async def scale(self, workload_id: str, replicas: int) -> Workload:
-        """Bring running work to so many replicas, or as near as there is room."""
-
-    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
-        """Register a node."""
-
-    async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
-        """Report external usage of a node."""
-
-    async def cordon_node(
-        self, node_name: str, gpus: tuple[str, ...] = (), *, reason: str = "", drain: DrainTerms | None = None
-    ) -> NodeRecord:
-        """Close a node to new work, and empty it with `drain`."""
-
-    async def reconsider(self) -> None:
-        """Retry pending workloads."""
-
-    async def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float) -> None:
-        """Let a victim run on; it is none again for so many seconds."""
-
-    async def update_policy(self, policy: Policy) -> Policy:
-        """Put a policy in force, made of the one of its revision."""
-
-    async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
-        """Replicas hold these GPUs of their node."""
-
-    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
-        """Move places, or take moves back."""
 
 
 def is_gate_workload(workload_id: str) -> bool:

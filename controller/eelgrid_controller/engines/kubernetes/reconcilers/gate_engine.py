@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eelgrid_controller.core.steps import CommitResult
+from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, Object, ObjectKey
@@ -64,7 +65,6 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
-    CoreCommandPort,
     CoreCommandRunner,
     is_gate_workload,
     status_event,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.pods.migration import (
@@ -23,7 +24,6 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     moves_alone,
 )
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import WorkloadMoved

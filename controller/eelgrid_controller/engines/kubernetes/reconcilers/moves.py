@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
+from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     Conflict,
@@ -55,7 +56,6 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     survives_evictions,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note, plan_for_pod
-from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room
 from eelgrid_controller.engines.kubernetes.reconcilers.preemptions import REFUSED_AGAIN_S, list_preemptions

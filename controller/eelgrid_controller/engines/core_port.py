@@ -1,0 +1,71 @@
+"""Core port: the controller's loop, as the engines use it.
+
+Owns the calls by which an engine submits, adopts and ends work, and tells of nodes. Must not know any engine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
+from eelgrid_controller.state.agent_liveness import AgentLiveness
+from eelgrid_controller.state.cordons import DrainTerms
+from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
+from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_protos.messages import Inventory, Move, Policy, SubmitWorkloadRequest, Workload
+
+_Result = TypeVar("_Result")
+
+
+class CoreCommandPort(Protocol):
+    """The controller's loop, as the engine uses it."""
+
+    listeners: list[Callable[[CommitResult], None]]
+    presence: AgentLiveness
+    outside: EngineOverrides
+    eligibility: Eligibility
+
+    @property
+    def core(self) -> Core:
+        """The core at this moment."""
+
+    async def read(self, view: Callable[[Core], _Result]) -> _Result:
+        """Return what `view` makes of the core."""
+
+    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
+        """Submit a workload."""
+
+    async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
+        """Take over work at the places where it stands, and let go those where it stands no more."""
+
+    async def cancel(self, workload_id: str) -> Workload:
+        """End a workload."""
+
+    async def scale(self, workload_id: str, replicas: int) -> Workload:
+        """Bring running work to so many replicas, or as near as there is room."""
+
+    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
+        """Register a node."""
+
+    async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
+        """Report external usage of a node."""
+
+    async def cordon_node(
+        self, node_name: str, gpus: tuple[str, ...] = (), *, reason: str = "", drain: DrainTerms | None = None
+    ) -> NodeRecord:
+        """Close a node to new work, and empty it with `drain`."""
+
+    async def reconsider(self) -> None:
+        """Retry pending workloads."""
+
+    async def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float) -> None:
+        """Let a victim run on; it is none again for so many seconds."""
+
+    async def update_policy(self, policy: Policy) -> Policy:
+        """Put a policy in force, made of the one of its revision."""
+
+    async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+        """Replicas hold these GPUs of their node."""
+
+    async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
+        """Move places, or take moves back."""

@@ -1,0 +1,142 @@
+"""Slurm's commands: the port by which the engine reads and changes a cluster, and its adapter, which runs them.
+
+Owns processes, their time limits and exit codes, and how each request is spelled. Must not know which jobs are steered.
+
+Theory. Commands are the interface that every Slurm has: they find the cluster by SLURM_CONF, authenticate by munge or
+whatever is configured, and are stable over versions where slurmrestd's numbered ones come and go. Each call is bounded in
+time and output, and a failed one changes nothing here: the next look decides anew. Arguments never pass a shell.
+
+Sources: man pages of squeue, sinfo, scontrol, sbatch; --json of scontrol exists from 23.02 on.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from eelgrid_controller.engines.slurm.answers import ANSWER_BYTES_MOST, SlurmJob
+
+_SAID_MOST = 300
+_SCONTROL_JSON = (23, 2)
+
+
+class SlurmFailed(Exception):
+    """A command of Slurm ended with an error, or not in time; what it said is in the message."""
+
+
+class SlurmCommands(Protocol):
+    """One cluster, as the engine uses it. Every call raises SlurmFailed."""
+
+    async def read_jobs(self) -> bytes:
+        """Returns all jobs as JSON."""
+
+    async def read_nodes(self) -> bytes:
+        """Returns all nodes as JSON."""
+
+    async def check_placement(self, job: SlurmJob, nodes: Sequence[str]) -> str:
+        """Returns why Slurm would never start a job like this on these nodes; empty if it would."""
+
+    async def place_job(self, job_id: str, nodes: Sequence[str], comment: str) -> None:
+        """Requires nodes for a held job, notes the comment and releases it."""
+
+    async def leave_job(self, job_id: str, comment: str) -> None:
+        """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
+
+    async def cancel_job(self, job_id: str) -> None:
+        """Cancels a job."""
+
+
+class SlurmCommandLine:
+    """Runs Slurm's commands on this machine."""
+
+    def __init__(
+        self, *, folder: Path | None = None, environment: Mapping[str, str] | None = None, timeout_s: float = 10.0
+    ) -> None:
+        self._folder, self._timeout_s = folder, timeout_s
+        self._environment = {**os.environ, **(environment or {}), "SLURM_BITSTR_LEN": "0"}
+        self._version: tuple[int, int] | None = None
+
+    async def read_version(self) -> tuple[int, int]:
+        """Returns Slurm's version; it is asked for once."""
+        if self._version is None:
+            said = (await self._run("sinfo", "--version")).decode(errors="replace").split()
+            with contextlib.suppress(IndexError, ValueError):
+                major, minor = said[-1].split(".")[:2]
+                self._version = int(major), int(minor)
+            if self._version is None:
+                raise SlurmFailed(f"sinfo --version says {' '.join(said)[:_SAID_MOST]!r}, which is no version")
+        return self._version
+
+    async def read_jobs(self) -> bytes:
+        """Returns all jobs as JSON."""
+        return await self._run("squeue", "--json")
+
+    async def read_nodes(self) -> bytes:
+        """Returns all nodes as JSON."""
+        if await self.read_version() >= _SCONTROL_JSON:
+            return await self._run("scontrol", "show", "nodes", "--json")
+        return await self._run("sinfo", "--json")
+
+    async def check_placement(self, job: SlurmJob, nodes: Sequence[str]) -> str:
+        """Returns why Slurm would never start a job like this on these nodes; empty if it would."""
+        asked = [
+            "sbatch", "--test-only", "--wrap=true", "--input=none",
+            f"--nodes={job.node_count}", f"--ntasks={max(job.node_count, job.cpus)}", f"--nodelist={','.join(nodes)}",
+        ]  # fmt: skip
+        asked += [f"--partition={job.partition}"] if job.partition else []
+        asked += [f"--constraint={job.features}"] if job.features else []
+        asked += [f"--mem={job.memory_bytes >> 20}M"] if job.memory_bytes else []
+        asked += [f"--gres=gpu:{one.type}:{one.count}" if one.type else f"--gres=gpu:{one.count}" for one in job.gpus]
+        try:
+            await self._run(*asked)
+        except SlurmFailed as error:
+            return str(error)
+        return ""
+
+    async def place_job(self, job_id: str, nodes: Sequence[str], comment: str) -> None:
+        """Requires nodes for a held job, notes the comment and releases it."""
+        await self._update(job_id, f"ReqNodeList={','.join(nodes)}", f"AdminComment={comment}")
+        await self._run("scontrol", "release", job_id)
+
+    async def leave_job(self, job_id: str, comment: str) -> None:
+        """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
+        await self._update(job_id, "ReqNodeList=", f"AdminComment={comment}")
+        await self._run("scontrol", "release", job_id)
+
+    async def cancel_job(self, job_id: str) -> None:
+        """Cancels a job."""
+        await self._run("scancel", job_id)
+
+    async def _update(self, job_id: str, *changes: str) -> None:
+        await self._run("scontrol", "update", f"JobId={job_id}", *changes)
+
+    async def _run(self, program: str, *arguments: str) -> bytes:
+        path = program if self._folder is None else str(self._folder / program)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                path,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                limit=ANSWER_BYTES_MOST,
+            )
+        except OSError as error:
+            raise SlurmFailed(f"{path} cannot be run: {error.strerror}; install Slurm's commands here") from None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                out, err = await process.communicate()
+        except TimeoutError:
+            raise SlurmFailed(f"{program} did not answer in {self._timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            said = (err or out).decode(errors="replace").strip().splitlines()
+            raise SlurmFailed(f"{program}: {said[-1][:_SAID_MOST] if said else f'ended with {process.returncode}'}")
+        return out

@@ -1,0 +1,568 @@
+"""Steering: what is to be done about Slurm's jobs and nodes, given how they are and what the core holds of them.
+
+`Steering.decide` compares one look at Slurm with the core's workloads and returns instructions, level-triggered: whatever
+was missed is decided anew at the next look. Owns which jobs are steered, what is said of them in Slurm, and when one is
+let go. Must not know how commands run, nor clocks; times are arguments.
+
+Theory. A job that opted in is held by our job_submit plugin, which marks it in its administrator's comment. The mark is the
+only memory beside the core's, and it is Slurm's: a controller that begins anew, with or without its journal, finds who was
+held, who was placed and who was let go. A held job is submitted to the core under its own id; where the core places it, it
+is checked, its nodes are required of Slurm, and it is released. Slurm stays the only truth: a job that runs elsewhere than
+planned is adopted where it runs, one that ended is ended here, and what others run is external usage. A job that Slurm
+refuses to start where it was placed, or that cannot be steered at all, is let go: released without nodes and with the
+reason, and counted as external from then on. So no job waits for anything that Slurm alone would not make it wait for.
+
+Sources: slurm.schedmd.com/job_reason_codes.html.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
+from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
+from eelgrid_protos.messages import (
+    Gpu,
+    Inventory,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+WORKLOAD_PREFIX = "slurm-"
+# In the administrator's comment of a job, and what follows: nodes, or a reason.
+MARK_HELD, MARK_PLACED, MARK_LEFT = "eelgrid:held", "eelgrid:placed", "eelgrid:left"
+# Jobs that are in the core and wait; those behind them come as these start.
+WAITING_MOST = 10_000
+_TRAITS_MOST = 16
+_NODE_TRAITS_MOST = 256
+_WORDS_MOST = 160
+_WAITS_TIMES = 10.0
+_DEPENDENCY = re.compile(r"(after|afterany|afterok|afternotok):([0-9]+(?:_(?:[0-9]+|\*))?)(\(\w+\))?")
+# Why Slurm does not start a job that only another placement, or nobody, could help; of some, versions have other names.
+_REFUSED = frozenset(
+    [
+        "BadConstraints",
+        "ReqNodeNotAvail",
+        "PartitionConfig",
+        "PartitionNodeLimit",
+        "PartitionTimeLimit",
+        "PartitionDown",
+        "PartitionInactive",
+        "InvalidAccount",
+        "InvalidQOS",
+        "AccountNotAllowed",
+        "QOSNotAllowed",
+        "DependencyNeverSatisfied",
+    ]
+)
+# These wait for others of their account; a hold of ours would only make them wait twice.
+_REFUSED_PREFIXES = (
+    "Assoc",
+    "QOS",
+    "MaxNodes",
+    "MaxCpu",
+    "MaxGRES",
+    "MaxMem",
+    "MaxTRES",
+    "MaxJobs",
+    "MaxSubmit",
+    "Required",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterNode:
+    """Register a node for which no agent speaks."""
+
+    inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveNode:
+    """A node that was registered from here is Slurm's no more."""
+
+    node_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUsage:
+    """What work that is not steered uses of a node."""
+
+    node_name: str
+    others: ExternalUsage
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """Have the core place a held job."""
+
+    request: SubmitWorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptJob:
+    """A job runs where it runs."""
+
+    request: SubmitWorkloadRequest
+    adoption: Adoption
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectDevices:
+    """Slurm has given jobs other GPUs of their node than was planned: by workload and replica, which."""
+
+    node_name: str
+    held: Mapping[tuple[str, int], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """A job of the core is over, or is no more ours."""
+
+    workload_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceJob:
+    """Check a placement, require its nodes of Slurm, and release the job."""
+
+    job: SlurmJob
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """An operator has cancelled a job here: cancel it in Slurm."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetJobGo:
+    """Release a job without any nodes, and say why."""
+
+    job_id: str
+    reason: str
+
+
+SlurmInstruction: TypeAlias = (
+    RegisterNode
+    | RemoveNode
+    | ReportUsage
+    | SubmitJob
+    | AdoptJob
+    | CorrectDevices
+    | EndJob
+    | PlaceJob
+    | CancelJob
+    | LetJobGo
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeringSettings:
+    """Settings of one cluster; `patience_s` is how long a placed job may be refused before it is let go.
+
+    One that merely waits where it was placed is let go after ten times as long.
+    """
+
+    patience_s: float = 30.0
+    namespace: str = "default"
+
+
+@dataclass(slots=True)
+class Steering:
+    """What is remembered between looks: since when placed jobs wait, and what was said of nodes."""
+
+    settings: SteeringSettings = field(default_factory=SteeringSettings)
+    # By workload: since when it waits where it was placed, and since when Slurm refuses it there.
+    _waits_since_s: dict[str, float] = field(default_factory=dict)
+    _refused_since_s: dict[str, float] = field(default_factory=dict)
+    _reported: dict[str, ExternalUsage] = field(default_factory=dict)
+    _registered: dict[str, Inventory] = field(default_factory=dict)
+
+    def decide(
+        self,
+        jobs: Sequence[SlurmJob],
+        nodes: Sequence[SlurmNode],
+        workloads: Mapping[str, Workload],
+        *,
+        has_agent: frozenset[str],
+        gpus: Mapping[str, Mapping[int, str]],
+        now_s: float,
+    ) -> list[SlurmInstruction]:
+        """Returns what is to be done.
+
+        `workloads` are the core's, of which those with our prefix are jobs; `gpus` are by node the ids of the core's GPUs by
+        their index.
+        """
+        by_id = {name_workload(job): job for job in jobs}
+        found: list[SlurmInstruction] = []
+        found += self._end_jobs(by_id, workloads)
+        found += self._follow_nodes(jobs, nodes, workloads, has_agent)
+        around = _Surroundings({node.name for node in nodes}, Dependencies(jobs), now_s)
+        waiting = sum(workloads[key].phase is WorkloadPhase.PENDING for key in by_id.keys() & workloads.keys())
+        for key, job in sorted(by_id.items(), key=lambda item: (item[1].submit_s, _order(item[1].job_id))):
+            for one in self._steer(key, job, workloads.get(key), around):
+                if isinstance(one, SubmitJob):
+                    waiting += 1
+                    if waiting > WAITING_MOST:
+                        continue
+                found.append(one)
+        found += _list_corrections(by_id, workloads, gpus)
+        for since_s in (self._waits_since_s, self._refused_since_s):
+            for key in since_s.keys() - by_id.keys():
+                del since_s[key]
+        return found
+
+    def _end_jobs(self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload]) -> Iterable[SlurmInstruction]:
+        for key, workload in workloads.items():
+            if not key.startswith(WORKLOAD_PREFIX) or workload.phase not in (
+                WorkloadPhase.PENDING,
+                WorkloadPhase.PLACED,
+            ):
+                continue
+            job = by_id.get(key)
+            if job is None:
+                yield EndJob(key, "the job is no more in Slurm")
+            elif job.admin_comment.startswith(MARK_LEFT) and not job.holds_resources:
+                yield EndJob(key, "left to Slurm")
+            elif not job.is_pending and not job.holds_resources:
+                yield EndJob(key, f"{job.state.lower()} in Slurm")
+
+    def _steer(
+        self,
+        key: str,
+        job: SlurmJob,
+        workload: Workload | None,
+        around: "_Surroundings",
+    ) -> Iterable[SlurmInstruction]:
+        """Yields what is to be done about one job that opted in."""
+        if not is_steered(job):
+            return
+        phase = None if workload is None else workload.phase
+        if job.holds_resources:
+            yield from _follow_run(key, job, workload, self.settings)
+            return
+        if not job.is_pending:
+            return
+        if not job.is_held:
+            yield from self._watch_released(key, job, around.now_s)
+            return
+        standing = around.dependencies.judge(job.dependency)
+        if standing is DependencyState.WAITS or job.eligible_s > around.now_s:
+            return
+        reason = job.peculiar or _find_obstacle(job)
+        if standing is DependencyState.UNKNOWN:
+            reason = f"its dependency {job.dependency} is for Slurm to judge"
+        if reason:
+            yield LetJobGo(job.job_id, reason)
+        elif phase is None:
+            yield SubmitJob(build_request(job, self.settings))
+        elif phase is WorkloadPhase.CANCELLED:
+            yield CancelJob(job.job_id)
+        elif phase is WorkloadPhase.PLACED and workload is not None:
+            places = tuple(dict.fromkeys(place.node_name for place in workload.placements))
+            if around.names.issuperset(places):
+                yield PlaceJob(job, places)
+
+    def _watch_released(self, key: str, job: SlurmJob, now_s: float) -> Iterable[SlurmInstruction]:
+        """Lets a job go that Slurm refuses to start where it was placed, or does not start there for long."""
+        if not job.admin_comment.startswith(MARK_PLACED):
+            return
+        waits_s = now_s - self._waits_since_s.setdefault(key, now_s)
+        if not is_refusal(job.reason):
+            self._refused_since_s.pop(key, None)
+        refused_s = now_s - self._refused_since_s.setdefault(key, now_s) if is_refusal(job.reason) else 0.0
+        patience_s = self.settings.patience_s
+        if refused_s >= patience_s or waits_s >= _WAITS_TIMES * patience_s:
+            yield LetJobGo(job.job_id, f"Slurm says {job.reason}")
+
+    def _follow_nodes(
+        self,
+        jobs: Sequence[SlurmJob],
+        nodes: Sequence[SlurmNode],
+        workloads: Mapping[str, Workload],
+        has_agent: frozenset[str],
+    ) -> Iterable[SlurmInstruction]:
+        usage = sum_external_usage(jobs, workloads)
+        names = {node.name for node in nodes}
+        for name in sorted(self._registered.keys() - names):
+            del self._registered[name]
+            yield RemoveNode(name)
+        for gone in self._reported.keys() - names:
+            del self._reported[gone]
+        for node in nodes:
+            if node.name not in has_agent:
+                inventory = build_inventory(node)
+                if self._registered.get(node.name) != inventory:
+                    self._registered[node.name] = inventory
+                    self._reported.pop(node.name, None)
+                    yield RegisterNode(inventory)
+            others = replace(usage.get(node.name, ExternalUsage()), traits=list_traits(node), closed=node.closed)
+            if self._reported.get(node.name) != others:
+                self._reported[node.name] = others
+                yield ReportUsage(node.name, others)
+
+    def forget_report(self, node_name: str) -> None:
+        """Has a node reported again at the next look, since the core did not take it."""
+        self._reported.pop(node_name, None)
+        self._registered.pop(node_name, None)
+
+
+def name_workload(job: SlurmJob) -> str:
+    """Returns the core's id of a job; each restart has its own, so that what was said of one run is not of the next."""
+    return f"{WORKLOAD_PREFIX}{job.job_id}" + (f".{job.restarts}" if job.restarts else "")
+
+
+def is_steered(job: SlurmJob) -> bool:
+    """Whether a job opted in and was not let go."""
+    return job.admin_comment.startswith((MARK_HELD, MARK_PLACED))
+
+
+def is_refusal(reason: str) -> bool:
+    """Whether Slurm's reason to wait is one that waiting for capacity does not end."""
+    word = re.split(r"[^A-Za-z]", reason, maxsplit=1)[0]
+    return word in _REFUSED or word.startswith(_REFUSED_PREFIXES)
+
+
+def _order(job_id: str) -> tuple[int, int]:
+    job, _, task = job_id.partition("_")
+    return int(job), int(task or 0)
+
+
+def _follow_run(
+    key: str, job: SlurmJob, workload: Workload | None, settings: SteeringSettings
+) -> Iterable[SlurmInstruction]:
+    """Has the core hold a running job where it runs."""
+    phase = None if workload is None else workload.phase
+    if phase is WorkloadPhase.PENDING:
+        # Somebody else has released it: from now on it is external.
+        yield EndJob(key, "runs in Slurm without having been placed")
+        return
+    places = () if workload is None else workload.placements
+    if phase not in (None, WorkloadPhase.PLACED) or sorted(one.node_name for one in places) == sorted(job.nodes):
+        return
+    indexes, counted = job.gpu_indexes or {}, _amounts_on_node(job)
+    standing = tuple(
+        RunningReplica(
+            node_name=name, gpu_indexes=indexes.get(name, ()), is_exact=bool(indexes.get(name)), counted=counted
+        )
+        for name in job.nodes
+    )
+    first = 1 + max((one.replica for one in places), default=-1)
+    adoption = Adoption(standing=standing, first=first, released=tuple(one.replica for one in places))
+    yield AdoptJob(build_request(job, settings), adoption)
+
+
+def _list_corrections(
+    by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload], gpus: Mapping[str, Mapping[int, str]]
+) -> Iterable[CorrectDevices]:
+    """Yields by node the GPUs that placed jobs hold there by what Slurm says, where these are others than planned."""
+    by_node: dict[str, dict[tuple[str, int], tuple[str, ...]]] = {}
+    for key, job in by_id.items():
+        workload = workloads.get(key)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED or not job.holds_resources:
+            continue
+        for place in workload.placements:
+            known, indexes = gpus.get(place.node_name, {}), (job.gpu_indexes or {}).get(place.node_name, ())
+            held = tuple(known[index] for index in indexes if index in known)
+            if held and len(held) == len(place.gpu_uuids) and set(held) != set(place.gpu_uuids):
+                by_node.setdefault(place.node_name, {})[key, place.replica] = held
+    for name, corrected in by_node.items():
+        yield CorrectDevices(name, corrected)
+
+
+def _find_obstacle(job: SlurmJob) -> str:
+    """Returns why the core cannot hold a job, in words; empty if it can."""
+    if len(list_required_traits(job)) > _TRAITS_MOST:
+        return f"it names more than {_TRAITS_MOST} features"
+    if sum(one.count for one in job.gpus) > GPUS_PER_NODE_MOST:
+        return f"it asks for more than {GPUS_PER_NODE_MOST} GPUs of a node"
+    return ""
+
+
+def list_required_traits(job: SlurmJob) -> tuple[str, ...]:
+    """Returns what nodes must have for a job besides amounts: its partition, features and GRES type."""
+    found = [f"slurm/partition/{job.partition}"] if job.partition else []
+    found += [f"slurm/feature/{name}" for name in re.split(r"[&,]", job.features) if name]
+    found += [f"slurm/gres/{one.type}" for one in job.gpus if one.type]
+    return tuple(dict.fromkeys(found))
+
+
+def list_traits(node: SlurmNode) -> tuple[str, ...]:
+    """Returns the traits of a node, bounded: partitions first, which every job names."""
+    found = [f"slurm/partition/{name}" for name in sorted(node.partitions)]
+    found += [f"slurm/gres/{one.type}" for one in node.gpus if one.type]
+    found += [f"slurm/feature/{name}" for name in sorted(node.features)]
+    return tuple(found[:_NODE_TRAITS_MOST])
+
+
+def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRequest:
+    """Returns the submission of a job: a replica for each node that it wants."""
+    spec = WorkloadSpec(
+        name=_clean_name(job.name) or f"job-{job.job_id}",
+        kind=WorkloadKind.BATCH_JOB,
+        replicas=job.node_count,
+        namespace=settings.namespace,
+        user=job.user,
+        queue=job.account,
+        request=ResourceRequest(
+            cpu_milli=1000 * -(-job.cpus // job.node_count),
+            memory_bytes=job.memory_bytes,
+            gpu_count=sum(one.count for one in job.gpus),
+            gpu_milli=GPU_MILLI_WHOLE if job.gpus else 0,
+        ),
+        required_traits=list_required_traits(job),
+        expected_runtime_s=job.time_limit_s or None,
+        labels={"slurm/job": job.job_id},
+    )
+    return SubmitWorkloadRequest(spec=spec, workload_id=name_workload(job))
+
+
+def _clean_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100].strip("-._")
+
+
+def _amounts_on_node(job: SlurmJob) -> ExternalUsage:
+    nodes = max(1, len(job.nodes))
+    return ExternalUsage(
+        cpu_milli=1000 * -(-job.cpus // nodes),
+        memory_bytes=job.memory_bytes,
+        gpu_count=sum(one.count for one in job.gpus),
+    )
+
+
+def sum_external_usage(jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload]) -> dict[str, ExternalUsage]:
+    """Sums by node what jobs hold that the core does not hold as placed there."""
+    found: dict[str, ExternalUsage] = {}
+    for job in jobs:
+        if not job.holds_resources:
+            continue
+        workload = workloads.get(name_workload(job))
+        is_placed = workload is not None and workload.phase is WorkloadPhase.PLACED
+        places = {place.node_name for place in workload.placements} if is_placed and workload is not None else set()
+        for name in job.nodes:
+            if name in places:
+                continue
+            amounts = _amounts_on_node(job)
+            indexes = (job.gpu_indexes or {}).get(name, ())
+            amounts = replace(
+                amounts, gpu_count=max(amounts.gpu_count, len(indexes)), gpu_indexes=tuple(sorted(indexes))
+            )
+            found[name] = found.get(name, ExternalUsage()).add(amounts)
+    return found
+
+
+def build_inventory(node: SlurmNode) -> Inventory:
+    """Returns the inventory of a node for which no agent speaks: what Slurm's configuration says of it."""
+    gpus: list[Gpu] = []
+    for one in node.gpus:
+        for _ in range(one.count):
+            if len(gpus) < GPUS_PER_NODE_MOST:
+                index = len(gpus)
+                model = one.type or "GPU"
+                gpus.append(Gpu(uuid=f"{node.name}/gpu-{index}", index=index, product=model, model=model))
+    return Inventory(node_name=node.name, cpu_milli=1000 * node.cpus, memory_bytes=node.memory_bytes, gpus=tuple(gpus))
+
+
+class DependencyState(Enum):
+    """How a held job's dependency stands: Slurm does not look at it before the job is released."""
+
+    FULFILLED = "fulfilled"
+    WAITS = "waits"
+    # Of a kind that is not judged here, or of a job that Slurm has forgotten, or never to be fulfilled.
+    UNKNOWN = "unknown"
+
+
+class Dependencies:
+    """Judges dependencies by the jobs of one look, as Slurm would: after, afterany, afterok and afternotok."""
+
+    def __init__(self, jobs: Iterable[SlurmJob]) -> None:
+        self._by_id: dict[str, list[SlurmJob]] = {}
+        for job in jobs:
+            names = {job.job_id, job.array_id, f"{job.array_id}_*"} if job.array_id else {job.job_id}
+            for name in names:
+                self._by_id.setdefault(name, []).append(job)
+
+    def judge(self, text: str) -> DependencyState:
+        """Judges what is written, such as afterok:12(unfulfilled),afterany:13_*(fulfilled)."""
+        found = [self._judge_one(part) for part in text.split(",") if part]
+        if DependencyState.UNKNOWN in found or "?" in text:
+            return DependencyState.UNKNOWN
+        return DependencyState.WAITS if DependencyState.WAITS in found else DependencyState.FULFILLED
+
+    def _judge_one(self, part: str) -> DependencyState:
+        matched = _DEPENDENCY.fullmatch(part)
+        if matched is None:
+            return DependencyState.UNKNOWN
+        kind, name, stands = matched.groups()
+        if stands == "(fulfilled)":
+            return DependencyState.FULFILLED
+        jobs = self._by_id.get(name, [])
+        if not jobs:
+            # It ended so long ago that Slurm knows it no more: then only Slurm's own record says how.
+            return DependencyState.FULFILLED if kind == "afterany" else DependencyState.UNKNOWN
+        if kind == "after":
+            return DependencyState.WAITS if any(job.is_pending for job in jobs) else DependencyState.FULFILLED
+        if any(job.is_pending or job.holds_resources for job in jobs):
+            return DependencyState.WAITS
+        is_good = all(job.state == "COMPLETED" and not job.exit_code for job in jobs)
+        is_met = kind == "afterany" or is_good == (kind == "afterok")
+        return DependencyState.FULFILLED if is_met else DependencyState.UNKNOWN
+
+
+class _Surroundings(NamedTuple):
+    """What one look has found beside a job: all nodes' names, dependencies, and the time."""
+
+    names: set[str]
+    dependencies: Dependencies
+    now_s: float
+
+
+class DistinctNodes:
+    """Eligibility rules of jobs of several nodes: each of them is another one, with what the job asks for besides amounts."""
+
+    def __init__(self) -> None:
+        self._traits: dict[str, frozenset[str]] = {}
+        self._required: dict[str, frozenset[str]] = {}
+
+    def update(self, jobs: Iterable[SlurmJob], nodes: Iterable[SlurmNode]) -> None:
+        """Follows what a look has found."""
+        self._traits = {node.name: frozenset(list_traits(node)) for node in nodes}
+        self._required = {
+            name_workload(job): frozenset(list_required_traits(job))
+            for job in jobs
+            if job.node_count > 1 and is_steered(job)
+        }
+
+    def has_rules_for(self, workload_id: str) -> bool:
+        """Returns whether a workload is a job of several nodes."""
+        return workload_id in self._required
+
+    def list_eligible_nodes(
+        self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
+    ) -> frozenset[str]:
+        """Returns the nodes that the next replica may use: those with the job's traits that none has yet."""
+        del workloads  # Slurm's own rules do not depend on what else is placed
+        required, taken = self._required.get(workload_id, frozenset()), frozenset(placed.values())
+        return frozenset(name for name, traits in self._traits.items() if required <= traits) - taken
+
+    def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
+        """Returns the nodes that restrict the following replicas in the same way: only itself."""
+        del workload_id
+        return frozenset((node_name,))
+
+
+def shorten_reason(reason: str) -> str:
+    """Returns a reason as it is written into Slurm: one line, without what its parsers take apart."""
+    return " ".join(re.sub(r"[^A-Za-z0-9 .,:;()'/_&-]+", " ", reason).split())[:_WORDS_MOST].strip()

@@ -1,0 +1,254 @@
+"""A real Slurm and a real controller: jobs that opted in are held, placed and released; without us Slurm works as before.
+
+Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
+"""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+from tests.e2e.processes import Cluster
+from tests.slurm_rig import GPUS, SlurmCluster, find_missing
+from tests.waiting import poll_until
+
+from eelgrid_protos import faults
+from eelgrid_protos.messages import GetWorkloadRequest, WorkloadPhase
+
+MISSING = find_missing()
+WATCHDOG = Path(__file__).parent.parent.parent / "deploy" / "slurm" / "release-held"
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")
+OPTIONS = ("--slurm-poll", "0.2", "--slurm-lease-seconds", "5", "--slurm-patience", "3")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A Slurm and a controller that steers it, for all tests that kill neither."""
+    folder = tmp_path_factory.mktemp("steered")
+    with SlurmCluster(folder / "slurm") as slurm, Cluster(folder) as cluster:
+        cluster.forks_eelctl = True
+        start(cluster, slurm)
+        yield slurm, cluster
+
+
+@pytest.fixture
+def slurm(shared):
+    """Slurm, without a job and with every node open."""
+    found, _ = shared
+    yield found
+    found.run("scancel", "--user=root")
+    for name in found.names:
+        if "DRAIN" in found.run("scontrol", "show", "node", name):
+            found.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+    poll_until(lambda: not found.run("squeue", "-h").strip(), "all jobs are gone")
+
+
+@pytest.fixture
+def cluster(shared):
+    return shared[1]
+
+
+@pytest.fixture
+def lone(tmp_path):
+    """A Slurm and a controller, not yet started, for a test that kills them."""
+    with SlurmCluster(tmp_path / "slurm") as slurm, Cluster(tmp_path) as cluster:
+        cluster.forks_eelctl = True
+        yield slurm, cluster
+
+
+def start(cluster, slurm):
+    """A controller that steers; returns when it has looked once."""
+    found = cluster.controller("--slurm", "--slurm-conf", str(slurm.conf), "--slurm-lease", str(slurm.lease), *OPTIONS)
+    poll_until(lambda: is_leased(slurm), "the controller holds the lease")
+    return found
+
+
+def is_leased(slurm):
+    with contextlib.suppress(FileNotFoundError):
+        return int(slurm.lease.read_text()) > time.time()
+    return False
+
+
+def wait_running(slurm, *jobs):
+    poll_until(
+        lambda: all(slurm.state(job) == "RUNNING" for job in jobs),
+        f"{jobs} run; {slurm.run('squeue')}",
+    )
+
+
+def workload(cluster, job):
+    """The core's workload of a job; None if it has none."""
+    try:
+        found = cluster.operators.get_workload(GetWorkloadRequest(workload_id=f"slurm-{job}"), timeout=10.0)
+    except faults.NotFound:
+        return None
+    return found.workload
+
+
+def waits_in_core(cluster, job):
+    found = workload(cluster, job)
+    return found is not None and found.phase is WorkloadPhase.PENDING
+
+
+def test_a_job_that_opted_in_runs_where_the_core_places_it_and_ends_there_too(slurm, cluster):
+    others = slurm.submit("sleep 600", "--gres=gpu:a100:3", steered=False)
+    wait_running(slurm, others)
+    job = slurm.submit("sleep 600", "--gres=gpu:a100:2")
+    wait_running(slurm, job)
+    found = slurm.jobs()[job]
+    (place,) = workload(cluster, job).placements
+    assert found["required_nodes"] == found["nodes"] == place.node_name != slurm.jobs()[others]["nodes"]
+    assert found["admin_comment"] == f"eelgrid:placed {found['nodes']}"
+    slurm.run("scancel", job)
+    poll_until(lambda: workload(cluster, job).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
+
+
+def test_the_core_learns_which_gpus_slurm_has_chosen(lone):
+    slurm, cluster = lone
+    first = slurm.submit("sleep 600", "--gres=gpu:h100:1", steered=False)
+    wait_running(slurm, first)
+    start(cluster, slurm)
+    second = slurm.submit("sleep 600", "--gres=gpu:h100:2")
+    wait_running(slurm, second)
+    slurm.run("scancel", first)
+    third = slurm.submit("sleep 600", "--gres=gpu:h100:1")
+    wait_running(slurm, third)
+
+    def known():
+        held = {}
+        for job in (second, third):
+            for place in workload(cluster, job).placements:
+                held.update({(place.node_name, index): [job] for index in place.gpu_indexes})
+        return held
+
+    poll_until(lambda: known() == slurm.devices(), f"{known()} is {slurm.devices()}")
+
+
+def test_jobs_wait_for_capacity_in_the_core_and_start_in_order_of_submission(slurm, cluster):
+    full = [slurm.submit("sleep 600", f"--gres=gpu:{kind}:{GPUS}") for kind in slurm.types]
+    wait_running(slurm, *full)
+    first, second = (slurm.submit("sleep 600", "--gres=gpu:a100:4") for _ in range(2))
+    poll_until(lambda: waits_in_core(cluster, second), "they wait here")
+    assert {slurm.jobs()[job]["state_reason"] for job in (first, second)} == {"JobHeldUser"}
+    slurm.run("scancel", full[0])
+    wait_running(slurm, first)
+    assert slurm.state(second) == "PENDING"
+
+
+def test_arrays_start_task_by_task_and_a_job_of_two_nodes_on_two(slurm, cluster):
+    array = slurm.submit("sleep 600", "--gres=gpu:a100:1", "--array=0-2")
+    gang = slurm.submit("sleep 600", "--gres=gpu:a100:1", "--nodes=2")
+    wait_running(slurm, gang)
+    poll_until(
+        lambda: (
+            sum(job["array_job_id"] == int(array) and job["job_state"] == "RUNNING" for job in slurm.jobs().values())
+            == 3
+        )
+    )
+    assert slurm.jobs()[gang]["nodes"] == "n[0-1]"
+    assert {one.node_name for one in workload(cluster, gang).placements} == {"n0", "n1"}
+    assert workload(cluster, f"{array}_1").phase is WorkloadPhase.PLACED
+    assert all(len(jobs) == 1 for jobs in slurm.devices().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--exclusive",), "wants its nodes for itself alone"),
+        (("--nodelist=n1",), "has named its nodes"),
+        (("--constraint=[rack0|rack1]",), "more than features joined by &"),
+        (("--gres=gpu:h100:4", "--nodes=1", "--mem=63G", "--constraint=rack1"), "refused"),
+    ],
+    ids=["exclusive", "named", "alternatives", "impossible"],
+)
+def test_what_cannot_be_steered_is_left_to_slurm_with_the_reason(slurm, cluster, options, reason):
+    job = slurm.submit("true", *options)
+    poll_until(lambda: slurm.jobs()[job]["admin_comment"].startswith("eelgrid:left"), "it is let go")
+    poll_until(lambda: slurm.jobs()[job]["priority"] != 0, "it is released")
+    found = slurm.jobs()[job]
+    assert reason in found["admin_comment"]
+    assert found["required_nodes"] in ("", "n1")
+
+
+def test_dependencies_and_begin_times_are_waited_for_before_anything_is_placed(slurm, cluster):
+    first = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, first)
+    second = slurm.submit("sleep 600", "--gres=gpu:a100:1", f"--dependency=afterany:{first}")
+    later = slurm.submit("sleep 600", "--gres=gpu:a100:1", "--begin=now+1hour")
+    third = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, third)
+    assert [workload(cluster, job) for job in (second, later)] == [None, None]
+    slurm.run("scancel", first)
+    wait_running(slurm, second)
+
+
+def test_without_a_controller_nothing_is_held_and_held_jobs_go_on_with_the_next(lone):
+    slurm, cluster = lone
+    early = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, early)
+    controller = start(cluster, slurm)
+    full = [slurm.submit("sleep 600", f"--gres=gpu:{kind}:{GPUS - (kind == 'a100')}") for kind in slurm.types]
+    poll_until(lambda: sum(slurm.state(job) == "RUNNING" for job in full) >= 2)
+    held = slurm.submit("sleep 600", "--gres=gpu:a100:4")
+    poll_until(lambda: slurm.jobs()[held]["state_reason"] == "JobHeldUser")
+    controller.kill()
+    poll_until(lambda: not is_leased(slurm), "the lease is over")
+    free = slurm.submit("sleep 600")
+    assert slurm.jobs()[free]["admin_comment"] == ""
+    wait_running(slurm, free)
+    assert slurm.jobs()[held]["state_reason"] == "JobHeldUser"
+    before = {job: slurm.jobs()[job]["nodes"] for job in full}
+    start(cluster, slurm)
+    slurm.run("scancel", early, *full[:2])
+    wait_running(slurm, held)
+    assert slurm.jobs()[full[2]]["nodes"] == before[full[2]]
+    assert all(len(jobs) == 1 for jobs in slurm.devices().values())
+
+
+def test_the_watchdog_releases_what_is_held_when_the_lease_is_over_and_not_before(lone):
+    slurm, _ = lone
+    slurm.lease.write_text(str(int(time.time()) + 1000))
+    jobs = [slurm.submit("sleep 600"), slurm.submit("sleep 600", "--array=0-1")]
+    assert slurm.run(str(WATCHDOG), str(slurm.lease)) == ""
+    assert {job["state_reason"] for job in slurm.jobs().values()} == {"JobHeldUser"}
+    slurm.lease.write_text(str(int(time.time()) - 1))
+    assert len(slurm.run(str(WATCHDOG), str(slurm.lease)).splitlines()) == 3
+    poll_until(lambda: [job["job_state"] for job in slurm.jobs().values()] == ["RUNNING"] * 3, "they run")
+    assert jobs[0] in slurm.jobs()
+
+
+def test_a_job_that_an_operator_cancels_here_is_cancelled_in_slurm(slurm, cluster):
+    full = [slurm.submit("sleep 600", f"--gres=gpu:{kind}:{GPUS}") for kind in slurm.types]
+    wait_running(slurm, *full)
+    job = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    poll_until(lambda: waits_in_core(cluster, job))
+    cluster.eelctl("cancel", f"slurm-{job}")
+    poll_until(lambda: slurm.state(job) == "CANCELLED", "it is cancelled")
+
+
+def test_slurmctld_killed_and_restarted_loses_no_job_and_the_controller_goes_on(lone):
+    slurm, cluster = lone
+    start(cluster, slurm)
+    running = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, running)
+    # Until its next save, slurmctld itself would forget that the job runs.
+    begun_s = time.time()
+    poll_until(lambda: slurm.saved_s() > begun_s, "slurmctld has saved its jobs", within_s=60.0)
+    slurm.kill("slurmctld")
+    poll_until(lambda: not is_leased(slurm), "the lease is not renewed")
+    slurm.start_controller()
+    poll_until(lambda: is_leased(slurm), "it is again", within_s=60.0)
+    job = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, running, job)
+    assert workload(cluster, running).phase is WorkloadPhase.PLACED
+
+
+def test_a_node_that_is_drained_gets_nothing_new_and_says_why(slurm, cluster):
+    for name in ("n0", "n1"):
+        slurm.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=broken fan")
+    job = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    poll_until(lambda: waits_in_core(cluster, job))
+    assert "let node n0 accept work again" in cluster.eelctl("explain", f"slurm-{job}").stdout
+    slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    wait_running(slurm, job)
+    assert slurm.jobs()[job]["nodes"] == "n1"

@@ -1,0 +1,235 @@
+"""A real Slurm on loopback for tests: munged, one slurmctld and some slurmd, without systemd, in a folder of its own.
+
+Owns configuration, start and end of the daemons, and how tests ask and submit. Must not know Eelgrid beyond its
+job_submit plugin. Nodes have GPUs that are files: as many as the GRES says. Every daemon is ended by its own process id.
+
+Debian's Slurm asks under which name it runs: daemons are started by links named slurmctld and slurmd, or all GRES would be
+lost without a word.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.e2e.processes import free_port
+from tests.waiting import poll_until
+
+_DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
+_START_S = 60.0
+_PLUGIN = Path(__file__).parent.parent / "deploy" / "slurm" / "job_submit.lua"
+_LEASE = 'os.getenv("EELGRID_SLURM_LEASE") or "/run/eelgrid/slurm-lease"'
+CPUS, MEMORY_MIB, GPUS = 16, 64_000, 4
+
+
+def find_missing():
+    """Returns what is not installed of a Slurm that can be started here; empty if nothing is."""
+    programs = ("munged", "squeue", "sbatch", "scontrol")
+    missing = [name for name in programs if not (shutil.which(name) or Path("/usr/sbin", name).exists())]
+    missing += [name for name in _DAEMONS[:2] if _find_daemon(name) is None]
+    if os.geteuid():
+        missing.append("root, as whom its daemons start")
+    return ", ".join(missing)
+
+
+def _find_daemon(name):
+    paths = (Path("/usr/sbin", name + "-wlm"), Path("/usr/sbin", name))
+    return next((path for path in paths if path.exists()), None)
+
+
+class SlurmCluster:
+    """One cluster; `types` are the GRES types of its nodes n0, n1, and so on."""
+
+    def __init__(self, folder, *, types=("a100", "a100", "h100"), lease=None, extra=""):
+        self.folder, self.types = folder, types
+        self.names = [f"n{number}" for number in range(len(types))]
+        self.lease = lease or folder / "lease"
+        for name in ("bin", "etc", "state", "log", "run", "dev", "munge"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        # munged and slurmd refuse folders that others may write to.
+        for path in (folder, *folder.parents):
+            if path.stat().st_uid == os.geteuid() and path != Path("/tmp"):
+                with contextlib.suppress(PermissionError):
+                    path.chmod(0o755)
+        (folder / "munge").chmod(0o711)
+        for name in _DAEMONS:
+            link = folder / "bin" / name
+            if not link.is_symlink() and (found := _find_daemon(name)) is not None:
+                link.symlink_to(found)
+        self.conf = folder / "etc" / "slurm.conf"
+        self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
+        self._write_configuration(extra)
+
+    def _write_configuration(self, extra):
+        folder, port = self.folder, free_port()
+        ports = [free_port() for _ in self.names]
+        gres = ["AutoDetect=off"]
+        nodes = []
+        for number, (name, kind) in enumerate(zip(self.names, self.types, strict=True)):
+            for index in range(GPUS):
+                device = folder / "dev" / f"nvidia{index}"
+                if not device.is_symlink():
+                    device.symlink_to("/dev/null")  # a device file, as Slurm demands
+            gres.append(f"NodeName={name} Name=gpu Type={kind} File={folder}/dev/nvidia[0-{GPUS - 1}]")
+            nodes.append(
+                f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[number]} CPUs={CPUS} "
+                f"RealMemory={MEMORY_MIB} Gres=gpu:{kind}:{GPUS} Feature={kind},rack{number % 2} State=UNKNOWN"
+            )
+        settings = f"""
+            ClusterName=tests
+            SlurmctldHost=localhost(127.0.0.1)
+            SlurmctldPort={port}
+            SlurmUser=root
+            SlurmdUser=root
+            AuthType=auth/munge
+            AuthInfo=socket={folder}/munge/socket,cred_expire=5
+            CredType=cred/munge
+            CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+            StateSaveLocation={folder}/state
+            SlurmdSpoolDir={folder}/state/slurmd.%n
+            SlurmctldPidFile={folder}/run/slurmctld.pid
+            SlurmdPidFile={folder}/run/slurmd.%n.pid
+            SlurmctldLogFile={folder}/log/slurmctld.log
+            SlurmdLogFile={folder}/log/slurmd.%n.log
+            MpiDefault=none
+            ProctrackType=proctrack/linuxproc
+            TaskPlugin=task/none
+            SwitchType=switch/none
+            JobAcctGatherType=jobacct_gather/none
+            AccountingStorageType=accounting_storage/none
+            JobCompType=jobcomp/filetxt
+            JobCompLoc={folder}/log/jobcomp.txt
+            SelectType=select/cons_tres
+            SelectTypeParameters=CR_CPU_Memory
+            SchedulerType=sched/backfill
+            SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+            PriorityType=priority/basic
+            JobRequeue=1
+            ReturnToService=2
+            SlurmdParameters=config_overrides
+            SlurmdTimeout=300
+            MinJobAge=300
+            KillWait=2
+            DefMemPerCPU=100
+            GresTypes=gpu
+            JobSubmitPlugins=lua
+            PartitionName=main Nodes=n[0-{len(self.names) - 1}] Default=YES MaxTime=INFINITE State=UP
+        """
+        lines = [line.strip() for line in settings.splitlines()]
+        self.conf.write_text("\n".join([*lines, *nodes, extra, ""]))
+        (folder / "etc" / "gres.conf").write_text("\n".join(gres) + "\n")
+        (folder / "etc" / "cgroup.conf").write_text("ConstrainDevices=no\nCgroupAutomount=no\n")
+        plugin = _PLUGIN.read_text()
+        assert _LEASE in plugin
+        (folder / "etc" / "job_submit.lua").write_text(plugin.replace(_LEASE, f'"{self.lease}"'))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *reason):
+        self.stop()
+
+    def start(self):
+        """Starts all daemons; returns when every node is idle."""
+        munge = self.folder / "munge"
+        if not (munge / "key").exists():
+            (munge / "key").write_bytes(os.urandom(1024))
+            (munge / "key").chmod(0o400)
+        names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        self._start("munged", "--force", *(f"--{option}={munge / name}" for option, name in names.items()))
+        self.start_controller()
+        for name in self.names:
+            self.start_node(name)
+        poll_until(
+            lambda: self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == self.names,
+            "all nodes are idle",
+            within_s=_START_S,
+        )
+
+    def start_controller(self):
+        """Starts slurmctld."""
+        self._start(str(self.folder / "bin" / "slurmctld"))
+
+    def start_node(self, name):
+        """Starts the slurmd of a node."""
+        self._start(str(self.folder / "bin" / "slurmd"), "-d", str(self.folder / "bin" / "slurmstepd"), "-N", name)
+
+    def _start(self, *command):
+        done = subprocess.run(
+            command, check=False, env=self.environment, capture_output=True, text=True, timeout=_START_S
+        )
+        assert done.returncode == 0, f"{command[0]}: {done.stderr}"
+
+    def kill(self, daemon, number=9):
+        """Sends a signal to slurmctld or to slurmd.NAME, and waits until it is gone."""
+        _end(number, self.folder / "run" / f"{daemon}.pid")
+
+    def stop(self):
+        """Ends all jobs and daemons."""
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            self.run("scancel", "--user=root")
+            poll_until(lambda: not self.run("squeue", "-h", "-t", "running,completing").strip(), within_s=10.0)
+        _end(15, *(self.folder / "run").glob("slurm*.pid"))
+        _end(15, self.folder / "munge" / "pid")
+
+    def run(self, *command, code=0):
+        """Runs one of Slurm's commands; returns what it printed."""
+        done = subprocess.run(
+            command, check=False, env=self.environment, capture_output=True, text=True, timeout=30, cwd=self.folder
+        )
+        assert done.returncode == code, f"{command}: {done.returncode} {done.stderr}"
+        return done.stdout
+
+    def submit(self, script, *options, steered=True):
+        """Submits a script; returns the number of the job."""
+        comment = ("--comment=eelgrid",) if steered else ()
+        output = f"--output={self.folder}/log/job-%j.txt"
+        return self.run("sbatch", "--parsable", *comment, output, *options, f"--wrap={script}").strip()
+
+    def saved_s(self):
+        """When slurmctld last wrote its jobs to disk."""
+        path = self.folder / "state" / "job_state"
+        return path.stat().st_mtime if path.exists() else 0.0
+
+    def jobs(self):
+        """All jobs as squeue's JSON has them, by number."""
+        return {str(job["job_id"]): job for job in json.loads(self.run("squeue", "--json"))["jobs"]}
+
+    def state(self, job):
+        """The state of a job."""
+        return self.jobs()[job]["job_state"]
+
+    def devices(self):
+        """By scontrol alone: the GPUs that running jobs hold, as pairs of a node and an index, each with its jobs."""
+        held = {}
+        for block in self.run("scontrol", "show", "job", "-d").split("\n\n"):
+            lines = [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in block.splitlines()]
+            job = next((line["JobId"] for line in lines if "JobId" in line), "")
+            if not any(line.get("JobState") == "RUNNING" for line in lines):
+                continue
+            for fields in lines:
+                if "IDX" not in fields.get("GRES", ""):
+                    continue
+                names = self.run("scontrol", "show", "hostnames", fields["Nodes"]).split()
+                indexes = fields["GRES"].partition("IDX:")[2].rstrip(")")
+                for part in indexes.split(","):
+                    first, _, last = part.partition("-")
+                    for index in range(int(first), int(last or first) + 1):
+                        for name in names:
+                            held.setdefault((name, index), []).append(job)
+        return held
+
+
+def _end(number, *paths):
+    """Sends a signal to the processes of some files, and waits until they are gone."""
+    pids = []
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            pids.append(int(path.read_text()))
+            os.kill(pids[-1], number)
+    poll_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they have ended", within_s=30.0)
+    for path in paths:
+        path.unlink(missing_ok=True)
