@@ -12,7 +12,6 @@ from eelgrid_protos.messages import WorkloadPhase
 @pytest.fixture
 def cluster(tmp_path):
     with Cluster(tmp_path) as found:
-        found.forks_eelctl = True
         yield found
 
 

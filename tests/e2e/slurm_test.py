@@ -26,7 +26,6 @@ def shared(tmp_path_factory):
     """A Slurm and a controller that steers it, for all tests that kill neither."""
     folder = tmp_path_factory.mktemp("steered")
     with SlurmCluster(folder / "slurm") as slurm, Cluster(folder) as cluster:
-        cluster.forks_eelctl = True
         start(cluster, slurm)
         yield slurm, cluster
 
@@ -52,7 +51,6 @@ def cluster(shared):
 def lone(tmp_path):
     """A Slurm and a controller, not yet started, for a test that kills them."""
     with SlurmCluster(tmp_path / "slurm") as slurm, Cluster(tmp_path) as cluster:
-        cluster.forks_eelctl = True
         yield slurm, cluster
 
 
