@@ -84,7 +84,7 @@ class SlurmCluster:
             SlurmUser=root
             SlurmdUser=root
             AuthType=auth/munge
-            AuthInfo=socket={folder}/munge/socket,cred_expire=5
+            AuthInfo=socket={folder}/munge/socket,cred_expire=60
             CredType=cred/munge
             CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
             StateSaveLocation={folder}/state

@@ -100,7 +100,9 @@ def test_a_training_program_is_preempted_several_times_and_loses_no_step(cluster
     for key in traces:
         until_trained(key)
     advice = get(cluster, "t1").checkpoint_advice
-    assert (advice.queue, advice.cost_source) == ("research", CheckpointCostSource.EARLIER_RUNS)
+    # By what this run has reported yet.
+    assert advice.queue == "research"
+    assert advice.cost_source in (CheckpointCostSource.EARLIER_RUNS, CheckpointCostSource.THIS_RUN)
     assert 0.0 < advice.cost_s < advice.interval_s < advice.mean_between_s < 86_400.0
     assert advice.queue_interruptions > 4.9
     assert "Checkpoint every" in cluster.eelctl("explain", "t1").stdout

@@ -99,7 +99,7 @@ class JobGangs:
 
     def dump(self) -> list[Any]:
         """Dumps what does not follow from the live workloads: by a live part, how many parts of its gang have ended."""
-        return [[next(iter(gang.live)), gang.ended] for gang in self._gangs.values() if gang.ended]
+        return sorted([min(gang.live), gang.ended] for gang in self._gangs.values() if gang.ended)
 
     def load(self, plain: Iterable[Any], workloads: Mapping[str, Workload], healer: JournalSanitizer) -> None:
         """Loads what `dump` has dumped, after all live workloads were added."""

@@ -46,6 +46,7 @@ from eelgrid_protos.messages.energy import (
     WindowDevice,
     WindowShare,
 )
+from eelgrid_protos.messages.explanation import Candidate, CostTerm, Explanation, Removal, ReplicaExplanation
 from eelgrid_protos.messages.gang import GANG_PARTS_MOST, GangPart
 from eelgrid_protos.messages.job_array import (
     ARRAY_ELEMENTS_MOST,
@@ -329,13 +330,10 @@ from eelgrid_protos.messages.workload import (
     PROMISE_ENDS_MOST,
     RETRIES_MOST,
     BudgetStatus,
-    Candidate,
     CheckpointAdvice,
     CheckpointCostSource,
-    CostTerm,
     DeadlineBreach,
     DependencyCondition,
-    Explanation,
     ImagineBudgetsRequest,
     ImagineBudgetsResponse,
     JobDeadline,
@@ -357,8 +355,6 @@ from eelgrid_protos.messages.workload import (
     QuantileLatency,
     RecordPointsRequest,
     RecordPointsResponse,
-    Removal,
-    ReplicaExplanation,
     ReportProgressRequest,
     ReportProgressResponse,
     ResourceRequest,

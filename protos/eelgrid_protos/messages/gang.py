@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.quantities import Range, RequiredLabel
+from eelgrid_protos.quantities import Name, Range
 from eelgrid_protos.values import dataclass
 
 # Parts of one gang, which are decided in one step.
@@ -15,7 +15,7 @@ GANG_PARTS_MOST = 64
 class GangPart:
     """The gang of its namespace and owner with whose other parts a workload starts in one step."""
 
-    name: RequiredLabel
+    name: Name
     parts: Annotated[int, Range(2, GANG_PARTS_MOST)]
     # The first by submission, which must start together; 0 for all.
     parts_least: Annotated[int, Range(0, GANG_PARTS_MOST)] = 0

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.explanation import Explanation
 from eelgrid_protos.messages.job_array import JobArrayRequest
 from eelgrid_protos.messages.node import Gpu, InputBytes, Inventory, LogText, OutputBytes
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied, TerminalSize
 from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.queue import QueueStatus
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
-from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages.workload import Workload, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.messages.workload_summary import WorkloadSummary, WorkloadView, summarize_workload
 from eelgrid_protos.quantities import (
     Bytes,

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.explanation import Candidate
 from eelgrid_protos.messages.plan import GpuLayout, Slice
 from eelgrid_protos.messages.policy import OBJECTIVES, Weights
-from eelgrid_protos.messages.workload import Candidate, GpuModel, Placement, WorkloadSpec
+from eelgrid_protos.messages.workload import GpuModel, Placement, WorkloadSpec
 from eelgrid_protos.quantities import (
     Bytes,
     ClusterWatts,

@@ -20,7 +20,6 @@ from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
     ClusterWatts,
-    CostWatts,
     Count,
     CpuMilli,
     GpuMilli,
@@ -561,53 +560,6 @@ class Workload:
         failed = (one for one in sorted(self.attempts, key=lambda one: one.ended_ns) if not one.is_success)
         one = next(failed, self.attempts[0])
         return 128 + one.signal if one.signal else 1 if one.exit_code is None else one.exit_code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostTerm:
-    """One part of a cost, in watts-equivalent."""
-
-    name: Label
-    cost_w: CostWatts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One place that was evaluated."""
-
-    node_name: Name
-    gpu_indexes: Annotated[tuple[Count, ...], Many(64)]
-    cost_w: CostWatts
-    terms: Annotated[tuple[CostTerm, ...], Many(16)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """How many nodes one constraint ruled out."""
-
-    constraint: Label
-    nodes: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaExplanation:
-    """Why one replica was placed where it is, or why it could not be; best candidate first."""
-
-    replica: Count
-    candidates: Annotated[tuple[Candidate, ...], Many(16)]
-    feasible_nodes: Count
-    removals: Annotated[tuple[Removal, ...], Many(16)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why a workload is placed where it is, or pending."""
-
-    workload: Workload
-    replicas: Annotated[tuple[ReplicaExplanation, ...], Many(10_000)] = ()
-    remedy: Sentence = ""
-    constraint: Label = ""
-    runtime: RuntimeEstimate | None = None
 
 
 POINTS_A_CALL_MOST = 1000
