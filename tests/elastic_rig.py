@@ -62,9 +62,9 @@ class ElasticSimulation(Simulation):
         ]
 
     def advance(self, until_s):
-        """Ends what ends by then, elastic jobs in the second after their work is done."""
+        """Ends what ends by then, elastic jobs in the second in which their work is done, so never later than expected."""
         while True:
-            done = [(-(-compute_elastic_end_ns(one) // S), one.workload_id) for one in self.list_elastic()]
+            done = [(compute_elastic_end_ns(one) // S, one.workload_id) for one in self.list_elastic()]
             next_s, key = min([*done, *self.ends[:1]], default=(until_s + 1, ""))
             if next_s > until_s:
                 break

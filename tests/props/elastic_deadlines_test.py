@@ -11,7 +11,7 @@ from tests.state_invariants import check_invariants
 
 from eelgrid_controller.queueing.elastic_shares import ScalingCurve, make_curve, thin_curve
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import DeadlineBroken
+from eelgrid_controller.state.events import DeadlineBroken, PromisesMoved, WorkloadScaled
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import JobDeadline
 
@@ -64,7 +64,10 @@ def admit_by_counts(found, gpus, rates, work, within):
 @given(jobs=JOBS, gpus=st.integers(1, 6))
 @settings(deadline=None, max_examples=60)
 def test_admission_gives_no_less_than_a_slow_twin_on_counts_finds_enough_and_keeps_every_deadline(jobs, gpus):
-    """The twin may move starts to any GPU at any time, so that it finds room where kept places leave none; never the reverse."""
+    """The twin may start a job on any GPU at any time, so that it finds room where kept places leave none; never the reverse.
+
+    But where others make room, by giving back what they do not need or by starting elsewhere, that is not compared.
+    """
     found, deadlines = ElasticSimulation(*(build_node(f"n{i}", gpus=1) for i in range(gpus))), {}
     for number, (gap, rates, work, within, _) in enumerate(jobs):
         found.advance(found.now_s + gap * UNIT_S)
@@ -73,11 +76,13 @@ def test_admission_gives_no_less_than_a_slow_twin_on_counts_finds_enough_and_kee
         useful = {count: rate for count, rate in rates.items() if count == 1 or rate > rates[count - 1]}
         wanted = admit_by_counts(found, gpus, useful, work, within)
         waits = len(found.core.state.pending)
-        deadline_s = found.now_s + within * UNIT_S
+        deadline_s, before = found.now_s + within * UNIT_S, len(found.events)
         if submit(found, key, rates, work, within):
             deadlines[key] = deadline_s
-            assert wanted is not None
-            assert wanted <= found.replica_count(key)
+            # The twin leaves every other job as it is.
+            if not any(isinstance(event, PromisesMoved | WorkloadScaled) for event in found.events[before:]):
+                assert wanted is not None
+                assert wanted <= found.replica_count(key)
         else:
             assert wanted is None or waits
     found.advance(found.now_s + 100 * UNIT_S)
