@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmNode
 from eelgrid_controller.engines.slurm.steering import (
     WAITING_MOST,
@@ -16,9 +17,6 @@ from eelgrid_controller.engines.slurm.steering import (
     EndJob,
     LetJobGo,
     PlaceJob,
-    RegisterNode,
-    RemoveNode,
-    ReportUsage,
     Steering,
     SteeringSettings,
     SubmitJob,

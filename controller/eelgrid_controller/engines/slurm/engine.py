@@ -20,6 +20,7 @@ from pathlib import Path
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.core_port import CoreCommandPort
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import SlurmCommands, SlurmFailed
 from eelgrid_controller.engines.slurm.steering import (
@@ -33,9 +34,6 @@ from eelgrid_controller.engines.slurm.steering import (
     EndJob,
     LetJobGo,
     PlaceJob,
-    RegisterNode,
-    RemoveNode,
-    ReportUsage,
     SlurmInstruction,
     Steering,
     SteeringSettings,

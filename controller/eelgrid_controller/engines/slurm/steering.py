@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
@@ -76,28 +77,6 @@ _REFUSED_PREFIXES = (
     "MaxSubmit",
     "Required",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterNode:
-    """Register a node for which no agent speaks."""
-
-    inventory: Inventory
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveNode:
-    """A node that was registered from here is Slurm's no more."""
-
-    node_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportUsage:
-    """What work that is not steered uses of a node."""
-
-    node_name: str
-    others: ExternalUsage
 
 
 @dataclass(frozen=True, slots=True)

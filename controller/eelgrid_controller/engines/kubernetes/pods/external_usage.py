@@ -16,7 +16,8 @@ from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint, remove_pin_terms
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
-from eelgrid_controller.engines.kubernetes.pods.gate_events import RegisterNode, RemoveNode, ReplicaPlace, ReportUsage
+from eelgrid_controller.engines.kubernetes.pods.gate_events import ReplicaPlace
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.state import engine_reports
 from eelgrid_protos.messages import Inventory
 

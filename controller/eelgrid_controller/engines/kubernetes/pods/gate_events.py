@@ -13,8 +13,9 @@ from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Placem
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan
 from eelgrid_controller.engines.kubernetes.pods.topology_constraints import BoundClaim, PersistentVolume, StorageClass
-from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage
-from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.state.engine_reports import Adoption
+from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
 
 
 class ReplicaPlace(NamedTuple):
@@ -276,25 +277,6 @@ GateEvent = (
 )
 
 # Instructions
-
-
-class RegisterNode(NamedTuple):
-    """A node without an agent is there."""
-
-    inventory: Inventory
-
-
-class RemoveNode(NamedTuple):
-    """A node was deleted, or its agent reports it from now on."""
-
-    node_name: str
-
-
-class ReportUsage(NamedTuple):
-    """What others hold on a node, which demands it meets, and why nothing more may come."""
-
-    node_name: str
-    others: ExternalUsage
 
 
 class SubmitUnit(NamedTuple):

@@ -14,10 +14,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateEvent,
     NodeAcknowledged,
     NodeReportFailed,
-    RegisterNode,
-    RemoveNode,
     ReplicaPlace,
-    ReportUsage,
     ScaleUnit,
     SubmitUnit,
     UnitCancelled,
@@ -26,6 +23,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UnitPreempted,
     UnitRefused,
 )
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.state.events import (
     DevicesCorrected,
     NodeJoined,

@@ -51,11 +51,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     PodUpdated,
     RecordEvent,
     RecreatePod,
-    RegisterNode,
     RemoveGate,
-    RemoveNode,
     ReportPlacement,
-    ReportUsage,
     RereadPod,
     RetryPending,
     ScaleUnit,
@@ -84,6 +81,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import (
     prune_pod,
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import PodWriter
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.objectives.forecasts import ForecastQuestion, ProfileForecast
 from eelgrid_controller.state.events import PolicyChanged, PreemptionStarted
 from eelgrid_controller.state.queue_usage import list_leaf_queues
