@@ -240,7 +240,9 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
 
     def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
         wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
-        processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in pairs)
+        # A thousand simulated nodes that looked twenty times a second would have no time for anything else.
+        runners = ((node, device) for node, device in pairs if node.runs_processes)
+        processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in runners)
         return wheel.run(), keeper.run(), *processes, *(faults.follow_file() for faults in followed)
 
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
@@ -383,11 +385,11 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         loop = MachineLoop(
             node, device, clock=clock, driver=driver, stalled=drop, looking=device, collection_s=collection_s
         )
-        started = run_process_engine(node, read_uses_by_driver(device, driver))
+        started = (run_process_engine(node, read_uses_by_driver(device, driver)),) if node.runs_processes else ()
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
         written = () if folder is None else (write_periodically(outbox, windows),)
-        return loop.run(), keeper.run(), kubelet.run(), started, *offered, *readied, *written
+        return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written
 
     def close() -> None:
         driver.call(device.close)

@@ -313,12 +313,14 @@ class SimulatedNodesLoop:
         self._push(index, following_ns)
 
     async def _look_slowly(self, index: int) -> None:
-        """Asks what is dear, with a turn for the streams after each GPU: of eight it takes 50 ms."""
+        """Asks what is dear, with a turn for the streams after each slice of time: of eight GPUs it takes 50 ms."""
         node, device = self._nodes[index]
-        parts = []
+        parts, begun_ns = [], self._clock.monotonic_ns()
         for uuid in node.gpu_uuids:
             parts.append(read_extended_readings(device, (uuid,)))
-            await asyncio.sleep(0)
+            if self._clock.monotonic_ns() - begun_ns >= SLICE_S * 1e9:
+                await asyncio.sleep(0)
+                begun_ns = self._clock.monotonic_ns()
         slow = merge_extended_readings(parts)
         node.observe_slow(slow, _found(node, slow, self._clock))
 

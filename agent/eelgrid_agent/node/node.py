@@ -715,6 +715,11 @@ class AgentNode:
             self._chunks.append(result)
             self.wake()
 
+    @property
+    def runs_processes(self) -> bool:
+        """Whether it runs jobs, so that `run_process_engine` has something to do."""
+        return self._processes is not None
+
     def adopt_processes(self) -> None:
         """Finds the processes of the agent's previous run, before any plan is applied."""
         if self._processes is not None:
