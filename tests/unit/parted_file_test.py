@@ -327,14 +327,14 @@ labels = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), mi
 files = st.dictionaries(labels, st.lists(entries, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3)
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(files)
 def test_what_is_written_is_read_back(configs):
     text = format_parted_file(PartedFile(configs=configs))
     assert parse_parted_file(text, "s").configs == configs
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(files)
 def test_any_yaml_reader_gets_the_same(configs):
     file = PartedFile(configs=configs)
@@ -342,7 +342,7 @@ def test_any_yaml_reader_gets_the_same(configs):
     assert parse_parted_file(json.dumps(to_parted_document(file), ensure_ascii=False), "s").configs == configs
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=200) | st.text("{}[]:,-&*<\"'v1 \n", max_size=60).map(lambda text: "version: v1\n" + text))
 def test_any_text_is_read_or_refused(text):
     with contextlib.suppress(PartedFileUnreadable, InvalidPartedField):
