@@ -112,6 +112,8 @@ class SlurmCluster:
             SlurmdTimeout=300
             MinJobAge=300
             KillWait=2
+            BatchStartTimeout=120
+            MessageTimeout=60
             DefMemPerCPU=100
             GresTypes=gpu
             JobSubmitPlugins=lua
