@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.builders.cluster import build_core, build_node, build_request
 
-from eelgrid_protos.messages import Queue, WorkloadKind, WorkloadPhase
+from eelgrid_protos.messages import GangPart, Queue, WorkloadKind, WorkloadPhase
 
 S = 10**9
 HOUR_NS = 3600 * S
@@ -107,6 +107,21 @@ def test_only_the_node_that_lacks_least_is_held():
     cluster.end(freed[1], at_ns + 2 * S)
     placed = [key for key in ("x9", "x10", "x11") if cluster.phase(key) is WorkloadPhase.PLACED]
     assert [cluster.core.workload(key).placements[0].node_name for key in placed] == [second]
+
+
+def test_a_part_of_a_gang_that_finds_only_held_room_says_for_whom_it_is_held():
+    """The only room that is not held goes to the other part, which starts in the same step."""
+    cluster = Cluster(nodes=2)
+    at_ns = 48 * HOUR_NS
+    cluster.submit("y1", "y", 2, now_ns=at_ns)
+    for key in ("z1", "z2"):
+        cluster.submit(key, "z", now_ns=at_ns, gang=GangPart(name="pair", parts=2))
+    runs = {cluster.core.workload(f"x{n}").placements[0].node_name: f"x{n}" for n in range(4)}
+    for node_name in ("n0", "n1"):
+        cluster.end(runs[node_name], at_ns + S)
+    for key in ("z1", "z2"):
+        assert cluster.phase(key) is WorkloadPhase.PENDING
+        assert cluster.core.workload(key).reason == REASON
 
 
 def test_a_hold_ends_after_its_limit_and_does_not_come_back_for_four_times_as_long():

@@ -23,7 +23,7 @@ from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, che
 from eelgrid_controller.core.promise_moves import plan_moves
 from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
-from eelgrid_controller.placement.placer import NO_NODES, NO_RECORDS, AlteredNodes, WorkloadPlacer
+from eelgrid_controller.placement.placer import NO_NODES, NO_RECORDS, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.backfill import (
@@ -414,9 +414,7 @@ class BackfillPlanner:
         key = workload.workload_id
 
         def place(closed: frozenset[str]) -> PlacementDecision:
-            if altered:
-                return self._placer.decide_on_altered(AlteredNodes(altered), spec, key, closed)
-            return self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed)
+            return self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed, altered=altered)
 
         decision = place(closed)
         if not decision.placements:

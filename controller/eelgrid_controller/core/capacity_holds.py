@@ -143,7 +143,8 @@ class CapacityHolds:
         if first is None:
             return decision
         closed = closed.union(*(hold.node_names for hold in binding))
-        elsewhere = self._placer.decide_placement(spec, quotes, workload_id=workload.workload_id, closed=closed)
+        key = workload.workload_id
+        elsewhere = self._placer.decide_placement(spec, quotes, workload_id=key, closed=closed, altered=altered)
         if elsewhere.placements:
             return decide(closed)
         reason = PendingConstraint.FAIR_SHARE.describe(queue=first.queue)

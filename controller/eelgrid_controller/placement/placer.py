@@ -121,18 +121,22 @@ class WorkloadPlacer:
         *,
         workload_id: str = "",
         closed: frozenset[str] = NO_NODES,
+        altered: Mapping[str, NodeRecord] = NO_RECORDS,
     ) -> PlacementDecision:
         """Decides where a workload goes, within all budgets and on none of the closed nodes.
 
-        `quotes` are prices that are not yet in force. Places for which others are nominated are not free.
+        `quotes` are prices that are not yet in force. Places for which others are nominated are not free; `altered` are the
+        records of nodes with those, and with what starts in the same step.
         """
         nominations = self._state.nominations
-        held = nominations.hold_on(self._state.nodes, self._state.workloads) if len(nominations) else {}
-        snapshot = self.mirror.altered_snapshot(held) if held else self.snapshot()
+        if not altered and len(nominations):
+            altered = nominations.hold_on(self._state.nodes, self._state.workloads)
+        snapshot = self.mirror.altered_snapshot(altered) if altered else self.snapshot()
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
-        if held:
-            return self._decide(_Ground(snapshot, self._state.workloads, held), self._within, spec, workload_id, closed)
+        if altered:
+            ground = _Ground(snapshot, self._state.workloads, altered)
+            return self._decide(ground, self._within, spec, workload_id, closed)
         return self._decide(_Ground(snapshot, self._state.workloads), self.planner, spec, workload_id, closed)
 
     def decide_on_altered(
