@@ -19,7 +19,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from eelgrid_controller.core.deadlines import DeadlineIndex, check_deadline, check_end, get_earliest_start_ns
+from eelgrid_controller.core.deadlines import (
+    DeadlineIndex,
+    check_deadline,
+    check_end,
+    get_earliest_start_ns,
+    meets_deadline,
+)
 from eelgrid_controller.core.promise_moves import plan_moves
 from eelgrid_controller.core.reserved_nodes import choose_reserved_nodes, renew_reserved_nodes
 from eelgrid_controller.core.start_search import StartSearch
@@ -42,7 +48,6 @@ from eelgrid_controller.queueing.reservations import (
     list_closing_reservations,
 )
 from eelgrid_controller.queueing.runtime_estimates import (
-    NEVER_NS,
     OVERRUN_TOLERANCE_NS,
     STATED_SOURCES,
     compute_end_ns,
@@ -117,10 +122,6 @@ _WITH_CAPACITY = (
 _LIMITS = frozenset(
     {PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA, PendingConstraint.BUDGET, PendingConstraint.SPENDING}
 )
-
-
-def _get_due_ns(workload: Workload) -> int:
-    return NEVER_NS if workload.spec.deadline is None else workload.spec.deadline.end_ns
 
 
 def describe_reserved(name: str) -> str:
@@ -252,7 +253,7 @@ class BackfillPlanner:
 
     def choose_reserved_nodes(self, policy: Policy, now_ns: int) -> Policy:
         """Returns a policy with the nodes of reservations that state a number of GPUs; raises InvalidArgument."""
-        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
+        kept = self._list_kept_in_force()
         return choose_reserved_nodes(self._state, self._placer, self.ends, kept, policy, now_ns=now_ns)
 
     def renew_reserved_nodes(self, now_ns: int) -> tuple[PolicyChanged, ...]:
@@ -260,7 +261,7 @@ class BackfillPlanner:
         if not self._has_lost_nodes or any(one.is_ready and not one.is_reported for one in self._state.nodes.values()):
             return ()
         self._has_lost_nodes = False
-        kept = [one for one in self._list_in_force(is_round=False) if one.is_kept]
+        kept = self._list_kept_in_force()
         policy = renew_reserved_nodes(self._state, self.ends, kept, now_ns=now_ns)
         if policy is None:
             return ()
@@ -333,8 +334,8 @@ class BackfillPlanner:
 
     def _reserve_share(self, workload: Workload, now_ns: int) -> list[Event]:
         """Reserves a start of an elastic job with the fewest replicas with which it still ends in time; none if none do."""
-        share, deadline = workload.share, workload.spec.deadline
-        if share is None or deadline is None:
+        share = workload.share
+        if share is None:
             return []
         others = [one for one in self._reserved if one.workload_id in self._state.pending]
         binding = [one for one in others if one.priority >= workload.spec.priority]
@@ -343,7 +344,7 @@ class BackfillPlanner:
             resized = replace(share, replicas=count)
             one = replace(workload, share=resized, spec=replace(workload.spec, replicas=count), promise=None)
             found = self._searcher.find_start(one, binding, now_ns, not_before_ns=begin_ns)
-            if found is None or found.end_ns > deadline.end_ns:
+            if found is None or not meets_deadline(workload, found):
                 continue
             if count == workload.spec.replicas:
                 return []
@@ -492,6 +493,13 @@ class BackfillPlanner:
             found = [*found, *(one for one in self._before.values() if not one.is_kept and one.workload_id not in mine)]
         return [one for one in found if one.workload_id in self._state.pending]
 
+    def _list_kept_in_force(self) -> list[ReservedStart]:
+        return [one for one in self._list_in_force(is_round=False) if one.is_kept]
+
+    def _list_binding(self, workload: Workload) -> list[ReservedStart]:
+        """Returns the reserved starts that go before a workload that is being submitted."""
+        return [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
+
     def _delays(
         self,
         workload: Workload,
@@ -618,7 +626,7 @@ class BackfillPlanner:
             check_end(workload, compute_end_ns(now_ns, estimate))
             return ()
         found, freed = self.find_promised_start(workload, decision, now_ns)
-        if (found is None or found.end_ns > _get_due_ns(workload)) and decision.hold is None:
+        if decision.hold is None and not meets_deadline(workload, found):
             moved = self._move_promises(workload, decision, now_ns)
             if moved is not None:
                 return moved
@@ -643,8 +651,7 @@ class BackfillPlanner:
                 searches_most=_ADMISSION_SEARCHES_MOST,
             )
 
-        binding = [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
-        planned = plan_moves(self._state, workload, binding, search)
+        planned = plan_moves(self._state, workload, self._list_binding(workload), search)
         if planned is None:
             return None
         own, others = planned
@@ -669,19 +676,18 @@ class BackfillPlanner:
         They give nothing back where it ends by its deadline anyway. None if no start is known.
         """
         found = None if decision.hold is not None else self.search_admission(workload, now_ns)
-        deadline = workload.spec.deadline
-        if decision.hold is not None or deadline is None or (found is not None and found.end_ns <= deadline.end_ns):
+        if decision.hold is not None or meets_deadline(workload, found):
             return found, ()
         is_waiting = bool(decision.withheld) or decision.queue_hold is not None
         freed = () if is_waiting else tuple(self.list_releases(now_ns)[:_RELEASES_MOST])
         then = self.search_admission(workload, now_ns, freed=freed) if freed else None
-        if then is None or then.end_ns > deadline.end_ns:
+        if not meets_deadline(workload, then):
             return found, ()
         for one in freed:
             # What is not needed stays.
             fewer = tuple(other for other in freed if other is not one)
             without = self.search_admission(workload, now_ns, freed=fewer)
-            if without is not None and without.end_ns <= deadline.end_ns:
+            if meets_deadline(workload, without):
                 then, freed = without, fewer
         return then, freed
 
@@ -696,10 +702,9 @@ class BackfillPlanner:
         is_from_now: bool = False,
     ) -> ReservedStart | None:
         """Returns the earliest start of work that is being submitted beside all that go before it, and others; None if unknown."""
-        binding = [one for one in self._list_in_force(is_round=False) if one.priority >= workload.spec.priority]
         return self._searcher.find_start(
             workload,
-            [*binding, *beside],
+            [*self._list_binding(workload), *beside],
             now_ns,
             not_before_ns=max(not_before_ns, get_earliest_start_ns(workload)),
             freed=freed,

@@ -17,6 +17,7 @@ from typing import NoReturn
 from eelgrid_controller.formatting import format_age, format_time
 from eelgrid_controller.queueing.backfill import EstimatedEnds, ReservedStart
 from eelgrid_controller.queueing.runtime_estimates import (
+    NEVER_NS,
     OVERRUN_TOLERANCE_NS,
     STATED_SOURCES,
     compute_end_ns,
@@ -92,6 +93,16 @@ def check_end(workload: Workload, end_ns: int | None) -> None:
     _refuse(_FIELD, problem, f"set it to that time or later, {_BEST_EFFORT}")
 
 
+def get_deadline_ns(workload: Workload) -> int:
+    """Returns by when a workload is to have ended; NEVER_NS without a deadline."""
+    return NEVER_NS if workload.spec.deadline is None else workload.spec.deadline.end_ns
+
+
+def meets_deadline(workload: Workload, start: ReservedStart | None) -> bool:
+    """Returns whether a start is known from which a workload ends by its deadline."""
+    return start is not None and start.end_ns <= get_deadline_ns(workload)
+
+
 def get_promise(events: Sequence[Event]) -> StartPromise | None:
     """Returns the promise at the end of the events of an admission; None without any."""
     return events[-1].promise if events and isinstance(events[-1], WorkloadPromised) else None
@@ -141,7 +152,7 @@ class DeadlineIndex:
     def list_pending(self) -> list[Workload]:
         """Returns the pending workloads with a promised deadline: the highest priority, then the earliest deadline first."""
         found = [self._state.workloads[key] for key in self._live if key in self._state.pending]
-        return sorted(found, key=lambda one: (-one.spec.priority, _deadline_ns(one), one.workload_id))
+        return sorted(found, key=lambda one: (-one.spec.priority, get_deadline_ns(one), one.workload_id))
 
     def list_breaches(
         self, reserved: Mapping[str, ReservedStart], ends: EstimatedEnds, now_ns: int, find_cause: FindCause
@@ -163,7 +174,7 @@ class DeadlineIndex:
 
     def _find_breach(self, workload: Workload, start: ReservedStart | None, ends: EstimatedEnds, now_ns: int) -> str:
         """Returns why a promised deadline is not kept: the name of the cause, a colon and a sentence; empty if it is."""
-        deadline_ns = _deadline_ns(workload)
+        deadline_ns = get_deadline_ns(workload)
         estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
         if workload.phase is WorkloadPhase.PLACED:
             if max(now_ns, ends.get_end_ns(workload.workload_id, now_ns)) <= deadline_ns:
@@ -186,11 +197,6 @@ class DeadlineIndex:
         if workload.held_by or workload.not_before_ns:
             return workload.reason
         return _LATE
-
-
-def _deadline_ns(workload: Workload) -> int:
-    assert workload.spec.deadline is not None
-    return workload.spec.deadline.end_ns
 
 
 def get_earliest_start_ns(workload: Workload) -> int:

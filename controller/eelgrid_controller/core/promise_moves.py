@@ -10,6 +10,7 @@ time) is tried too. A plan in which all end by their deadlines is a proof, whate
 
 from collections.abc import Callable, Sequence
 
+from eelgrid_controller.core.deadlines import get_deadline_ns, meets_deadline
 from eelgrid_controller.queueing.backfill import ReservedStart
 from eelgrid_controller.queueing.runtime_estimates import compute_end_ns, estimate_runtime
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -29,7 +30,9 @@ def plan_moves(
     `binding` are the starts that go before it; those of its own priority may move that still end by their deadlines.
     """
     movable = [one for one in binding if _may_move(state.workloads[one.workload_id], one, workload)]
-    movable = sorted(movable, key=lambda one: (-_get_deadline_ns(state, one), one.workload_id))[:MOVED_MOST]
+    movable = sorted(movable, key=lambda one: (-get_deadline_ns(state.workloads[one.workload_id]), one.workload_id))[
+        :MOVED_MOST
+    ]
     if not movable:
         return None
     moving = {one.workload_id: one for one in movable}
@@ -37,13 +40,13 @@ def plan_moves(
     waiting = [workload, *(state.workloads[key] for key in moving)]
     own_run_ns = compute_end_ns(0, estimate_runtime(workload, state.policy, state.runtimes))
     run_ns = {key: one.end_ns - one.start_ns for key, one in moving.items()} | {workload.workload_id: own_run_ns}
-    by_deadline = sorted(waiting, key=lambda one: (_due_ns(one), one.workload_id))
-    by_laxity = sorted(waiting, key=lambda one: (_due_ns(one) - run_ns[one.workload_id], one.workload_id))
+    by_deadline = sorted(waiting, key=lambda one: (get_deadline_ns(one), one.workload_id))
+    by_laxity = sorted(waiting, key=lambda one: (get_deadline_ns(one) - run_ns[one.workload_id], one.workload_id))
     for order in (by_deadline, by_laxity):
         planned: dict[str, ReservedStart] = {}
         for one in order:
             found = search(one, [*fixed, *planned.values()])
-            if found is None or found.end_ns > _due_ns(one):
+            if found is None or not meets_deadline(one, found):
                 break
             planned[one.workload_id] = found
         else:
@@ -68,12 +71,3 @@ def _may_move(waiting: Workload, start: ReservedStart, workload: Workload) -> bo
 
 def _is_same(found: ReservedStart, before: ReservedStart) -> bool:
     return found.start_ns == before.start_ns and found.placements == before.placements
-
-
-def _due_ns(workload: Workload) -> int:
-    assert workload.spec.deadline is not None
-    return workload.spec.deadline.end_ns
-
-
-def _get_deadline_ns(state: ClusterState, one: ReservedStart) -> int:
-    return _due_ns(state.workloads[one.workload_id])
