@@ -8,7 +8,6 @@ ends. Of an array with N slots the element k therefore has a slot when element k
 look before the start of the one before it. The last end is the earliest possible end of the array in this order.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from eelgrid_controller.core.backfill import BackfillPlanner
@@ -49,13 +48,8 @@ def admit_array(
             f"{waiting} workloads that wait have a promised deadline, and the limit is {PROMISED_MOST}, which {len(elements)} "
             "elements would exceed; submit fewer elements, or set best_effort to run it without the promise"
         )
-    starts: list[ReservedStart] = []
-    for one in _search_starts(backfill, elements, event.running_most or len(elements), may_start, now_ns):
-        if one is None:
-            check_end(elements[0], None)
-        else:
-            starts.append(one)
-    check_end(elements[0], starts[-1].end_ns)
+    starts = _search_starts(backfill, elements, event.running_most or len(elements), may_start, now_ns)
+    check_end(elements[0], starts[-1].end_ns if len(starts) == len(elements) else None)
     return tuple(
         WorkloadPromised(time_ns=now_ns, workload_id=one.workload_id, promise=backfill.make_kept_promise(one))
         for one in starts
@@ -64,8 +58,8 @@ def admit_array(
 
 def _search_starts(
     backfill: BackfillPlanner, elements: list[Workload], slots: int, may_start: bool, now_ns: int
-) -> Iterator[ReservedStart | None]:
-    """Yields the earliest start of each element beside those before it, None if none is known."""
+) -> list[ReservedStart]:
+    """Returns the earliest start of each element beside those before it, up to the first for which none is known."""
     starts: list[ReservedStart] = []
     for number, workload in enumerate(elements):
         begin_ns = get_earliest_start_ns(workload)
@@ -77,7 +71,6 @@ def _search_starts(
             workload, now_ns, beside=starts, not_before_ns=begin_ns, is_from_now=may_start
         )
         if found is None:
-            yield None
-            return
+            break
         starts.append(replace(found, is_kept=True))
-        yield starts[-1]
+    return starts
