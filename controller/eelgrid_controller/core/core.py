@@ -166,7 +166,6 @@ class Core:
         self.list_evictions = self._preemptions.list_evictions
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
-        self._quote_if_due = self._starts.quote_prices
         self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
         self._jobs = JobControl(state, self.queues, self._conditions)
         self._arrays = ArrayPlanner(
@@ -249,7 +248,7 @@ class Core:
             return self._submit_sliced(
                 waiting, early or PendingConstraint.PARTITIONS.describe(), now_ns, dry_run=request.dry_run
             )
-        quoted = self._quote_if_due(now_ns)
+        quoted = self._starts.quote_prices(now_ns)
         waiting = self._elastic.choose_share(waiting, early, quoted, now_ns)
         spec = waiting.spec
         decision = PlacementDecision(placements=(), explanation=(), room=0, withheld=early)
@@ -376,7 +375,7 @@ class Core:
 
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
-            quoted = quoted or self._quote_if_due(now_ns)
+            quoted = quoted or self._starts.quote_prices(now_ns)
             return self._starts.decide_growth(workload, spec, quoted, now_ns)
 
         floor = self._elastic.find_floor(workload, now_ns)
@@ -388,7 +387,7 @@ class Core:
 
     def record_progress(self, workload_id: str, work_done: float, *, at_ns: int, now_ns: int) -> CoreStep[None]:
         """Records how much a job with an elastic deadline had done at a time; one that would be late grows. Raises NotFound."""
-        workload, quoted = self.workload(workload_id), self._quote_if_due(now_ns)
+        workload, quoted = self.workload(workload_id), self._starts.quote_prices(now_ns)
         events = self._elastic.record_progress(workload, work_done, quoted, at_ns=at_ns, now_ns=now_ns)
         return self._with_retry(events, None, self._apply_all(events), now_ns, frees=bool(events))
 
@@ -796,5 +795,5 @@ class Core:
         begun = self._preemptions.continue_started(self._apply, self._apply_outcome, now_ns)
         if begun.needs_round:
             self._retrying.on_capacity_freed()
-        more, nodes = self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)
+        more, nodes = self._retrying.retry_step(self._apply, self._apply_outcome, self._starts.quote_prices, now_ns)
         return [*begun.events, *more], begun.nodes | nodes

@@ -183,7 +183,7 @@ class _RetryStep:
     def try_all(self, tickets: Iterable[PendingTicket]) -> PendingTicket | None:
         """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""
         workloads, failed, find_hold = self._workloads, self.failed, self._state.spending.blocking_limit
-        has_rules, has_queues, has_news = self._chooser.uses_engine_rules, self._queues.is_active, self._has_news
+        has_rules, has_queues = self._chooser.uses_engine_rules, self._queues.is_active
         # An engine's rules and spending limits are of single workloads.
         has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
         # Then a request that has failed is all that is to be known of work behind it: a queue of thousands is looked
@@ -237,8 +237,7 @@ class _RetryStep:
             # Watts are not what the ends of work are known to free.
             if waits_for_capacity and not reason.startswith("budget:"):
                 self._keep_capacity(workload, spec)
-            if has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
-                self._defer(ticket[2], reason)
+            self._give_reason(workload, reason)
             # What a quota refuses it refuses whatever starts are reserved.
             may_skip = has_equals and (not waits_for_capacity or self._backfill.may_skip_equals(workload))
             if self.fair_round is not None and may_skip:
@@ -282,21 +281,24 @@ class _RetryStep:
                 return
             self.failed[kind] = (0, found.reason)
             first = self._workloads[gang.list_required()[0]]
-            if found.waits_for_capacity and self._backfill.reserves_for(first):
-                searches = self._chooser.searches
-                self.apply_all(self._backfill.reserve_start(first, self._now_ns))
-                self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
-        reason = self.failed[kind][1]
-        if self._has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
-            self._defer(workload.workload_id, reason)
+            if found.waits_for_capacity:
+                self._reserve_start(first)
+        self._give_reason(workload, self.failed[kind][1])
 
     def _keep_capacity(self, workload: Workload, spec: WorkloadSpec) -> None:
         """Holds freed capacity for work that waits for it alone, and reserves its start, as far as it is owed these."""
         searches = self._chooser.searches
         if self.fair_round is not None:
             self._holds.hold_for(workload, spec, self.fair_round.past, self._now_ns)
-        if self._backfill.reserves_for(workload):
-            self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
+        self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
+        self._reserve_start(workload)
+
+    def _reserve_start(self, workload: Workload) -> None:
+        """Reserves the start of work that waits for capacity, if one is owed to it."""
+        if not self._backfill.reserves_for(workload):
+            return
+        searches = self._chooser.searches
+        self.apply_all(self._backfill.reserve_start(workload, self._now_ns))
         self._tries += _SEARCH_TRIES * (self._chooser.searches - searches)
 
     def _preempt(self, workload: Workload) -> bool:
@@ -324,8 +326,12 @@ class _RetryStep:
             self._defer(key, reason)
         fair_round.note_reason(reason, use_version)
 
+    def _give_reason(self, workload: Workload, reason: str) -> None:
+        """Gives work its reason for waiting if it is new, as far as the events of a step reach."""
+        if self._has_news and workload.reason != reason and len(self.events) < 2 * _TRIES_MOST:
+            self._defer(workload.workload_id, reason)
+
     def _defer(self, workload_id: str, reason: str) -> None:
-        """Gives work its new reason for waiting."""
         deferred = WorkloadDeferred(time_ns=self._now_ns, workload_id=workload_id, reason=reason)
         self._apply(deferred)
         self.events.append(deferred)
