@@ -75,40 +75,46 @@ class ExtendedReadings:
     host: Mapping[Reading, ReadingValue] = field(default_factory=dict)
 
 
+class ExtendedReader:
+    """Reads all expensive values of one node, device by device; each read may block."""
+
+    def __init__(self, device: DevicePort) -> None:
+        self._device = device
+        self._gpus: dict[str, Mapping[Reading, ReadingValue]] = {}
+        self._instances: dict[str, tuple[InstanceReadings, ...]] = {}
+        self._processes: dict[str, tuple[GpuProcess, ...] | None] = {}
+
+    def read_gpu(self, uuid: str) -> None:
+        """Reads one device; one that does not answer is left out, as quick looks tell of a lost one."""
+        try:
+            self._gpus[uuid] = self._device.read_slow(uuid)
+            self._instances[uuid] = self._device.read_instances(uuid)
+            self._processes[uuid] = _processes(self._device, uuid)
+        except DeviceError:
+            return
+
+    def finish(self) -> ExtendedReadings:
+        """Returns what was read, with the events since the last time. Times and host are for the caller to add."""
+        try:
+            events = self._device.take_events()
+        except DeviceError:
+            events = ()
+        return ExtendedReadings(
+            monotonic_ns=0,
+            wall_ns=0,
+            gpus=self._gpus,
+            instances=self._instances,
+            processes=self._processes,
+            events=events,
+        )
+
+
 def read_extended_readings(device: DevicePort, uuids: Iterable[str]) -> ExtendedReadings:
     """Reads all expensive values; may block. Times and host are for the caller to add."""
-    gpus, instances, processes = {}, {}, {}
+    reader = ExtendedReader(device)
     for uuid in uuids:
-        try:
-            gpus[uuid] = device.read_slow(uuid)
-            instances[uuid] = device.read_instances(uuid)
-            processes[uuid] = _processes(device, uuid)
-        except DeviceError:
-            # Quick looks tell of a lost device; here it is only left out.
-            continue
-    try:
-        events = device.take_events()
-    except DeviceError:
-        events = ()
-    return ExtendedReadings(
-        monotonic_ns=0, wall_ns=0, gpus=gpus, instances=instances, processes=processes, events=events
-    )
-
-
-def merge_extended_readings(parts: Iterable[ExtendedReadings]) -> ExtendedReadings:
-    """Merges the readings of several devices, which were asked one after another."""
-    gpus: dict[str, Mapping[Reading, ReadingValue]] = {}
-    instances: dict[str, tuple[InstanceReadings, ...]] = {}
-    processes: dict[str, tuple[GpuProcess, ...] | None] = {}
-    events: list[DeviceEvent] = []
-    for part in parts:
-        gpus.update(part.gpus)
-        instances.update(part.instances)
-        processes.update(part.processes)
-        events += part.events
-    return ExtendedReadings(
-        monotonic_ns=0, wall_ns=0, gpus=gpus, instances=instances, processes=processes, events=tuple(events)
-    )
+        reader.read_gpu(uuid)
+    return reader.finish()
 
 
 def _processes(device: DevicePort, uuid: str) -> tuple[GpuProcess, ...] | None:

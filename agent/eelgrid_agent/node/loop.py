@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from eelgrid_agent.devices.port import DevicePort
-from eelgrid_agent.devices.sampler import ExtendedReadings, merge_extended_readings, read_extended_readings
+from eelgrid_agent.devices.sampler import ExtendedReader, ExtendedReadings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
 from eelgrid_agent.engine.readiness import GpuUse, read_gpu_use
 from eelgrid_agent.node.inventory import (
@@ -315,13 +315,13 @@ class SimulatedNodesLoop:
     async def _look_slowly(self, index: int) -> None:
         """Asks what is dear, with a turn for the streams after each slice of time: of eight GPUs it takes 50 ms."""
         node, device = self._nodes[index]
-        parts, begun_ns = [], self._clock.monotonic_ns()
+        reader, begun_ns = ExtendedReader(device), self._clock.monotonic_ns()
         for uuid in node.gpu_uuids:
-            parts.append(read_extended_readings(device, (uuid,)))
+            reader.read_gpu(uuid)
             if self._clock.monotonic_ns() - begun_ns >= SLICE_S * 1e9:
                 await asyncio.sleep(0)
                 begun_ns = self._clock.monotonic_ns()
-        slow = merge_extended_readings(parts)
+        slow = reader.finish()
         node.observe_slow(slow, _found(node, slow, self._clock))
 
 
