@@ -144,12 +144,12 @@ class RoleRefused(PermissionDenied):
         self.caller = caller
         self.method = method
         self.needs = needs
-        violation = Violation("certificate", f"{caller.subject or '(no name)'} {problem}", remedy)
         if caller.is_local_user:
             # There is no other certificate to use, and root is an administrator.
-            violation = Violation(
-                "user", f"is {caller.user or 'nobody'}", "ask root, or the owner of the work if it has one"
-            )
+            remedy = "ask root, or the owner of the work if it has one"
+            violation = Violation("user", f"is {caller.user or 'nobody'}", remedy)
+        else:
+            violation = Violation("certificate", f"{caller.subject or '(no name)'} {problem}", remedy)
         super().__init__(f"{method} {words}", (violation,))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, parse_jobs, parse_nodes
@@ -47,7 +48,6 @@ from eelgrid_protos.messages import Workload
 
 _LOG_SHOWN_MOST = 5
 _BACKOFF_MOST_S = 30.0
-_REFUSED_MOST = 10_000
 
 
 def _view(core: Core) -> tuple[dict[str, Workload], dict[str, dict[int, str]]]:
@@ -105,13 +105,10 @@ class SlurmEngine:
         # Something was placed or ended: the next look is due at once.
         self._is_due = asyncio.Event()
         self._is_unreadable_told = False
-        # By job: since when Slurm refuses what was planned for it.
-        self._refused_since_s: dict[str, float] = {}
         loop.listeners.append(self._on_commit)
 
-    def _on_commit(self, committed: object) -> None:
-        events = getattr(committed, "events", ())
-        for event in events:
+    def _on_commit(self, committed: CommitResult) -> None:
+        for event in committed.events:
             if isinstance(event, WorkloadPlaced | WorkloadCancelled) and event.workload_id.startswith(WORKLOAD_PREFIX):
                 self._is_due.set()
                 return
@@ -180,19 +177,19 @@ class SlurmEngine:
                 case EndJob(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
                     await self._loop.cancel(workload_id)
-        except NotFound:
-            if isinstance(one, ReportUsage):
-                self._steering.forget_report(one.node_name)
         except (Fault, ContractError) as error:
             await self._on_refusal(one, error)
 
     async def _on_refusal(self, one: SlurmInstruction, error: Exception) -> None:
-        self.counts.refused += 1
         if isinstance(one, RegisterNode):
             self._steering.forget_report(one.inventory.node_name)
         elif isinstance(one, ReportUsage):
             self._steering.forget_report(one.node_name)
-        elif isinstance(one, SubmitJob):
+        if isinstance(error, NotFound):
+            # It has ended or left meanwhile, which the next look tells.
+            return
+        self.counts.refused += 1
+        if isinstance(one, SubmitJob):
             # The core could never place it, or holds too much: Slurm decides.
             job_id = one.request.spec.labels["slurm/job"]
             await self._write(LetJobGo(job_id, f"refused: {error}"))
@@ -207,10 +204,7 @@ class SlurmEngine:
                     case PlaceJob():
                         await self._place(one)
                     case LetJobGo(job_id, reason):
-                        words = shorten_reason(reason)
-                        await self._commands.leave_job(job_id, f"{MARK_LEFT} {words}")
-                        self.counts.left += 1
-                        self._log.info("job=%s left_to=slurm reason=%s", job_id, words)
+                        await self._leave(job_id, reason)
                     case CancelJob(job_id):
                         await self._commands.cancel_job(job_id)
             except SlurmFailed as error:
@@ -218,29 +212,24 @@ class SlurmEngine:
                 self._log.warning("slurm=%s error=%s", type(one).__name__, error)
 
     async def _place(self, one: PlaceJob) -> None:
-        job = one.job
+        job, names = one.job, ",".join(one.nodes)
         problem = await self._commands.check_placement(job, one.nodes)
-        if not problem:
-            self._refused_since_s.pop(job.job_id, None)
-        elif not self._is_refused_for_long(job.job_id):
-            # A node that does not answer for a moment is refused, too.
-            self._log.info(
-                "job=%s nodes=%s refused_by=slurm again=yes error=%s", job.job_id, ",".join(one.nodes), problem
-            )
-            return
+        is_over = self._steering.note_answer(job, is_refused=bool(problem), now_s=self._clock.now_ns() / 1e9)
+        if is_over:
+            self._log.warning("job=%s nodes=%s refused_by=slurm again=no error=%s", job.job_id, names, problem)
+            await self._leave(job.job_id, problem)
+        elif problem:
+            self._log.info("job=%s nodes=%s refused_by=slurm again=yes error=%s", job.job_id, names, problem)
         else:
-            await self._commands.leave_job(job.job_id, f"{MARK_LEFT} {shorten_reason(problem)}")
-            self.counts.left += 1
-            self._log.warning("job=%s nodes=%s refused_by=slurm error=%s", job.job_id, ",".join(one.nodes), problem)
-            return
-        await self._commands.place_job(job.job_id, one.nodes, f"{MARK_PLACED} {','.join(one.nodes)[:200]}")
-        self.counts.placed += 1
+            await self._commands.place_job(job.job_id, one.nodes, f"{MARK_PLACED} {names[:200]}")
+            self.counts.placed += 1
 
-    def _is_refused_for_long(self, job_id: str) -> bool:
-        now_s = self._clock.monotonic_s()
-        if len(self._refused_since_s) > _REFUSED_MOST:
-            self._refused_since_s.clear()
-        return now_s - self._refused_since_s.setdefault(job_id, now_s) >= self._settings.steering.patience_s
+    async def _leave(self, job_id: str, reason: str) -> None:
+        """Leaves a job to Slurm's own scheduler, and says why."""
+        words = shorten_reason(reason)
+        await self._commands.leave_job(job_id, f"{MARK_LEFT} {words}")
+        self.counts.left += 1
+        self._log.info("job=%s left_to=slurm reason=%s", job_id, words)
 
     def _renew_lease(self, now_s: float) -> None:
         lease = self._settings.lease

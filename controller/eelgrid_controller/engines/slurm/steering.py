@@ -259,12 +259,20 @@ class Steering:
         if not job.admin_comment.startswith(MARK_PLACED):
             return
         waits_s = now_s - self._waits_since_s.setdefault(key, now_s)
-        if not is_refusal(job.reason):
-            self._refused_since_s.pop(key, None)
-        refused_s = now_s - self._refused_since_s.setdefault(key, now_s) if is_refusal(job.reason) else 0.0
-        patience_s = self.settings.patience_s
-        if refused_s >= patience_s or waits_s >= _WAITS_TIMES * patience_s:
+        is_over = self.note_answer(job, is_refused=is_refusal(job.reason), now_s=now_s)
+        if is_over or waits_s >= _WAITS_TIMES * self.settings.patience_s:
             yield LetJobGo(job.job_id, f"Slurm says {job.reason}")
+
+    def note_answer(self, job: SlurmJob, *, is_refused: bool, now_s: float) -> bool:
+        """Notes whether Slurm refuses a job where it was placed; returns whether it has for as long as it may.
+
+        A node that does not answer for a moment is refused, too.
+        """
+        key = name_workload(job)
+        if not is_refused:
+            self._refused_since_s.pop(key, None)
+            return False
+        return now_s - self._refused_since_s.setdefault(key, now_s) >= self.settings.patience_s
 
     def _follow_nodes(
         self,
