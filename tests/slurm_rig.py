@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.e2e.processes import free_port
@@ -19,6 +20,7 @@ from tests.waiting import poll_until
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 _START_S = 60.0
+_SHOWN_LINES = 40
 _PLUGIN = Path(__file__).parent.parent / "deploy" / "slurm" / "job_submit.lua"
 _LEASE = 'os.getenv("EELGRID_SLURM_LEASE") or "/run/eelgrid/slurm-lease"'
 CPUS, MEMORY_MIB, GPUS = 16, 64_000, 4
@@ -40,10 +42,13 @@ def _find_daemon(name):
 
 
 class SlurmCluster:
-    """One cluster; `types` are the GRES types of its nodes n0, n1, and so on."""
+    """One cluster, in a new folder; `types` are the GRES types of its nodes n0, n1, and so on."""
 
-    def __init__(self, folder, *, types=("a100", "a100", "h100"), lease=None, extra=""):
-        self.folder, self.types = folder, types
+    def __init__(self, *, types=("a100", "a100", "h100"), lease=None, extra=""):
+        # Steps listen at SPOOL/NODE_JOB.STEP, and a path of more than 107 bytes is no socket: then launches fail and jobs are
+        # requeued and held. pytest's own folders are too long for that.
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        self.types = types
         self.names = [f"n{number}" for number in range(len(types))]
         self.lease = lease or folder / "lease"
         for name in ("bin", "etc", "state", "log", "run", "dev", "munge"):
@@ -133,6 +138,10 @@ class SlurmCluster:
 
     def __exit__(self, *reason):
         self.stop()
+        # pytest shows it with a test that failed.
+        for path in sorted((self.folder / "log").glob("slurm*.log")):
+            print(path.name, *path.read_text(errors="replace").splitlines()[-_SHOWN_LINES:], sep="\n  ")
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self):
         """Starts all daemons; returns when every node is idle."""
@@ -191,10 +200,18 @@ class SlurmCluster:
         output = f"--output={self.folder}/log/job-%j.txt"
         return self.run("sbatch", "--parsable", *comment, output, *options, f"--wrap={script}").strip()
 
-    def saved_s(self):
-        """When slurmctld last wrote its jobs to disk."""
+    def wait_saved(self):
+        """Waits until slurmctld has written all that holds now to disk: the second time from now, as it may just be writing."""
         path = self.folder / "state" / "job_state"
-        return path.stat().st_mtime if path.exists() else 0.0
+        for _ in range(2):
+            before_s = path.stat().st_mtime if path.exists() else 0.0
+            # It writes what has changed.
+            self.run("scancel", self.submit("true", "--hold", steered=False))
+            poll_until(
+                lambda before_s=before_s: path.exists() and path.stat().st_mtime > before_s,
+                "slurmctld has saved its jobs",
+                within_s=60.0,
+            )
 
     def jobs(self):
         """All jobs as squeue's JSON has them, by number."""

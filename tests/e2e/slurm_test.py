@@ -25,7 +25,7 @@ OPTIONS = ("--slurm-poll", "0.2", "--slurm-lease-seconds", "5", "--slurm-patienc
 def shared(tmp_path_factory):
     """A Slurm and a controller that steers it, for all tests that kill neither."""
     folder = tmp_path_factory.mktemp("steered")
-    with SlurmCluster(folder / "slurm") as slurm, Cluster(folder) as cluster:
+    with SlurmCluster() as slurm, Cluster(folder) as cluster:
         start(cluster, slurm)
         yield slurm, cluster
 
@@ -50,7 +50,7 @@ def cluster(shared):
 @pytest.fixture
 def lone(tmp_path):
     """A Slurm and a controller, not yet started, for a test that kills them."""
-    with SlurmCluster(tmp_path / "slurm") as slurm, Cluster(tmp_path) as cluster:
+    with SlurmCluster() as slurm, Cluster(tmp_path) as cluster:
         yield slurm, cluster
 
 
@@ -68,10 +68,7 @@ def is_leased(slurm):
 
 
 def wait_running(slurm, *jobs):
-    poll_until(
-        lambda: all(slurm.state(job) == "RUNNING" for job in jobs),
-        f"{jobs} run; {slurm.run('squeue')}",
-    )
+    poll_until(lambda: all(slurm.state(job) == "RUNNING" for job in jobs), f"{jobs} run")
 
 
 def workload(cluster, job):
@@ -230,8 +227,7 @@ def test_slurmctld_killed_and_restarted_loses_no_job_and_the_controller_goes_on(
     running = slurm.submit("sleep 600", "--gres=gpu:a100:1")
     wait_running(slurm, running)
     # Until its next save, slurmctld itself would forget that the job runs.
-    begun_s = time.time()
-    poll_until(lambda: slurm.saved_s() > begun_s, "slurmctld has saved its jobs", within_s=60.0)
+    slurm.wait_saved()
     slurm.kill("slurmctld")
     poll_until(lambda: not is_leased(slurm), "the lease is not renewed")
     slurm.start_controller()

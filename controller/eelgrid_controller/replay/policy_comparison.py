@@ -10,6 +10,7 @@ of it. Lines of a picture are means over seeds; whiskers span the smallest to th
 """
 
 import csv
+import logging
 import os
 import signal
 import sys
@@ -176,9 +177,18 @@ def _run_numbered(index: int, job: PolicyRun) -> tuple[int, RunResult]:
     return index, execute_run(job)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a callback of the pool failed for another reason than that the pool has ended.
+
+    An interrupt ends it while workers still answer; where a worker died, the run's own result says so.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], RuntimeError)
+
+
 def _backend(joblib: Any, backend: RunBackend) -> AbstractContextManager[Any]:
     """The context in which joblib hands out runs."""
     if backend is RunBackend.PROCESSES:
+        logging.getLogger("concurrent.futures").addFilter(_is_news)
         processes: AbstractContextManager[Any] = joblib.parallel_config(backend="loky", initializer=_quietly)
         return processes
     import_library("ray.util.joblib", "--backend ray", "'ray[default]'").register_ray()
