@@ -1,10 +1,11 @@
 """Reclaim by past use under endless jobs of any size: finite, never within the run time, and always toward fair shares."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
@@ -30,6 +31,31 @@ def past_of(core, now_ns):
     return {queue.name: found[queue.name] / queue.weight for queue in policy.queues}
 
 
+def charge_of(gpus):
+    """What an admission is charged with at once: a minute's use that has just ended."""
+    return gpus * HALF_LIFE_S / math.log(2.0) * (1.0 - 2.0 ** (-60.0 / HALF_LIFE_S))
+
+
+@example(
+    # A queue is admitted, which makes it the one that has used more, and other work of it makes room at the same moment.
+    weights=[0.1, 1.0, 1.0],
+    jobs=[
+        (0, 2, 8),
+        (1, 4, 5),
+        (2, 2, 37),
+        (0, 2, 28),
+        (0, 8, 31),
+        (0, 3, 1),
+        (1, 1, 19),
+        (2, 2, 26),
+        (0, 1, 0),
+        (2, 4, 23),
+        (2, 4, 20),
+        (2, 4, 20),
+    ],
+    min_runtime=0,
+    horizon=1,
+)
 @given(
     weights=st.lists(st.sampled_from([0.1, 1.0, 2.0, 5.0]), min_size=2, max_size=3),
     jobs=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 2, 3, 4, 8]), st.integers(0, 40)), max_size=12),
@@ -47,6 +73,7 @@ def test_exchanges_are_finite_keep_the_run_time_and_move_shares_toward_fair(weig
         Queue(name="root", preemption=rules),
         *(Queue(name=name, parent="root", weight=weight) for name, weight in zip(names, weights, strict=True)),
     )
+    weight_of = {queue.name: queue.weight for queue in queues}
     core.update_policy(replace(core.state.policy, queues=queues, queue_half_life_s=HALF_LIFE_S), now_ns=1)
     started, taken, evictions = {}, {}, 0
     steps = 128
@@ -73,19 +100,22 @@ def test_exchanges_are_finite_keep_the_run_time_and_move_shares_toward_fair(weig
             if isinstance(event, WorkloadPlaced):
                 started[event.workload_id] = step
                 changes[queue].add(event.workload_id)
+                before[queue] += (
+                    charge_of(core.state.workloads[event.workload_id].spec.request.gpu_count) / weight_of[queue]
+                )
                 continue
             gainer = core.state.workloads[event.preempted_for].spec.queue
             evictions += 1
             changes[queue].add(event.preempted_for)
             exchanges[queue, gainer] = event.preempted_for
-            # Nobody is stopped before it has run so long, and only who has used more makes room for who has used less.
+            # Nobody is stopped before it has run so long, and only who has used more, with the first minute of what was
+            # admitted just before, makes room for who has used less.
             assert step - started[event.workload_id] >= min_runtime
             assert before[queue] > before[gainer]
             # If neither has started or lost other work, what was taken is not taken back before the horizon, less the
             # minute that an admission is charged with.
             back = taken.get((gainer, queue))
-            mine, theirs = (queues[1 + names.index(name)].weight for name in (queue, gainer))
-            part = 2.0 * mine / (mine + theirs)
+            part = 2.0 * weight_of[queue] / (weight_of[queue] + weight_of[gainer])
             assert back is None or step - back + 1 >= part * (horizon or 2) - 1.0
         assert not any((gainer, queue) in exchanges for queue, gainer in exchanges)
         taken = {pair: at for pair, at in taken.items() if changes.keys().isdisjoint(pair)}
