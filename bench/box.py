@@ -38,6 +38,7 @@ from eelgrid import Client, Mobility, ProcessSpec, ResourceRequest, Workload, Wo
 GPUS = 8
 _GAP_P99_MOST_S, _FIRST_OUTPUT_MOST_S, _LIST_MOST_S = 0.050, 0.150, 0.300
 _CODES = 5
+_LISTS = 11
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def _time_list(client: Client, folder: Path, queued: int) -> tuple[list[float], 
         client.submit_workload(_spec(folder, "true", name=f"q-{n}"), workload_id=f"q-{n}")
         progress.show(n + 1, queued)
     brief, whole = list[float](), list[float]()
-    for _ in range(5):
+    for _ in range(_LISTS):
         for list_queued, taken in ((client.list_workload_summaries, brief), (client.list_workloads, whole)):
             begun = time.perf_counter()
             assert sum(1 for _ in list_queued(phases=[WorkloadPhase.PENDING])) == queued
