@@ -213,6 +213,13 @@ class SlurmCluster:
                 within_s=60.0,
             )
 
+    def forget_ended(self):
+        """Has slurmctld forget every job that has ended, as it does after MinJobAge."""
+        text = self.conf.read_text()
+        self.conf.write_text(text.replace("MinJobAge=300", "MinJobAge=2"))
+        self.run("scontrol", "reconfigure")
+        poll_until(lambda: not self.jobs(), "slurmctld has forgotten its jobs", within_s=120.0)
+
     def jobs(self):
         """All jobs as squeue's JSON has them, by number."""
         return {str(job["job_id"]): job for job in json.loads(self.run("squeue", "--json"))["jobs"]}

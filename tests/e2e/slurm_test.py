@@ -98,6 +98,50 @@ def test_a_job_that_opted_in_runs_where_the_core_places_it_and_ends_there_too(sl
     poll_until(lambda: workload(cluster, job).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
 
 
+@pytest.mark.parametrize(
+    ("script", "phase", "reason", "code"),
+    [
+        ("true", WorkloadPhase.SUCCEEDED, "", 0),
+        ("exit 3", WorkloadPhase.FAILED, "exited with 3", 3),
+        ("kill -9 $$", WorkloadPhase.FAILED, "ended by SIGKILL", 137),
+    ],
+    ids=["succeeded", "exit code", "signal"],
+)
+def test_a_job_ends_in_the_core_as_it_ended_in_slurm(slurm, cluster, script, phase, reason, code):
+    job = slurm.submit(script, "--gres=gpu:a100:1")
+    poll_until(lambda: (found := workload(cluster, job)) and found.phase.is_ended, "it has ended here")
+    found = workload(cluster, job)
+    assert (found.phase, found.reason, found.exit_code) == (phase, reason, code)
+    assert slurm.jobs()[job]["start_time"] * 10**9 == found.attempts[0].started_ns
+    shown = cluster.eelctl("jobs", "--all").stdout
+    assert [line.split()[3] for line in shown.splitlines() if line.startswith(f"slurm-{job} ")] == [phase.name.lower()]
+    assert reason in cluster.eelctl("get", f"slurm-{job}").stdout
+
+
+def test_the_ends_that_slurm_makes_are_named_and_what_it_has_forgotten_is_lost(lone):
+    slurm, cluster = lone
+    controller = start(cluster, slurm)
+    late = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    on_lost_node = slurm.submit("sleep 600", "--gres=gpu:h100:1", "--no-requeue")
+    forgotten = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, late, on_lost_node, forgotten)
+    slurm.run("scontrol", "update", f"JobId={late}", "TimeLimit=0:01")
+    slurm.kill("slurmd.n2")
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=broken")
+    poll_until(lambda: workload(cluster, on_lost_node).phase.is_ended, "the core knows of the node")
+    assert workload(cluster, on_lost_node).reason == "lost: its node failed"
+    poll_until(lambda: workload(cluster, late).phase.is_ended, "the time limit is over", within_s=150.0)
+    assert workload(cluster, late).reason == "ended by SIGTERM: its time limit was over"
+    controller.kill()
+    slurm.run("scancel", forgotten)
+    slurm.forget_ended()
+    start(cluster, slurm)
+    poll_until(lambda: workload(cluster, forgotten).phase.is_ended, "it is gone")
+    found = workload(cluster, forgotten)
+    assert found.phase is WorkloadPhase.FAILED
+    assert found.reason == "lost: Slurm has forgotten the job, so nobody knows how it ended"
+
+
 def test_the_core_learns_which_gpus_slurm_has_chosen(lone):
     slurm, cluster = lone
     first = slurm.submit("sleep 600", "--gres=gpu:h100:1", steered=False)

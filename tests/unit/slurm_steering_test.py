@@ -24,7 +24,9 @@ from eelgrid_controller.engines.slurm.steering import (
     is_refusal,
     shorten_reason,
 )
-from eelgrid_protos.messages import Placement, Workload, WorkloadPhase
+from eelgrid_controller.formatting import describe_attempt
+from eelgrid_protos.messages import AttemptState, AttemptStatus, Placement, Workload, WorkloadPhase
+from eelgrid_protos.schema import list_violations
 
 NODES = tuple(
     SlurmNode(
@@ -38,18 +40,23 @@ HELD = SlurmJob(
     memory_bytes=2**30, gpus=(GresCount("a100", 2),), reason="JobHeldUser", submit_s=5,
 )  # fmt: skip
 PLACED = replace(HELD, admin_comment="eelgrid:placed n0", is_held=False, required_nodes=("n0",), reason="Priority")
-RUNNING = replace(PLACED, state="RUNNING", nodes=("n0",), gpu_indexes={"n0": (0, 1)}, reason="None")
+RUNNING = replace(PLACED, state="RUNNING", nodes=("n0",), gpu_indexes={"n0": (0, 1)}, reason="None", start_s=20)
+S = 10**9
 
 
 def build_workload(job, *nodes, phase=WorkloadPhase.PENDING, gpus=("u0", "u1")):
     request = build_request(job, SteeringSettings())
     places = tuple(Placement(replica=at, node_name=name, gpu_uuids=gpus) for at, name in enumerate(nodes))
+    begun = AttemptStatus(
+        workload_id=request.workload_id, replica=0, attempt=0, state=AttemptState.RUNNING, started_ns=20 * S
+    )
     return Workload(
         workload_id=request.workload_id,
         spec=request.spec,
         phase=WorkloadPhase.PLACED if nodes else phase,
         submitted_ns=1,
         placements=places,
+        attempts=(begun,) if nodes else (),
     )
 
 
@@ -113,12 +120,49 @@ def test_a_job_that_somebody_else_released_is_given_up_and_counts_as_external():
 
 
 @pytest.mark.parametrize(
-    "job", [(), (replace(RUNNING, state="COMPLETED", nodes=()),), (replace(RUNNING, state="FAILED"),)]
+    ("changes", "end"),
+    [
+        ({"state": "COMPLETED"}, (AttemptState.ENDED, 0, 0, "")),
+        ({"state": "FAILED", "exit_code": 3}, (AttemptState.ENDED, 3, 0, "")),
+        ({"state": "FAILED", "exit_signal": 11}, (AttemptState.ENDED, None, 11, "")),
+        ({"state": "TIMEOUT"}, (AttemptState.ENDED, None, 15, "its time limit was over")),
+        ({"state": "TIMEOUT", "exit_code": 1}, (AttemptState.ENDED, 1, 0, "its time limit was over")),
+        ({"state": "OUT_OF_MEMORY", "exit_signal": 125}, (AttemptState.ENDED, None, 9, "out of memory")),
+        ({"state": "NODE_FAIL"}, (AttemptState.LOST, None, 0, "its node failed")),
+        ({"state": "SPECIAL_EXIT", "exit_code": 2}, (AttemptState.ENDED, 2, 0, "special_exit in Slurm")),
+    ],
 )
-def test_a_job_that_ended_is_ended_in_the_core(job):
-    (found,) = decide(*job, workloads=[build_workload(RUNNING, "n0")])
-    assert isinstance(found, EndJob)
-    assert found.workload_id == "slurm-12"
+def test_a_job_that_ended_ends_in_the_core_as_it_ended_in_slurm(changes, end):
+    job = replace(RUNNING, nodes=(), end_s=60, **changes)
+    (found,) = decide(job, workloads=[build_workload(RUNNING, "n0")])
+    status = found.status
+    assert (status.state, status.exit_code, status.signal, status.reason) == end
+    assert (status.workload_id, status.attempt, status.started_ns, status.ended_ns) == ("slurm-12", 0, 20 * S, 60 * S)
+    assert list(list_violations(status)) == []
+    assert status.is_success == (job.state == "COMPLETED")
+
+
+def test_a_job_that_slurm_has_forgotten_is_lost_and_no_success():
+    (found,) = decide(workloads=[build_workload(RUNNING, "n0")])
+    assert (found.status.state, found.status.is_success) == (AttemptState.LOST, False)
+    assert describe_attempt(found.status) == "lost: Slurm has forgotten the job, so nobody knows how it ended"
+    assert decide(workloads=[build_workload(RUNNING)]) == [
+        EndJob("slurm-12", "Slurm has forgotten the job, so nobody knows how it ended")
+    ]
+
+
+def test_a_job_that_was_cancelled_in_slurm_is_cancelled_here():
+    gone = replace(RUNNING, state="CANCELLED", nodes=(), exit_signal=15)
+    assert decide(gone, workloads=[build_workload(RUNNING, "n0")]) == [EndJob("slurm-12", "cancelled in Slurm")]
+    never = replace(PLACED, state="DEADLINE")
+    assert decide(never, workloads=[build_workload(RUNNING, "n0")]) == [EndJob("slurm-12", "deadline in Slurm")]
+
+
+def test_a_placed_job_is_reported_as_begun_once_it_runs_in_slurm():
+    known = replace(build_workload(RUNNING, "n0"), attempts=())
+    (found,) = decide(RUNNING, workloads=[known])
+    assert (found.status.state, found.status.started_ns) == (AttemptState.RUNNING, 20 * S)
+    assert decide(RUNNING, workloads=[replace(known, attempts=(found.status,))]) == []
 
 
 def test_a_completing_job_still_holds_its_place():
@@ -129,7 +173,7 @@ def test_a_completing_job_still_holds_its_place():
 def test_a_restart_is_another_run_and_what_was_said_of_the_first_is_not_of_it():
     again = replace(HELD, restarts=1)
     ended, submitted = decide(again, workloads=[build_workload(HELD, "n0")])
-    assert ended == EndJob("slurm-12", "the job is no more in Slurm")
+    assert (ended.status.workload_id, ended.status.reason) == ("slurm-12", "Slurm has restarted the job")
     assert submitted.request.workload_id == "slurm-12.1"
 
 

@@ -82,7 +82,10 @@ class SlurmJob:
     # Why it cannot be steered, in words; empty if it can.
     peculiar: str = ""
     dependency: str = ""
+    # How its batch script ended: what it exited with, and the signal that ended it.
     exit_code: int = 0
+    exit_signal: int = 0
+    end_s: int = 0
     # Of a task, or of an array's tasks that wait.
     array_id: str = ""
 
@@ -322,6 +325,7 @@ def _read_job(found: Mapping[str, Any]) -> list[SlurmJob]:
     nodes = expand_hosts(_text(found, "nodes"))
     count = max(1, len(nodes) or _number(found, "node_count", 1))
     cpus = max(1, _number(found, "cpus", 1))
+    exit_code, exit_signal = _read_exit(found)
     job = SlurmJob(
         job_id=str(number),
         name=_text(found, "name"),
@@ -350,7 +354,9 @@ def _read_job(found: Mapping[str, Any]) -> list[SlurmJob]:
         restarts=_number(found, "restart_cnt"),
         peculiar=_find_peculiarity(found),
         dependency=_text(found, "dependency"),
-        exit_code=_read_exit_code(found),
+        exit_code=exit_code,
+        exit_signal=exit_signal,
+        end_s=_number(found, "end_time"),
         array_id=str(_number(found, "array_job_id") or ""),
     )
     return [replace(job, job_id=key) for key in _list_ids(found, number)]
@@ -374,15 +380,16 @@ def _list_ids(found: Mapping[str, Any], number: int) -> list[str]:
     return [f"{array}_{int(one)}" for one in tasks]
 
 
-def _read_exit_code(found: Mapping[str, Any]) -> int:
-    """Reads how it ended: 0 for success, in 22.05 the status of wait(2), later an object."""
+def _read_exit(found: Mapping[str, Any]) -> tuple[int, int]:
+    """Reads its exit code and signal: in 22.05 the status of wait(2), later an object."""
     value = found.get("exit_code")
     if isinstance(value, dict) and "return_code" in value:
-        code = value.get("return_code")
         signal = value.get("signal")
-        id_of = signal.get("id") if isinstance(signal, dict) else signal
-        return (read_number(code) or 0) or (read_number(id_of) or 0)
-    return read_number(value) or 0
+        # signal_id until v0.0.40.
+        number = signal.get("id", signal.get("signal_id")) if isinstance(signal, dict) else signal
+        return read_number(value["return_code"]) or 0, read_number(number) or 0
+    status = read_number(value) or 0
+    return status >> 8 & 0xFF, status & 0x7F
 
 
 def _read_admin_comment(found: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from eelgrid_controller.engines.slurm.steering import (
     EndJob,
     LetJobGo,
     PlaceJob,
+    ReportAttempt,
     SlurmInstruction,
     Steering,
     SteeringSettings,
@@ -176,7 +177,9 @@ class SlurmEngine:
                     await self._loop.correct_devices(name, held)
                 case EndJob(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
-                    await self._loop.cancel(workload_id)
+                    await self._loop.cancel(workload_id, reason=reason)
+                case ReportAttempt(status):
+                    await self._loop.record_engine_attempts((status,))
         except (Fault, ContractError) as error:
             await self._on_refusal(one, error)
 

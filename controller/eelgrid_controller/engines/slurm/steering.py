@@ -8,7 +8,7 @@ Theory. A job that opted in is held by our job_submit plugin, which marks it in 
 only memory beside the core's, and it is Slurm's: a controller that begins anew, with or without its journal, finds who was
 held, who was placed and who was let go. A held job is submitted to the core under its own id; where the core places it, it
 is checked, its nodes are required of Slurm, and it is released. Slurm stays the only truth: a job that runs elsewhere than
-planned is adopted where it runs, one that ended is ended here, and what others run is external usage. A job that Slurm
+planned is adopted where it runs, one that ended is ended here as it ended there, and what others run is external usage. A job that Slurm
 refuses to start where it was placed, or that cannot be steered at all, is let go: released without nodes and with the
 reason, and counted as external from then on. So no job waits for anything that Slurm alone would not make it wait for.
 
@@ -19,12 +19,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from signal import SIGKILL, SIGTERM
 from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     Gpu,
     Inventory,
     ResourceRequest,
@@ -47,6 +50,22 @@ _NODE_TRAITS_MOST = 256
 _WORDS_MOST = 160
 _WAITS_TIMES = 10.0
 _DEPENDENCY = re.compile(r"(after|afterany|afterok|afternotok):([0-9]+(?:_(?:[0-9]+|\*))?)(\(\w+\))?")
+_NS = 10**9
+_SIGNALS_MOST = 64
+FORGOTTEN = "Slurm has forgotten the job, so nobody knows how it ended"
+_RESTARTED = "Slurm has restarted the job"
+_CANCELLED = ("CANCELLED", "REVOKED")
+# Ends of which no exit code tells, in words; other states are named as they are.
+_LOST = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
+_ENDS = {
+    "TIMEOUT": "its time limit was over",
+    "DEADLINE": "its deadline in Slurm was over",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not start",
+    "LAUNCH_FAILED": "its node could not start it",
+    "OUT_OF_MEMORY": "out of memory",
+    "PREEMPTED": "preempted by Slurm",
+}
 # Why Slurm does not start a job that only another placement, or nobody, could help; of some, versions have other names.
 _REFUSED = frozenset(
     [
@@ -104,10 +123,17 @@ class CorrectDevices:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """A job of the core is over, or is no more ours."""
+    """A job of the core was cancelled in Slurm, has not begun, or is no more ours."""
 
     workload_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAttempt:
+    """A placed job has begun in Slurm, or has ended there, and how."""
+
+    status: AttemptStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +167,7 @@ SlurmInstruction: TypeAlias = (
     | AdoptJob
     | CorrectDevices
     | EndJob
+    | ReportAttempt
     | PlaceJob
     | CancelJob
     | LetJobGo
@@ -204,6 +231,7 @@ class Steering:
         return found
 
     def _end_jobs(self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload]) -> Iterable[SlurmInstruction]:
+        known = {job.job_id for job in by_id.values()}
         for key, workload in workloads.items():
             if not key.startswith(WORKLOAD_PREFIX) or workload.phase not in (
                 WorkloadPhase.PENDING,
@@ -211,12 +239,19 @@ class Steering:
             ):
                 continue
             job = by_id.get(key)
+            is_placed = workload.phase is WorkloadPhase.PLACED
             if job is None:
-                yield EndJob(key, "the job is no more in Slurm")
+                is_restarted = key.removeprefix(WORKLOAD_PREFIX).partition(".")[0] in known
+                reason = _RESTARTED if is_restarted else FORGOTTEN
+                yield ReportAttempt(_describe_loss(workload, reason)) if is_placed else EndJob(key, reason)
             elif job.admin_comment.startswith(MARK_LEFT) and not job.holds_resources:
                 yield EndJob(key, "left to Slurm")
             elif not job.is_pending and not job.holds_resources:
-                yield EndJob(key, f"{job.state.lower()} in Slurm")
+                is_cancelled = job.state in _CANCELLED or not job.start_s
+                if is_placed and not is_cancelled:
+                    yield ReportAttempt(describe_end(job, workload))
+                else:
+                    yield EndJob(key, f"{job.state.lower()} in Slurm")
 
     def _steer(
         self,
@@ -337,7 +372,19 @@ def _follow_run(
         yield EndJob(key, "runs in Slurm without having been placed")
         return
     places = () if workload is None else workload.placements
-    if phase not in (None, WorkloadPhase.PLACED) or sorted(one.node_name for one in places) == sorted(job.nodes):
+    if phase not in (None, WorkloadPhase.PLACED):
+        return
+    if workload is not None and sorted(one.node_name for one in places) == sorted(job.nodes):
+        if not workload.attempts and job.start_s:
+            yield ReportAttempt(
+                AttemptStatus(
+                    workload_id=key,
+                    replica=_find_first_replica(workload),
+                    attempt=workload.attempt,
+                    state=AttemptState.RUNNING,
+                    started_ns=job.start_s * _NS,
+                )
+            )
         return
     indexes, counted = job.gpu_indexes or {}, _amounts_on_node(job)
     standing = tuple(
@@ -349,6 +396,47 @@ def _follow_run(
     first = 1 + max((one.replica for one in places), default=-1)
     adoption = Adoption(standing=standing, first=first, released=tuple(one.replica for one in places))
     yield AdoptJob(build_request(job, settings), adoption)
+
+
+def describe_end(job: SlurmJob, workload: Workload) -> AttemptStatus:
+    """Returns how a placed job has ended, by Slurm's word, as the attempt of all its replicas."""
+    code, signal = job.exit_code, job.exit_signal
+    reason = _ENDS.get(job.state, "" if job.state in ("COMPLETED", "FAILED") else f"{job.state.lower()} in Slurm")
+    is_lost = job.state in _LOST
+    if not (code or signal or is_lost) and job.state != "COMPLETED":
+        # Slurm has ended it, and says no more than why: it sends TERM first.
+        signal = SIGTERM
+    # Slurm's own numbers, such as 125 for a lack of memory, are no signals: then it was killed.
+    signal = signal if signal <= _SIGNALS_MOST else SIGKILL
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=_find_first_replica(workload),
+        attempt=workload.attempt,
+        state=AttemptState.LOST if is_lost else AttemptState.ENDED,
+        exit_code=None if is_lost or signal else code,
+        signal=0 if is_lost else signal,
+        reason=reason,
+        started_ns=job.start_s * _NS,
+        ended_ns=max(job.start_s, job.end_s) * _NS,
+    )
+
+
+def _describe_loss(workload: Workload, reason: str) -> AttemptStatus:
+    """Returns the end of a placed job that Slurm knows no more: nobody knows how it ended."""
+    started_ns = next((one.started_ns for one in workload.attempts), 0)
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=_find_first_replica(workload),
+        attempt=workload.attempt,
+        state=AttemptState.LOST,
+        reason=reason,
+        started_ns=started_ns,
+        ended_ns=started_ns,
+    )
+
+
+def _find_first_replica(workload: Workload) -> int:
+    return min(place.replica for place in workload.placements)
 
 
 def _list_corrections(
@@ -503,7 +591,7 @@ class Dependencies:
             return DependencyState.WAITS if any(job.is_pending for job in jobs) else DependencyState.FULFILLED
         if any(job.is_pending or job.holds_resources for job in jobs):
             return DependencyState.WAITS
-        is_good = all(job.state == "COMPLETED" and not job.exit_code for job in jobs)
+        is_good = all(job.state == "COMPLETED" and not (job.exit_code or job.exit_signal) for job in jobs)
         is_met = kind == "afterany" or is_good == (kind == "afterok")
         return DependencyState.FULFILLED if is_met else DependencyState.UNKNOWN
 
