@@ -93,7 +93,7 @@ def test_a_job_that_opted_in_runs_where_the_core_places_it_and_ends_there_too(sl
     found = slurm.jobs()[job]
     (place,) = workload(cluster, job).placements
     assert found["required_nodes"] == found["nodes"] == place.node_name != slurm.jobs()[others]["nodes"]
-    assert found["admin_comment"] == f"eelgrid:placed {found['nodes']}"
+    assert found["admin_comment"] == f"eelgrid:placed:{found['nodes']}"
     slurm.run("scancel", job)
     poll_until(lambda: workload(cluster, job).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
 

@@ -39,7 +39,7 @@ HELD = SlurmJob(
     job_id="12", name="train", user="alice", partition="main", admin_comment="eelgrid:held", is_held=True, cpus=4,
     memory_bytes=2**30, gpus=(GresCount("a100", 2),), reason="JobHeldUser", submit_s=5,
 )  # fmt: skip
-PLACED = replace(HELD, admin_comment="eelgrid:placed n0", is_held=False, required_nodes=("n0",), reason="Priority")
+PLACED = replace(HELD, admin_comment="eelgrid:placed:n0", is_held=False, required_nodes=("n0",), reason="Priority")
 RUNNING = replace(PLACED, state="RUNNING", nodes=("n0",), gpu_indexes={"n0": (0, 1)}, reason="None", start_s=20)
 S = 10**9
 
@@ -129,7 +129,7 @@ def test_a_job_that_somebody_else_released_is_given_up_and_counts_as_external():
         ({"state": "TIMEOUT", "exit_code": 1}, (AttemptState.ENDED, 1, 0, "its time limit was over")),
         ({"state": "OUT_OF_MEMORY", "exit_signal": 125}, (AttemptState.ENDED, None, 9, "out of memory")),
         ({"state": "NODE_FAIL"}, (AttemptState.LOST, None, 0, "its node failed")),
-        ({"state": "SPECIAL_EXIT", "exit_code": 2}, (AttemptState.ENDED, 2, 0, "special_exit in Slurm")),
+        ({"state": "PREEMPTED"}, (AttemptState.ENDED, None, 15, "preempted by Slurm")),
     ],
 )
 def test_a_job_that_ended_ends_in_the_core_as_it_ended_in_slurm(changes, end):
@@ -165,9 +165,18 @@ def test_a_placed_job_is_reported_as_begun_once_it_runs_in_slurm():
     assert decide(RUNNING, workloads=[replace(known, attempts=(found.status,))]) == []
 
 
-def test_a_completing_job_still_holds_its_place():
-    completing = replace(RUNNING, state="COMPLETED", flags=frozenset({"COMPLETING"}))
-    assert decide(completing, workloads=[build_workload(RUNNING, "n0")]) == []
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "COMPLETED", "flags": frozenset({"COMPLETING"})},
+        # In 22.05 the flag hides how it ended.
+        {"state": "COMPLETING"},
+        {"state": "REQUEUED", "nodes": ()},
+        {"state": "STAGE_OUT", "nodes": ()},
+    ],
+)
+def test_a_job_that_has_not_ended_for_good_still_holds_its_place(changes):
+    assert decide(replace(RUNNING, **changes), workloads=[build_workload(RUNNING, "n0")]) == []
 
 
 def test_a_restart_is_another_run_and_what_was_said_of_the_first_is_not_of_it():

@@ -97,9 +97,22 @@ class SlurmJob:
     @property
     def holds_resources(self) -> bool:
         """Whether it holds its nodes."""
-        return (
-            self.state in ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING") or "COMPLETING" in self.flags
-        )
+        return self.state in _HOLDING or "COMPLETING" in self.flags
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended for good and holds nothing any more."""
+        return self.state in _ENDED and not self.holds_resources
+
+
+# In 22.05 a flag hides the state beside it, so some of these are flags.
+_HOLDING = frozenset(["RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING"])
+_ENDED = frozenset(
+    [
+        "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED",
+        "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    ]
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ _SIGNALS_MOST = 64
 FORGOTTEN = "Slurm has forgotten the job, so nobody knows how it ended"
 _RESTARTED = "Slurm has restarted the job"
 _CANCELLED = ("CANCELLED", "REVOKED")
-# Ends of which no exit code tells, in words; other states are named as they are.
+# Ends of which no exit code tells, in words.
 _LOST = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
 _ENDS = {
     "TIMEOUT": "its time limit was over",
@@ -246,7 +246,7 @@ class Steering:
                 yield ReportAttempt(_describe_loss(workload, reason)) if is_placed else EndJob(key, reason)
             elif job.admin_comment.startswith(MARK_LEFT) and not job.holds_resources:
                 yield EndJob(key, "left to Slurm")
-            elif not job.is_pending and not job.holds_resources:
+            elif job.has_ended:
                 is_cancelled = job.state in _CANCELLED or not job.start_s
                 if is_placed and not is_cancelled:
                     yield ReportAttempt(describe_end(job, workload))
@@ -346,6 +346,11 @@ def name_workload(job: SlurmJob) -> str:
     return f"{WORKLOAD_PREFIX}{job.job_id}" + (f".{job.restarts}" if job.restarts else "")
 
 
+def mark_placement(one: PlaceJob) -> str:
+    """Returns the mark of a placed job: one word, with its nodes."""
+    return f"{MARK_PLACED}:{','.join(one.nodes)[:_WORDS_MOST]}"
+
+
 def is_steered(job: SlurmJob) -> bool:
     """Whether a job opted in and was not let go."""
     return job.admin_comment.startswith((MARK_HELD, MARK_PLACED))
@@ -401,7 +406,7 @@ def _follow_run(
 def describe_end(job: SlurmJob, workload: Workload) -> AttemptStatus:
     """Returns how a placed job has ended, by Slurm's word, as the attempt of all its replicas."""
     code, signal = job.exit_code, job.exit_signal
-    reason = _ENDS.get(job.state, "" if job.state in ("COMPLETED", "FAILED") else f"{job.state.lower()} in Slurm")
+    reason = _ENDS.get(job.state, "")
     is_lost = job.state in _LOST
     if not (code or signal or is_lost) and job.state != "COMPLETED":
         # Slurm has ended it, and says no more than why: it sends TERM first.
