@@ -197,8 +197,8 @@ class SlurmCluster:
     def submit(self, script, *options, steered=True):
         """Submits a script; returns the number of the job."""
         comment = ("--comment=eelgrid",) if steered else ()
-        output = f"--output={self.folder}/log/job-%j.txt"
-        return self.run("sbatch", "--parsable", *comment, output, *options, f"--wrap={script}").strip()
+        output = (f"--output={self.folder}/log/job-%j.txt", "--open-mode=append")
+        return self.run("sbatch", "--parsable", *comment, *output, *options, f"--wrap={script}").strip()
 
     def wait_saved(self):
         """Waits until slurmctld has written all that holds now to disk: the second time from now, as it may just be writing."""
@@ -223,6 +223,11 @@ class SlurmCluster:
     def jobs(self):
         """All jobs as squeue's JSON has them, by number."""
         return {str(job["job_id"]): job for job in json.loads(self.run("squeue", "--json"))["jobs"]}
+
+    def output(self, job):
+        """What a job that `submit` submitted has written; of all its runs, since a restart appends."""
+        path = self.folder / "log" / f"job-{job}.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def state(self, job):
         """The state of a job."""

@@ -105,7 +105,7 @@ def test_what_jobs_ask_for_is_read_by_node():
     assert (jobs["5"].dependency, jobs["5"].is_held) == ("afterok:3(unfulfilled)", True)
     assert [key for key in jobs if key.startswith("7")] == ["7_0", "7_1", "7_2", "7_3"]
     assert (jobs["8"].memory_bytes, jobs["8"].time_limit_s) == (2 << 30, 600.0)
-    assert jobs["8"].peculiar == "its user has named its nodes"
+    assert (jobs["8"].required_nodes, jobs["8"].peculiar) == (("n1",), "")
     assert jobs["4"].memory_bytes == 100 << 20
 
 

@@ -13,7 +13,16 @@ from tests.slurm_rig import GPUS, SlurmCluster, find_missing
 from tests.waiting import poll_until
 
 from eelgrid_protos import faults
-from eelgrid_protos.messages import GetWorkloadRequest, WorkloadPhase
+from eelgrid_protos.messages import (
+    EnforcementMode,
+    GetWorkloadRequest,
+    PoolMode,
+    PreemptionReclaim,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
+    WorkloadPhase,
+)
 
 MISSING = find_missing()
 WATCHDOG = Path(__file__).parent.parent.parent / "deploy" / "slurm" / "release-held"
@@ -207,6 +216,58 @@ def test_what_cannot_be_steered_is_left_to_slurm_with_the_reason(slurm, cluster,
     found = slurm.jobs()[job]
     assert reason in found["admin_comment"]
     assert found["required_nodes"] in ("", "n1")
+
+
+SAVES = """
+trap 'echo $step > $SAVED; exit 0' TERM
+SAVED=$PWD/saved-$SLURM_JOB_ID; step=$(cat $SAVED 2>/dev/null || echo 0)
+echo begun $step restart ${SLURM_RESTART_COUNT:-0}
+while true; do sleep 0.1 & wait $!; step=$((step + 1)); done
+"""
+
+
+def own_queues(cluster, **nominal):
+    """Queues with quotas of so many GPUs, which take back what is theirs; the pool is enforced."""
+    rules = QueuePreemption(reclaim=PreemptionReclaim.NOMINAL)
+    queues = [
+        Queue(name=name, parent="all", quotas=(QueueQuota(resource="gpu", nominal=1000 * gpus),), preemption=rules)
+        for name, gpus in nominal.items()
+    ]
+    pools = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),)
+    cluster.set_policy(queues=(Queue(name="all"), *queues), pools=pools)
+
+
+def test_a_job_makes_room_for_a_queue_with_a_right_to_it_and_goes_on_from_its_checkpoint(lone):
+    slurm, cluster = lone
+    start(cluster, slurm)
+    own_queues(cluster, owners=12, guests=0)
+    fixed = [slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=guests", "--no-requeue") for _ in range(2)]
+    guest = slurm.submit(SAVES, f"--gres=gpu:{GPUS}", "--account=guests")
+    wait_running(slurm, *fixed, guest)
+    before = workload(cluster, guest)
+    poll_until(lambda: "begun 0 restart 0" in slurm.output(guest), "it has begun")
+    time.sleep(1.0)  # steps, of which it saves the last
+    owner = slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=owners")
+    wait_running(slurm, owner)
+    # Who may not be requeued runs on, and the guest waits under its id, in its place, with Slurm's restart count.
+    assert [slurm.state(job) for job in fixed] == ["RUNNING", "RUNNING"]
+    poll_until(lambda: waits_in_core(cluster, guest), "the guest waits")
+    found = workload(cluster, guest)
+    assert (found.submitted_ns, found.preemptions) == (before.submitted_ns, 1)
+    assert found.reason.startswith("quota: queue all has too little gpu quota left")
+    assert (slurm.jobs()[guest]["restart_cnt"], slurm.jobs()[guest]["state_reason"]) == (1, "JobHeldUser")
+    saved = int((slurm.folder / f"saved-{guest}").read_text())
+    assert saved > 0
+    slurm.run("scancel", owner)
+    wait_running(slurm, guest)
+    # Slurm alone would wait for a minute, until the credentials of the first run are void.
+    poll_until(lambda: f"begun {saved} restart 1" in slurm.output(guest), "it goes on", within_s=20.0)
+    again = workload(cluster, guest)
+    assert (again.workload_id, again.phase) == (f"slurm-{guest}", WorkloadPhase.PLACED)
+    assert slurm.jobs()[guest]["nodes"] == again.placements[0].node_name
+    slurm.run("scancel", guest)
+    poll_until(lambda: workload(cluster, guest).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
+    assert all(len(jobs) == 1 for jobs in slurm.devices().values())
 
 
 def test_dependencies_and_begin_times_are_waited_for_before_anything_is_placed(slurm, cluster):

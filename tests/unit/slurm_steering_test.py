@@ -17,11 +17,14 @@ from eelgrid_controller.engines.slurm.steering import (
     EndJob,
     LetJobGo,
     PlaceJob,
+    RequeueJob,
     Steering,
     SteeringSettings,
     SubmitJob,
     build_request,
     is_refusal,
+    mark_placement,
+    mark_requeue,
     shorten_reason,
 )
 from eelgrid_controller.formatting import describe_attempt
@@ -184,6 +187,86 @@ def test_a_restart_is_another_run_and_what_was_said_of_the_first_is_not_of_it():
     ended, submitted = decide(again, workloads=[build_workload(HELD, "n0")])
     assert (ended.status.workload_id, ended.status.reason) == ("slurm-12", "Slurm has restarted the job")
     assert submitted.request.workload_id == "slurm-12.1"
+
+
+def victim(job, *nodes):
+    return replace(build_workload(job, *nodes), preempted_for="w-1", stopping_ns=1, reason="preempted: for w-1")
+
+
+def test_a_job_that_has_to_make_room_is_requeued_waits_under_its_id_and_is_placed_again():
+    steering = Steering(SteeringSettings(patience_s=1.0))
+
+    def step(job, known, now_s):
+        return decide(job, workloads=[known], steering=steering, now_s=now_s)
+
+    step(PLACED, build_workload(HELD, "n0"), 100.0)
+    running = replace(RUNNING, can_requeue=True)
+    assert step(running, victim(running, "n0"), 101.0) == [RequeueJob(running, "slurm-12")]
+    assert mark_requeue(running) == "eelgrid:requeued/0@1"
+    marked = replace(running, admin_comment="eelgrid:requeued/0@1")
+    # Marked, and Slurm has not yet ended it: asked again.
+    assert step(marked, victim(running, "n0"), 102.0) == [RequeueJob(marked, "slurm-12")]
+    assert step(replace(marked, state="COMPLETING"), victim(running, "n0"), 103.0) == []
+    waits = replace(
+        marked, state="PENDING", nodes=(), is_held=True, restarts=1, required_nodes=("n0",), eligible_s=999, start_s=0
+    )
+    (found,) = step(waits, victim(running, "n0"), 104.0)
+    status = found.status
+    assert (status.workload_id, status.is_over, status.is_success, status.started_ns) == (
+        "slurm-12",
+        True,
+        False,
+        20 * S,
+    )
+    assert describe_attempt(status) == "ended by SIGTERM: requeued in Slurm, restart 1"
+    assert list(list_violations(status)) == []
+    assert step(waits, build_workload(HELD), 105.0) == []
+    # Its own wait in Slurm is ended when it is placed, and the nodes that it has are ours and not its user's.
+    (place,) = step(waits, build_workload(HELD, "n1"), 106.0)
+    assert (place, mark_placement(place)) == (PlaceJob(waits, ("n1",)), "eelgrid:placed:n1/0@1")
+    again = replace(waits, admin_comment="eelgrid:placed:n1/0@1", is_held=False)
+    assert step(again, build_workload(HELD, "n1"), 107.0) == []
+    assert step(replace(again, state="RUNNING", nodes=("n1",)), build_workload(HELD, "n1"), 108.0) == []
+    # A later restart is one of Slurm's own, and another run.
+    other = replace(again, state="RUNNING", nodes=("n1",), restarts=2)
+    assert {
+        one.request.workload_id for one in step(other, build_workload(HELD, "n1"), 109.0) if isinstance(one, AdoptJob)
+    } == {"slurm-12.2"}
+
+
+def test_a_placed_job_that_has_not_begun_makes_room_without_a_restart():
+    assert decide(PLACED, workloads=[victim(HELD, "n0")]) == [RequeueJob(PLACED, "slurm-12")]
+    assert mark_requeue(PLACED) == "eelgrid:requeued/0@0"
+    held = replace(PLACED, admin_comment="eelgrid:requeued/0@0", is_held=True)
+    (found,) = decide(held, workloads=[victim(HELD, "n0")])
+    assert found.status.is_over
+    (place,) = decide(held, workloads=[build_workload(HELD, "n1")])
+    assert mark_placement(place) == "eelgrid:placed:n1"
+
+
+def test_a_requeued_job_is_known_again_without_a_journal_and_keeps_its_run_when_it_is_let_go():
+    waits = replace(HELD, admin_comment="eelgrid:requeued/2@4", restarts=4, required_nodes=("n0",))
+    (found,) = decide(waits)
+    assert found.request.workload_id == "slurm-12.2"
+    assert decide(replace(waits, peculiar="odd")) == [LetJobGo("12", "odd", "/2@4")]
+    left = replace(waits, admin_comment="eelgrid:left/2@4 odd", is_held=False)
+    known = replace(build_workload(HELD), workload_id="slurm-12.2")
+    assert decide(left, workloads=[known]) == [EndJob("slurm-12.2", "left to Slurm")]
+
+
+def test_only_jobs_that_slurm_may_requeue_are_victims_and_a_qos_is_the_priority_class_of_its_name():
+    wanted = [build_request(replace(HELD, can_requeue=can), SteeringSettings()).spec for can in (True, False)]
+    assert [one.evicted_by_engine for one in wanted] == [True, False]
+    for names, given in ((frozenset({"high"}), "high"), (frozenset(), "")):
+        (found,) = Steering().decide(
+            [replace(HELD, qos="high")], (), {}, has_agent=frozenset(), gpus={}, now_s=1.0, priority_classes=names
+        )
+        assert found.request.spec.priority_class == given
+
+
+def test_a_job_whose_user_names_its_nodes_is_left_to_slurm():
+    (found,) = decide(replace(HELD, required_nodes=("n1",)))
+    assert found == LetJobGo("12", "its user has named its nodes")
 
 
 def test_a_job_that_was_cancelled_here_while_held_is_cancelled_in_slurm():

@@ -79,6 +79,8 @@ class SlurmJob:
     eligible_s: int = 0
     start_s: int = 0
     restarts: int = 0
+    # Whether Slurm may requeue it: not with --no-requeue.
+    can_requeue: bool = False
     # Why it cannot be steered, in words; empty if it can.
     peculiar: str = ""
     dependency: str = ""
@@ -365,6 +367,7 @@ def _read_job(found: Mapping[str, Any]) -> list[SlurmJob]:
         eligible_s=_number(found, "eligible_time"),
         start_s=_number(found, "start_time"),
         restarts=_number(found, "restart_cnt"),
+        can_requeue=found.get("requeue") is True,
         peculiar=_find_peculiarity(found),
         dependency=_text(found, "dependency"),
         exit_code=exit_code,
@@ -461,8 +464,6 @@ def _find_peculiarity(found: Mapping[str, Any]) -> str:
     features = _text(found, "features")
     if re.search(r"[|*\[\](]", features):
         return f"its constraint {features!r} is more than features joined by &"
-    if _text(found, "required_nodes"):
-        return "its user has named its nodes"
     # The second from 23.11 on: which kind of exclusive it is.
     if found.get("shared") in ("none", ["none"]) or found.get("exclusive"):
         return "it wants its nodes for itself alone (--exclusive)"

@@ -32,6 +32,8 @@ class JobPlacement(NamedTuple):
     job_id: str
     nodes: tuple[str, ...]
     comment: str
+    # Whether Slurm's own wait after a requeue is to end now.
+    begins_now: bool = False
 
 
 class SlurmCommands(Protocol):
@@ -51,6 +53,9 @@ class SlurmCommands(Protocol):
 
     async def leave_job(self, job_id: str, comment: str) -> None:
         """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
+
+    async def requeue_job(self, job: SlurmJob, comment: str) -> None:
+        """Notes the comment of a job, has it ended, if it has begun, and queued again, and holds it."""
 
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
@@ -106,7 +111,8 @@ class SlurmCommandLine:
     async def place_jobs(self, placements: Sequence[JobPlacement]) -> None:
         """Requires nodes for held jobs, notes the comments and releases them; one that fails keeps no other from it."""
         lines = [
-            f"update JobId={one.job_id} ReqNodeList={','.join(one.nodes)} AdminComment={one.comment}\n"
+            f"update JobId={one.job_id} ReqNodeList={','.join(one.nodes)} AdminComment={one.comment}"
+            f"{' StartTime=now' if one.begins_now else ''}\n"
             f"release {one.job_id}\n"
             for one in placements
         ]
@@ -117,6 +123,11 @@ class SlurmCommandLine:
         """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
         await self._update(job_id, "ReqNodeList=", f"AdminComment={comment}")
         await self._run("scontrol", "release", job_id)
+
+    async def requeue_job(self, job: SlurmJob, comment: str) -> None:
+        """Notes the comment of a job, has it ended, if it has begun, and queued again, and holds it."""
+        await self._update(job.job_id, f"AdminComment={comment}")
+        await self._run("scontrol", "hold" if job.is_pending else "requeuehold", job.job_id)
 
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""

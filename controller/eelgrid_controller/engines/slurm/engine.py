@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -32,6 +33,7 @@ from eelgrid_controller.engines.slurm.answers import SlurmNodes, SlurmUnreadable
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
 from eelgrid_controller.engines.slurm.steering import (
     MARK_LEFT,
+    MARK_REQUEUED,
     WORKLOAD_PREFIX,
     AdoptJob,
     CancelJob,
@@ -41,20 +43,25 @@ from eelgrid_controller.engines.slurm.steering import (
     LetJobGo,
     PlaceJob,
     ReportAttempt,
+    RequeueJob,
     SlurmInstruction,
     Steering,
     SteeringSettings,
     SubmitJob,
+    find_run_suffix,
     mark_placement,
+    mark_requeue,
     shorten_reason,
 )
-from eelgrid_controller.state.events import WorkloadCancelled, WorkloadPlaced
+from eelgrid_controller.state.events import PreemptionStarted, WorkloadCancelled, WorkloadPlaced
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import AttemptStatus, Workload
 
 _LOG_SHOWN_MOST = 5
 _BACKOFF_MOST_S = 30.0
+# For so long a job that Slurm did not requeue is asked no more to make room.
+_REQUEUED_AGAIN_S = 600.0
 # While something happens, the next look comes after as long as it takes to read Slurm's answers, or this.
 _PAUSE_LEAST_S = 0.05
 # Decisions of one look on the same answers, the first included: an end, a placement by it, and its consequences.
@@ -66,13 +73,21 @@ _ACCEPTED_MOST = 10_000
 _PLACED_AT_ONCE_LEAST, _PLACED_AT_ONCE_MOST = 8, 200
 
 
-def _view(core: Core) -> tuple[dict[str, Workload], dict[str, dict[int, str]]]:
-    """Returns the jobs that the core holds, and by node its GPUs by index."""
+class _CoreView(NamedTuple):
+    """The jobs that the core holds, by node its GPUs by index, and the policy's classes."""
+
+    workloads: dict[str, Workload]
+    gpus: dict[str, dict[int, str]]
+    priority_classes: frozenset[str]
+
+
+def _view(core: Core) -> _CoreView:
     state = core.state
     jobs = {key: one for key, one in state.workloads.items() if key.startswith(WORKLOAD_PREFIX)}
     names = {place.node_name for one in jobs.values() for place in one.placements if place.gpu_uuids}
     records = ((name, state.nodes.get(name)) for name in names)
-    return jobs, {name: {gpu.index: gpu.uuid for gpu in one.inventory.gpus} for name, one in records if one is not None}
+    gpus = {name: {gpu.index: gpu.uuid for gpu in one.inventory.gpus} for name, one in records if one is not None}
+    return _CoreView(jobs, gpus, frozenset(one.name for one in state.policy.priority_classes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +143,8 @@ class SlurmEngine:
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
+            if isinstance(event, PreemptionStarted):
+                self._is_due.set()
             if isinstance(event, WorkloadPlaced | WorkloadCancelled) and event.workload_id.startswith(WORKLOAD_PREFIX):
                 self._is_due.set()
                 return
@@ -163,9 +180,15 @@ class SlurmEngine:
         self._is_busy, written = False, set[str]()
         for _ in range(_ROUNDS_MOST):
             self._is_due.clear()
-            workloads, gpus = await self._loop.read(_view)
+            view = await self._loop.read(_view)
             found = self._steering.decide(
-                jobs.jobs, nodes.nodes, workloads, has_agent=has_agent, gpus=gpus, now_s=now_s
+                jobs.jobs,
+                nodes.nodes,
+                view.workloads,
+                has_agent=has_agent,
+                gpus=view.gpus,
+                now_s=now_s,
+                priority_classes=view.priority_classes,
             )
             # What was just changed in Slurm is not what these answers say of it.
             found = [one for one in found if _find_job_id(one) not in written]
@@ -184,13 +207,17 @@ class SlurmEngine:
 
     async def _carry_out(self, found: Sequence[SlurmInstruction], written: set[str]) -> None:
         """Carries out instructions, and notes the jobs that they change in Slurm."""
-        places, changes, commands = list[PlaceJob](), list[LetJobGo | CancelJob](), list[SlurmInstruction]()
+        places, changes, commands = (
+            list[PlaceJob](),
+            list[LetJobGo | CancelJob | RequeueJob](),
+            list[SlurmInstruction](),
+        )
         statuses = list[AttemptStatus]()
         for one in found:
             match one:
                 case PlaceJob():
                     places.append(one)
-                case LetJobGo() | CancelJob():
+                case LetJobGo() | CancelJob() | RequeueJob():
                     changes.append(one)
                 case ReportAttempt(status):
                     statuses.append(status)
@@ -258,13 +285,15 @@ class SlurmEngine:
         self._log.warning("slurm=%s refused=%s", type(one).__name__, error)
         return None
 
-    async def _write(self, one: LetJobGo | CancelJob) -> None:
+    async def _write(self, one: LetJobGo | CancelJob | RequeueJob) -> None:
         """Changes a job in Slurm."""
         async with self._writes:
             try:
                 match one:
-                    case LetJobGo(job_id, reason):
-                        await self._leave(job_id, reason)
+                    case LetJobGo(job_id, reason, run):
+                        await self._leave(job_id, reason, run)
+                    case RequeueJob():
+                        await self._requeue(one)
                     case CancelJob(job_id):
                         await self._commands.cancel_job(job_id)
             except SlurmFailed as error:
@@ -288,7 +317,15 @@ class SlurmEngine:
         await asyncio.gather(*map(self._place_batch, batches))
 
     async def _place_batch(self, batch: Sequence[PlaceJob]) -> None:
-        placements = [JobPlacement(one.job.job_id, one.nodes, mark_placement(one)) for one in batch]
+        placements = [
+            JobPlacement(
+                one.job.job_id,
+                one.nodes,
+                mark_placement(one),
+                begins_now=one.job.admin_comment.startswith(MARK_REQUEUED),
+            )
+            for one in batch
+        ]
         async with self._writes:
             try:
                 await self._commands.place_jobs(placements)
@@ -311,13 +348,31 @@ class SlurmEngine:
             self._log.info("job=%s equal=%d nodes=%s refused_by=slurm error=%s", job.job_id, len(group), names, problem)
         elif len(self._accepted) < _ACCEPTED_MOST:
             self._accepted[key] = self._clock.monotonic_s() + _ACCEPTED_S
-        await asyncio.gather(*(self._write(LetJobGo(one.job.job_id, problem)) for one in over))
+        await asyncio.gather(
+            *(self._write(LetJobGo(one.job.job_id, problem, find_run_suffix(one.job))) for one in over)
+        )
         return not problem
 
-    async def _leave(self, job_id: str, reason: str) -> None:
+    async def _requeue(self, one: RequeueJob) -> None:
+        """Has a job make room; one that Slurm does not requeue for long runs on, and is not asked again for a while."""
+        job, problem = one.job, ""
+        try:
+            await self._commands.requeue_job(job, mark_requeue(job))
+        except SlurmFailed as error:
+            self.counts.failures += 1
+            problem = str(error)
+        now_s = self._clock.now_ns() / 1e9
+        is_over = self._steering.note_answer(job, is_refused=bool(problem), now_s=now_s)
+        self._log.info("job=%s makes_room=%s error=%s", job.job_id, not problem, problem)
+        if is_over:
+            reason = f"Slurm does not requeue it: {shorten_reason(problem)}"
+            with contextlib.suppress(Fault):
+                await self._loop.refuse_preemption(one.workload_id, reason, again_s=_REQUEUED_AGAIN_S)
+
+    async def _leave(self, job_id: str, reason: str, run: str) -> None:
         """Leaves a job to Slurm's own scheduler, and says why."""
         words = shorten_reason(reason)
-        await self._commands.leave_job(job_id, f"{MARK_LEFT} {words}")
+        await self._commands.leave_job(job_id, f"{MARK_LEFT}{run} {words}")
         self.counts.left += 1
         self._log.info("job=%s left_to=slurm reason=%s", job_id, words)
 
@@ -345,7 +400,7 @@ class SlurmEngine:
 def _find_job_id(one: SlurmInstruction) -> str:
     """Returns which job an instruction changes in Slurm, or would; empty for one that is about the core alone."""
     match one:
-        case PlaceJob(job):
+        case PlaceJob(job) | RequeueJob(job):
             return job.job_id
         case LetJobGo(job_id) | CancelJob(job_id):
             return job_id
