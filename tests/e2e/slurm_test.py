@@ -4,6 +4,7 @@ Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 """
 
 import contextlib
+import json
 import time
 from pathlib import Path
 
@@ -268,6 +269,39 @@ def test_a_job_makes_room_for_a_queue_with_a_right_to_it_and_goes_on_from_its_ch
     slurm.run("scancel", guest)
     poll_until(lambda: workload(cluster, guest).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
     assert all(len(jobs) == 1 for jobs in slurm.devices().values())
+
+
+def weights(slurm):
+    return {node["name"]: node["weight"] for node in json.loads(slurm.run("sinfo", "--json"))["nodes"]}
+
+
+def test_advice_holds_nothing_and_has_slurm_prefer_nodes_by_weights_that_are_put_back(lone):
+    slurm, cluster = lone
+    busy = slurm.submit("sleep 600", "--gres=gpu:a100:2", "--nodelist=n1", steered=False)
+    wait_running(slurm, busy)
+    slurm.lease.unlink(missing_ok=True)
+    options = ("--slurm-conf", str(slurm.conf), "--slurm-lease", str(slurm.lease), "--slurm-mode", "advise", *OPTIONS)
+    controller = cluster.controller("--slurm", *options)
+    # Kinds of jobs that were there: the next of them are expected.
+    known = slurm.submit("true", "--gres=gpu:a100:2")
+    poll_until(lambda: slurm.state(known) == "COMPLETED", "nothing is held")
+    assert slurm.jobs()[known]["admin_comment"] == ""
+    assert not slurm.lease.exists()
+    # n1 is in use already: one GPU node less draws idle power.
+    advised = {"n0": 1_000_001, "n1": 1, "n2": 1_000_001}
+    poll_until(lambda: weights(slurm) == advised, f"n1 is preferred: {weights(slurm)}")
+    job = slurm.submit("sleep 600", "--gres=gpu:a100:2")
+    wait_running(slurm, job)
+    assert slurm.jobs()[job]["nodes"] == "n1"
+    slurm.run("scancel", job)
+    # slurmctld forgets weights.
+    slurm.wait_saved()
+    slurm.kill("slurmctld")
+    slurm.start_controller()
+    poll_until(lambda: weights(slurm) == advised, "they are written again", within_s=60.0)
+    controller.signal(15)
+    controller.process.wait(30)
+    assert set(weights(slurm).values()) == {1}
 
 
 def test_dependencies_and_begin_times_are_waited_for_before_anything_is_placed(slurm, cluster):

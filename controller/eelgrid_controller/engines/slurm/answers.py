@@ -130,6 +130,8 @@ class SlurmNode:
     # Flags of its state: IDLE, ALLOCATED, MIXED, DOWN, DRAIN, POWERED_DOWN, and so on.
     states: frozenset[str] = frozenset()
     reason: str = ""
+    # Slurm tries nodes of a lower weight first.
+    weight: int = 1
 
     @property
     def closed(self) -> str:
@@ -494,4 +496,5 @@ def _read_node(found: Mapping[str, Any]) -> SlurmNode:
         partitions=frozenset(map(str, partitions)),
         states=frozenset(states),
         reason=_text(found, "reason"),
+        weight=_number(found, "weight", 1),
     )

@@ -60,6 +60,9 @@ class SlurmCommands(Protocol):
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
 
+    async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
+        """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
+
 
 class SlurmCommandLine:
     """Runs Slurm's commands on this machine."""
@@ -132,6 +135,10 @@ class SlurmCommandLine:
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
         await self._run("scancel", job_id)
+
+    async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
+        """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
+        await self._run("scontrol", "update", f"NodeName={','.join(nodes)}", f"Weight={weight}")
 
     async def _update(self, job_id: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"JobId={job_id}", *changes)

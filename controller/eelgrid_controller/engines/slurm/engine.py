@@ -19,8 +19,8 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,8 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
-from eelgrid_controller.engines.slurm.answers import SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
+from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
+from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
 from eelgrid_controller.engines.slurm.steering import (
     MARK_LEFT,
@@ -48,6 +49,7 @@ from eelgrid_controller.engines.slurm.steering import (
     Steering,
     SteeringSettings,
     SubmitJob,
+    build_request,
     find_run_suffix,
     mark_placement,
     mark_requeue,
@@ -98,6 +100,9 @@ class SlurmSettings:
     lease: Path | None = None
     lease_s: float = 30.0
     max_concurrent_writes: int = 8
+    # Nothing is held: by the weights of nodes Slurm is told what the core prefers, at most once in so many seconds.
+    advises: bool = False
+    advice_s: float = 10.0
     steering: SteeringSettings = field(default_factory=SteeringSettings)
 
 
@@ -111,6 +116,7 @@ class SlurmCounts:
     placed: int = 0
     left: int = 0
     refused: int = 0
+    weighed: int = 0
 
 
 class SlurmEngine:
@@ -138,6 +144,7 @@ class SlurmEngine:
         self._is_unreadable_told = False
         self._is_busy, self._reading_s = False, 0.0
         self._nodes, self._nodes_read_s = SlurmNodes(nodes=()), -math.inf
+        self._advised_s = -math.inf
         self._accepted: dict[tuple[object, ...], float] = {}
         loop.listeners.append(self._on_commit)
 
@@ -196,7 +203,49 @@ class SlurmEngine:
             if not self._is_due.is_set():
                 break
         self.counts.looks += 1
-        self._renew_lease(now_s)
+        if self._settings.advises:
+            await self._advise(jobs.jobs)
+        else:
+            self._renew_lease(now_s)
+
+    async def _advise(self, jobs: Sequence[SlurmJob]) -> None:
+        """Has Slurm prefer the nodes on which the core would place the kinds of jobs that came last."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._advised_s < self._settings.advice_s:
+            return
+        preferred = set[str]()
+        for job in select_kinds(jobs):
+            asked = replace(build_request(job, self._settings.steering), workload_id="", dry_run=True)
+            # Without its queue's quota, which is for Slurm to keep here; what the core would refuse is no kind to prepare for.
+            asked = replace(asked, spec=replace(asked.spec, queue=""))
+            with contextlib.suppress(Fault, ContractError):
+                found = await self._loop.submit(asked)
+                preferred.update(place.node_name for place in found.placements)
+        if await self._weigh(preferred):
+            self._advised_s = now_s
+
+    async def _weigh(self, preferred: Collection[str]) -> bool:
+        """Writes the weights that differ; returns whether any did."""
+        changes = plan_weights(self._nodes.nodes, preferred)
+        for weight, names in changes.items():
+            await self._commands.weigh_nodes(weight, names)
+            self.counts.weighed += len(names)
+        if changes:
+            self._log.info(
+                "slurm=weighed nodes=%d preferred=%s", sum(map(len, changes.values())), sorted(preferred)[:5]
+            )
+            # What was read of them is not true any more.
+            self._nodes_read_s = -math.inf
+        return bool(changes)
+
+    async def take_back_advice(self) -> None:
+        """Gives nodes the weights that they have without us; what Slurm does not take is logged."""
+        try:
+            if self._settings.advises:
+                self._nodes = await asyncio.to_thread(parse_nodes, await self._commands.read_nodes())
+                await self._weigh(())
+        except (SlurmFailed, SlurmUnreadable) as error:
+            self._log.warning("slurm=weights taken_back=no error=%s: restart slurmctld, or start and stop again", error)
 
     async def _read_nodes(self) -> None:
         """Reads the nodes, at most once in an interval."""
