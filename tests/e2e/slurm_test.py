@@ -349,6 +349,14 @@ def test_the_watchdog_releases_what_is_held_when_the_lease_is_over_and_not_befor
     assert len(slurm.run(str(WATCHDOG), str(slurm.lease)).splitlines()) == 3
     poll_until(lambda: [job["job_state"] for job in slurm.jobs().values()] == ["RUNNING"] * 3, "they run")
     assert jobs[0] in slurm.jobs()
+    # What has made room, and what the controller had just placed when it went away, is released as well.
+    slurm.run("scontrol", "update", f"JobId={jobs[0]}", "AdminComment=eelgrid:requeued/0@1")
+    slurm.run("scontrol", "requeuehold", jobs[0])
+    placed = slurm.submit("sleep 600", "--hold")
+    slurm.run("scontrol", "update", f"JobId={placed}", "AdminComment=eelgrid:placed:n1", "ReqNodeList=n1")
+    poll_until(lambda: slurm.jobs()[jobs[0]]["restart_cnt"] == 1, "it is requeued")
+    assert slurm.run(str(WATCHDOG), str(slurm.lease)).split() == ["released", jobs[0], "released", placed]
+    wait_running(slurm, placed)
 
 
 def test_a_job_that_an_operator_cancels_here_is_cancelled_in_slurm(slurm, cluster):
