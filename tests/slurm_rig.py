@@ -197,8 +197,8 @@ class SlurmCluster:
     def submit(self, script, *options, steered=True):
         """Submits a script; returns the number of the job."""
         comment = ("--comment=eelgrid",) if steered else ()
-        output = f"--output={self.folder}/log/job-%j.txt"
-        return self.run("sbatch", "--parsable", *comment, output, *options, f"--wrap={script}").strip()
+        output = (f"--output={self.folder}/log/job-%j.txt", "--open-mode=append")
+        return self.run("sbatch", "--parsable", *comment, *output, *options, f"--wrap={script}").strip()
 
     def wait_saved(self):
         """Waits until slurmctld has written all that holds now to disk: the second time from now, as it may just be writing."""
@@ -213,9 +213,21 @@ class SlurmCluster:
                 within_s=60.0,
             )
 
+    def forget_ended(self):
+        """Has slurmctld forget every job that has ended, as it does after MinJobAge."""
+        text = self.conf.read_text()
+        self.conf.write_text(text.replace("MinJobAge=300", "MinJobAge=2"))
+        self.run("scontrol", "reconfigure")
+        poll_until(lambda: not self.jobs(), "slurmctld has forgotten its jobs", within_s=120.0)
+
     def jobs(self):
         """All jobs as squeue's JSON has them, by number."""
         return {str(job["job_id"]): job for job in json.loads(self.run("squeue", "--json"))["jobs"]}
+
+    def output(self, job):
+        """What a job that `submit` submitted has written; of all its runs, since a restart appends."""
+        path = self.folder / "log" / f"job-{job}.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def state(self, job):
         """The state of a job."""

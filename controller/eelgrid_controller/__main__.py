@@ -114,6 +114,7 @@ _SLURM_SETTINGS = {
     "slurm_conf": "conf",
     "slurm_lease": "lease",
     "slurm_lease_seconds": "lease_s",
+    "slurm_mode": "mode",
     "slurm_patience": "patience_s",
     "slurm_poll": "poll_s",
 }
@@ -387,6 +388,8 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
 @click.option(
     "--slurm-poll", type=float, default=_SLURM.poll_s, show_default=True, help="Seconds between looks at Slurm."
 )
+@click.option("--slurm-mode", type=click.Choice(["steer", "advise"]), default=_SLURM.mode, show_default=True,
+              help="Hold, place and release jobs that opted in, or only have Slurm prefer nodes by their weights.")  # fmt: skip
 @click.option("--slurm-patience", type=float, default=_SLURM.patience_s, show_default=True,
               help="Seconds after which a placed job that Slurm refuses there is left to Slurm.")  # fmt: skip
 @click.option(

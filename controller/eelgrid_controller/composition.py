@@ -659,7 +659,8 @@ class Controller:
             has_agent=self.agents.is_node_reported,
             settings=SlurmSettings(
                 poll_s=wanted.poll_s,
-                lease=wanted.lease,
+                lease=wanted.lease if wanted.mode == "steer" else None,
+                advises=wanted.mode == "advise",
                 lease_s=wanted.lease_s,
                 steering=SteeringSettings(patience_s=wanted.patience_s),
             ),
@@ -667,6 +668,7 @@ class Controller:
             log=self._log.getChild("slurm"),
         )
         self._stack.callback(engine.end_lease)
+        self._stack.push_async_callback(engine.take_back_advice)
         self._stack.callback(asyncio.create_task(engine.run()).cancel)
 
     async def stop(self) -> None:

@@ -165,15 +165,15 @@ def format_time(time_ns: int) -> str:
 
 
 def format_phase(workload: "Workload") -> str:
-    """Formats the phase of a workload, or what the processes of a placed one do."""
-    if workload.spec.process is None:
+    """Formats the phase of a workload, or what the processes of a placed one, or the job that it is for an engine, do."""
+    if workload.spec.process is None and not workload.attempts:
         return workload.phase.name.lower()
     return _format_job_phase(workload, is_reported=bool(workload.attempts))
 
 
 def format_summary_phase(row: "WorkloadSummary") -> str:
     """Formats the phase of a workload's summary as `format_phase` formats that of the workload."""
-    if not row.runs_processes:
+    if not row.runs_processes and not row.processes_reported:
         return row.phase.name.lower()
     return _format_job_phase(row, is_reported=bool(row.processes_reported))
 

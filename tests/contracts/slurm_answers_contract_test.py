@@ -76,6 +76,23 @@ def test_every_version_gives_the_same_jobs(version):
     assert not read(38).unreadable
 
 
+@pytest.mark.parametrize(
+    ("written", "end"),
+    [
+        (0, (0, 0)),
+        (3 << 8, (3, 0)),
+        (11, (0, 11)),
+        (wrap(3 << 8), (3, 0)),
+        ({"status": "SIGNALED", "return_code": wrap(None), "signal": {"signal_id": 9, "name": "KILL"}}, (0, 9)),
+        ({"status": ["ERROR"], "return_code": wrap(3), "signal": {"id": wrap(None), "name": ""}}, (3, 0)),
+        ({"status": ["SIGNALED"], "return_code": wrap(None), "signal": {"id": wrap(11), "name": "SEGV"}}, (0, 11)),
+    ],
+)
+def test_exit_codes_and_signals_are_told_apart_in_every_form(written, end):
+    (job,) = parse_jobs(json.dumps({"jobs": [{**JOBS["jobs"][0], "exit_code": written}]})).jobs
+    assert (job.exit_code, job.exit_signal) == end
+
+
 def test_what_jobs_ask_for_is_read_by_node():
     jobs = {job.job_id: job for job in read(38).jobs}
     assert jobs["3"].nodes == ("n0", "n1")
@@ -88,7 +105,7 @@ def test_what_jobs_ask_for_is_read_by_node():
     assert (jobs["5"].dependency, jobs["5"].is_held) == ("afterok:3(unfulfilled)", True)
     assert [key for key in jobs if key.startswith("7")] == ["7_0", "7_1", "7_2", "7_3"]
     assert (jobs["8"].memory_bytes, jobs["8"].time_limit_s) == (2 << 30, 600.0)
-    assert jobs["8"].peculiar == "its user has named its nodes"
+    assert (jobs["8"].required_nodes, jobs["8"].peculiar) == (("n1",), "")
     assert jobs["4"].memory_bytes == 100 << 20
 
 

@@ -4,6 +4,7 @@ Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 """
 
 import contextlib
+import json
 import time
 from pathlib import Path
 
@@ -13,7 +14,16 @@ from tests.slurm_rig import GPUS, SlurmCluster, find_missing
 from tests.waiting import poll_until
 
 from eelgrid_protos import faults
-from eelgrid_protos.messages import GetWorkloadRequest, WorkloadPhase
+from eelgrid_protos.messages import (
+    EnforcementMode,
+    GetWorkloadRequest,
+    PoolMode,
+    PreemptionReclaim,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
+    WorkloadPhase,
+)
 
 MISSING = find_missing()
 WATCHDOG = Path(__file__).parent.parent.parent / "deploy" / "slurm" / "release-held"
@@ -93,9 +103,53 @@ def test_a_job_that_opted_in_runs_where_the_core_places_it_and_ends_there_too(sl
     found = slurm.jobs()[job]
     (place,) = workload(cluster, job).placements
     assert found["required_nodes"] == found["nodes"] == place.node_name != slurm.jobs()[others]["nodes"]
-    assert found["admin_comment"] == f"eelgrid:placed {found['nodes']}"
+    assert found["admin_comment"] == f"eelgrid:placed:{found['nodes']}"
     slurm.run("scancel", job)
     poll_until(lambda: workload(cluster, job).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
+
+
+@pytest.mark.parametrize(
+    ("script", "phase", "reason", "code"),
+    [
+        ("true", WorkloadPhase.SUCCEEDED, "", 0),
+        ("exit 3", WorkloadPhase.FAILED, "exited with 3", 3),
+        ("kill -9 $$", WorkloadPhase.FAILED, "ended by SIGKILL", 137),
+    ],
+    ids=["succeeded", "exit code", "signal"],
+)
+def test_a_job_ends_in_the_core_as_it_ended_in_slurm(slurm, cluster, script, phase, reason, code):
+    job = slurm.submit(script, "--gres=gpu:a100:1")
+    poll_until(lambda: (found := workload(cluster, job)) and found.phase.is_ended, "it has ended here")
+    found = workload(cluster, job)
+    assert (found.phase, found.reason, found.exit_code) == (phase, reason, code)
+    assert slurm.jobs()[job]["start_time"] * 10**9 == found.attempts[0].started_ns
+    shown = cluster.eelctl("jobs", "--all").stdout
+    assert [line.split()[3] for line in shown.splitlines() if line.startswith(f"slurm-{job} ")] == [phase.name.lower()]
+    assert reason in cluster.eelctl("get", f"slurm-{job}").stdout
+
+
+def test_the_ends_that_slurm_makes_are_named_and_what_it_has_forgotten_is_lost(lone):
+    slurm, cluster = lone
+    controller = start(cluster, slurm)
+    late = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    on_lost_node = slurm.submit("sleep 600", "--gres=gpu:h100:1", "--no-requeue")
+    forgotten = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, late, on_lost_node, forgotten)
+    slurm.run("scontrol", "update", f"JobId={late}", "TimeLimit=0:01")
+    slurm.kill("slurmd.n2")
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=broken")
+    poll_until(lambda: workload(cluster, on_lost_node).phase.is_ended, "the core knows of the node")
+    assert workload(cluster, on_lost_node).reason == "lost: its node failed"
+    poll_until(lambda: workload(cluster, late).phase.is_ended, "the time limit is over", within_s=150.0)
+    assert workload(cluster, late).reason == "ended by SIGTERM: its time limit was over"
+    controller.kill()
+    slurm.run("scancel", forgotten)
+    slurm.forget_ended()
+    start(cluster, slurm)
+    poll_until(lambda: workload(cluster, forgotten).phase.is_ended, "it is gone")
+    found = workload(cluster, forgotten)
+    assert found.phase is WorkloadPhase.FAILED
+    assert found.reason == "lost: Slurm has forgotten the job, so nobody knows how it ended"
 
 
 def test_the_core_learns_which_gpus_slurm_has_chosen(lone):
@@ -165,6 +219,91 @@ def test_what_cannot_be_steered_is_left_to_slurm_with_the_reason(slurm, cluster,
     assert found["required_nodes"] in ("", "n1")
 
 
+SAVES = """
+trap 'echo $step > $SAVED; exit 0' TERM
+SAVED=$PWD/saved-$SLURM_JOB_ID; step=$(cat $SAVED 2>/dev/null || echo 0)
+echo begun $step restart ${SLURM_RESTART_COUNT:-0}
+while true; do sleep 0.1 & wait $!; step=$((step + 1)); done
+"""
+
+
+def own_queues(cluster, **nominal):
+    """Queues with quotas of so many GPUs, which take back what is theirs; the pool is enforced."""
+    rules = QueuePreemption(reclaim=PreemptionReclaim.NOMINAL)
+    queues = [
+        Queue(name=name, parent="all", quotas=(QueueQuota(resource="gpu", nominal=1000 * gpus),), preemption=rules)
+        for name, gpus in nominal.items()
+    ]
+    pools = (PoolMode(pool="default", mode=EnforcementMode.ENFORCE),)
+    cluster.set_policy(queues=(Queue(name="all"), *queues), pools=pools)
+
+
+def test_a_job_makes_room_for_a_queue_with_a_right_to_it_and_goes_on_from_its_checkpoint(lone):
+    slurm, cluster = lone
+    start(cluster, slurm)
+    own_queues(cluster, owners=12, guests=0)
+    fixed = [slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=guests", "--no-requeue") for _ in range(2)]
+    guest = slurm.submit(SAVES, f"--gres=gpu:{GPUS}", "--account=guests")
+    wait_running(slurm, *fixed, guest)
+    before = workload(cluster, guest)
+    poll_until(lambda: "begun 0 restart 0" in slurm.output(guest), "it has begun")
+    time.sleep(1.0)  # steps, of which it saves the last
+    owner = slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=owners")
+    wait_running(slurm, owner)
+    # Who may not be requeued runs on, and the guest waits under its id, in its place, with Slurm's restart count.
+    assert [slurm.state(job) for job in fixed] == ["RUNNING", "RUNNING"]
+    poll_until(lambda: waits_in_core(cluster, guest), "the guest waits")
+    found = workload(cluster, guest)
+    assert (found.submitted_ns, found.preemptions) == (before.submitted_ns, 1)
+    assert found.reason.startswith("quota: queue all has too little gpu quota left")
+    assert (slurm.jobs()[guest]["restart_cnt"], slurm.jobs()[guest]["state_reason"]) == (1, "JobHeldUser")
+    saved = int((slurm.folder / f"saved-{guest}").read_text())
+    assert saved > 0
+    slurm.run("scancel", owner)
+    wait_running(slurm, guest)
+    # Slurm alone would wait for a minute, until the credentials of the first run are void.
+    poll_until(lambda: f"begun {saved} restart 1" in slurm.output(guest), "it goes on", within_s=20.0)
+    again = workload(cluster, guest)
+    assert (again.workload_id, again.phase) == (f"slurm-{guest}", WorkloadPhase.PLACED)
+    assert slurm.jobs()[guest]["nodes"] == again.placements[0].node_name
+    slurm.run("scancel", guest)
+    poll_until(lambda: workload(cluster, guest).phase is WorkloadPhase.CANCELLED, "the core has ended it, too")
+    assert all(len(jobs) == 1 for jobs in slurm.devices().values())
+
+
+def weights(slurm):
+    return {node["name"]: node["weight"] for node in json.loads(slurm.run("sinfo", "--json"))["nodes"]}
+
+
+def test_advice_holds_nothing_and_has_slurm_prefer_nodes_by_weights_that_are_put_back(lone):
+    slurm, cluster = lone
+    busy = slurm.submit("sleep 600", "--gres=gpu:a100:2", "--nodelist=n1", steered=False)
+    wait_running(slurm, busy)
+    slurm.lease.unlink(missing_ok=True)
+    options = ("--slurm-conf", str(slurm.conf), "--slurm-lease", str(slurm.lease), "--slurm-mode", "advise", *OPTIONS)
+    controller = cluster.controller("--slurm", *options)
+    # Kinds of jobs that were there: the next of them are expected.
+    known = slurm.submit("true", "--gres=gpu:a100:2")
+    poll_until(lambda: slurm.state(known) == "COMPLETED", "nothing is held")
+    assert slurm.jobs()[known]["admin_comment"] == ""
+    assert not slurm.lease.exists()
+    # n1 is in use already: one GPU node less draws idle power.
+    advised = {"n0": 1_000_001, "n1": 1, "n2": 1_000_001}
+    poll_until(lambda: weights(slurm) == advised, f"n1 is preferred: {weights(slurm)}")
+    job = slurm.submit("sleep 600", "--gres=gpu:a100:2")
+    wait_running(slurm, job)
+    assert slurm.jobs()[job]["nodes"] == "n1"
+    slurm.run("scancel", job)
+    # slurmctld forgets weights.
+    slurm.wait_saved()
+    slurm.kill("slurmctld")
+    slurm.start_controller()
+    poll_until(lambda: weights(slurm) == advised, "they are written again", within_s=60.0)
+    controller.signal(15)
+    controller.process.wait(30)
+    assert set(weights(slurm).values()) == {1}
+
+
 def test_dependencies_and_begin_times_are_waited_for_before_anything_is_placed(slurm, cluster):
     first = slurm.submit("sleep 600", "--gres=gpu:a100:1")
     wait_running(slurm, first)
@@ -210,6 +349,14 @@ def test_the_watchdog_releases_what_is_held_when_the_lease_is_over_and_not_befor
     assert len(slurm.run(str(WATCHDOG), str(slurm.lease)).splitlines()) == 3
     poll_until(lambda: [job["job_state"] for job in slurm.jobs().values()] == ["RUNNING"] * 3, "they run")
     assert jobs[0] in slurm.jobs()
+    # What has made room, and what the controller had just placed when it went away, is released as well.
+    slurm.run("scontrol", "update", f"JobId={jobs[0]}", "AdminComment=eelgrid:requeued/0@1")
+    slurm.run("scontrol", "requeuehold", jobs[0])
+    placed = slurm.submit("sleep 600", "--hold")
+    slurm.run("scontrol", "update", f"JobId={placed}", "AdminComment=eelgrid:placed:n1", "ReqNodeList=n1")
+    poll_until(lambda: slurm.jobs()[jobs[0]]["restart_cnt"] == 1, "it is requeued")
+    assert slurm.run(str(WATCHDOG), str(slurm.lease)).split() == ["released", jobs[0], "released", placed]
+    wait_running(slurm, placed)
 
 
 def test_a_job_that_an_operator_cancels_here_is_cancelled_in_slurm(slurm, cluster):

@@ -17,14 +17,19 @@ from eelgrid_controller.engines.slurm.steering import (
     EndJob,
     LetJobGo,
     PlaceJob,
+    RequeueJob,
     Steering,
     SteeringSettings,
     SubmitJob,
     build_request,
     is_refusal,
+    mark_placement,
+    mark_requeue,
     shorten_reason,
 )
-from eelgrid_protos.messages import Placement, Workload, WorkloadPhase
+from eelgrid_controller.formatting import describe_attempt
+from eelgrid_protos.messages import AttemptState, AttemptStatus, Placement, Workload, WorkloadPhase
+from eelgrid_protos.schema import list_violations
 
 NODES = tuple(
     SlurmNode(
@@ -37,19 +42,24 @@ HELD = SlurmJob(
     job_id="12", name="train", user="alice", partition="main", admin_comment="eelgrid:held", is_held=True, cpus=4,
     memory_bytes=2**30, gpus=(GresCount("a100", 2),), reason="JobHeldUser", submit_s=5,
 )  # fmt: skip
-PLACED = replace(HELD, admin_comment="eelgrid:placed n0", is_held=False, required_nodes=("n0",), reason="Priority")
-RUNNING = replace(PLACED, state="RUNNING", nodes=("n0",), gpu_indexes={"n0": (0, 1)}, reason="None")
+PLACED = replace(HELD, admin_comment="eelgrid:placed:n0", is_held=False, required_nodes=("n0",), reason="Priority")
+RUNNING = replace(PLACED, state="RUNNING", nodes=("n0",), gpu_indexes={"n0": (0, 1)}, reason="None", start_s=20)
+S = 10**9
 
 
 def build_workload(job, *nodes, phase=WorkloadPhase.PENDING, gpus=("u0", "u1")):
     request = build_request(job, SteeringSettings())
     places = tuple(Placement(replica=at, node_name=name, gpu_uuids=gpus) for at, name in enumerate(nodes))
+    begun = AttemptStatus(
+        workload_id=request.workload_id, replica=0, attempt=0, state=AttemptState.RUNNING, started_ns=20 * S
+    )
     return Workload(
         workload_id=request.workload_id,
         spec=request.spec,
         phase=WorkloadPhase.PLACED if nodes else phase,
         submitted_ns=1,
         placements=places,
+        attempts=(begun,) if nodes else (),
     )
 
 
@@ -113,24 +123,150 @@ def test_a_job_that_somebody_else_released_is_given_up_and_counts_as_external():
 
 
 @pytest.mark.parametrize(
-    "job", [(), (replace(RUNNING, state="COMPLETED", nodes=()),), (replace(RUNNING, state="FAILED"),)]
+    ("changes", "end"),
+    [
+        ({"state": "COMPLETED"}, (AttemptState.ENDED, 0, 0, "")),
+        ({"state": "FAILED", "exit_code": 3}, (AttemptState.ENDED, 3, 0, "")),
+        ({"state": "FAILED", "exit_signal": 11}, (AttemptState.ENDED, None, 11, "")),
+        ({"state": "TIMEOUT"}, (AttemptState.ENDED, None, 15, "its time limit was over")),
+        ({"state": "TIMEOUT", "exit_code": 1}, (AttemptState.ENDED, 1, 0, "its time limit was over")),
+        ({"state": "OUT_OF_MEMORY", "exit_signal": 125}, (AttemptState.ENDED, None, 9, "out of memory")),
+        ({"state": "NODE_FAIL"}, (AttemptState.LOST, None, 0, "its node failed")),
+        ({"state": "PREEMPTED"}, (AttemptState.ENDED, None, 15, "preempted by Slurm")),
+    ],
 )
-def test_a_job_that_ended_is_ended_in_the_core(job):
-    (found,) = decide(*job, workloads=[build_workload(RUNNING, "n0")])
-    assert isinstance(found, EndJob)
-    assert found.workload_id == "slurm-12"
+def test_a_job_that_ended_ends_in_the_core_as_it_ended_in_slurm(changes, end):
+    job = replace(RUNNING, nodes=(), end_s=60, **changes)
+    (found,) = decide(job, workloads=[build_workload(RUNNING, "n0")])
+    status = found.status
+    assert (status.state, status.exit_code, status.signal, status.reason) == end
+    assert (status.workload_id, status.attempt, status.started_ns, status.ended_ns) == ("slurm-12", 0, 20 * S, 60 * S)
+    assert list(list_violations(status)) == []
+    assert status.is_success == (job.state == "COMPLETED")
 
 
-def test_a_completing_job_still_holds_its_place():
-    completing = replace(RUNNING, state="COMPLETED", flags=frozenset({"COMPLETING"}))
-    assert decide(completing, workloads=[build_workload(RUNNING, "n0")]) == []
+def test_a_job_that_slurm_has_forgotten_is_lost_and_no_success():
+    (found,) = decide(workloads=[build_workload(RUNNING, "n0")])
+    assert (found.status.state, found.status.is_success) == (AttemptState.LOST, False)
+    assert describe_attempt(found.status) == "lost: Slurm has forgotten the job, so nobody knows how it ended"
+    assert decide(workloads=[build_workload(RUNNING)]) == [
+        EndJob("slurm-12", "Slurm has forgotten the job, so nobody knows how it ended")
+    ]
+
+
+def test_a_job_that_was_cancelled_in_slurm_is_cancelled_here():
+    gone = replace(RUNNING, state="CANCELLED", nodes=(), exit_signal=15)
+    assert decide(gone, workloads=[build_workload(RUNNING, "n0")]) == [EndJob("slurm-12", "cancelled in Slurm")]
+    never = replace(PLACED, state="DEADLINE")
+    assert decide(never, workloads=[build_workload(RUNNING, "n0")]) == [EndJob("slurm-12", "deadline in Slurm")]
+
+
+def test_a_placed_job_is_reported_as_begun_once_it_runs_in_slurm():
+    known = replace(build_workload(RUNNING, "n0"), attempts=())
+    (found,) = decide(RUNNING, workloads=[known])
+    assert (found.status.state, found.status.started_ns) == (AttemptState.RUNNING, 20 * S)
+    assert decide(RUNNING, workloads=[replace(known, attempts=(found.status,))]) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "COMPLETED", "flags": frozenset({"COMPLETING"})},
+        # In 22.05 the flag hides how it ended.
+        {"state": "COMPLETING"},
+        {"state": "REQUEUED", "nodes": ()},
+        {"state": "STAGE_OUT", "nodes": ()},
+    ],
+)
+def test_a_job_that_has_not_ended_for_good_still_holds_its_place(changes):
+    assert decide(replace(RUNNING, **changes), workloads=[build_workload(RUNNING, "n0")]) == []
 
 
 def test_a_restart_is_another_run_and_what_was_said_of_the_first_is_not_of_it():
     again = replace(HELD, restarts=1)
     ended, submitted = decide(again, workloads=[build_workload(HELD, "n0")])
-    assert ended == EndJob("slurm-12", "the job is no more in Slurm")
+    assert (ended.status.workload_id, ended.status.reason) == ("slurm-12", "Slurm has restarted the job")
     assert submitted.request.workload_id == "slurm-12.1"
+
+
+def victim(job, *nodes):
+    return replace(build_workload(job, *nodes), preempted_for="w-1", stopping_ns=1, reason="preempted: for w-1")
+
+
+def test_a_job_that_has_to_make_room_is_requeued_waits_under_its_id_and_is_placed_again():
+    steering = Steering(SteeringSettings(patience_s=1.0))
+
+    def step(job, known, now_s):
+        return decide(job, workloads=[known], steering=steering, now_s=now_s)
+
+    step(PLACED, build_workload(HELD, "n0"), 100.0)
+    running = replace(RUNNING, can_requeue=True)
+    assert step(running, victim(running, "n0"), 101.0) == [RequeueJob(running, "slurm-12")]
+    assert mark_requeue(running) == "eelgrid:requeued/0@1"
+    marked = replace(running, admin_comment="eelgrid:requeued/0@1")
+    # Marked, and Slurm has not yet ended it: asked again.
+    assert step(marked, victim(running, "n0"), 102.0) == [RequeueJob(marked, "slurm-12")]
+    assert step(replace(marked, state="COMPLETING"), victim(running, "n0"), 103.0) == []
+    waits = replace(
+        marked, state="PENDING", nodes=(), is_held=True, restarts=1, required_nodes=("n0",), eligible_s=999, start_s=0
+    )
+    (found,) = step(waits, victim(running, "n0"), 104.0)
+    status = found.status
+    assert (status.workload_id, status.is_over, status.is_success, status.started_ns) == (
+        "slurm-12",
+        True,
+        False,
+        20 * S,
+    )
+    assert describe_attempt(status) == "ended by SIGTERM: requeued in Slurm, restart 1"
+    assert list(list_violations(status)) == []
+    assert step(waits, build_workload(HELD), 105.0) == []
+    # Its own wait in Slurm is ended when it is placed, and the nodes that it has are ours and not its user's.
+    (place,) = step(waits, build_workload(HELD, "n1"), 106.0)
+    assert (place, mark_placement(place)) == (PlaceJob(waits, ("n1",)), "eelgrid:placed:n1/0@1")
+    again = replace(waits, admin_comment="eelgrid:placed:n1/0@1", is_held=False)
+    assert step(again, build_workload(HELD, "n1"), 107.0) == []
+    assert step(replace(again, state="RUNNING", nodes=("n1",)), build_workload(HELD, "n1"), 108.0) == []
+    # A later restart is one of Slurm's own, and another run.
+    other = replace(again, state="RUNNING", nodes=("n1",), restarts=2)
+    assert {
+        one.request.workload_id for one in step(other, build_workload(HELD, "n1"), 109.0) if isinstance(one, AdoptJob)
+    } == {"slurm-12.2"}
+
+
+def test_a_placed_job_that_has_not_begun_makes_room_without_a_restart():
+    assert decide(PLACED, workloads=[victim(HELD, "n0")]) == [RequeueJob(PLACED, "slurm-12")]
+    assert mark_requeue(PLACED) == "eelgrid:requeued/0@0"
+    held = replace(PLACED, admin_comment="eelgrid:requeued/0@0", is_held=True)
+    (found,) = decide(held, workloads=[victim(HELD, "n0")])
+    assert found.status.is_over
+    (place,) = decide(held, workloads=[build_workload(HELD, "n1")])
+    assert mark_placement(place) == "eelgrid:placed:n1"
+
+
+def test_a_requeued_job_is_known_again_without_a_journal_and_keeps_its_run_when_it_is_let_go():
+    waits = replace(HELD, admin_comment="eelgrid:requeued/2@4", restarts=4, required_nodes=("n0",))
+    (found,) = decide(waits)
+    assert found.request.workload_id == "slurm-12.2"
+    assert decide(replace(waits, peculiar="odd")) == [LetJobGo("12", "odd", "/2@4")]
+    left = replace(waits, admin_comment="eelgrid:left/2@4 odd", is_held=False)
+    known = replace(build_workload(HELD), workload_id="slurm-12.2")
+    assert decide(left, workloads=[known]) == [EndJob("slurm-12.2", "left to Slurm")]
+
+
+def test_only_jobs_that_slurm_may_requeue_are_victims_and_a_qos_is_the_priority_class_of_its_name():
+    wanted = [build_request(replace(HELD, can_requeue=can), SteeringSettings()).spec for can in (True, False)]
+    assert [one.evicted_by_engine for one in wanted] == [True, False]
+    for names, given in ((frozenset({"high"}), "high"), (frozenset(), "")):
+        (found,) = Steering().decide(
+            [replace(HELD, qos="high")], (), {}, has_agent=frozenset(), gpus={}, now_s=1.0, priority_classes=names
+        )
+        assert found.request.spec.priority_class == given
+
+
+def test_a_job_whose_user_names_its_nodes_is_left_to_slurm():
+    (found,) = decide(replace(HELD, required_nodes=("n1",)))
+    assert found == LetJobGo("12", "its user has named its nodes")
 
 
 def test_a_job_that_was_cancelled_here_while_held_is_cancelled_in_slurm():

@@ -570,7 +570,7 @@ def _build_job_columns(
 def jobs(
     settings: CliSettings, *, every: bool, user: str, elements: bool, array: str | None, limit: int | None
 ) -> None:
-    """List jobs that wait or run, in order of submission, and arrays in one line each.
+    """List jobs that wait or run, in order of submission, and arrays in one line each; jobs of Slurm once they have begun.
 
     ENERGY is what the ledger has of a job, a minute later.
     """
@@ -584,7 +584,7 @@ def jobs(
         )
         listing, fetched = WorkloadListing(client, settings), settings.fetch_limit(limit)
         found = listing.iterate_rows(request, is_brief=fetched is not None)
-        processes = (row for row in found if row.runs_processes)
+        processes = (row for row in found if row.runs_processes or row.processes_reported)
         mine = list(islice(processes, None if fetched is None else min(fetched, sys.maxsize)))
         clock = read_clock(client, settings)
         columns = _build_job_columns(clock, _read_energy(client, settings, mine, clock()))

@@ -317,9 +317,9 @@ class Core:
         return self._finish_step((*begin_workload(workload), deferred), key, now_ns)
 
     def cancel(
-        self, workload_id: str, *, now_ns: int, reason: str = "cancelled", is_immediate: bool = False
+        self, workload_id: str, *, now_ns: int, reason: str = "", is_immediate: bool = False
     ) -> CoreStep[Workload]:
-        """Cancels a workload; idempotent. Raises NotFound.
+        """Cancels a workload, for its owner or for an engine's reason; idempotent. Raises NotFound.
 
         Processes are told to end, and hold their devices until they have; on a copy, `is_immediate` frees these now.
         """
@@ -329,18 +329,19 @@ class Core:
             return self._finish_step(() if event is None else (event,), workload_id, now_ns)
         nodes = self._apply(event)
         # The ended workload may be gone already, if the number of ended workloads that are kept is 0.
-        fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
+        fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason=reason, ended_ns=now_ns)
         ended = self.state.workloads.get(workload_id, fallback)
         return self._with_retry((event,), ended, nodes, now_ns, frees=bool(workload.placements or workload.promise))
 
-    def record_attempts(self, node_name: str, statuses: Sequence[AttemptStatus], *, now_ns: int) -> CoreStep[int]:
-        """Records what an agent reports of processes; returns how many reports are about earlier attempts.
+    def record_attempts(
+        self, node_name: str | None, statuses: Sequence[AttemptStatus], *, now_ns: int
+    ) -> CoreStep[int]:
+        """Records what the agent of a node, or with None an engine, reports; returns how many are about earlier attempts.
 
         The end of the last process of a workload ends the workload, or lets it wait for another attempt; then pending work
         is tried.
         """
-        events: list[Event] = []
-        nodes, stale = frozenset[str](), 0
+        events, nodes, stale = list[Event](), frozenset[str](), 0
         for status in statuses:
             key = status.workload_id
             workload = self.state.workloads.get(key)

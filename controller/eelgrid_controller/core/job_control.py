@@ -135,10 +135,10 @@ def plan_cancel(
     if is_running and not has_stopped(workload) and not is_immediate:
         if workload.stopping_ns and not workload.preempted_for:
             return None
-        return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason)
+        return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason or "cancelled")
     if workload.phase.is_ended:
         return None
-    return WorkloadCancelled(time_ns=now_ns, workload_id=workload.workload_id)
+    return WorkloadCancelled(time_ns=now_ns, workload_id=workload.workload_id, reason=reason)
 
 
 def plan_release(workload: Workload, *, now_ns: int) -> tuple[Event, ...]:

@@ -12,7 +12,7 @@ from eelgrid_controller.state.agent_liveness import AgentLiveness
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_protos.messages import Inventory, Move, Policy, SubmitWorkloadRequest, Workload
+from eelgrid_protos.messages import AttemptStatus, Inventory, Move, Policy, SubmitWorkloadRequest, Workload
 
 _Result = TypeVar("_Result")
 
@@ -38,8 +38,11 @@ class CoreCommandPort(Protocol):
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
 
-    async def cancel(self, workload_id: str) -> Workload:
-        """End a workload."""
+    async def cancel(self, workload_id: str, *, reason: str = "") -> Workload:
+        """End a workload, for a reason of the engine."""
+
+    async def record_engine_attempts(self, statuses: Sequence[AttemptStatus]) -> int:
+        """Record what an engine reports of work that it runs, one attempt for all replicas; how many are outdated."""
 
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""

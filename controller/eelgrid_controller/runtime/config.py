@@ -61,8 +61,10 @@ class KubernetesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmConfig:
-    """The Slurm cluster whose jobs are steered; its commands run on this machine."""
+    """The Slurm cluster whose jobs are steered, or advised about; its commands run on this machine."""
 
+    # "steer": jobs that opted in are held, placed and released. "advise": nothing is held, nodes get weights.
+    mode: str = "steer"
     # None: SLURM_CONF of this process, or Slurm's own default.
     conf: Path | None = None
     # The folder of squeue, sinfo, scontrol, sbatch and scancel; None: the PATH.

@@ -323,12 +323,12 @@ class ControllerLoop:
         if call is not None:
             check_owner(call.caller, core.workload_or_array(workload_id), call.method, self.config.roles)
 
-    async def cancel(self, workload_id: str, *, call: AuditedCall | None = None) -> Workload:
-        """Cancels a workload; raises RoleRefused if it is not the caller's."""
+    async def cancel(self, workload_id: str, *, reason: str = "", call: AuditedCall | None = None) -> Workload:
+        """Cancels a workload, for an engine's reason if there is one; raises RoleRefused if it is not the caller's."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             self.check_owner(core, workload_id, call)
-            return core.cancel(workload_id, now_ns=now_ns)
+            return core.cancel(workload_id, now_ns=now_ns, reason=reason)
 
         return await self.command(apply, call=call)
 
@@ -366,6 +366,10 @@ class ControllerLoop:
     def queue_attempts(self, node_name: str, statuses: Sequence[AttemptStatus]) -> asyncio.Future[int]:
         """Queues what an agent reports of processes; the result is how many reports are about earlier attempts."""
         return self._enqueue(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))
+
+    async def record_engine_attempts(self, statuses: Sequence[AttemptStatus]) -> int:
+        """Records what an engine reports of work that it runs; returns how many reports are about earlier attempts."""
+        return await self.command(lambda core, now_ns: core.record_attempts(None, statuses, now_ns=now_ns))
 
     async def update_policy(self, policy: Policy, *, call: AuditedCall | None = None) -> Policy:
         """Puts a policy in force."""

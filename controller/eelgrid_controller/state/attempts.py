@@ -2,7 +2,8 @@
 
 A workload counts how often it was placed; each of its replicas runs one process in each attempt. A report names its
 attempt, so that one about an earlier attempt changes nothing. The workload holds its devices until the end of every
-process was reported, and the first that fails stops the others.
+process was reported, and the first that fails stops the others. Of work that another engine runs, such as a job of Slurm,
+the engine may report one attempt, which is that of the whole job.
 
     (not reported) --AttemptStarted--> RUNNING --AttemptEnded--> ENDED, LOST
     (not reported) --AttemptEnded--> ENDED, LOST
@@ -23,12 +24,15 @@ def find_attempt(workload: Workload, replica: int) -> AttemptStatus | None:
     return next((one for one in workload.attempts if one.replica == replica), None)
 
 
-def is_stale(workload: Workload | None, node_name: str, status: AttemptStatus) -> bool:
-    """Returns whether a report of a node is not about a process that the workload has there now."""
-    if workload is None or workload.spec.process is None or workload.phase is not WorkloadPhase.PLACED:
+def is_stale(workload: Workload | None, node_name: str | None, status: AttemptStatus) -> bool:
+    """Returns whether a report of a node, or with None of an engine, is not about what it runs of the workload now."""
+    if workload is None or workload.phase is not WorkloadPhase.PLACED:
+        return True
+    if (workload.spec.process is None) != (node_name is None):
         return True
     places = {placement.replica: placement.node_name for placement in workload.placements}
-    return status.attempt != workload.attempt or places.get(status.replica) != node_name
+    where = places.get(status.replica)
+    return status.attempt != workload.attempt or where is None or node_name not in (None, where)
 
 
 def make_attempt_event(workload: Workload, status: AttemptStatus, now_ns: int) -> AttemptStarted | AttemptEnded | None:
@@ -68,7 +72,8 @@ def holds_until_stopped(spec: WorkloadSpec) -> bool:
 
 def has_stopped(workload: Workload) -> bool:
     """Returns whether no process of a workload runs any more in its current attempt."""
-    return len(workload.attempts) >= len(workload.placements) and all(one.is_over for one in workload.attempts)
+    reported_least = 1 if workload.spec.process is None else len(workload.placements)
+    return len(workload.attempts) >= reported_least and all(one.is_over for one in workload.attempts)
 
 
 def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
@@ -83,7 +88,8 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
         return WorkloadPhase.CANCELLED, workload.reason
     failed = [one for one in workload.attempts if not one.is_success]
     first = min(failed, key=lambda one: one.ended_ns)
-    whose = f"replica {first.replica}: " if len(workload.placements) > 1 else ""
+    is_of_one = workload.spec.process is not None and len(workload.placements) > 1
+    whose = f"replica {first.replica}: " if is_of_one else ""
     return WorkloadPhase.FAILED, whose + describe_attempt(first)
 
 

@@ -537,7 +537,7 @@ class ClusterState:
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
     def _apply_attempt(self, event: AttemptStarted | AttemptEnded) -> frozenset[str]:
-        before = self._running(event.workload_id)
+        before = self._placed(event.workload_id)
         after = apply_attempt(before, event)
         self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
         if must_stop(after) == must_stop(before):
@@ -545,15 +545,21 @@ class ClusterState:
         return self._bump_epochs(frozenset(placement.node_name for placement in after.placements))
 
     def _apply_ended(self, event: WorkloadCompleted) -> frozenset[str]:
-        workload = self._running(event.workload_id)
+        workload = self._placed(event.workload_id)
         if not event.phase.is_ended or find_outcome(workload) is None:
             raise ContradictoryEvent(f"processes of workload {event.workload_id} may still run")
         return self._end_workload(workload, event.phase, event.reason, event.time_ns)
 
+    def _placed(self, workload_id: str) -> Workload:
+        workload = self.workloads.get(workload_id)
+        if workload is None or workload.phase is not WorkloadPhase.PLACED:
+            raise ContradictoryEvent(f"workload {workload_id} is not placed, and so has no attempt")
+        return workload
+
     def _running(self, workload_id: str) -> Workload:
         """Returns a placed workload with a process."""
-        workload = self.workloads.get(workload_id)
-        if workload is None or workload.phase is not WorkloadPhase.PLACED or workload.spec.process is None:
+        workload = self._placed(workload_id)
+        if workload.spec.process is None:
             raise ContradictoryEvent(f"workload {workload_id} runs no process")
         return workload
 

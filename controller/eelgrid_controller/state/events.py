@@ -14,7 +14,7 @@ Must not know who reacts to an event.
     WorkloadDeferred -> PreemptionStarted -> WorkloadPlaced | WorkloadDeferred | WorkloadCancelled
     ArraySubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced, of each element
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
-    WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of workloads with a process
+    WorkloadPlaced -> (AttemptStarted | WorkloadStopping | AttemptEnded)* -> WorkloadCompleted, of processes and of jobs of engines
 """
 
 import itertools
@@ -531,7 +531,7 @@ class WorkloadStopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
-    """An agent started the process of a replica."""
+    """An agent started the process of a replica, or an engine a job."""
 
     time_ns: Nanoseconds
     workload_id: Identifier

@@ -70,7 +70,8 @@ class RuntimeHistory:
         self._running.pop(workload.workload_id, None)
         if not uses_presumed_runtimes(policy) or workload.phase is not WorkloadPhase.PLACED:
             return
-        is_by_engine = phase is WorkloadPhase.CANCELLED and workload.spec.process is None
+        # Of what an engine runs, and of which it does not report how it ended.
+        is_by_engine = phase is WorkloadPhase.CANCELLED and workload.spec.process is None and not workload.attempts
         is_job = workload.spec.kind is not WorkloadKind.INFERENCE_SERVICE
         if not is_job or not (is_by_engine or phase is WorkloadPhase.SUCCEEDED):
             return

@@ -79,10 +79,15 @@ class SlurmJob:
     eligible_s: int = 0
     start_s: int = 0
     restarts: int = 0
+    # Whether Slurm may requeue it: not with --no-requeue.
+    can_requeue: bool = False
     # Why it cannot be steered, in words; empty if it can.
     peculiar: str = ""
     dependency: str = ""
+    # How its batch script ended: what it exited with, and the signal that ended it.
     exit_code: int = 0
+    exit_signal: int = 0
+    end_s: int = 0
     # Of a task, or of an array's tasks that wait.
     array_id: str = ""
 
@@ -94,9 +99,22 @@ class SlurmJob:
     @property
     def holds_resources(self) -> bool:
         """Whether it holds its nodes."""
-        return (
-            self.state in ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING") or "COMPLETING" in self.flags
-        )
+        return self.state in _HOLDING or "COMPLETING" in self.flags
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended for good and holds nothing any more."""
+        return self.state in _ENDED and not self.holds_resources
+
+
+# In 22.05 a flag hides the state beside it, so some of these are flags.
+_HOLDING = frozenset(["RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING"])
+_ENDED = frozenset(
+    [
+        "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED",
+        "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    ]
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +130,8 @@ class SlurmNode:
     # Flags of its state: IDLE, ALLOCATED, MIXED, DOWN, DRAIN, POWERED_DOWN, and so on.
     states: frozenset[str] = frozenset()
     reason: str = ""
+    # Slurm tries nodes of a lower weight first.
+    weight: int = 1
 
     @property
     def closed(self) -> str:
@@ -322,6 +342,7 @@ def _read_job(found: Mapping[str, Any]) -> list[SlurmJob]:
     nodes = expand_hosts(_text(found, "nodes"))
     count = max(1, len(nodes) or _number(found, "node_count", 1))
     cpus = max(1, _number(found, "cpus", 1))
+    exit_code, exit_signal = _read_exit(found)
     job = SlurmJob(
         job_id=str(number),
         name=_text(found, "name"),
@@ -348,9 +369,12 @@ def _read_job(found: Mapping[str, Any]) -> list[SlurmJob]:
         eligible_s=_number(found, "eligible_time"),
         start_s=_number(found, "start_time"),
         restarts=_number(found, "restart_cnt"),
+        can_requeue=found.get("requeue") is True,
         peculiar=_find_peculiarity(found),
         dependency=_text(found, "dependency"),
-        exit_code=_read_exit_code(found),
+        exit_code=exit_code,
+        exit_signal=exit_signal,
+        end_s=_number(found, "end_time"),
         array_id=str(_number(found, "array_job_id") or ""),
     )
     return [replace(job, job_id=key) for key in _list_ids(found, number)]
@@ -374,15 +398,16 @@ def _list_ids(found: Mapping[str, Any], number: int) -> list[str]:
     return [f"{array}_{int(one)}" for one in tasks]
 
 
-def _read_exit_code(found: Mapping[str, Any]) -> int:
-    """Reads how it ended: 0 for success, in 22.05 the status of wait(2), later an object."""
+def _read_exit(found: Mapping[str, Any]) -> tuple[int, int]:
+    """Reads its exit code and signal: in 22.05 the status of wait(2), later an object."""
     value = found.get("exit_code")
     if isinstance(value, dict) and "return_code" in value:
-        code = value.get("return_code")
         signal = value.get("signal")
-        id_of = signal.get("id") if isinstance(signal, dict) else signal
-        return (read_number(code) or 0) or (read_number(id_of) or 0)
-    return read_number(value) or 0
+        # signal_id until v0.0.40.
+        number = signal.get("id", signal.get("signal_id")) if isinstance(signal, dict) else signal
+        return read_number(value["return_code"]) or 0, read_number(number) or 0
+    status = read_number(value) or 0
+    return status >> 8 & 0xFF, status & 0x7F
 
 
 def _read_admin_comment(found: Mapping[str, Any]) -> str:
@@ -441,8 +466,6 @@ def _find_peculiarity(found: Mapping[str, Any]) -> str:
     features = _text(found, "features")
     if re.search(r"[|*\[\](]", features):
         return f"its constraint {features!r} is more than features joined by &"
-    if _text(found, "required_nodes"):
-        return "its user has named its nodes"
     # The second from 23.11 on: which kind of exclusive it is.
     if found.get("shared") in ("none", ["none"]) or found.get("exclusive"):
         return "it wants its nodes for itself alone (--exclusive)"
@@ -473,4 +496,5 @@ def _read_node(found: Mapping[str, Any]) -> SlurmNode:
         partitions=frozenset(map(str, partitions)),
         states=frozenset(states),
         reason=_text(found, "reason"),
+        weight=_number(found, "weight", 1),
     )

@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from eelgrid_controller.engines.slurm.answers import ANSWER_BYTES_MOST, SlurmJob
 
@@ -24,6 +24,16 @@ _SCONTROL_JSON = (23, 2)
 
 class SlurmFailed(Exception):
     """A command of Slurm ended with an error, or not in time; what it said is in the message."""
+
+
+class JobPlacement(NamedTuple):
+    """The nodes of a held job; the comment is one word, since scontrol's input knows no quotes around spaces."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    comment: str
+    # Whether Slurm's own wait after a requeue is to end now.
+    begins_now: bool = False
 
 
 class SlurmCommands(Protocol):
@@ -38,14 +48,20 @@ class SlurmCommands(Protocol):
     async def check_placement(self, job: SlurmJob, nodes: Sequence[str]) -> str:
         """Returns why Slurm would never start a job like this on these nodes; empty if it would."""
 
-    async def place_job(self, job_id: str, nodes: Sequence[str], comment: str) -> None:
-        """Requires nodes for a held job, notes the comment and releases it."""
+    async def place_jobs(self, placements: Sequence["JobPlacement"]) -> None:
+        """Requires nodes for held jobs, notes the comments and releases them; one that fails keeps no other from it."""
 
     async def leave_job(self, job_id: str, comment: str) -> None:
         """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
 
+    async def requeue_job(self, job: SlurmJob, comment: str) -> None:
+        """Notes the comment of a job, has it ended, if it has begun, and queued again, and holds it."""
+
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
+
+    async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
+        """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
 
 
 class SlurmCommandLine:
@@ -95,30 +111,45 @@ class SlurmCommandLine:
             return str(error)
         return ""
 
-    async def place_job(self, job_id: str, nodes: Sequence[str], comment: str) -> None:
-        """Requires nodes for a held job, notes the comment and releases it."""
-        await self._update(job_id, f"ReqNodeList={','.join(nodes)}", f"AdminComment={comment}")
-        await self._run("scontrol", "release", job_id)
+    async def place_jobs(self, placements: Sequence[JobPlacement]) -> None:
+        """Requires nodes for held jobs, notes the comments and releases them; one that fails keeps no other from it."""
+        lines = [
+            f"update JobId={one.job_id} ReqNodeList={','.join(one.nodes)} AdminComment={one.comment}"
+            f"{' StartTime=now' if one.begins_now else ''}\n"
+            f"release {one.job_id}\n"
+            for one in placements
+        ]
+        # A process takes longer than what it asks of slurmctld.
+        await self._run("scontrol", text="".join(lines))
 
     async def leave_job(self, job_id: str, comment: str) -> None:
         """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
         await self._update(job_id, "ReqNodeList=", f"AdminComment={comment}")
         await self._run("scontrol", "release", job_id)
 
+    async def requeue_job(self, job: SlurmJob, comment: str) -> None:
+        """Notes the comment of a job, has it ended, if it has begun, and queued again, and holds it."""
+        await self._update(job.job_id, f"AdminComment={comment}")
+        await self._run("scontrol", "hold" if job.is_pending else "requeuehold", job.job_id)
+
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
         await self._run("scancel", job_id)
 
+    async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
+        """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
+        await self._run("scontrol", "update", f"NodeName={','.join(nodes)}", f"Weight={weight}")
+
     async def _update(self, job_id: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"JobId={job_id}", *changes)
 
-    async def _run(self, program: str, *arguments: str) -> bytes:
+    async def _run(self, program: str, *arguments: str, text: str | None = None) -> bytes:
         path = program if self._folder is None else str(self._folder / program)
         try:
             process = await asyncio.create_subprocess_exec(
                 path,
                 *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL if text is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environment,
@@ -128,7 +159,7 @@ class SlurmCommandLine:
             raise SlurmFailed(f"{path} cannot be run: {error.strerror}; install Slurm's commands here") from None
         try:
             async with asyncio.timeout(self._timeout_s):
-                out, err = await process.communicate()
+                out, err = await process.communicate(None if text is None else text.encode())
         except TimeoutError:
             raise SlurmFailed(f"{program} did not answer in {self._timeout_s:g} s") from None
         finally:

@@ -1,32 +1,40 @@
 """Slurm engine: looks at a cluster, has Steering decide, and carries out what it says, in the core and in Slurm.
 
-Owns the interval of looks, the lease by which our job_submit plugin knows that somebody decides, and what is counted. Must
+Owns when it looks, the lease by which our job_submit plugin knows that somebody decides, and what is counted. Must
 not decide anything about a job.
 
 Theory. Level-triggered: a look reads all jobs and nodes, so nothing depends on what an earlier one did or failed to do. The
 lease is renewed only after a look in which both could be read: when Slurm or this controller does not answer, new jobs are
-not held, and the watchdog (deploy/slurm/release-held) lets go what is held. Instructions to the core run in order; changes of
-jobs in Slurm run a few at a time, and one that fails is repeated by the next look.
+not held, and the watchdog (deploy/slurm/release-held) lets go what is held. Instructions to the core are given in order; what
+it decides by them is carried out by the same look, without asking Slurm again. Changes of jobs in Slurm run a few at a time,
+placements in one command, and one that fails is repeated by the next look.
+
+Cost. Commands cost a hundredth of a second each, and the JSON of a thousand jobs the better part of one. So while jobs come and
+go, looks follow each other with pauses as long as their reading, an equal request is not checked again on the same nodes for some
+seconds, and nodes are read once in an interval.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
-from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, parse_jobs, parse_nodes
-from eelgrid_controller.engines.slurm.commands import SlurmCommands, SlurmFailed
+from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
+from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
+from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
 from eelgrid_controller.engines.slurm.steering import (
     MARK_LEFT,
-    MARK_PLACED,
+    MARK_REQUEUED,
     WORKLOAD_PREFIX,
     AdoptJob,
     CancelJob,
@@ -35,28 +43,53 @@ from eelgrid_controller.engines.slurm.steering import (
     EndJob,
     LetJobGo,
     PlaceJob,
+    ReportAttempt,
+    RequeueJob,
     SlurmInstruction,
     Steering,
     SteeringSettings,
     SubmitJob,
+    build_request,
+    find_run_suffix,
+    mark_placement,
+    mark_requeue,
     shorten_reason,
 )
-from eelgrid_controller.state.events import WorkloadCancelled, WorkloadPlaced
+from eelgrid_controller.state.events import PreemptionStarted, WorkloadCancelled, WorkloadPlaced
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
-from eelgrid_protos.messages import Workload
+from eelgrid_protos.messages import AttemptStatus, Workload
 
 _LOG_SHOWN_MOST = 5
 _BACKOFF_MOST_S = 30.0
+# For so long a job that Slurm did not requeue is asked no more to make room.
+_REQUEUED_AGAIN_S = 600.0
+# While something happens, the next look comes after as long as it takes to read Slurm's answers, or this.
+_PAUSE_LEAST_S = 0.05
+# Decisions of one look on the same answers, the first included: an end, a placement by it, and its consequences.
+_ROUNDS_MOST = 4
+# For how long Slurm's yes to a request on some nodes is good for equal ones, and how many are remembered.
+_ACCEPTED_S = 10.0
+_ACCEPTED_MOST = 10_000
+# Placements of one command, each two calls of slurmctld of some milliseconds.
+_PLACED_AT_ONCE_LEAST, _PLACED_AT_ONCE_MOST = 8, 200
 
 
-def _view(core: Core) -> tuple[dict[str, Workload], dict[str, dict[int, str]]]:
-    """Returns the jobs that the core holds, and by node its GPUs by index."""
+class _CoreView(NamedTuple):
+    """The jobs that the core holds, by node its GPUs by index, and the policy's classes."""
+
+    workloads: dict[str, Workload]
+    gpus: dict[str, dict[int, str]]
+    priority_classes: frozenset[str]
+
+
+def _view(core: Core) -> _CoreView:
     state = core.state
     jobs = {key: one for key, one in state.workloads.items() if key.startswith(WORKLOAD_PREFIX)}
     names = {place.node_name for one in jobs.values() for place in one.placements if place.gpu_uuids}
     records = ((name, state.nodes.get(name)) for name in names)
-    return jobs, {name: {gpu.index: gpu.uuid for gpu in one.inventory.gpus} for name, one in records if one is not None}
+    gpus = {name: {gpu.index: gpu.uuid for gpu in one.inventory.gpus} for name, one in records if one is not None}
+    return _CoreView(jobs, gpus, frozenset(one.name for one in state.policy.priority_classes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +100,9 @@ class SlurmSettings:
     lease: Path | None = None
     lease_s: float = 30.0
     max_concurrent_writes: int = 8
+    # Nothing is held: by the weights of nodes Slurm is told what the core prefers, at most once in so many seconds.
+    advises: bool = False
+    advice_s: float = 10.0
     steering: SteeringSettings = field(default_factory=SteeringSettings)
 
 
@@ -80,6 +116,7 @@ class SlurmCounts:
     placed: int = 0
     left: int = 0
     refused: int = 0
+    weighed: int = 0
 
 
 class SlurmEngine:
@@ -105,10 +142,16 @@ class SlurmEngine:
         # Something was placed or ended: the next look is due at once.
         self._is_due = asyncio.Event()
         self._is_unreadable_told = False
+        self._is_busy, self._reading_s = False, 0.0
+        self._nodes, self._nodes_read_s = SlurmNodes(nodes=()), -math.inf
+        self._advised_s = -math.inf
+        self._accepted: dict[tuple[object, ...], float] = {}
         loop.listeners.append(self._on_commit)
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
+            if isinstance(event, PreemptionStarted):
+                self._is_due.set()
             if isinstance(event, WorkloadPlaced | WorkloadCancelled) and event.workload_id.startswith(WORKLOAD_PREFIX):
                 self._is_due.set()
                 return
@@ -120,6 +163,8 @@ class SlurmEngine:
             try:
                 await self.look()
                 pause_s = self._settings.poll_s
+                if self._is_busy:
+                    pause_s = min(pause_s, max(_PAUSE_LEAST_S, self._reading_s))
             except (SlurmFailed, SlurmUnreadable) as error:
                 self.counts.failures += 1
                 pause_s = min(2.0 * pause_s, _BACKOFF_MOST_S)
@@ -131,23 +176,113 @@ class SlurmEngine:
     async def look(self) -> None:
         """Reads the cluster and does what is to be done; raises SlurmFailed and SlurmUnreadable if it cannot be read."""
         self._is_due.clear()
-        answers = await asyncio.gather(self._commands.read_jobs(), self._commands.read_nodes())
-        jobs, nodes = await asyncio.to_thread(lambda: (parse_jobs(answers[0]), parse_nodes(answers[1])))
+        begun_s = self._clock.monotonic_s()
+        text, _ = await asyncio.gather(self._commands.read_jobs(), self._read_nodes())
+        jobs, nodes = await asyncio.to_thread(parse_jobs, text), self._nodes
+        self._reading_s = self._clock.monotonic_s() - begun_s
         self._count_unreadable((*jobs.unreadable, *nodes.unreadable))
         self._distinct.update(jobs.jobs, nodes.nodes)
         has_agent = frozenset(node.name for node in nodes.nodes if self._has_agent(node.name))
-        workloads, gpus = await self._loop.read(_view)
         now_s = self._clock.now_ns() / 1e9
-        found = self._steering.decide(jobs.jobs, nodes.nodes, workloads, has_agent=has_agent, gpus=gpus, now_s=now_s)
-        writes = []
-        for one in found:
-            if isinstance(one, PlaceJob | LetJobGo | CancelJob):
-                writes.append(self._write(one))
-            else:
-                await self._command(one)
-        await asyncio.gather(*writes)
+        self._is_busy, written = False, set[str]()
+        for _ in range(_ROUNDS_MOST):
+            self._is_due.clear()
+            view = await self._loop.read(_view)
+            found = self._steering.decide(
+                jobs.jobs,
+                nodes.nodes,
+                view.workloads,
+                has_agent=has_agent,
+                gpus=view.gpus,
+                now_s=now_s,
+                priority_classes=view.priority_classes,
+            )
+            # What was just changed in Slurm is not what these answers say of it.
+            found = [one for one in found if _find_job_id(one) not in written]
+            await self._carry_out(found, written)
+            if not self._is_due.is_set():
+                break
         self.counts.looks += 1
-        self._renew_lease(now_s)
+        if self._settings.advises:
+            await self._advise(jobs.jobs)
+        else:
+            self._renew_lease(now_s)
+
+    async def _advise(self, jobs: Sequence[SlurmJob]) -> None:
+        """Has Slurm prefer the nodes on which the core would place the kinds of jobs that came last."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._advised_s < self._settings.advice_s:
+            return
+        preferred = set[str]()
+        for job in select_kinds(jobs):
+            asked = replace(build_request(job, self._settings.steering), workload_id="", dry_run=True)
+            # Without its queue's quota, which is for Slurm to keep here; what the core would refuse is no kind to prepare for.
+            asked = replace(asked, spec=replace(asked.spec, queue=""))
+            with contextlib.suppress(Fault, ContractError):
+                found = await self._loop.submit(asked)
+                preferred.update(place.node_name for place in found.placements)
+        if await self._weigh(preferred):
+            self._advised_s = now_s
+
+    async def _weigh(self, preferred: Collection[str]) -> bool:
+        """Writes the weights that differ; returns whether any did."""
+        changes = plan_weights(self._nodes.nodes, preferred)
+        for weight, names in changes.items():
+            await self._commands.weigh_nodes(weight, names)
+            self.counts.weighed += len(names)
+        if changes:
+            self._log.info(
+                "slurm=weighed nodes=%d preferred=%s", sum(map(len, changes.values())), sorted(preferred)[:5]
+            )
+            # What was read of them is not true any more.
+            self._nodes_read_s = -math.inf
+        return bool(changes)
+
+    async def take_back_advice(self) -> None:
+        """Gives nodes the weights that they have without us; what Slurm does not take is logged."""
+        try:
+            if self._settings.advises:
+                self._nodes = await asyncio.to_thread(parse_nodes, await self._commands.read_nodes())
+                await self._weigh(())
+        except (SlurmFailed, SlurmUnreadable) as error:
+            self._log.warning("slurm=weights taken_back=no error=%s: restart slurmctld, or start and stop again", error)
+
+    async def _read_nodes(self) -> None:
+        """Reads the nodes, at most once in an interval."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._nodes_read_s >= self._settings.poll_s:
+            text = await self._commands.read_nodes()
+            self._nodes, self._nodes_read_s = await asyncio.to_thread(parse_nodes, text), now_s
+
+    async def _carry_out(self, found: Sequence[SlurmInstruction], written: set[str]) -> None:
+        """Carries out instructions, and notes the jobs that they change in Slurm."""
+        places, changes, commands = (
+            list[PlaceJob](),
+            list[LetJobGo | CancelJob | RequeueJob](),
+            list[SlurmInstruction](),
+        )
+        statuses = list[AttemptStatus]()
+        for one in found:
+            match one:
+                case PlaceJob():
+                    places.append(one)
+                case LetJobGo() | CancelJob() | RequeueJob():
+                    changes.append(one)
+                case ReportAttempt(status):
+                    statuses.append(status)
+                case _:
+                    commands.append(one)
+            self._is_busy |= not isinstance(one, RegisterNode | RemoveNode | ReportUsage)
+        written.update(filter(None, map(_find_job_id, (*places, *changes))))
+        # Each begins before the next, so that the core has them in order; those that wait together are one commit.
+        ended = [self._loop.record_engine_attempts(statuses)] if statuses else []
+        refusals = asyncio.gather(*map(self._command, commands))
+        await asyncio.gather(refusals, *ended)
+        for let_go in refusals.result():
+            if let_go is not None:
+                changes.append(let_go)
+                written.add(let_go.job_id)
+        await asyncio.gather(self._place(places), *map(self._write, changes))
 
     def _count_unreadable(self, unreadable: tuple[str, ...]) -> None:
         self.counts.unreadable += len(unreadable)
@@ -157,8 +292,11 @@ class SlurmEngine:
             )
         self._is_unreadable_told = bool(unreadable)
 
-    async def _command(self, one: SlurmInstruction) -> None:
-        """Carries out an instruction in the core; one that is refused is decided anew by the next look."""
+    async def _command(self, one: SlurmInstruction) -> LetJobGo | None:
+        """Carries out an instruction in the core; one that is refused is decided anew by the next look.
+
+        Returns the job that is to be left to Slurm, since the core does not take it.
+        """
         try:
             match one:
                 case RegisterNode(inventory):
@@ -176,58 +314,114 @@ class SlurmEngine:
                     await self._loop.correct_devices(name, held)
                 case EndJob(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
-                    await self._loop.cancel(workload_id)
+                    await self._loop.cancel(workload_id, reason=reason)
         except (Fault, ContractError) as error:
-            await self._on_refusal(one, error)
+            return self._on_refusal(one, error)
+        return None
 
-    async def _on_refusal(self, one: SlurmInstruction, error: Exception) -> None:
+    def _on_refusal(self, one: SlurmInstruction, error: Exception) -> LetJobGo | None:
         if isinstance(one, RegisterNode):
             self._steering.forget_report(one.inventory.node_name)
         elif isinstance(one, ReportUsage):
             self._steering.forget_report(one.node_name)
         if isinstance(error, NotFound):
             # It has ended or left meanwhile, which the next look tells.
-            return
+            return None
         self.counts.refused += 1
         if isinstance(one, SubmitJob):
             # The core could never place it, or holds too much: Slurm decides.
-            job_id = one.request.spec.labels["slurm/job"]
-            await self._write(LetJobGo(job_id, f"refused: {error}"))
-            return
+            return LetJobGo(one.request.spec.labels["slurm/job"], f"refused: {error}")
         self._log.warning("slurm=%s refused=%s", type(one).__name__, error)
+        return None
 
-    async def _write(self, one: PlaceJob | LetJobGo | CancelJob) -> None:
+    async def _write(self, one: LetJobGo | CancelJob | RequeueJob) -> None:
         """Changes a job in Slurm."""
         async with self._writes:
             try:
                 match one:
-                    case PlaceJob():
-                        await self._place(one)
-                    case LetJobGo(job_id, reason):
-                        await self._leave(job_id, reason)
+                    case LetJobGo(job_id, reason, run):
+                        await self._leave(job_id, reason, run)
+                    case RequeueJob():
+                        await self._requeue(one)
                     case CancelJob(job_id):
                         await self._commands.cancel_job(job_id)
             except SlurmFailed as error:
                 self.counts.failures += 1
                 self._log.warning("slurm=%s error=%s", type(one).__name__, error)
 
-    async def _place(self, one: PlaceJob) -> None:
-        job, names = one.job, ",".join(one.nodes)
-        problem = await self._commands.check_placement(job, one.nodes)
-        is_over = self._steering.note_answer(job, is_refused=bool(problem), now_s=self._clock.now_ns() / 1e9)
-        if is_over:
-            self._log.warning("job=%s nodes=%s refused_by=slurm again=no error=%s", job.job_id, names, problem)
-            await self._leave(job.job_id, problem)
-        elif problem:
-            self._log.info("job=%s nodes=%s refused_by=slurm again=yes error=%s", job.job_id, names, problem)
-        else:
-            await self._commands.place_job(job.job_id, one.nodes, f"{MARK_PLACED} {names[:200]}")
-            self.counts.placed += 1
+    async def _place(self, places: Sequence[PlaceJob]) -> None:
+        """Checks placements, equal ones once, and carries out those that Slurm takes, in batches."""
+        now_s = self._clock.monotonic_s()
+        for key in [key for key, until_s in self._accepted.items() if until_s <= now_s]:
+            del self._accepted[key]
+        equal: dict[tuple[object, ...], list[PlaceJob]] = {}
+        for one in places:
+            equal.setdefault(_describe_request(one), []).append(one)
+        checks = await asyncio.gather(*(self._check(key, group) for key, group in equal.items()))
+        accepted = [one for is_taken, group in zip(checks, equal.values(), strict=True) if is_taken for one in group]
+        size = min(
+            _PLACED_AT_ONCE_MOST, max(_PLACED_AT_ONCE_LEAST, len(accepted) // self._settings.max_concurrent_writes)
+        )
+        batches = (accepted[first : first + size] for first in range(0, len(accepted), size))
+        await asyncio.gather(*map(self._place_batch, batches))
 
-    async def _leave(self, job_id: str, reason: str) -> None:
+    async def _place_batch(self, batch: Sequence[PlaceJob]) -> None:
+        placements = [
+            JobPlacement(
+                one.job.job_id,
+                one.nodes,
+                mark_placement(one),
+                begins_now=one.job.admin_comment.startswith(MARK_REQUEUED),
+            )
+            for one in batch
+        ]
+        async with self._writes:
+            try:
+                await self._commands.place_jobs(placements)
+                self.counts.placed += len(batch)
+            except SlurmFailed as error:
+                # Some of them may be placed, and some may have ended: the next look tells.
+                self.counts.failures += 1
+                self._log.warning("slurm=PlaceJob jobs=%d error=%s", len(batch), error)
+
+    async def _check(self, key: tuple[object, ...], group: Sequence[PlaceJob]) -> bool:
+        """Returns whether Slurm takes equal placements; those that it refuses for long are left to it."""
+        if key in self._accepted:
+            return True
+        job, names = group[0].job, ",".join(group[0].nodes)
+        async with self._writes:
+            problem = await self._commands.check_placement(job, group[0].nodes)
+        now_s = self._clock.now_ns() / 1e9
+        over = [one for one in group if self._steering.note_answer(one.job, is_refused=bool(problem), now_s=now_s)]
+        if problem:
+            self._log.info("job=%s equal=%d nodes=%s refused_by=slurm error=%s", job.job_id, len(group), names, problem)
+        elif len(self._accepted) < _ACCEPTED_MOST:
+            self._accepted[key] = self._clock.monotonic_s() + _ACCEPTED_S
+        await asyncio.gather(
+            *(self._write(LetJobGo(one.job.job_id, problem, find_run_suffix(one.job))) for one in over)
+        )
+        return not problem
+
+    async def _requeue(self, one: RequeueJob) -> None:
+        """Has a job make room; one that Slurm does not requeue for long runs on, and is not asked again for a while."""
+        job, problem = one.job, ""
+        try:
+            await self._commands.requeue_job(job, mark_requeue(job))
+        except SlurmFailed as error:
+            self.counts.failures += 1
+            problem = str(error)
+        now_s = self._clock.now_ns() / 1e9
+        is_over = self._steering.note_answer(job, is_refused=bool(problem), now_s=now_s)
+        self._log.info("job=%s makes_room=%s error=%s", job.job_id, not problem, problem)
+        if is_over:
+            reason = f"Slurm does not requeue it: {shorten_reason(problem)}"
+            with contextlib.suppress(Fault):
+                await self._loop.refuse_preemption(one.workload_id, reason, again_s=_REQUEUED_AGAIN_S)
+
+    async def _leave(self, job_id: str, reason: str, run: str) -> None:
         """Leaves a job to Slurm's own scheduler, and says why."""
         words = shorten_reason(reason)
-        await self._commands.leave_job(job_id, f"{MARK_LEFT} {words}")
+        await self._commands.leave_job(job_id, f"{MARK_LEFT}{run} {words}")
         self.counts.left += 1
         self._log.info("job=%s left_to=slurm reason=%s", job_id, words)
 
@@ -250,3 +444,21 @@ class SlurmEngine:
         if self._settings.lease is not None:
             with contextlib.suppress(OSError):
                 self._settings.lease.unlink(missing_ok=True)
+
+
+def _find_job_id(one: SlurmInstruction) -> str:
+    """Returns which job an instruction changes in Slurm, or would; empty for one that is about the core alone."""
+    match one:
+        case PlaceJob(job) | RequeueJob(job):
+            return job.job_id
+        case LetJobGo(job_id) | CancelJob(job_id):
+            return job_id
+        case SubmitJob(request):
+            return request.spec.labels["slurm/job"]
+    return ""
+
+
+def _describe_request(one: PlaceJob) -> tuple[object, ...]:
+    """Returns what Slurm is asked about a placement: equal ones get equal answers."""
+    job = one.job
+    return one.nodes, job.node_count, job.cpus, job.partition, job.features, job.memory_bytes, job.gpus

@@ -8,9 +8,10 @@ Theory. A job that opted in is held by our job_submit plugin, which marks it in 
 only memory beside the core's, and it is Slurm's: a controller that begins anew, with or without its journal, finds who was
 held, who was placed and who was let go. A held job is submitted to the core under its own id; where the core places it, it
 is checked, its nodes are required of Slurm, and it is released. Slurm stays the only truth: a job that runs elsewhere than
-planned is adopted where it runs, one that ended is ended here, and what others run is external usage. A job that Slurm
+planned is adopted where it runs, one that ended is ended here as it ended there, and what others run is external usage. A job that Slurm
 refuses to start where it was placed, or that cannot be steered at all, is let go: released without nodes and with the
-reason, and counted as external from then on. So no job waits for anything that Slurm alone would not make it wait for.
+reason, and counted as external from then on. A job that has to make room for other work of the core is requeued by Slurm, which tells it
+to end, and held; in the core it waits again where it was in the queue, under its id, which its mark keeps. So no job waits for anything that Slurm alone would not make it wait for.
 
 Sources: slurm.schedmd.com/job_reason_codes.html.
 """
@@ -19,14 +20,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from signal import SIGKILL, SIGTERM
 from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     Gpu,
     Inventory,
+    Mobility,
     ResourceRequest,
     SubmitWorkloadRequest,
     Workload,
@@ -40,6 +45,10 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 WORKLOAD_PREFIX = "slurm-"
 # In the administrator's comment of a job, and what follows: nodes, or a reason.
 MARK_HELD, MARK_PLACED, MARK_LEFT = "eelgrid:held", "eelgrid:placed", "eelgrid:left"
+# It has to make room for other work: it was requeued and is held, or is about to be.
+MARK_REQUEUED = "eelgrid:requeued"
+# At the end of a mark, /0@1: up to Slurm's restart 1 it is still the core's run 0.
+_RUN = re.compile(r"eelgrid:[^ ]*/([0-9]{1,9})@([0-9]{1,9})(?: |$)")
 # Jobs that are in the core and wait; those behind them come as these start.
 WAITING_MOST = 10_000
 _TRAITS_MOST = 16
@@ -47,6 +56,22 @@ _NODE_TRAITS_MOST = 256
 _WORDS_MOST = 160
 _WAITS_TIMES = 10.0
 _DEPENDENCY = re.compile(r"(after|afterany|afterok|afternotok):([0-9]+(?:_(?:[0-9]+|\*))?)(\(\w+\))?")
+_NS = 10**9
+_SIGNALS_MOST = 64
+FORGOTTEN = "Slurm has forgotten the job, so nobody knows how it ended"
+_RESTARTED = "Slurm has restarted the job"
+_CANCELLED = ("CANCELLED", "REVOKED")
+# Ends of which no exit code tells, in words.
+_LOST = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
+_ENDS = {
+    "TIMEOUT": "its time limit was over",
+    "DEADLINE": "its deadline in Slurm was over",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not start",
+    "LAUNCH_FAILED": "its node could not start it",
+    "OUT_OF_MEMORY": "out of memory",
+    "PREEMPTED": "preempted by Slurm",
+}
 # Why Slurm does not start a job that only another placement, or nobody, could help; of some, versions have other names.
 _REFUSED = frozenset(
     [
@@ -104,10 +129,17 @@ class CorrectDevices:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """A job of the core is over, or is no more ours."""
+    """A job of the core was cancelled in Slurm, has not begun, or is no more ours."""
 
     workload_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAttempt:
+    """A placed job has begun in Slurm, or has ended there, and how."""
+
+    status: AttemptStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +151,14 @@ class PlaceJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RequeueJob:
+    """A placed job has to make room: have Slurm end it and queue it again, held; one that waits there is held only."""
+
+    job: SlurmJob
+    workload_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelJob:
     """An operator has cancelled a job here: cancel it in Slurm."""
 
@@ -127,10 +167,11 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class LetJobGo:
-    """Release a job without any nodes, and say why."""
+    """Release a job without any nodes, and say why; `run` is the end of its mark."""
 
     job_id: str
     reason: str
+    run: str = ""
 
 
 SlurmInstruction: TypeAlias = (
@@ -141,7 +182,9 @@ SlurmInstruction: TypeAlias = (
     | AdoptJob
     | CorrectDevices
     | EndJob
+    | ReportAttempt
     | PlaceJob
+    | RequeueJob
     | CancelJob
     | LetJobGo
 )
@@ -168,6 +211,7 @@ class Steering:
     _refused_since_s: dict[str, float] = field(default_factory=dict)
     _reported: dict[str, ExternalUsage] = field(default_factory=dict)
     _registered: dict[str, Inventory] = field(default_factory=dict)
+    _priority_classes: frozenset[str] = frozenset()
 
     def decide(
         self,
@@ -178,12 +222,14 @@ class Steering:
         has_agent: frozenset[str],
         gpus: Mapping[str, Mapping[int, str]],
         now_s: float,
+        priority_classes: frozenset[str] = frozenset(),
     ) -> list[SlurmInstruction]:
         """Returns what is to be done.
 
         `workloads` are the core's, of which those with our prefix are jobs; `gpus` are by node the ids of the core's GPUs by
-        their index.
+        their index; `priority_classes` are those of the policy, of which a job has the one with the name of its QOS.
         """
+        self._priority_classes = priority_classes
         by_id = {name_workload(job): job for job in jobs}
         found: list[SlurmInstruction] = []
         found += self._end_jobs(by_id, workloads)
@@ -204,6 +250,7 @@ class Steering:
         return found
 
     def _end_jobs(self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload]) -> Iterable[SlurmInstruction]:
+        known = {job.job_id for job in by_id.values()}
         for key, workload in workloads.items():
             if not key.startswith(WORKLOAD_PREFIX) or workload.phase not in (
                 WorkloadPhase.PENDING,
@@ -211,12 +258,22 @@ class Steering:
             ):
                 continue
             job = by_id.get(key)
+            is_placed = workload.phase is WorkloadPhase.PLACED
             if job is None:
-                yield EndJob(key, "the job is no more in Slurm")
+                is_restarted = key.removeprefix(WORKLOAD_PREFIX).partition(".")[0] in known
+                reason = _RESTARTED if is_restarted else FORGOTTEN
+                yield ReportAttempt(_describe_loss(workload, reason)) if is_placed else EndJob(key, reason)
             elif job.admin_comment.startswith(MARK_LEFT) and not job.holds_resources:
                 yield EndJob(key, "left to Slurm")
-            elif not job.is_pending and not job.holds_resources:
-                yield EndJob(key, f"{job.state.lower()} in Slurm")
+            elif job.is_pending and job.is_held and workload.preempted_for and is_steered(job):
+                # It has made room: in the core it waits again in its place, under its id.
+                yield ReportAttempt(_describe_requeue(job, workload))
+            elif job.has_ended:
+                is_cancelled = job.state in _CANCELLED or not job.start_s
+                if is_placed and not is_cancelled:
+                    yield ReportAttempt(describe_end(job, workload))
+                else:
+                    yield EndJob(key, f"{job.state.lower()} in Slurm")
 
     def _steer(
         self,
@@ -229,30 +286,72 @@ class Steering:
         if not is_steered(job):
             return
         phase = None if workload is None else workload.phase
+        has_to_go = workload is not None and workload.preempted_for != ""
+        if job.holds_resources or job.is_held:
+            self._waits_since_s.pop(key, None)
         if job.holds_resources:
-            yield from _follow_run(key, job, workload, self.settings)
+            if has_to_go and job.state == "RUNNING" and "COMPLETING" not in job.flags:
+                yield RequeueJob(job, key)
+            else:
+                yield from self._follow_run(key, job, workload)
             return
         if not job.is_pending:
             return
         if not job.is_held:
-            yield from self._watch_released(key, job, around.now_s)
+            if has_to_go:
+                yield RequeueJob(job, key)
+            else:
+                yield from self._watch_released(key, job, around.now_s)
             return
         standing = around.dependencies.judge(job.dependency)
-        if standing is DependencyState.WAITS or job.eligible_s > around.now_s:
+        # After a requeue Slurm waits until credentials of the last run are void, which we end when it is placed.
+        is_early = job.eligible_s > around.now_s and not job.admin_comment.startswith(MARK_REQUEUED)
+        if standing is DependencyState.WAITS or is_early or has_to_go:
             return
         reason = job.peculiar or _find_obstacle(job)
         if standing is DependencyState.UNKNOWN:
             reason = f"its dependency {job.dependency} is for Slurm to judge"
         if reason:
-            yield LetJobGo(job.job_id, reason)
+            yield LetJobGo(job.job_id, reason, find_run_suffix(job))
         elif phase is None:
-            yield SubmitJob(build_request(job, self.settings))
+            yield SubmitJob(self._build_request(job))
         elif phase is WorkloadPhase.CANCELLED:
             yield CancelJob(job.job_id)
         elif phase is WorkloadPhase.PLACED and workload is not None:
             places = tuple(dict.fromkeys(place.node_name for place in workload.placements))
             if around.names.issuperset(places):
                 yield PlaceJob(job, places)
+
+    def _build_request(self, job: SlurmJob) -> SubmitWorkloadRequest:
+        request = build_request(job, self.settings)
+        if job.qos not in self._priority_classes:
+            return request
+        return replace(request, spec=replace(request.spec, priority_class=job.qos))
+
+    def _follow_run(self, key: str, job: SlurmJob, workload: Workload | None) -> Iterable[SlurmInstruction]:
+        """Has the core hold a running job where it runs."""
+        phase = None if workload is None else workload.phase
+        if phase is WorkloadPhase.PENDING:
+            # Somebody else has released it: from now on it is external.
+            yield EndJob(key, "runs in Slurm without having been placed")
+            return
+        places = () if workload is None else workload.placements
+        if phase not in (None, WorkloadPhase.PLACED):
+            return
+        if workload is not None and sorted(one.node_name for one in places) == sorted(job.nodes):
+            if not workload.attempts and job.start_s:
+                yield ReportAttempt(_describe_start(job, workload))
+            return
+        indexes, counted = job.gpu_indexes or {}, _amounts_on_node(job)
+        standing = tuple(
+            RunningReplica(
+                node_name=name, gpu_indexes=indexes.get(name, ()), is_exact=bool(indexes.get(name)), counted=counted
+            )
+            for name in job.nodes
+        )
+        first = 1 + max((one.replica for one in places), default=-1)
+        adoption = Adoption(standing=standing, first=first, released=tuple(one.replica for one in places))
+        yield AdoptJob(self._build_request(job), adoption)
 
     def _watch_released(self, key: str, job: SlurmJob, now_s: float) -> Iterable[SlurmInstruction]:
         """Lets a job go that Slurm refuses to start where it was placed, or does not start there for long."""
@@ -261,7 +360,7 @@ class Steering:
         waits_s = now_s - self._waits_since_s.setdefault(key, now_s)
         is_over = self.note_answer(job, is_refused=is_refusal(job.reason), now_s=now_s)
         if is_over or waits_s >= _WAITS_TIMES * self.settings.patience_s:
-            yield LetJobGo(job.job_id, f"Slurm says {job.reason}")
+            yield LetJobGo(job.job_id, f"Slurm says {job.reason}", find_run_suffix(job))
 
     def note_answer(self, job: SlurmJob, *, is_refused: bool, now_s: float) -> bool:
         """Notes whether Slurm refuses a job where it was placed; returns whether it has for as long as it may.
@@ -307,13 +406,43 @@ class Steering:
 
 
 def name_workload(job: SlurmJob) -> str:
-    """Returns the core's id of a job; each restart has its own, so that what was said of one run is not of the next."""
-    return f"{WORKLOAD_PREFIX}{job.job_id}" + (f".{job.restarts}" if job.restarts else "")
+    """Returns the core's id of a job.
+
+    Each restart has its own, so that what was said of one run is not of the next; but one that made room here stays the same.
+    """
+    run = find_run(job)
+    return f"{WORKLOAD_PREFIX}{job.job_id}" + (f".{run}" if run else "")
+
+
+def find_run(job: SlurmJob) -> int:
+    """Returns which run of a job it is for the core: the number of Slurm's restarts, without those that we asked for."""
+    matched = _RUN.match(job.admin_comment)
+    # Before the requeue that was asked for, and after it; a later restart is one of Slurm's own.
+    if matched is not None and int(matched[2]) - 1 <= job.restarts <= int(matched[2]):
+        return int(matched[1])
+    return job.restarts
+
+
+def find_run_suffix(job: SlurmJob) -> str:
+    """Returns the end of a job's mark that keeps its run; empty if that is the number of its restarts."""
+    run = find_run(job)
+    return f"/{run}@{job.restarts}" if run != job.restarts else ""
+
+
+def mark_requeue(job: SlurmJob) -> str:
+    """Returns the mark of a job that is about to be requeued, or to be held if it has not begun: it stays the same run."""
+    restarts = job.restarts if job.is_pending else job.restarts + 1
+    return f"{MARK_REQUEUED}/{find_run(job)}@{restarts}"
+
+
+def mark_placement(one: PlaceJob) -> str:
+    """Returns the mark of a placed job: one word, with its nodes."""
+    return f"{MARK_PLACED}:{','.join(one.nodes)[:_WORDS_MOST]}{find_run_suffix(one.job)}"
 
 
 def is_steered(job: SlurmJob) -> bool:
     """Whether a job opted in and was not let go."""
-    return job.admin_comment.startswith((MARK_HELD, MARK_PLACED))
+    return job.admin_comment.startswith((MARK_HELD, MARK_PLACED, MARK_REQUEUED))
 
 
 def is_refusal(reason: str) -> bool:
@@ -327,28 +456,70 @@ def _order(job_id: str) -> tuple[int, int]:
     return int(job), int(task or 0)
 
 
-def _follow_run(
-    key: str, job: SlurmJob, workload: Workload | None, settings: SteeringSettings
-) -> Iterable[SlurmInstruction]:
-    """Has the core hold a running job where it runs."""
-    phase = None if workload is None else workload.phase
-    if phase is WorkloadPhase.PENDING:
-        # Somebody else has released it: from now on it is external.
-        yield EndJob(key, "runs in Slurm without having been placed")
-        return
-    places = () if workload is None else workload.placements
-    if phase not in (None, WorkloadPhase.PLACED) or sorted(one.node_name for one in places) == sorted(job.nodes):
-        return
-    indexes, counted = job.gpu_indexes or {}, _amounts_on_node(job)
-    standing = tuple(
-        RunningReplica(
-            node_name=name, gpu_indexes=indexes.get(name, ()), is_exact=bool(indexes.get(name)), counted=counted
-        )
-        for name in job.nodes
+def describe_end(job: SlurmJob, workload: Workload) -> AttemptStatus:
+    """Returns how a placed job has ended, by Slurm's word, as the attempt of all its replicas."""
+    code, signal = job.exit_code, job.exit_signal
+    reason = _ENDS.get(job.state, "")
+    is_lost = job.state in _LOST
+    if not (code or signal or is_lost) and job.state != "COMPLETED":
+        # Slurm has ended it, and says no more than why: it sends TERM first.
+        signal = SIGTERM
+    # Slurm's own numbers, such as 125 for a lack of memory, are no signals: then it was killed.
+    signal = signal if signal <= _SIGNALS_MOST else SIGKILL
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=_find_first_replica(workload),
+        attempt=workload.attempt,
+        state=AttemptState.LOST if is_lost else AttemptState.ENDED,
+        exit_code=None if is_lost or signal else code,
+        signal=0 if is_lost else signal,
+        reason=reason,
+        started_ns=job.start_s * _NS,
+        ended_ns=max(job.start_s, job.end_s) * _NS,
     )
-    first = 1 + max((one.replica for one in places), default=-1)
-    adoption = Adoption(standing=standing, first=first, released=tuple(one.replica for one in places))
-    yield AdoptJob(build_request(job, settings), adoption)
+
+
+def _describe_start(job: SlurmJob, workload: Workload) -> AttemptStatus:
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=_find_first_replica(workload),
+        attempt=workload.attempt,
+        state=AttemptState.RUNNING,
+        started_ns=job.start_s * _NS,
+    )
+
+
+def _describe_requeue(job: SlurmJob, workload: Workload) -> AttemptStatus:
+    """Returns the end of the run of a job that made room; its start is no more in Slurm."""
+    started_ns = next((one.started_ns for one in workload.attempts), 0)
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=_find_first_replica(workload),
+        attempt=workload.attempt,
+        state=AttemptState.ENDED,
+        signal=SIGTERM,
+        reason=f"requeued in Slurm, restart {job.restarts}",
+        started_ns=started_ns,
+        ended_ns=started_ns,
+    )
+
+
+def _describe_loss(workload: Workload, reason: str) -> AttemptStatus:
+    """Returns the end of a placed job that Slurm knows no more: nobody knows how it ended."""
+    started_ns = next((one.started_ns for one in workload.attempts), 0)
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=_find_first_replica(workload),
+        attempt=workload.attempt,
+        state=AttemptState.LOST,
+        reason=reason,
+        started_ns=started_ns,
+        ended_ns=started_ns,
+    )
+
+
+def _find_first_replica(workload: Workload) -> int:
+    return min(place.replica for place in workload.placements)
 
 
 def _list_corrections(
@@ -371,6 +542,8 @@ def _list_corrections(
 
 def _find_obstacle(job: SlurmJob) -> str:
     """Returns why the core cannot hold a job, in words; empty if it can."""
+    if job.required_nodes and job.admin_comment.startswith(MARK_HELD):
+        return "its user has named its nodes"
     if len(list_required_traits(job)) > _TRAITS_MOST:
         return f"it names more than {_TRAITS_MOST} features"
     if sum(one.count for one in job.gpus) > GPUS_PER_NODE_MOST:
@@ -403,6 +576,9 @@ def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRe
         namespace=settings.namespace,
         user=job.user,
         queue=job.account,
+        # A running job of Slurm stays on its nodes; who has to make room is ended and waits again.
+        mobility=Mobility.FIXED,
+        evicted_by_engine=job.can_requeue,
         request=ResourceRequest(
             cpu_milli=1000 * -(-job.cpus // job.node_count),
             memory_bytes=job.memory_bytes,
@@ -503,7 +679,7 @@ class Dependencies:
             return DependencyState.WAITS if any(job.is_pending for job in jobs) else DependencyState.FULFILLED
         if any(job.is_pending or job.holds_resources for job in jobs):
             return DependencyState.WAITS
-        is_good = all(job.state == "COMPLETED" and not job.exit_code for job in jobs)
+        is_good = all(job.state == "COMPLETED" and not (job.exit_code or job.exit_signal) for job in jobs)
         is_met = kind == "afterany" or is_good == (kind == "afterok")
         return DependencyState.FULFILLED if is_met else DependencyState.UNKNOWN
 
