@@ -72,7 +72,9 @@ class FluxRefused(Exception):
 
 
 class RealBroker:
-    """One broker; jobs run until they are cancelled."""
+    """One instance; jobs run until they are cancelled."""
+
+    observer, plugin = MODULE.with_name("observe_eelgrid.py"), MODULE.with_name("frobnicator.py")
 
     def __init__(self, flux):
         self._flux = flux
@@ -119,7 +121,21 @@ class RealBroker:
         """Loads our module in place of Flux's own scheduler."""
         with contextlib.suppress(FluxRefused):
             self.run("module", "remove", "sched-simple")
-        self.run("module", "load", str(MODULE), *args)
+        try:
+            self.run("module", "load", str(MODULE), *args)
+        except FluxRefused as error:
+            # Why is in the broker's log alone.
+            raise FluxRefused(f"{error}{(self.folder / 'log').read_text()}") from None
+
+    def configure(self, text):
+        """Adds to the configuration, and has the job ingest read it."""
+        with (self.folder / "conf.toml").open("a") as file:
+            file.write(text)
+        self.run("config", "reload")
+        self.run("module", "reload", "job-ingest")
+
+    def get_jobspec(self, number):
+        return json.loads(self.run("job", "info", str(number), "jobspec"))
 
     def unload(self):
         self.run("module", "remove", "sched_eelgrid")

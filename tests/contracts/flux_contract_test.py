@@ -11,7 +11,7 @@ import sys
 import pytest
 from tests.e2e.processes import Cluster
 from tests.fakes.flux_broker import FluxBroker, install_modules
-from tests.flux_rig import CORES, GPUS, RESOURCES, RealBroker, build_jobspec, find_flux
+from tests.flux_rig import CORES, GPUS, RESOURCES, FluxRefused, RealBroker, build_jobspec, find_flux
 from tests.waiting import poll_until
 
 from eelgrid_controller.engines.flux.resource_sets import format_job_id, parse_resource_set
@@ -48,7 +48,7 @@ class MemoryInstance(FluxBroker):
     def close(self):
         if self._thread is not None and self._thread.is_alive():
             self.unload()
-        for name in (*self._names, MODULE):
+        for name in (*self._names, MODULE, MODULE.replace("sched_eelgrid", "broker_link")):
             sys.modules.pop(name, None)
         assert self.failed is None
 
@@ -244,15 +244,26 @@ def test_the_journal_says_who_held_which_gpus_from_when_to_when(world):
     assert all(0 < one.end_ns - one.begin_ns < 60e9 and one.user and one.wait_s >= 0 for one in spans())
 
 
-def test_advice_is_a_constraint_on_the_hosts_where_the_core_would_go(world):
+def test_advice_is_a_constraint_on_the_ranks_where_the_core_would_go(world):
     asked = build_jobspec(nodes=1, gpus=1, constraints={"properties": ["h100@gpu"]})
     answer = world.advise(asked)
-    (host,) = json.loads(answer.constraint)["hostlist"]
-    assert host in ("n2", "n3")
+    assert json.loads(answer.constraint) in ({"ranks": ["2"]}, {"ranks": ["3"]})
     world.start(nodes=4, cores=CORES)
     answer = world.advise(asked)
     assert answer.constraint == ""
     assert answer.reason
+
+
+def test_a_module_of_another_flux_or_with_wrong_arguments_is_refused_with_the_remedy(lone):
+    wrong = "insecure", "patience=soon"
+    with pytest.raises((ValueError, FluxRefused), match="patience=soon: give seconds"):
+        lone.flux.load(f"controller={lone.address}", *wrong)
+    if isinstance(lone.flux, MemoryInstance):
+        for version, message in (("0.83.0", "flux-core is 0.83.0"), ("1.0.0", "another Eelgrid")):
+            lone.flux.version = version
+            with pytest.raises(ValueError, match=message):
+                lone.flux.load(f"controller={lone.address}")
+    lone.flux.failed = None
 
 
 def test_a_module_that_is_loaded_again_goes_on_with_what_runs_and_waits(lone):
@@ -294,3 +305,27 @@ def test_flux_goes_on_alone_while_the_controller_is_away_and_is_adopted_after(lo
     assert {one.node_name for one in lone.workload(number).placements} == {one.hostname for one in found.ranks.values()}
     _, more = lone.start(nodes=4, cores=2, gpus=1)
     assert not more.overlaps(found)
+
+
+@pytest.mark.skipif(FLUX is None, reason="no flux with flux.scheduler and grpc here")
+def test_under_another_scheduler_jobs_are_known_and_advised(tmp_path):
+    world = World("real", tmp_path)
+    try:
+        world.flux.configure(f"""[eelgrid]
+controller = "{world.address}"
+[ingest.frobnicator]
+plugins = ["defaults", "constraints", "{world.flux.plugin}"]
+""")
+        world.flux.run("module", "load", str(world.flux.observer), f"controller={world.address}")
+        poll_until(lambda: world.cluster.summary().nodes_ready == 4, "the controller knows the ranks")
+        number, found = world.start(nodes=1, slots=1, gpus=3, constraints={"properties": ["h100@gpu"]})
+        advised = world.flux.get_jobspec(number)["attributes"]["system"]["constraints"]
+        (host,) = [one.hostname for one in found.ranks.values()]
+        assert advised == {"and": [{"properties": ["h100@gpu"]}, {"ranks": [str(*found.ranks)]}]}
+        poll_until(lambda: world.phase(number) is WorkloadPhase.PLACED, "it is adopted")
+        (place,) = world.workload(number).placements
+        assert (place.node_name, place.gpu_indexes) == (host, tuple(sorted(found.ranks[min(found.ranks)].gpus)))
+        world.flux.cancel(number)
+        poll_until(lambda: world.phase(number) is WorkloadPhase.CANCELLED, "it is over")
+    finally:
+        world.close()

@@ -22,7 +22,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.flux.instance import WORKLOAD_PREFIX, FluxReply
-from eelgrid_controller.engines.flux.resource_sets import FluxUnreadable, format_job_id
+from eelgrid_controller.engines.flux.resource_sets import FluxUnreadable, format_idset, format_job_id
 from eelgrid_controller.engines.flux.scheduling import (
     FluxAdopt,
     FluxEligibility,
@@ -200,10 +200,10 @@ class FluxEngine:
             return AdviseFluxResponse(reason=str(error))
         finally:
             self.scheduling.end_advice(asked.workload_id)
-        hosts = self.scheduling.list_hosts(one.node_name for one in preview.placements)
-        if not hosts:
+        ranks = self.scheduling.list_ranks(one.node_name for one in preview.placements)
+        if not ranks:
             return AdviseFluxResponse(reason=preview.reason or "it fits nowhere now")
-        return AdviseFluxResponse(constraint=json.dumps({"hostlist": hosts}))
+        return AdviseFluxResponse(constraint=json.dumps({"ranks": [format_idset(ranks)]}))
 
     async def list_flux_spans(self, request: ListFluxSpansRequest, context: Context) -> ListFluxSpansResponse:
         """Lists what jobs held in a period."""

@@ -54,11 +54,6 @@ class JournalJob:
     user: str = ""
     submit_s: float = 0.0
     alloc_s: float = 0.0
-    finish_s: float = 0.0
-    # As of wait(2), of the worst of its shells.
-    status: int = 0
-    # The first that ended it, if one did.
-    exception: str = ""
     resources: ResourceSet | None = None
     # What of it is held still.
     held: ResourceSet | None = None
@@ -115,10 +110,6 @@ class FluxJournal:
                 yield from self._release(number, job, context.get("ranks"), time_s)
             case "free" if job.held is not None:
                 yield from self._release(number, job, "all", time_s)
-            case "finish":
-                job.finish_s, job.status = time_s, int(read_number(context, "status"))
-            case "exception" if context.get("severity") == 0 and not job.exception:
-                job.exception = f"{context.get('type', '')}: {context.get('note', '')}"[:200]
             case _:
                 return
 
@@ -153,11 +144,3 @@ class FluxJournal:
             one for one in (*self._ended, *running) if one.begin_s < end_s and (not one.end_s or one.end_s > begin_s)
         ]
         return sorted(found, key=lambda one: (one.begin_s, one.job, one.hostname))
-
-    def sum_gpu_seconds(self, begin_s: float, end_s: float) -> dict[int, float]:
-        """Sums by job for how long it held GPUs between two times, in GPU-seconds."""
-        found: dict[int, float] = {}
-        for one in self.list_spans(begin_s, end_s):
-            seconds = min(one.end_s or end_s, end_s) - max(one.begin_s, begin_s)
-            found[one.job] = found.get(one.job, 0.0) + seconds * len(one.gpus)
-        return found

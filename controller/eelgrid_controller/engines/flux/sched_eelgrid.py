@@ -12,109 +12,33 @@ are adopted when the controller is back. So Flux never waits for us.
 Source: `flux.scheduler` of flux-core 0.84 and later, which speaks RFC 27 with the job manager.
 """
 
-import errno
 import heapq
-import pwd
-import re
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 try:
-    from flux.constants import FLUX_POLLIN, FLUX_RPC_NORESPONSE, FLUX_RPC_STREAMING
     from flux.job import JobID, job_raise_async
     from flux.resource import InfeasibleRequest, InsufficientResources
     from flux.scheduler import Scheduler
 except ImportError as missing:
     raise ImportError(
         f"sched_eelgrid needs flux.scheduler, which comes with flux-core 0.84 ({missing}); "
-        "use a newer flux-core, or keep sched-simple and the frobnicator plugin"
+        "use a newer flux-core, or keep sched-simple"
     ) from missing
 
 from eelgrid_controller.engines.flux.allocations import AllocationConflict, FluxAllocations
-from eelgrid_controller.engines.flux.controller_stream import ControllerStream
+from eelgrid_controller.engines.flux.broker_link import BrokerLink, name_user, read_ranks, reduce_jobspec
 from eelgrid_controller.engines.flux.resource_sets import (
     FluxUnreadable,
     format_idset,
     format_resource_set,
-    parse_idset,
     parse_resource_set,
 )
-from eelgrid_protos.transport import TlsFiles
 
-VERSION_LEAST, VERSION_BEYOND = (0, 84), (1, 0)
-_PATIENCE_S = 30.0
 _CHECK_S = 1.0
-# What a scheduler needs to know of a jobspec; the rest, such as the command, stays in Flux.
-_ATTRIBUTES = ("duration", "queue", "constraints", "job")
 
 
-class ModuleArguments(NamedTuple):
-    """The module's own arguments; the others are Flux's."""
-
-    controller: str
-    patience_s: float
-    tls: TlsFiles | None
-    insecure: bool
-    rest: tuple[str, ...]
-
-
-def read_arguments(args: tuple[str, ...]) -> ModuleArguments:
-    """Reads the arguments of `flux module load`; raises ValueError with the remedy."""
-    found, rest = {}, []
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if name in ("controller", "patience", "tls-certificate", "tls-key", "tls-authority") and equals:
-            found[name] = value
-        elif arg == "insecure":
-            found[name] = "yes"
-        else:
-            rest.append(arg)
-    try:
-        patience_s = float(found.get("patience", _PATIENCE_S))
-    except ValueError:
-        patience_s = -1.0
-    if not 1.0 <= patience_s <= 86_400.0:
-        raise ValueError(f"patience={found['patience']}: give seconds between 1 and 86400")
-    files = [found.get(f"tls-{name}") for name in ("certificate", "key", "authority")]
-    if any(files) and not all(files):
-        raise ValueError("tls-certificate, tls-key and tls-authority: give all three, or none")
-    tls = TlsFiles(*(Path(one) for one in files if one)) if all(files) else None
-    controller = found.get("controller", "127.0.0.1:7443")
-    return ModuleArguments(controller, patience_s, tls, "insecure" in found, tuple(rest))
-
-
-def check_version(text: str) -> None:
-    """Checks the version of flux-core; raises ValueError with the remedy."""
-    matched = re.match(r"(\d+)\.(\d+)", text)
-    version = (int(matched[1]), int(matched[2])) if matched is not None else (0, 0)
-    if not VERSION_LEAST <= version < VERSION_BEYOND:
-        raise ValueError(
-            f"flux-core is {text}; this module is made for 0.84 and later 0.x: use another flux-core or another Eelgrid, "
-            "or load sched-simple"
-        )
-
-
-def name_user(userid: int) -> str:
-    """Returns the name of a user, or the number where there is none."""
-    try:
-        return pwd.getpwuid(userid).pw_name
-    except (KeyError, OverflowError):
-        return str(userid)
-
-
-def reduce_jobspec(jobspec: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is needed of a jobspec to place it."""
-    system = (jobspec.get("attributes") or {}).get("system") or {}
-    job = dict(system.get("job") or {})
-    if not job.get("name"):
-        command = ((jobspec.get("tasks") or [{}])[0].get("command") or [""])[0]
-        job["name"] = str(command).rpartition("/")[2]
-    kept = {name: system[name] for name in _ATTRIBUTES if name in system} | {"job": {"name": job["name"]}}
-    return {"version": 1, "resources": jobspec.get("resources"), "attributes": {"system": kept}}
-
-
-class EelgridScheduler(Scheduler):
+class EelgridScheduler(BrokerLink, Scheduler):
     """Relays the scheduler protocol."""
 
     # So many jobs wait in the controller; those behind them come as these start.
@@ -122,31 +46,18 @@ class EelgridScheduler(Scheduler):
 
     def __init__(self, h: Any, *args: str) -> None:
         """Raises ValueError for arguments or a version that cannot be used; Flux shows it to who loads the module."""
-        self._arguments = read_arguments(args)
-        check_version(h.attr_get("version"))
-        super().__init__(h, *self._arguments.rest)
+        super().__init__(h, *args)
         self._ledger: FluxAllocations | None = None
         self._known: dict[int, dict[str, Any]] = {}
         self._checks: dict[int, Any] = {}
         self._check_number = 0
-        self._is_connected = False
         self._since_s = time.monotonic()
-        self._journal: Any = None
-        self._stream = ControllerStream(
-            self._arguments.controller, tls=self._arguments.tls, insecure=self._arguments.insecure
-        )
-        self._answers_watcher = h.fd_watcher_create(self._stream.fileno, self._on_answers, FLUX_POLLIN)
         self._patience_timer = h.timer_watcher_create(_CHECK_S, self._on_patience, repeat=_CHECK_S)
 
     def run(self) -> None:
         """Connects, and runs until the module is removed."""
-        self._answers_watcher.start()
         self._patience_timer.start()
-        self._stream.start()
-        try:
-            super().run()
-        finally:
-            self._stream.close()
+        super().run()
 
     # What Flux says
 
@@ -182,7 +93,7 @@ class EelgridScheduler(Scheduler):
             self._send_alloc(jobid, jobspec)
 
     def _send_alloc(self, jobid: int, jobspec: dict[str, Any]) -> None:
-        self._stream.send("alloc", self._known[jobid] | {"jobspec": reduce_jobspec(jobspec)})
+        self.send("alloc", self._known[jobid] | {"jobspec": reduce_jobspec(jobspec)})
 
     def free(self, jobid: int, R: Any, final: bool = False) -> None:
         """Frees a part of what a job holds, or the rest."""
@@ -190,14 +101,14 @@ class EelgridScheduler(Scheduler):
         freed = R.to_dict()
         if self.ledger.free(jobid, parse_resource_set(freed), is_final=final) is None:
             self._known.pop(jobid, None)
-        self._stream.send("free", {"id": int(jobid), "R": freed, "final": final})
+        self.send("free", {"id": int(jobid), "R": freed, "final": final})
 
     def cancel(self, jobid: int) -> None:
         """Takes a request back."""
         super().cancel(jobid)
         if jobid not in self.ledger:
             self._known.pop(jobid, None)
-            self._stream.send("cancel", {"id": int(jobid)})
+            self.send("cancel", {"id": int(jobid)})
 
     def prioritize(self, jobs: list[list[int]]) -> None:
         """Follows changes of priority."""
@@ -205,7 +116,7 @@ class EelgridScheduler(Scheduler):
         for jobid, priority in jobs:
             if jobid in self._known:
                 self._known[jobid]["priority"] = priority
-        self._stream.send("prioritize", {"jobs": jobs})
+        self.send("prioritize", {"jobs": jobs})
 
     def expiration(self, msg: Any, jobid: int, expiration: float) -> None:
         """Follows a change of a job's time limit."""
@@ -220,8 +131,8 @@ class EelgridScheduler(Scheduler):
             for jobid in before:
                 if (held := before.get(jobid)) is not None and (left := held.select_ranks(whole.ranks)).ranks:
                     self._ledger.hold(jobid, left)
-        if self._is_connected:
-            self._stream.send("resources", self._describe_resources())
+        if self.is_connected:
+            self.send("resources", self._describe_resources())
 
     def _describe_resources(self) -> dict[str, Any]:
         down = format_idset(read_ranks(self.resources.copy_down().to_dict()))
@@ -230,14 +141,14 @@ class EelgridScheduler(Scheduler):
     def feasibility_check(self, msg: Any, jobspec: dict[str, Any]) -> None:
         """Asks the controller whether a job could ever run; Flux's own pool while it is away."""
         self._check_number += 1
-        if self._stream.send("feasibility", {"call": self._check_number, "jobspec": reduce_jobspec(jobspec)}):
+        if self.send("feasibility", {"call": self._check_number, "jobspec": reduce_jobspec(jobspec)}):
             self._checks[self._check_number] = (msg, jobspec)
         else:
             super().feasibility_check(msg, jobspec)
 
     def schedule(self) -> None:
         """Starts jobs first come, first served while the controller is away for long; else its answers start them."""
-        if self._is_connected or time.monotonic() - self._since_s < self._arguments.patience_s:
+        if self.is_connected or time.monotonic() - self._since_s < self.arguments.patience_s:
             return
         kept = []
         while self._queue:
@@ -261,77 +172,39 @@ class EelgridScheduler(Scheduler):
             heapq.heappush(self._queue, job)
 
     def _on_patience(self, *_: Any) -> None:
-        if not self._is_connected and self._queue:
+        if not self.is_connected and self._queue:
             self._request_schedule()
 
     # What the controller says
 
-    def _on_answers(self, *_: Any) -> None:
-        for answer in self._stream.take_answers():
-            match answer.topic:
-                case "welcome":
-                    self._is_connected = True
-                    self.log.info(f"connected to Eelgrid's controller at {self._arguments.controller}")
-                    self._say_all()
-                case "lost":
-                    self._lose(str(answer.payload.get("reason")))
-                case "alloc":
-                    self._answer(answer.payload)
-                case "feasibility":
-                    self._answer_check(answer.payload)
-                case "raise":
-                    note = str(answer.payload.get("note"))
-                    job_raise_async(self.handle, int(answer.payload["id"]), "cancel", 0, note)
+    def on_answer(self, topic: str, payload: Any) -> None:
+        """Follows an answer of the controller."""
+        match topic:
+            case "alloc":
+                self._answer(payload)
+            case "feasibility":
+                self._answer_check(payload)
+            case "raise":
+                job_raise_async(self.handle, int(payload["id"]), "cancel", 0, str(payload.get("note")))
 
-    def _lose(self, reason: str) -> None:
-        if self._is_connected:
-            self._is_connected, self._since_s = False, time.monotonic()
-            patience_s = self._arguments.patience_s
-            self._end_journal()
-            self.log.warning(f"Eelgrid's controller is away ({reason}); Flux schedules alone after {patience_s:g} s")
+    def on_lost(self) -> None:
+        """Answers what was asked of the controller by Flux's own pool, and counts the time from now on."""
+        self._since_s = time.monotonic()
         for msg, jobspec in self._checks.values():
             super().feasibility_check(msg, jobspec)
         self._checks.clear()
 
-    def _say_all(self) -> None:
+    def say_all(self) -> None:
         """Says all that stands: resources, jobs that run, jobs that wait; and follows the journal from its beginning."""
-        self._stream.send("hello", self._describe_resources())
+        self.send("hello", self._describe_resources())
         for jobid in self.ledger:
             held = self.ledger.get(jobid)
             if held is not None and jobid in self._known:
-                self._stream.send("running", self._known[jobid] | {"R": format_resource_set(held)})
+                self.send("running", self._known[jobid] | {"R": format_resource_set(held)})
         for job in sorted(self._queue):
             self._send_alloc(job.jobid, job.resource_request.jobspec)
-        self._stream.send("ready", {})
-        if self._journal is None:
-            self._follow_journal()
-
-    def _follow_journal(self) -> None:
-        self._journal = self.handle.rpc("job-manager.events-journal", {"full": True}, flags=FLUX_RPC_STREAMING)
-        self._journal.then(self._on_journal)
-
-    def _end_journal(self) -> None:
-        """Ends the journal, which begins anew with the next connection: the controller may have forgotten what it said."""
-        if self._journal is not None:
-            tag = {"matchtag": self._journal.pimpl.get_matchtag()}
-            self.handle.rpc("job-manager.events-journal-cancel", tag, flags=FLUX_RPC_NORESPONSE)
-
-    def _on_journal(self, future: Any) -> None:
-        try:
-            found = future.get()
-        except OSError as error:
-            if error.errno != errno.ENODATA:
-                self.log.warning(f"the journal of jobs has ended: {error}")
-            self._journal = None
-            if self._is_connected:
-                self._follow_journal()
-            return
-        future.reset()
-        events = found.get("events") or []
-        if events:
-            users = [(one.get("context") or {}).get("userid") for one in events if one.get("name") == "submit"]
-            named = {"user": name_user(users[0])} if users and isinstance(users[0], int) else {}
-            self._stream.send("event", {"id": found.get("id"), "events": events, "R": found.get("R")} | named)
+        self.send("ready", {})
+        self.follow_journal()
 
     def _answer(self, payload: Any) -> None:
         """Answers a request that still waits."""
@@ -358,7 +231,7 @@ class EelgridScheduler(Scheduler):
             self.ledger.hold(job.jobid, parse_resource_set(answer))
         except (AllocationConflict, FluxUnreadable) as error:
             self.log.warning(f"{JobID(job.jobid).f58}: the controller's R is not given: {error}")
-            self._say_all()
+            self.say_all()
             return
         self._drop(job)
         self.resources.register_alloc(job.jobid, self._make_pool(answer))
@@ -376,12 +249,7 @@ class EelgridScheduler(Scheduler):
     def stats_get(self) -> dict[str, Any]:
         """Returns Flux's statistics and whether the controller is there."""
         stats: dict[str, Any] = super().stats_get()
-        return stats | {"eelgrid_connected": self._is_connected}
-
-
-def read_ranks(found: dict[str, Any]) -> frozenset[int]:
-    """Reads the ranks of an R, which need not name hosts."""
-    return frozenset().union(*(parse_idset(one["rank"]) for one in found["execution"]["R_lite"]))
+        return stats | {"eelgrid_connected": self.is_connected}
 
 
 def mod_main(h: Any, *args: str) -> None:

@@ -286,11 +286,11 @@ class FluxScheduling:
         """Forgets what was asked."""
         self._asked.pop(workload_id, None)
 
-    def list_hosts(self, node_names: Iterable[str]) -> list[str]:
-        """Returns the host names of nodes."""
-        pool = self.instance.view.allocations.pool if self.instance.view is not None else ResourceSet(ranks={})
-        ranks = {name: rank for rank, name in name_nodes(pool).items()}
-        return sorted({pool.ranks[ranks[name]].hostname for name in node_names if name in ranks})
+    def list_ranks(self, node_names: Iterable[str]) -> frozenset[int]:
+        """Returns the ranks of nodes."""
+        wanted, view = frozenset(node_names), self.instance.view
+        names = {} if view is None else name_nodes(view.allocations.pool)
+        return frozenset(rank for rank, name in names.items() if name in wanted)
 
     def _build_spec(self, job: FluxJob, replicas: int, cores: int, gpus: int, name: str) -> WorkloadSpec:
         written = format_job_id(job.number)
