@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from tests.flux_rig import RESOURCES, build_jobspec
 
+from eelgrid_controller.__main__ import main
 from eelgrid_controller.engines.flux.allocations import split_equally
 from eelgrid_controller.engines.flux.instance import FluxReply
 from eelgrid_controller.engines.flux.jobspecs import find_infeasibility, match_ranks, parse_jobspec
@@ -330,6 +332,11 @@ def test_messages_that_cannot_be_read_are_left_out_and_counted():
     assert instance.receive("what", "{}") == []
     assert instance.counts.unreadable == 3 + 6
     assert list(instance.view.running) == [1]
+
+
+def test_one_engine_only_says_what_runs_on_the_nodes():
+    done = CliRunner().invoke(main, ["--slurm", "--flux"])
+    assert (done.exit_code, "--slurm and --flux exclude each other" in done.output) == (2, True)
 
 
 def event(name, time_s, **context):
