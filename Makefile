@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo box test test-kubernetes test-observability test-slurm check docs bench proto format lock fuzz clean
+.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,7 @@ help:
 	@echo "make test    run every test"
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
 	@echo "make test-slurm    jobs steered on a real Slurm, which is installed for it (Debian, as root)"
+	@echo "make test-flux     jobs scheduled on a broker in memory, and on a real Flux where EELGRID_FLUX or the PATH has one"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
@@ -74,6 +75,11 @@ test-slurm: $(VENV)/installed-dev
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_test.py
+
+# No broker is in Debian or on PyPI: EELGRID_FLUX is the flux of a flux-core 0.84 or later, whose Python has grpcio and protobuf.
+test-flux: $(VENV)/installed-dev
+	@$(BIN)/python -m eelgrid_kernels
+	@$(BIN)/python -m pytest -q tests/unit/flux_*_test.py tests/props/flux_test.py tests/contracts/flux_contract_test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev

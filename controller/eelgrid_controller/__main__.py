@@ -156,9 +156,14 @@ def _read_kubernetes(given: dict[str, Any]) -> KubernetesConfig | None:
 
 def _read_slurm(given: dict[str, Any]) -> SlurmConfig | None:
     """Takes the options of a Slurm cluster out of those given; None without one."""
-    is_wanted, is_engine_run = given.pop("slurm"), given["kubernetes"]
-    if is_wanted and is_engine_run:
-        raise click.UsageError("--slurm and --kubernetes exclude each other: one engine says what runs on the nodes")
+    is_wanted = given.pop("slurm")
+    engines = [
+        f"--{name}"
+        for name, is_run in (("slurm", is_wanted), *((one, given[one]) for one in ("kubernetes", "flux")))
+        if is_run
+    ]
+    if len(engines) > 1:
+        raise click.UsageError(f"{' and '.join(engines)} exclude each other: one engine says what runs on the nodes")
     cluster = SlurmConfig(**{setting: given.pop(option) for option, setting in _SLURM_SETTINGS.items()})
     return cluster if is_wanted else None
 
@@ -392,6 +397,7 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Hold, place and release jobs that opted in, or only have Slurm prefer nodes by their weights.")  # fmt: skip
 @click.option("--slurm-patience", type=float, default=_SLURM.patience_s, show_default=True,
               help="Seconds after which a placed job that Slurm refuses there is left to Slurm.")  # fmt: skip
+@click.option("--flux", is_flag=True, help="Schedule the jobs of a Flux instance, whose broker loads our module.")
 @click.option(
     "--local-users",
     is_flag=True,

@@ -66,7 +66,7 @@ from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
 from eelgrid_protos.roles import peer_address
-from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
+from eelgrid_protos.rpc import AGENT_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
 from eelgrid_protos.transport import (
     KeyPairFiles,
     TlsFiles,
@@ -77,6 +77,7 @@ from eelgrid_protos.transport import (
 )
 
 if TYPE_CHECKING:
+    from eelgrid_controller.engines.flux.engine import FluxEngine
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
     from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
@@ -214,7 +215,7 @@ class Controller:
     async def _compose(self, journal: SqliteJournal) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
         products = catalogue.load_catalogue()
-        is_engine_run = self.config.kubernetes is not None or self.config.slurm is not None
+        is_engine_run = self.config.kubernetes is not None or self.config.slurm is not None or self.config.flux
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
@@ -505,10 +506,13 @@ class Controller:
             "omitted": omissions.record_omission,
             "settled": self.trail.on_call_end,
         }
+        flux = {} if (engine := self._schedule_flux()) is None else {FLUX_SERVICE: engine}
         front = self.guard.wrap_handlers(
-            build_handler(AGENT_SERVICE, self.agents, **around), build_handler(OPERATOR_SERVICE, *operators, **around)
+            build_handler(AGENT_SERVICE, self.agents, **around),
+            build_handler(OPERATOR_SERVICE, *operators, **around),
+            *(build_handler(service, engine, **around) for service, engine in flux.items()),
         )
-        health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE))
+        health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE, *flux))
         server.add_generic_rpc_handlers((front,))
         await server.start()
         await health.set_serving(True)
@@ -670,6 +674,18 @@ class Controller:
         self._stack.callback(engine.end_lease)
         self._stack.push_async_callback(engine.take_back_advice)
         self._stack.callback(asyncio.create_task(engine.run()).cancel)
+
+    def _schedule_flux(self) -> "FluxEngine | None":
+        """Starts to schedule the jobs of a Flux instance, once its module connects."""
+        if not self.config.flux:
+            return None
+        from eelgrid_controller.engines.flux.engine import FluxEngine
+
+        engine = FluxEngine(
+            loop=self.loop, has_agent=self.agents.is_node_reported, clock=self._clock, log=self._log.getChild("flux")
+        )
+        self._stack.callback(asyncio.create_task(engine.run()).cancel)
+        return engine
 
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""

@@ -54,6 +54,9 @@ _REQUEST_BYTES_MOST: Mapping[str, int] = {
     "ImagineBudgets": 8 * 1024 * 1024,
     # One message of an agent: a minute's ticks of 64 GPUs in 448 slices with every reading are 2.2 MB.
     "Connect": 4 * 1024 * 1024,
+    # A jobspec or R of Flux: characters of at most four bytes.
+    "ScheduleFlux": 4 * 1024 * 1024,
+    "AdviseFlux": 4 * 1024 * 1024,
 }
 
 
@@ -106,6 +109,7 @@ def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | N
 
 AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
 NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
+FLUX_SERVICE = _service("FluxService", "AdviseFlux ListFluxSpans", {"ScheduleFlux": (True, True)})
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "WhoAmI GetSummary GetOverview ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload "
@@ -126,7 +130,7 @@ OPERATOR_SERVICE = _service(
 
 def request_bytes_most() -> int:
     """Returns the bound of the longest request of any method: a server need not receive anything longer."""
-    services = (AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE)
+    services = (AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE, FLUX_SERVICE)
     return max(method.request_bytes_most for service in services for method in service.methods)
 
 

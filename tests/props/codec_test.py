@@ -95,7 +95,11 @@ def test_damaged_and_random_bytes_raise_only_contract_errors():
     """Random bytes, flipped bits, cut and spliced messages: a message that obeys the rules, or a typed error."""
     rng = random.Random(20_261_121)
     seeds = _seeds()
-    classes = [m.request for s in (rpc.OPERATOR_SERVICE, rpc.NODE_SERVICE, rpc.AGENT_SERVICE) for m in s.methods]
+    classes = [
+        m.request
+        for s in (rpc.OPERATOR_SERVICE, rpc.NODE_SERVICE, rpc.AGENT_SERVICE, rpc.FLUX_SERVICE)
+        for m in s.methods
+    ]
     refused = unexplained = 0
     for _ in range(FUZZ_MESSAGES):
         cls, data = rng.choice(seeds)

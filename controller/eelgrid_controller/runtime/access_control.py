@@ -20,7 +20,7 @@ from eelgrid_protos.roles import (
     parse_binds,
     parse_grants,
 )
-from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE
+from eelgrid_protos.rpc import AGENT_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE
 
 _OPERATORS_CALLS: Mapping[Role | None, str] = {
     # Says only what the caller's own certificate says.
@@ -50,6 +50,10 @@ LIVE_PAGE_PATH = "/page"
 REQUIRED_ROLES: Mapping[str, Role | None] = {
     f"/{AGENT_SERVICE.name}/Connect": Role.AGENT,
     LIVE_PAGE_PATH: Role.VIEWER,
+    # The module says what all nodes of its instance hold, and places everybody's jobs.
+    f"/{FLUX_SERVICE.name}/ScheduleFlux": Role.ADMIN,
+    f"/{FLUX_SERVICE.name}/AdviseFlux": Role.VIEWER,
+    f"/{FLUX_SERVICE.name}/ListFluxSpans": Role.VIEWER,
     **{f"/{OPERATOR_SERVICE.name}/{call}": role for role, calls in _OPERATORS_CALLS.items() for call in calls.split()},
 }
 

@@ -167,6 +167,8 @@ class ControllerConfig:
     kubernetes: KubernetesConfig | None = None
     # None: no Slurm.
     slurm: SlurmConfig | None = None
+    # The jobs of a Flux instance, whose broker loads our module.
+    flux: bool = False
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""

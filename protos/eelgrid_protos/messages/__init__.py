@@ -47,6 +47,17 @@ from eelgrid_protos.messages.energy import (
     WindowShare,
 )
 from eelgrid_protos.messages.explanation import Candidate, CostTerm, Explanation, Removal, ReplicaExplanation
+from eelgrid_protos.messages.flux import (
+    FLUX_PAYLOAD_MOST,
+    FLUX_SPANS_MOST,
+    AdviseFluxRequest,
+    AdviseFluxResponse,
+    FluxSpan,
+    ListFluxSpansRequest,
+    ListFluxSpansResponse,
+    ScheduleFluxRequest,
+    ScheduleFluxResponse,
+)
 from eelgrid_protos.messages.gang import GANG_PARTS_MOST, GangPart
 from eelgrid_protos.messages.job_array import (
     ARRAY_ELEMENTS_MOST,

@@ -1,0 +1,550 @@
+"""Scheduling: what is to be done about the jobs and nodes of Flux, given what the core holds of them.
+
+`FluxScheduling.decide` compares what Flux has said (`FluxInstance`) with the core's workloads and returns instructions,
+level-triggered. Owns which job is which workload, and the answers to jobs that are placed. Must not know sockets nor clocks;
+times are arguments.
+
+Theory. Two pictures are brought together. Flux's: which ranks are up, which jobs hold which R, which wait. The core's: a
+workload for each of them, under the job's id. A job that waits is submitted; where the core places it, its places become an
+exact R, which Flux gets as its answer. A job that runs is adopted where it runs, also after a restart of either side: the
+module begins by saying all that stands (`hello`), and only its end (`ready`) puts that picture in force. What runs and
+cannot be adopted, because its ranks are not alike, is external usage. Flux is the only truth of what runs: where the core
+differs, the core is corrected, by ending its workload and beginning another with the next number (flux-JOB.N). What an
+operator ends here is denied or cancelled in Flux.
+
+Without a scheduler of ours (mode `observe`) what runs is taken from the journal alone, so that energy and queues are
+answered for, and nothing is decided.
+
+Sources: flux-framework/rfc 20, 21, 25, 27, 31.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+from eelgrid_controller.engines.flux.allocations import (
+    AllocationConflict,
+    RankPlace,
+    split_equally,
+)
+from eelgrid_controller.engines.flux.instance import (
+    PARTS_MOST,
+    RETRY_MOST_S,
+    WORKLOAD_PREFIX,
+    FluxInstance,
+    FluxJob,
+    FluxReply,
+    FluxView,
+)
+from eelgrid_controller.engines.flux.jobspecs import (
+    JobRequest,
+    group_whole_nodes,
+    list_plain_properties,
+    match_ranks,
+    parse_jobspec,
+)
+from eelgrid_controller.engines.flux.resource_sets import (
+    RankResources,
+    ResourceSet,
+    describe_resource_set,
+    format_job_id,
+    format_resource_set,
+)
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
+from eelgrid_protos.messages import (
+    Gpu,
+    Inventory,
+    Mobility,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+# Jobs that are in the core and wait; those behind them come as these start.
+WAITING_MOST = 10_000
+_CPU_MILLI_MOST = 10_000_000
+_TRAITS_MOST = 16
+_NODE_TRAITS_MOST = 256
+_PRIORITY_MOST = 1_000_000
+_RETRY_FIRST_S = 1.0
+_INSTANCE_TRAIT = "flux/instance"
+_LIVE = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
+
+
+@dataclass(frozen=True, slots=True)
+class FluxSubmit:
+    """Have the core place a job that waits."""
+
+    request: SubmitWorkloadRequest
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class FluxAdopt:
+    """A job holds what it holds."""
+
+    request: SubmitWorkloadRequest
+    adoption: Adoption
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class FluxEnd:
+    """A workload is over, or another stands for its job."""
+
+    workload_id: str
+    reason: str
+
+
+FluxInstruction: TypeAlias = RegisterNode | RemoveNode | ReportUsage | FluxSubmit | FluxAdopt | FluxEnd | FluxReply
+
+
+class _Held(NamedTuple):
+    """The workloads of one job: the live ones, and the number of the newest."""
+
+    live: tuple[tuple[int, Workload], ...]
+    newest: int
+    is_newest_cancelled: bool
+
+
+class FluxScheduling:
+    """Decides what is to be done about the jobs and nodes of one instance."""
+
+    def __init__(self, *, namespace: str = "default") -> None:
+        self.instance = FluxInstance()
+        self._namespace = namespace
+        self._registered: dict[str, Inventory] = {}
+        self._reported: dict[str, ExternalUsage] = {}
+        self._ended: set[str] = set()
+        # Jobs that are about to be submitted to another scheduler, by the id under which the core is asked.
+        self._asked: dict[str, JobRequest] = {}
+        self._advices = 0
+
+    # What is to be done
+
+    def decide(
+        self,
+        workloads: Mapping[str, Workload],
+        inventories: Mapping[str, Inventory],
+        *,
+        has_agent: frozenset[str],
+        now_s: float,
+    ) -> list[FluxInstruction]:
+        """Returns what is to be done; `inventories` are by name those of the core's nodes."""
+        view = self.instance.view
+        if view is None or self.instance.is_away:
+            return []
+        self._ended.intersection_update(workloads)
+        names = name_nodes(view.allocations.pool)
+        self._learn_properties(names, inventories)
+        held = _group_workloads(workloads)
+        found: list[FluxInstruction] = list(self._end_others(view, held))
+        found += self._follow_nodes(view, names, held, inventories, has_agent)
+        nothing = _Held((), -1, is_newest_cancelled=False)
+        for job in tuple(view.running.values()):
+            if now_s >= job.not_before_s:
+                found += self._follow_run(view, job, names, held.get(job.base_id, nothing))
+        waiting = sum(held[job.base_id].live != () for job in view.waiting.values() if job.base_id in held)
+        for job in sorted(view.waiting.values(), key=lambda one: (-one.priority, one.number)):
+            for one in self._follow_waiting(view, job, names, held.get(job.base_id, nothing), now_s):
+                if isinstance(one, FluxSubmit):
+                    waiting += 1
+                    if waiting > WAITING_MOST:
+                        continue
+                found.append(one)
+        return found
+
+    def _end(self, workload_id: str, reason: str) -> FluxEnd:
+        self._ended.add(workload_id)
+        return FluxEnd(workload_id, reason)
+
+    def _end_others(self, view: FluxView, held: Mapping[str, _Held]) -> Iterator[FluxEnd]:
+        """Ends workloads whose job Flux has no more, and all but the newest of a job that has several."""
+        known = {job.base_id for job in (*view.waiting.values(), *view.running.values())}
+        for base, one in held.items():
+            for number, workload in one.live if base not in known else one.live[:-1]:
+                reason = "the job is over in Flux" if base not in known else f"number {number} is followed by another"
+                yield self._end(workload.workload_id, reason)
+
+    def _follow_run(
+        self, view: FluxView, job: FluxJob, names: Mapping[int, str], held: _Held
+    ) -> Iterator[FluxInstruction]:
+        resources = view.allocations.get(job.number)
+        if resources is None or job.is_left:
+            return
+        if not held.live:
+            if held.is_newest_cancelled and job.was_live and name_attempt(job, held.newest) not in self._ended:
+                job.is_left = True
+                yield FluxReply("raise", {"id": job.number, "note": "cancelled in Eelgrid"})
+                return
+            request, adoption = self._build_adoption(job, resources, names, held.newest + 1)
+            if request is None:
+                job.is_left = True
+            else:
+                yield FluxAdopt(request, adoption, job.number)
+            return
+        _, workload = held.live[-1]
+        wanted = {names[rank]: (len(one.cores), one.gpus) for rank, one in resources.ranks.items()}
+        places = _sum_places(workload)
+        if workload.phase is WorkloadPhase.PLACED and places == wanted:
+            job.was_live = True
+        elif workload.phase is WorkloadPhase.PLACED and {key: places.get(key) for key in wanted} == wanted:
+            released = tuple(one.replica for one in workload.placements if one.node_name not in wanted)
+            first = 1 + max(one.replica for one in workload.placements)
+            request = SubmitWorkloadRequest(spec=workload.spec, workload_id=workload.workload_id)
+            yield FluxAdopt(request, Adoption(first=first, released=released), job.number)
+        else:
+            yield self._end(workload.workload_id, "runs in Flux elsewhere")
+
+    def _follow_waiting(
+        self, view: FluxView, job: FluxJob, names: Mapping[int, str], held: _Held, now_s: float
+    ) -> Iterator[FluxInstruction]:
+        if not held.live:
+            if held.is_newest_cancelled and job.was_live and name_attempt(job, held.newest) not in self._ended:
+                del view.waiting[job.number]
+                yield self.instance.deny(job.number, "cancelled by an operator")
+            elif now_s >= job.not_before_s:
+                yield FluxSubmit(self.build_submission(job, held.newest + 1), job.number)
+            return
+        _, workload = held.live[-1]
+        job.was_live = True
+        if workload.phase is WorkloadPhase.PLACED:
+            yield from self._answer(view, job, workload, names, now_s)
+            return
+        if workload.spec.priority != _clamp_priority(job.priority):
+            yield FluxSubmit(self.build_submission(job, held.newest + 1), job.number)
+            yield self._end(workload.workload_id, "its priority has changed in Flux")
+            return
+        promise = workload.promise
+        said = {
+            "t_estimate": promise.start_ns / 1e9 if promise is not None and promise.start_ns else None,
+            "reason_pending": workload.reason[:200] or None,
+        }
+        if said != job.annotated and (any(said.values()) or job.annotated):
+            job.annotated = said
+            yield FluxReply("alloc", {"id": job.number, "type": 1, "annotations": {"sched": said}})
+
+    def _answer(
+        self, view: FluxView, job: FluxJob, workload: Workload, names: Mapping[int, str], now_s: float
+    ) -> Iterator[FluxInstruction]:
+        """Answers a placed job with its R; one that is not free is placed anew."""
+        assert job.request is not None
+        ranks = {name: rank for rank, name in names.items()}
+        try:
+            places = [RankPlace(ranks[one.node_name], one.gpu_indexes) for one in workload.placements]
+            resources = view.allocations.assign(job.request, places, down=view.down, now_s=now_s)
+            view.allocations.hold(job.number, resources)
+        except (AllocationConflict, KeyError):
+            self.instance.counts.conflicts += 1
+            job.not_before_s = now_s + min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0**job.conflicts)
+            job.conflicts = min(job.conflicts + 1, 10)
+            yield self._end(workload.workload_id, "its place is not free in Flux")
+            return
+        del view.waiting[job.number]
+        view.running[job.number] = job
+        job.not_before_s = 0.0
+        self.instance.counts.placed += 1
+        sched = dict.fromkeys(job.annotated) | {"resource_summary": describe_resource_set(resources)[:200]}
+        answer = {"id": job.number, "type": 0, "R": format_resource_set(resources), "annotations": {"sched": sched}}
+        yield FluxReply("alloc", answer)
+
+    # What the core is told
+
+    def build_submission(self, job: FluxJob, number: int, *, dry_run: bool = False) -> SubmitWorkloadRequest:
+        """Returns the submission of a job that waits."""
+        assert job.request is not None
+        request = job.request
+        cores, gpus = request.shape
+        if request.is_exclusive and self.instance.view is not None:
+            cores, gpus = self._choose_size(request, self.instance.view)
+        spec = self._build_spec(job, request.replicas, cores, gpus, request.name)
+        spec = replace(
+            spec,
+            queue=request.queue,
+            required_traits=self._list_traits(request),
+            expected_runtime_s=request.duration_s if request.duration_s >= 1.0 else None,
+        )
+        return SubmitWorkloadRequest(spec=spec, workload_id=name_attempt(job, number), dry_run=dry_run)
+
+    def ask_advice(self, jobspec: str, user: str) -> SubmitWorkloadRequest:
+        """Returns a submission that only asks where a job would go; its end is `end_advice`. Raises FluxUnreadable."""
+        self._advices += 1
+        job = FluxJob(0, user, 0, 0.0, parse_jobspec(jobspec))
+        request = replace(self.build_submission(job, 0, dry_run=True), workload_id=f"flux-advice-{self._advices}")
+        assert job.request is not None
+        self._asked[request.workload_id] = job.request
+        return request
+
+    def end_advice(self, workload_id: str) -> None:
+        """Forgets what was asked."""
+        self._asked.pop(workload_id, None)
+
+    def list_ranks(self, node_names: Iterable[str]) -> frozenset[int]:
+        """Returns the ranks of nodes."""
+        wanted, view = frozenset(node_names), self.instance.view
+        names = {} if view is None else name_nodes(view.allocations.pool)
+        return frozenset(rank for rank, name in names.items() if name in wanted)
+
+    def _build_spec(self, job: FluxJob, replicas: int, cores: int, gpus: int, name: str) -> WorkloadSpec:
+        written = format_job_id(job.number)
+        return WorkloadSpec(
+            name=re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100].strip("-._") or f"job-{written}",
+            kind=WorkloadKind.BATCH_JOB,
+            replicas=replicas,
+            namespace=self._namespace,
+            user=job.user,
+            priority=_clamp_priority(job.priority),
+            # Flux moves no running job, and ends one only if it is told to.
+            mobility=Mobility.FIXED,
+            request=ResourceRequest(
+                cpu_milli=min(1000 * cores, _CPU_MILLI_MOST),
+                memory_bytes=0,
+                gpu_count=gpus,
+                gpu_milli=GPU_MILLI_WHOLE if gpus else 0,
+            ),
+            labels={"flux/job": written},
+        )
+
+    def _build_adoption(
+        self, job: FluxJob, resources: ResourceSet, names: Mapping[int, str], number: int
+    ) -> tuple[SubmitWorkloadRequest | None, Adoption]:
+        """Returns how a running job is adopted, in equal parts; None if its ranks are not alike."""
+        split = split_equally(resources)
+        if split is None or sum(split[1].values()) > PARTS_MOST or split[0][1] > GPUS_PER_NODE_MOST:
+            return None, Adoption()
+        (cores, gpus), times = split
+        standing = []
+        for rank, count in times.items():
+            ids = sorted(resources.ranks[rank].gpus)
+            for part in range(count):
+                mine = tuple(ids[part * gpus : (part + 1) * gpus])
+                counted = ExternalUsage(cpu_milli=1000 * cores, gpu_count=gpus, gpu_indexes=mine)
+                standing.append(RunningReplica(node_name=names[rank], gpu_indexes=mine, is_exact=True, counted=counted))
+        name = job.request.name if job.request is not None else ""
+        spec = self._build_spec(job, len(standing), cores, gpus, name)
+        left_s = resources.expiration - resources.starttime
+        if resources.expiration and left_s >= 1.0:
+            spec = replace(spec, expected_runtime_s=min(left_s, 3e8))
+        request = SubmitWorkloadRequest(spec=spec, workload_id=name_attempt(job, number))
+        return request, Adoption(standing=tuple(standing))
+
+    def _list_traits(self, request: JobRequest) -> tuple[str, ...]:
+        names = list_plain_properties(request.constraint) or ()
+        return (_INSTANCE_TRAIT, *(f"flux/property/{name}" for name in names))[:_TRAITS_MOST]
+
+    def find_rules(self, workload_id: str) -> tuple[FluxView, JobRequest] | None:
+        """Returns what restricts the nodes of a waiting job beyond its traits; None if nothing does."""
+        view, base = self.instance.view, workload_id.partition(".")[0]
+        if view is None or not base.startswith(WORKLOAD_PREFIX):
+            return None
+        if (asked := self._asked.get(workload_id)) is not None:
+            return (view, asked) if needs_rules(asked) else None
+        for job in view.waiting.values():
+            if job.base_id == base and job.request is not None:
+                return (view, job.request) if needs_rules(job.request) else None
+        return None
+
+    def list_matching_ranks(self, view: FluxView, request: JobRequest) -> frozenset[int]:
+        """Returns the ranks that a job may go to, regardless of what is free."""
+        pool = self.instance.extend_pool(view.allocations.pool)
+        ranks = frozenset(pool.ranks) if request.constraint is None else match_ranks(request.constraint, pool)
+        if request.is_exclusive:
+            size = self._choose_size(request, view)
+            ranks = group_whole_nodes(request, pool.select_ranks(ranks)).get(size, frozenset())
+        return ranks - view.down
+
+    def _choose_size(self, request: JobRequest, view: FluxView) -> tuple[int, int]:
+        """Returns the size of the nodes that an exclusive job gets: the smallest of which there are enough."""
+        pool = self.instance.extend_pool(view.allocations.pool)
+        ranks = pool.ranks if request.constraint is None else match_ranks(request.constraint, pool)
+        groups = group_whole_nodes(request, pool.select_ranks(ranks))
+        return next((size for size, alike in groups.items() if len(alike) >= request.nodes), request.shape)
+
+    def _learn_properties(self, names: Mapping[int, str], inventories: Mapping[str, Inventory]) -> None:
+        """Makes properties of what agents have said of nodes: rack, pool, GPU model and its power limit in watts."""
+        found: dict[str, set[int]] = {}
+        for rank, name in names.items():
+            one = inventories.get(name)
+            if one is None:
+                continue
+            said = [f"eelgrid.rack={one.topology[-1]}"] if one.topology else []
+            said += [f"eelgrid.pool={one.pool}"] if one.pool else []
+            for gpu in one.gpus:
+                said.append(f"eelgrid.gpu={gpu.model}")
+                if gpu.power_limit_max_w is not None:
+                    said.append(f"eelgrid.gpu-watts={gpu.power_limit_max_w:.0f}")
+            for word in said:
+                found.setdefault(word, set()).add(rank)
+        self.instance.known = {word: frozenset(ranks) for word, ranks in found.items()}
+
+    def _follow_nodes(
+        self,
+        view: FluxView,
+        names: Mapping[int, str],
+        held: Mapping[str, _Held],
+        inventories: Mapping[str, Inventory],
+        has_agent: frozenset[str],
+    ) -> Iterator[FluxInstruction]:
+        pool = self.instance.extend_pool(view.allocations.pool)
+        usage = self._sum_external_usage(view, names, held)
+        for name in sorted(self._registered.keys() - set(names.values())):
+            del self._registered[name]
+            self._reported.pop(name, None)
+            yield RemoveNode(name)
+        traits: dict[int, list[str]] = {rank: [_INSTANCE_TRAIT] for rank in names}
+        for word, ranks in sorted(pool.properties.items()):
+            for rank in ranks & traits.keys():
+                traits[rank].append(f"flux/property/{word}")
+        for rank, name in names.items():
+            whole = pool.ranks[rank]
+            others = usage.get(name, ExternalUsage())
+            if name in has_agent:
+                if name not in inventories:
+                    continue
+                others = others.add(_find_beyond(whole, inventories[name]))
+            else:
+                inventory = build_flux_inventory(name, whole, traits[rank])
+                if self._registered.get(name) != inventory:
+                    self._registered[name] = inventory
+                    self._reported.pop(name, None)
+                    yield RegisterNode(inventory)
+            closed = "Flux: the rank is down, drained or excluded" if rank in view.down else ""
+            others = replace(others, traits=tuple(traits[rank][:_NODE_TRAITS_MOST]), closed=closed)
+            if self._reported.get(name) != others:
+                self._reported[name] = others
+                yield ReportUsage(name, others)
+
+    def _sum_external_usage(
+        self, view: FluxView, names: Mapping[int, str], held: Mapping[str, _Held]
+    ) -> dict[str, ExternalUsage]:
+        """Sums by node what jobs hold that the core does not hold as placed there."""
+        found: dict[str, ExternalUsage] = {}
+        for job in view.running.values():
+            resources = view.allocations.get(job.number)
+            live = held[job.base_id].live if job.base_id in held else ()
+            places = _sum_places(live[-1][1]) if live else {}
+            for rank, one in resources.ranks.items() if resources is not None else ():
+                if names[rank] in places:
+                    continue
+                amounts = ExternalUsage(
+                    cpu_milli=1000 * len(one.cores), gpu_count=len(one.gpus), gpu_indexes=tuple(sorted(one.gpus))
+                )
+                found[names[rank]] = found.get(names[rank], ExternalUsage()).add(amounts)
+        return found
+
+    def forget_report(self, node_name: str) -> None:
+        """Has a node reported again, since the core did not take it."""
+        self._reported.pop(node_name, None)
+        self._registered.pop(node_name, None)
+
+
+class FluxEligibility:
+    """Eligibility rules of jobs with constraints, with several nodes, or with whole nodes."""
+
+    def __init__(self, scheduling: FluxScheduling) -> None:
+        self._scheduling = scheduling
+
+    def has_rules_for(self, workload_id: str) -> bool:
+        """Returns whether a workload is such a job."""
+        return self._scheduling.find_rules(workload_id) is not None
+
+    def list_eligible_nodes(
+        self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
+    ) -> frozenset[str]:
+        """Returns the nodes that the next part may use; parts that are nodes are each another one."""
+        del workloads  # what else is placed is a matter of capacity here
+        found = self._scheduling.find_rules(workload_id)
+        if found is None:
+            return frozenset()
+        view, request = found
+        names = name_nodes(view.allocations.pool)
+        eligible = frozenset(names[rank] for rank in self._scheduling.list_matching_ranks(view, request))
+        return eligible - frozenset(placed.values()) if request.nodes else eligible
+
+    def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
+        """Returns the nodes that restrict the following parts in the same way: of nodes only itself, else all."""
+        found = self._scheduling.find_rules(workload_id)
+        if found is None or found[1].nodes:
+            return frozenset((node_name,))
+        return self.list_eligible_nodes(workload_id, {}, {}) | {node_name}
+
+
+def needs_rules(request: JobRequest) -> bool:
+    """Whether a job restricts its nodes by more than properties that they must have."""
+    plain = list_plain_properties(request.constraint)
+    return request.nodes > 1 or request.is_exclusive or plain is None or len(plain) >= _TRAITS_MOST
+
+
+def name_attempt(job: FluxJob, number: int) -> str:
+    """Returns the id of a job's workload with a number."""
+    return job.base_id + (f".{number}" if number else "")
+
+
+def name_nodes(pool: ResourceSet) -> dict[int, str]:
+    """Names ranks by their hosts; where several ranks are on one host, with the rank."""
+    hosts: dict[str, int] = {}
+    for one in pool.ranks.values():
+        hosts[one.hostname] = hosts.get(one.hostname, 0) + 1
+    return {
+        rank: one.hostname if hosts[one.hostname] == 1 else f"{one.hostname}-rank{rank}"
+        for rank, one in sorted(pool.ranks.items())
+    }
+
+
+def build_flux_inventory(name: str, whole: RankResources, traits: Iterable[str]) -> Inventory:
+    """Returns the inventory of a node for which no agent speaks; a property such as a100@gpu names the model of its GPUs."""
+    words = (one.rpartition("/")[2] for one in traits if one.endswith("@gpu"))
+    model = next(
+        (word[:-4] for word in words if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]", word[:-4])), "GPU"
+    )
+    gpus = tuple(
+        Gpu(uuid=f"{name}/gpu-{index}", index=index, product=model, model=model)
+        for index in sorted(whole.gpus)[:GPUS_PER_NODE_MOST]
+    )
+    cpu_milli = min(1000 * len(whole.cores), _CPU_MILLI_MOST)
+    return Inventory(node_name=name, cpu_milli=cpu_milli, memory_bytes=0, gpus=gpus)
+
+
+def _find_beyond(whole: RankResources, inventory: Inventory) -> ExternalUsage:
+    """Returns what an agent has found on a node that Flux does not manage."""
+    indexes = tuple(sorted(gpu.index for gpu in inventory.gpus if gpu.index not in whole.gpus))
+    return ExternalUsage(
+        cpu_milli=max(0, inventory.cpu_milli - 1000 * len(whole.cores)), gpu_count=len(indexes), gpu_indexes=indexes
+    )
+
+
+def _group_workloads(workloads: Mapping[str, Workload]) -> dict[str, _Held]:
+    """Groups the workloads of jobs by the job; live ones by their number."""
+    grouped: dict[str, list[tuple[int, Workload]]] = {}
+    for key, workload in workloads.items():
+        base, _, number = key.partition(".")
+        if base.startswith(WORKLOAD_PREFIX) and (not number or number.isdigit()):
+            grouped.setdefault(base, []).append((int(number or 0), workload))
+    found = {}
+    for base, several in grouped.items():
+        several.sort(key=lambda item: item[0])
+        newest, last = several[-1]
+        live = tuple(item for item in several if item[1].phase in _LIVE)
+        found[base] = _Held(live, newest, last.phase is WorkloadPhase.CANCELLED)
+    return found
+
+
+def _sum_places(workload: Workload) -> dict[str, tuple[int, frozenset[int]]]:
+    """Sums by node the cores and GPUs that a workload holds."""
+    cores = workload.spec.request.cpu_milli // 1000
+    found: dict[str, tuple[int, frozenset[int]]] = {}
+    for one in workload.placements:
+        before = found.get(one.node_name, (0, frozenset()))
+        found[one.node_name] = (before[0] + cores, before[1] | frozenset(one.gpu_indexes))
+    return found
+
+
+def _clamp_priority(priority: int) -> int:
+    return min(priority, _PRIORITY_MOST)
