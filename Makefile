@@ -73,7 +73,7 @@ test-slurm: $(VENV)/installed-dev
 	@command -v munged >/dev/null && command -v slurmctld >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_test.py
+	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_*test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev
