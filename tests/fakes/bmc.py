@@ -17,14 +17,17 @@ _RESET = f"{SYSTEM}/Actions/ComputerSystem.Reset"
 class SimulatedBmc:
     """The state of one node: what it was told, and `faults`, codes or bodies that the next answers have instead."""
 
-    def __init__(self, power="On"):
+    def __init__(self, power="On", boot=None, shut_down=None):
         self.power = power
         self.orders = []
         self.faults = []
+        self._does = {"On": boot, "Off": shut_down}
 
     def reset(self, kind):
         self.orders.append(kind)
         self.power = {"On": "On", "GracefulShutdown": "Off"}[kind]
+        if self._does[self.power] is not None:
+            self._does[self.power]()
 
 
 @contextmanager

@@ -172,6 +172,15 @@ def test_the_warm_pool_is_what_past_starts_have_taken_within_a_wake_up():
     assert pool.awake_nodes == 2
 
 
+def test_nodes_that_sleep_already_are_taken_over_as_they_are():
+    pool = NodePool(COSTS, learns=False)
+    pool.adopt(500.0, asleep=3)
+    assert pool.update(500.0, nodes=NODES, busy=0) == 1
+    assert pool.update(560.0, nodes=NODES, busy=0) == 0
+    account = pool.account(9000.0)
+    assert account.spent_j <= 2.0 * account.optimum_j
+
+
 def test_what_is_wanted_is_awake_at_once_and_more_than_there_is_waits():
     pool = NodePool(COSTS, learns=False)
     play(pool, [(0, 1000.0)])

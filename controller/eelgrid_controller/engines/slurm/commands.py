@@ -47,6 +47,9 @@ class SlurmCommands(Protocol):
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
 
+    async def set_nodes_power(self, nodes: Sequence[str], *, on: bool) -> None:
+        """Has Slurm power nodes down once nothing runs there, or up."""
+
 
 class SlurmCommandLine:
     """Runs Slurm's commands on this machine."""
@@ -108,6 +111,10 @@ class SlurmCommandLine:
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
         await self._run("scancel", job_id)
+
+    async def set_nodes_power(self, nodes: Sequence[str], *, on: bool) -> None:
+        """Has Slurm power nodes down once nothing runs there, or up."""
+        await self._run("scontrol", "update", f"NodeName={','.join(nodes)}", f"State=POWER_{'UP' if on else 'DOWN'}")
 
     async def _update(self, job_id: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"JobId={job_id}", *changes)

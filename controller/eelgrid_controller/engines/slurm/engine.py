@@ -24,6 +24,7 @@ from eelgrid_controller.engines.core_port import CoreCommandPort
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import SlurmCommands, SlurmFailed
+from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
 from eelgrid_controller.engines.slurm.steering import (
     MARK_LEFT,
     MARK_PLACED,
@@ -47,6 +48,7 @@ from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import Workload
 
 _LOG_SHOWN_MOST = 5
+_NAMES_SHOWN_MOST = 500
 _BACKOFF_MOST_S = 30.0
 
 
@@ -68,6 +70,8 @@ class SlurmSettings:
     lease_s: float = 30.0
     max_concurrent_writes: int = 8
     steering: SteeringSettings = field(default_factory=SteeringSettings)
+    # None: nodes never sleep by us.
+    power_saving: PowerSavingSettings | None = None
 
 
 @dataclass(slots=True)
@@ -80,6 +84,8 @@ class SlurmCounts:
     placed: int = 0
     left: int = 0
     refused: int = 0
+    powered_down: int = 0
+    powered_up: int = 0
 
 
 class SlurmEngine:
@@ -100,6 +106,7 @@ class SlurmEngine:
         self._commands, self._loop, self._has_agent = commands, loop, has_agent
         self._settings, self._clock, self._log = settings, clock, log
         self._steering, self._distinct = Steering(settings.steering), DistinctNodes()
+        self._saving = None if settings.power_saving is None else SlurmPowerSaving(settings.power_saving)
         loop.eligibility.rules = self._distinct
         self._writes = asyncio.Semaphore(settings.max_concurrent_writes)
         # Something was placed or ended: the next look is due at once.
@@ -145,6 +152,10 @@ class SlurmEngine:
                 writes.append(self._write(one))
             else:
                 await self._command(one)
+        if self._saving is not None:
+            # By a clock that never falls: a step of the wall clock is no idle time.
+            orders = self._saving.decide(jobs.jobs, nodes.nodes, now_s=self._clock.monotonic_s())
+            writes += [self._set_power(order) for order in orders]
         await asyncio.gather(*writes)
         self.counts.looks += 1
         self._renew_lease(now_s)
@@ -210,6 +221,22 @@ class SlurmEngine:
             except SlurmFailed as error:
                 self.counts.failures += 1
                 self._log.warning("slurm=%s error=%s", type(one).__name__, error)
+
+    async def _set_power(self, order: SetNodesPower) -> None:
+        """Has Slurm carry out what was decided of sleep; what fails is ordered again later."""
+        names, power = ",".join(order.names)[:_NAMES_SHOWN_MOST], "on" if order.on else "off"
+        async with self._writes:
+            try:
+                await self._commands.set_nodes_power(order.names, on=order.on)
+            except SlurmFailed as error:
+                self.counts.failures += 1
+                self._log.warning("nodes=%s power=%s error=%s", names, power, error)
+                return
+        self._log.info("nodes=%s power=%s", names, power)
+        if order.on:
+            self.counts.powered_up += len(order.names)
+        else:
+            self.counts.powered_down += len(order.names)
 
     async def _place(self, one: PlaceJob) -> None:
         job, names = one.job, ",".join(one.nodes)

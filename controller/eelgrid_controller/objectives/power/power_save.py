@@ -128,6 +128,11 @@ class NodePool:
         """How many nodes are to be awake, those in use included."""
         return self._busy + sum(gap.is_awake for gap in self._gaps)
 
+    def adopt(self, now_s: float, *, asleep: int) -> None:
+        """Takes over nodes that sleep already, before the first update; they count as put to sleep at their break-even."""
+        since_s = now_s - self.costs.break_even_s
+        self._gaps = [_Gap(since_s, slept_s=since_s) for _ in range(asleep)]
+
     def update(self, now_s: float, *, nodes: int, busy: int) -> int:
         """Takes how many nodes there are and how many are in use or wanted; returns how many are to be awake.
 
