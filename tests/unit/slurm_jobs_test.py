@@ -69,6 +69,12 @@ def test_the_prolog_hands_over_what_slurm_says_and_the_epilog_takes_it_back(fold
     assert list(folder.iterdir()) == []
 
 
+def test_an_answer_to_an_earlier_run_is_none_to_this_one(folder):
+    write(folder, "answer-12", "GPU-a: known\n")
+    assert script("prolog", folder, SLURM_JOB_GPUS="0") == 0
+    assert [path.name for path in folder.iterdir()] == ["job-12"]
+
+
 def test_slices_are_named_by_uuid_since_the_index_of_a_mig_gres_is_no_gpu_s(folder):
     assert script("prolog", folder, SLURM_JOB_GPUS="5", CUDA_VISIBLE_DEVICES="MIG-x") == 0
     (job,) = HandoverFolder(folder).read_jobs()

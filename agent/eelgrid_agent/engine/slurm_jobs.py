@@ -78,7 +78,8 @@ class HandoverFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._changed_ns: int | None = None
-        self._answers: dict[str, str] = {}
+        # What the folder holds of answers, by job.
+        self.answers: dict[str, str] = {}
         # Files that could not be used, and why; of the newest look.
         self.refused: tuple[str, ...] = ()
 
@@ -90,7 +91,7 @@ class HandoverFolder:
         try:
             folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            self._changed_ns, self._answers, self.refused = None, {}, ()
+            self._changed_ns, self.answers, self.refused = None, {}, ()
             return ()
         except OSError as error:
             raise HandoverError(f"{self._path}: cannot be opened ({error.strerror}); make it a folder") from None
@@ -109,13 +110,13 @@ class HandoverFolder:
 
     def write_answers(self, answers: Mapping[str, str]) -> None:
         """Makes these the answers by job; those that were given already cost nothing. Raises OSError."""
-        for job in self._answers.keys() - answers.keys():
+        for job in self.answers.keys() - answers.keys():
             (self._path / f"answer-{job}").unlink(missing_ok=True)
-            del self._answers[job]
+            del self.answers[job]
         for job, text in answers.items():
-            if self._answers.get(job) != text:
+            if self.answers.get(job) != text:
                 replace_file(self._path / f"answer-{job}", text.encode())
-                self._answers[job] = text
+                self.answers[job] = text
 
     def _read(self, folder: int) -> tuple[HandedJob, ...]:
         about = os.fstat(folder)
@@ -141,7 +142,7 @@ class HandoverFolder:
                 refused.append(f"{name}: {error}")
         is_old = abs(time.time_ns() - about.st_mtime_ns) > _COARSE_NS
         self._changed_ns = about.st_mtime_ns if is_old else -1
-        self._answers, self.refused = answers, tuple(refused)
+        self.answers, self.refused = answers, tuple(refused)
         return tuple(sorted(found, key=lambda one: int(one.job)))
 
 

@@ -135,7 +135,9 @@ async def watch_slurm_jobs(node: AgentNode, folder: HandoverFolder) -> None:
             if now_s - read_s >= HANDOVER_READ_S or folder.has_changed():
                 read_s = now_s
                 node.update_slurm_jobs(await asyncio.to_thread(folder.read_jobs))
-            await asyncio.to_thread(folder.write_answers, node.guard.answer_jobs())
+            answers = node.guard.answer_jobs()
+            if answers != folder.answers:
+                await asyncio.to_thread(folder.write_answers, answers)
             fault = ""
         except (HandoverError, OSError) as error:
             fault = str(error)
