@@ -164,9 +164,10 @@ class SlurmCluster:
         """Starts slurmctld."""
         self._start(str(self.folder / "bin" / "slurmctld"))
 
-    def start_node(self, name):
-        """Starts the slurmd of a node."""
-        self._start(str(self.folder / "bin" / "slurmd"), "-d", str(self.folder / "bin" / "slurmstepd"), "-N", name)
+    def start_node(self, name, *options):
+        """Starts the slurmd of a node; with -b as after a boot, which a node that was powered up must show."""
+        step = str(self.folder / "bin" / "slurmstepd")
+        self._start(str(self.folder / "bin" / "slurmd"), *options, "-d", step, "-N", name)
 
     def _start(self, *command):
         done = subprocess.run(

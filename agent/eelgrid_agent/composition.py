@@ -47,6 +47,7 @@ from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
+from eelgrid_agent.engine.slurm_jobs import HandoverFolder
 from eelgrid_agent.engine.users import JobUsers
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
@@ -66,6 +67,7 @@ from eelgrid_agent.node.loop import (
     read_uses_by_driver,
     read_uses_in_place,
     run_process_engine,
+    watch_slurm_jobs,
 )
 from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
@@ -222,7 +224,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
                 send_phase=index / len(specs),
                 local=local,
                 has_control=not config.observe_only,
-                energy=_energy(spec.hurry) if len(specs) == 1 else None,
+                energy=_energy(spec.hurry, config.slurm_folder) if len(specs) == 1 else None,
                 energy_window_s=config.energy_window_s,
                 processes=_open_simulated_processes(config, spec.node_name, stack),
             )
@@ -243,7 +245,8 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
         # A thousand simulated nodes that looked twenty times a second would have no time for anything else.
         runners = ((node, device) for node, device in pairs if node.runs_processes)
         processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in runners)
-        return wheel.run(), keeper.run(), *processes, *(faults.follow_file() for faults in followed)
+        jobs = _watch_jobs(config, *(node for node, _ in pairs))
+        return wheel.run(), keeper.run(), *processes, *jobs, *(faults.follow_file() for faults in followed)
 
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
 
@@ -274,9 +277,16 @@ def _open_simulated_processes(config: AgentConfig, node_name: str, stack: ExitSt
     return _open_processes(config, folder)
 
 
-def _energy(hurry: float) -> NodeEnergy:
+def _watch_jobs(config: AgentConfig, *nodes: AgentNode) -> tuple[Awaitable[None], ...]:
+    """Slurm's jobs on the only node; a prolog's folder is one machine's."""
+    folder = config.slurm_folder
+    return () if folder is None or len(nodes) != 1 else (watch_slurm_jobs(nodes[0], HandoverFolder(folder)),)
+
+
+def _energy(hurry: float, slurm_folder: Path | None) -> NodeEnergy:
     """Of a node whose process ids are not this machine's: nobody is looked up."""
-    return NodeEnergy(catalogue.load_catalogue(), AttributionSources(), watch=AnomalyDetector(hurry=hurry))
+    sources = AttributionSources(slurm_folder=slurm_folder)
+    return NodeEnergy(catalogue.load_catalogue(), sources, watch=AnomalyDetector(hurry=hurry))
 
 
 def _ports(simulation: SimulatedNode, *, alone: bool) -> tuple[DevicePort, ControlPort]:
@@ -388,7 +398,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         started = (run_process_engine(node, read_uses_by_driver(device, driver)),) if node.runs_processes else ()
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
-        written = () if folder is None else (write_periodically(outbox, windows),)
+        written = (*_watch_jobs(config, node), *(() if folder is None else (write_periodically(outbox, windows),)))
         return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written
 
     def close() -> None:

@@ -110,6 +110,13 @@ _KUBERNETES_SETTINGS = {
     "unbound_after": "unbound_s",
 }
 _SLURM_SETTINGS = {
+    "slurm_power_save": "power_save",
+    "slurm_idle_watts": "idle_w",
+    "slurm_sleep_watts": "sleep_w",
+    "slurm_transition_joules": "transition_j",
+    "slurm_waiting_share": "waiting_share",
+    "slurm_wake_seconds": "wake_s",
+    "slurm_warm_nodes": "warm_nodes",
     "slurm_commands": "commands",
     "slurm_conf": "conf",
     "slurm_lease": "lease",
@@ -164,7 +171,9 @@ def _read_slurm(given: dict[str, Any]) -> SlurmConfig | None:
     ]
     if len(engines) > 1:
         raise click.UsageError(f"{' and '.join(engines)} exclude each other: one engine says what runs on the nodes")
-    cluster = SlurmConfig(**{setting: given.pop(option) for option, setting in _SLURM_SETTINGS.items()})
+    always_on = frozenset(_names(given.pop("slurm_always_on")))
+    settings = {setting: given.pop(option) for option, setting in _SLURM_SETTINGS.items()}
+    cluster = SlurmConfig(always_on=always_on, **settings)
     return cluster if is_wanted else None
 
 
@@ -397,6 +406,21 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Hold, place and release jobs that opted in, or only have Slurm prefer nodes by their weights.")  # fmt: skip
 @click.option("--slurm-patience", type=float, default=_SLURM.patience_s, show_default=True,
               help="Seconds after which a placed job that Slurm refuses there is left to Slurm.")  # fmt: skip
+@click.option("--slurm-power-save", is_flag=True,
+              help="Have idle nodes sleep, by Slurm's SuspendProgram and ResumeProgram.")  # fmt: skip
+@click.option("--slurm-idle-watts", type=float, default=_SLURM.idle_w, show_default=True, help="Watts of an idle node.")
+@click.option(
+    "--slurm-sleep-watts", type=float, default=_SLURM.sleep_w, show_default=True, help="Watts of one that sleeps."
+)
+@click.option("--slurm-wake-seconds", type=float, default=_SLURM.wake_s, show_default=True,
+              help="Seconds from the order to wake up until a node takes work.")  # fmt: skip
+@click.option("--slurm-transition-joules", type=float, default=None,
+              help="Joules of going to sleep and waking up; 1.2 times an idle node's for the time of a wake-up by default.")  # fmt: skip
+@click.option("--slurm-warm-nodes", type=int, default=_SLURM.warm_nodes, show_default=True,
+              help="Idle nodes of each kind that are always awake, at least.")  # fmt: skip
+@click.option("--slurm-waiting-share", type=float, default=None,
+              help="Share of starts that may wait for a node to wake up; by default only --slurm-warm-nodes counts.")  # fmt: skip
+@click.option("--slurm-always-on", default="", metavar="NODES", help="Nodes that never sleep, comma-separated.")
 @click.option("--flux", is_flag=True, help="Schedule the jobs of a Flux instance, whose broker loads our module.")
 @click.option(
     "--local-users",

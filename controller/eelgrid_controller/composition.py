@@ -25,7 +25,7 @@ from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
 from eelgrid_controller.objectives.observation import ObjectiveSettings
-from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.config import ControllerConfig, SlurmConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
@@ -78,6 +78,7 @@ from eelgrid_protos.transport import (
 
 if TYPE_CHECKING:
     from eelgrid_controller.engines.flux.engine import FluxEngine
+    from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
     from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
@@ -667,6 +668,7 @@ class Controller:
                 advises=wanted.mode == "advise",
                 lease_s=wanted.lease_s,
                 steering=SteeringSettings(patience_s=wanted.patience_s),
+                power_saving=_read_power_saving(wanted),
             ),
             clock=self._clock,
             log=self._log.getChild("slurm"),
@@ -690,6 +692,22 @@ class Controller:
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""
         await self._stack.aclose()
+
+
+def _read_power_saving(wanted: SlurmConfig) -> "PowerSavingSettings | None":
+    if not wanted.power_save:
+        return None
+    from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings
+    from eelgrid_controller.objectives.power.power_save import SleepCosts
+
+    transition_j = wanted.transition_j or 1.2 * wanted.wake_s * (wanted.idle_w - wanted.sleep_w)
+    costs = SleepCosts(idle_w=wanted.idle_w, sleep_w=wanted.sleep_w, transition_j=transition_j, wake_s=wanted.wake_s)
+    return PowerSavingSettings(
+        costs=costs,
+        warm_nodes=wanted.warm_nodes,
+        waiting_share=wanted.waiting_share,
+        always_on=wanted.always_on,
+    )
 
 
 def _settle_interpreter() -> None:

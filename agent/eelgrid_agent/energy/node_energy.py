@@ -1,7 +1,8 @@
 """Energy of one node: gathers owners and allocations, runs the attributor, and returns reports, events and windows.
 
 Sources are processes and their cgroups, the kubelet, the plan in force, and the folder of jobs and devices that a Slurm
-prolog writes. A job whose epilog failed stays in that folder; it cannot be told from a running one, but has no process.
+prolog writes: ours (`engine.slurm_jobs`), or one that keeps a file for each device, as NVIDIA's exporter reads them. A job
+whose epilog failed stays in that folder; it cannot be told from a running one, but has no process.
 
 The controller receives two anomalies, once each while they last: a device that is held and idle, since others wait for
 it, and an idle context of an owner that does not hold the device, since no other source reports it. Totals start from
@@ -27,6 +28,7 @@ from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import (
     AllocationSource,
     DeviceAllocation,
+    find_device,
     find_mapped_device,
     map_plan_allocations,
     map_pod_allocations,
@@ -37,6 +39,7 @@ from eelgrid_agent.energy.metering import DeviceEnergies, EnergyMeter
 from eelgrid_agent.energy.process_owners import ProcessOwner, ProcessOwnerResolver
 from eelgrid_agent.energy.report import NodeEnergyReport, build_report
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.engine.slurm_jobs import HandedJob, HandoverError, HandoverFolder
 from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, StateUnwritable
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import InvalidMessage
@@ -83,6 +86,19 @@ def read_slurm_allocations(folder: Path, gpus: Iterable[Gpu]) -> tuple[DeviceAll
     return tuple(found)
 
 
+def map_handed_jobs(jobs: Iterable[HandedJob], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
+    """Returns what Slurm's jobs hold, by what our prolog handed over; devices that are not here are skipped."""
+    devices = tuple(gpus)
+    return tuple(
+        DeviceAllocation(
+            place=place, owner=UsageOwner(kind=UsageOwnerKind.SLURM, job=job.job), source=AllocationSource.SLURM
+        )
+        for job in jobs
+        for name in job.devices
+        if (place := find_mapped_device(name, devices) or find_device(name, devices)) is not None
+    )
+
+
 class ContainerSource(Protocol):
     """The newest answer of a kubelet."""
 
@@ -121,8 +137,17 @@ class AttributionSources:
         pids = sorted({one.pid for found in slow.processes.values() for one in found or ()})
         return SourceReadings(
             owners={} if self._book is None else self._book.resolve(pids, now_ns=now_ns),
-            jobs=None if self._slurm_folder is None else read_slurm_allocations(self._slurm_folder, gpus),
+            jobs=None if self._slurm_folder is None else self._read_slurm_jobs(self._slurm_folder, gpus),
         )
+
+    def _read_slurm_jobs(self, folder: Path, gpus: tuple[Gpu, ...]) -> tuple[DeviceAllocation, ...] | None:
+        mapped = read_slurm_allocations(folder, gpus)
+        try:
+            handed = map_handed_jobs(HandoverFolder(folder).read_jobs(), gpus)
+        except HandoverError:
+            # Told by whoever watches the folder.
+            return mapped
+        return None if mapped is None else tuple(dict.fromkeys((*mapped, *handed)))
 
     def gather_input(
         self,

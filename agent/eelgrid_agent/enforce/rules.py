@@ -106,6 +106,7 @@ class RefusalRule(StrEnum):
     GANG = "gang"
     NODE_BUDGET = "node-budget"
     QUARANTINE = "quarantine"
+    CLOCKS_OWNED = "clocks-owned"
     # Of MIG layouts.
     FOREIGN = "foreign"
     GEOMETRY = "geometry"

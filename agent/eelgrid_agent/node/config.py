@@ -288,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
         "--slurm-folder",
         type=Path,
         metavar="DIR",
-        help="the folder in which a Slurm prolog records the devices of each job",
+        help="the folder in which a Slurm prolog records each job with its devices, and the limit that the job asks for",
     )
     add_tls_flags(add)
     _add_role_flags(add)

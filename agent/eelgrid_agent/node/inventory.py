@@ -1,11 +1,13 @@
 """The device survey of a node, the fast readings of all devices, the inventory built from them, and their health.
 
+What jobs of another engine ask of devices is mapped here from the names that it uses to the inventory's.
+
 Driver events and slow readings become node events, XID counts and cordons.
 XIDs 13, 31, 43, 45, 68 and 109 are application faults and must not drain a node. Counters over the life of a part
 matter by their change; the first observation only sets the baseline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -23,6 +25,9 @@ from eelgrid_agent.devices.port import (
     make_silent_readings,
 )
 from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
+from eelgrid_agent.energy.allocations import find_device, find_mapped_device
+from eelgrid_agent.enforce.guard.events import JobHold
+from eelgrid_agent.engine.slurm_jobs import HandedJob
 from eelgrid_protos.messages import (
     AbsenceReason,
     AccessLevel,
@@ -283,3 +288,25 @@ def _describe_change(reading: Reading, before: float | None, value: float) -> st
 
 def _event(kind: NodeEventKind, uuid: str, detail: str, wall_ns: int) -> NodeEvent:
     return NodeEvent(kind=kind, time_ns=max(0, wall_ns), gpu_uuid=uuid, detail=detail)
+
+
+def map_job_holds(jobs: Iterable[HandedJob], gpus: Iterable[Gpu]) -> dict[str, JobHold]:
+    """Returns what Slurm's jobs ask of GPUs, by UUID.
+
+    A limit is one of a whole GPU, so it counts only for a job that alone holds the GPU. Clocks are the job's already if one
+    of the jobs on the GPU sets them. A device that this node does not have is passed over.
+    """
+    devices = tuple(gpus)
+    holders: dict[str, list[tuple[HandedJob, bool]]] = {}
+    for job in jobs:
+        for name in job.devices:
+            place = find_mapped_device(name, devices) or find_device(name, devices)
+            if place is not None:
+                holders.setdefault(place.gpu_uuid, []).append((job, place.gpu_instance_id is None))
+    holds: dict[str, JobHold] = {}
+    for uuid, found in holders.items():
+        owner = next((job for job, _ in found if job.gpu_freq), None)
+        (first, is_whole) = found[0]
+        limit_w = first.power_limit_w if len(found) == 1 and is_whole else None
+        holds[uuid] = JobHold(job=(owner or first).job, limit_w=limit_w, owns_clocks=owner is not None)
+    return holds

@@ -20,6 +20,7 @@ from eelgrid_agent.devices.port import DevicePort
 from eelgrid_agent.devices.sampler import ExtendedReader, ExtendedReadings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
 from eelgrid_agent.engine.readiness import GpuUse, read_gpu_use
+from eelgrid_agent.engine.slurm_jobs import HandoverError, HandoverFolder
 from eelgrid_agent.node.inventory import (
     BatchReader,
     DeviceSurvey,
@@ -46,6 +47,9 @@ SLICE_S = 0.01
 OUTPUT_POLL_S = 0.05
 # How long a start waits to be told with others, or with an end: each report is a commit of the controller's journal.
 START_REPORT_S = 0.05
+# How often the folder of Slurm's prolog is asked whether it changed, and how often it is read at any rate.
+HANDOVER_POLL_S = 0.1
+HANDOVER_READ_S = 5.0
 # A look may take this share of the interval, and at least the second bound: a cold driver takes a second to open.
 READ_TIMEOUT_SHARE = 0.8
 READ_TIMEOUT_LEAST_S = 2.0
@@ -119,6 +123,32 @@ async def run_process_engine(node: AgentNode, read_uses: Callable[[tuple[str, ..
         if asyncio.get_running_loop().time() >= starts_due_s:
             starts_due_s = asyncio.get_running_loop().time() + START_REPORT_S
             node.report_starts()
+
+
+async def watch_slurm_jobs(node: AgentNode, folder: HandoverFolder) -> None:
+    """Hands what Slurm's prolog wrote to the node, and the node's answers to the prolog, until cancelled."""
+    refused: tuple[str, ...] = ()
+    problem, read_s = "", float("-inf")
+    while True:
+        now_s = asyncio.get_running_loop().time()
+        try:
+            if now_s - read_s >= HANDOVER_READ_S or folder.has_changed():
+                read_s = now_s
+                node.update_slurm_jobs(await asyncio.to_thread(folder.read_jobs))
+            answers = node.guard.answer_jobs()
+            if answers != folder.answers:
+                await asyncio.to_thread(folder.write_answers, answers)
+            fault = ""
+        except (HandoverError, OSError) as error:
+            fault = str(error)
+        if fault and fault != problem:
+            _LOG.warning("node=%s event=slurm_folder_unusable reason=%r", node.name, fault)
+        if folder.refused and folder.refused != refused:
+            _LOG.warning(
+                "node=%s event=slurm_jobs_left_out jobs=%d first=%r", node.name, len(folder.refused), folder.refused[0]
+            )
+        problem, refused = fault, folder.refused
+        await asyncio.sleep(HANDOVER_POLL_S)
 
 
 def read_uses_in_place(device: DevicePort) -> Callable[[tuple[str, ...]], Awaitable[GpuUses]]:

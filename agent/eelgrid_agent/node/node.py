@@ -31,12 +31,14 @@ from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, attempt_key, plan_actions
 from eelgrid_agent.engine.readiness import GpuReadiness, GpuUse, needs_free_gpus
+from eelgrid_agent.engine.slurm_jobs import HandedJob
 from eelgrid_agent.node.inventory import (
     DeviceSurvey,
     GpuReadings,
     HealthMonitor,
     NodeIdentity,
     build_inventory,
+    map_job_holds,
     mark_gpu_health,
 )
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
@@ -220,6 +222,8 @@ class _ChargedAssignments(NamedTuple):
 class AgentNode:
     """See the module."""
 
+    _slurm_jobs: tuple[HandedJob, ...] = ()
+
     def __init__(
         self,
         identity: NodeIdentity,
@@ -326,6 +330,7 @@ class AgentNode:
         self.inventory = self._inventory(found, generation=self.inventory.generation + 1)
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
         self.guard.update_inventory(self.inventory.gpus, self.inventory.access)
+        self._hold_for_jobs()
         self._inventory_due = True
         self._apply_again()
         self.wake()
@@ -360,6 +365,16 @@ class AgentNode:
         """Replaces what is reported as held by pods."""
         self._held.set_value(held)
         self.wake()
+
+    def update_slurm_jobs(self, jobs: tuple[HandedJob, ...]) -> None:
+        """Replaces the jobs that Slurm runs on this node; limits and clocks follow in the next cycle of enforcement."""
+        self._slurm_jobs = jobs
+        self._hold_for_jobs()
+        self.flush_guard()
+        self.ordered()
+
+    def _hold_for_jobs(self) -> None:
+        self.guard.update_job_holds(map_job_holds(self._slurm_jobs, self.inventory.gpus), wall_ns=self._clock.wall_ns())
 
     def flush_guard(self) -> None:
         """Queues the announcements and answers of the guard for the controller."""

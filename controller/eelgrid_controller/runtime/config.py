@@ -75,9 +75,29 @@ class SlurmConfig:
     poll_s: float = 1.0
     # A placed job that Slurm refuses to start there is let go after so long; one that merely waits after ten times as long.
     patience_s: float = 30.0
+    # Whether idle nodes sleep, and what that costs: measured at one node.
+    power_save: bool = False
+    idle_w: float = 800.0
+    sleep_w: float = 15.0
+    wake_s: float = 300.0
+    # None: as much as being awake for the time of a wake-up, and a fifth.
+    transition_j: float | None = None
+    warm_nodes: int = 0
+    waiting_share: float | None = None
+    always_on: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""
+        if not 0.0 <= self.sleep_w < self.idle_w < 1e6:
+            raise ControllerConfigError(f"sleep_w is {self.sleep_w:g}", f"give less than idle_w, {self.idle_w:g}")
+        if not 1.0 <= self.wake_s <= 86_400.0:
+            raise ControllerConfigError(f"wake_s is {self.wake_s:g}", "give seconds between 1 and 86400")
+        if self.transition_j is not None and not 1.0 <= self.transition_j < 1e12:
+            raise ControllerConfigError(f"transition_j is {self.transition_j:g}", "give joules, at least 1")
+        if self.warm_nodes < 0 or not 0.0 <= (self.waiting_share or 0.0) <= 1.0:
+            raise ControllerConfigError(
+                "warm_nodes or waiting_share is out of range", "give nodes, and a share in [0, 1]"
+            )
         for name, least in (("poll_s", 0.05), ("patience_s", 1.0), ("lease_s", 1.0)):
             if not least <= getattr(self, name) <= 3600.0:
                 raise ControllerConfigError(

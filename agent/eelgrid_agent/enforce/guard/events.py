@@ -147,6 +147,19 @@ class DesiredSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobHold:
+    """What a job of another engine, which alone holds the whole device, asks of it.
+
+    `limit_w` is in force until the job ends, beside the plan's: the lower one counts. With `owns_clocks` the job sets
+    clocks of its own, so the device gets neither limit nor clocks nor profile from a plan.
+    """
+
+    job: str
+    limit_w: float | None = None
+    owns_clocks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInForce:
     """A plan was accepted or evaluated again; without `enforce` it has no desired settings.
 

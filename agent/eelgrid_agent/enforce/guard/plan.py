@@ -4,11 +4,15 @@ Epochs rise: a lower one is refused, an equal one with equal content is answered
 alone. The lease is renewed by any message of the controller; when it expires, settings are restored while running
 work continues. A gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace.
 A change below the hysteresis is ignored for the whole gang. A setting is applied once it was read back.
+
+Jobs of another engine on this node (Slurm's) are no part of a plan: what they ask of the devices that they hold stands
+until they end, whatever becomes of the controller and its lease. Clocks have one owner: a device whose job sets them
+itself is put back as it was found and left alone; only the node's power budget, a circuit breaker, still lowers it.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eelgrid_agent.enforce.guard.core import GuardState, get_limit_bounds, step_guard
 from eelgrid_agent.enforce.guard.device_step import DeviceState, get_target_limit_w
@@ -23,6 +27,7 @@ from eelgrid_agent.enforce.guard.events import (
     GuardStarted,
     GuardStopped,
     GuardTick,
+    JobHold,
     PlanExpired,
     PlanInForce,
 )
@@ -97,6 +102,40 @@ def merge_gang_settings(
             profile = next(iter(profiles)) if len(profiles) == 1 else None
             wishes[member] = DesiredSettings(limit_w=limit_w, clocks=lock, profile=profile)
     return wishes
+
+
+def overlay_jobs(
+    wishes: Mapping[str, DesiredSettings], holds: Mapping[str, JobHold], *, has_control: bool
+) -> dict[str, DesiredSettings]:
+    """Returns what is wanted of each device by the plan's wishes and by the jobs that hold devices."""
+    found = dict(wishes)
+    for uuid, hold in holds.items() if has_control else ():
+        wish = found.get(uuid, DesiredSettings())
+        if hold.owns_clocks:
+            found.pop(uuid, None)
+        elif hold.limit_w is not None:
+            limit_w = hold.limit_w if wish.limit_w is None else min(wish.limit_w, hold.limit_w)
+            found[uuid] = replace(wish, limit_w=limit_w)
+    return found
+
+
+def answer_job(state: GuardState, uuid: str, hold: JobHold, *, has_control: bool, limits: GuardLimits) -> str:
+    """What the job that holds the device is told; empty while it is under way."""
+    device = state.device(uuid)
+    if not has_control:
+        return "this agent observes only: nothing is set" if hold.owns_clocks or hold.limit_w is not None else "known"
+    if hold.owns_clocks:
+        is_free = device.record is None and device.proposed is None and not device.is_busy
+        return f"{RefusalRule.CLOCKS_OWNED}: left to the job, which sets clocks itself" if is_free else ""
+    if hold.limit_w is None:
+        return "known"
+    if device.suspended or device.problems:
+        return device.suspended or "; ".join(problem.detail for _, problem in device.problems)
+    status, words = (IN_PROGRESS, "") if device.settings is None else _progress(state, device, limits)
+    if status is not ApplyStatus.APPLIED or device.is_busy or device.is_restoring:
+        return ""
+    shown_w = None if device.settings is None else device.settings.requested_w
+    return f"power limit {shown_w:g} W" + (f" ({words})" if words else "")
 
 
 # Neither done nor refused: the next cycles tell.
@@ -221,6 +260,10 @@ class Guard:
         self._changing: frozenset[str] = frozenset()
         self._layout_results: dict[str, ApplyResult] = {}
         self._laid: dict[str, GpuLayout] = {}
+        # What the plan wants by itself, and what the jobs of another engine ask of the devices that they hold.
+        self._plan_wishes: Mapping[str, DesiredSettings] = {}
+        self._gangs: Mapping[str, tuple[str, ...]] = {}
+        self._holds: Mapping[str, JobHold] = {}
         self._events: deque[NodeEvent] = deque(maxlen=_EVENTS_MOST)
         self._answer_due = False
         self.plan: NodePlan | None = None
@@ -351,12 +394,42 @@ class Guard:
         self._lease_ends_ns = None
         self.expired = True
         self._layouts_due = {}
+        self._plan_wishes = {}
         self._step(PlanExpired())
+        if self._holds:
+            self._update_wishes(self._state.plan_budget_w, is_enforced=self._state.is_enforced)
         detail = (
             f"no message from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} expired "
             f"({dropped} settings dropped); running work continues"
         )
         return NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=max(wall_ns, 0), detail=detail)
+
+    # Jobs of another engine
+
+    def update_job_holds(self, holds: Mapping[str, JobHold], *, wall_ns: int) -> None:
+        """Replaces what jobs ask of devices, by UUID; what a job that ended asked is put back."""
+        if holds == self._holds:
+            return
+        fresh = [uuid for uuid, hold in holds.items() if hold.owns_clocks and self._holds.get(uuid) != hold]
+        self._holds = dict(holds)
+        for uuid in sorted(fresh) if self._has_control else ():
+            detail = (
+                f"{RefusalRule.CLOCKS_OWNED}: job {holds[uuid].job} sets the clocks of this GPU itself (--gpu-freq): what was "
+                "set here is put back, and no limit and no clocks are set until it ends"
+            )
+            self._events.append(
+                NodeEvent(kind=NodeEventKind.SETTING_RESTORED, time_ns=max(wall_ns, 0), gpu_uuid=uuid, detail=detail)
+            )
+        self._update_wishes(self._state.plan_budget_w, is_enforced=self._state.is_enforced)
+        self._answer_anew()
+
+    def answer_jobs(self) -> dict[str, str]:
+        """What each job is told, a line for each device; without the jobs whose devices are not all settled."""
+        answers: dict[str, list[str]] = {}
+        for uuid, hold in sorted(self._holds.items()):
+            word = answer_job(self._state, uuid, hold, has_control=self._has_control, limits=self._limits)
+            answers.setdefault(hold.job, []).append(f"{uuid}: {word}\n" if word else "")
+        return {job: "".join(lines) for job, lines in answers.items() if all(lines)}
 
     def lease_left_s(self, now_ns: int) -> float:
         """Seconds until the lease runs out; 0 without a plan or after it."""
@@ -475,22 +548,30 @@ class Guard:
         return PlanDecision(assignments=judged.assignments, results=judged.results)
 
     def _adopt_plan(self, plan: NodePlan, judged: ValidatedPlan, parent_of: dict[str, str]) -> None:
-        gangs = find_gangs(judged.assignments, parent_of)
-        before = {uuid: device.wish for uuid, device in self._state.devices.items()}
-        wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
-        self._enforced = tuple(wishes)
-        is_enforced = plan.enforce and self._has_control
-        self._state, _ = step_guard(
-            self._state,
-            PlanInForce(wishes=wishes, gangs=gangs, budget_w=plan.power_budget_w, enforce=is_enforced),
-            self._limits,
-        )
+        self._gangs = gangs = find_gangs(judged.assignments, parent_of)
+        before = self._plan_wishes
+        self._plan_wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
+        self._enforced = tuple(self._plan_wishes)
+        self._update_wishes(plan.power_budget_w, is_enforced=plan.enforce and self._has_control)
+
+    def _update_wishes(self, budget_w: float | None, *, is_enforced: bool) -> None:
+        wishes = overlay_jobs(self._plan_wishes, self._holds, has_control=self._has_control)
+        event = PlanInForce(wishes=wishes, gangs=self._gangs, budget_w=budget_w, enforce=is_enforced)
+        self._state, _ = step_guard(self._state, event, self._limits)
 
     def _build_answer(self) -> PlanApplied:
         assert self.plan is not None
+        owned = {
+            uuid: self._holds[uuid] for uuid in self._enforced if uuid in self._holds and self._holds[uuid].owns_clocks
+        }
         told = report_enforced_settings(
-            self._state, self._enforced, now_ns=self._now_ns, is_expired=self.expired, limits=self._limits
+            self._state,
+            set(self._enforced) - owned.keys(),
+            now_ns=self._now_ns,
+            is_expired=self.expired,
+            limits=self._limits,
         )
+        told += tuple(_left_alone(uuid, hold) for uuid, hold in sorted(owned.items()))
         under_way = tuple(
             ApplyResult(subject=uuid, status=IN_PROGRESS, detail="the MIG layout is under way")
             for uuid in sorted(self._layouts_due.keys() | self._changing)
@@ -502,6 +583,11 @@ class Guard:
 
 def _gist(applied: PlanApplied) -> tuple[tuple[str, ApplyStatus, str], ...]:
     return tuple((result.subject, result.status, result.rule) for result in applied.results)
+
+
+def _left_alone(uuid: str, hold: JobHold) -> ApplyResult:
+    detail = f"job {hold.job} sets the clocks of this GPU itself (--gpu-freq), and clocks have one owner: left alone"
+    return ApplyResult(subject=uuid, status=ApplyStatus.REFUSED, detail=detail, rule=RefusalRule.CLOCKS_OWNED.value)
 
 
 def _refused_result(plan: NodePlan, rule: RefusalRule, subject: str, detail: str) -> PlanApplied:

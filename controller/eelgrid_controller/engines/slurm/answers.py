@@ -136,8 +136,10 @@ class SlurmNode:
     @property
     def closed(self) -> str:
         """Why nothing new may start there, in words; empty where it may."""
+        # A node on its way to sleep or back does not respond, and is there for who waits for it.
+        is_moving = bool(self.states & {"POWERING_DOWN", "POWERED_DOWN", "POWERING_UP"})
         for state, words in _CLOSED:
-            if state in self.states:
+            if state in self.states and not (is_moving and state == "NOT_RESPONDING"):
                 return f"Slurm: {words}" + (f" ({self.reason})" if self.reason else "")
         return ""
 

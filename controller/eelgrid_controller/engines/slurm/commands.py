@@ -63,6 +63,9 @@ class SlurmCommands(Protocol):
     async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
         """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
 
+    async def set_nodes_power(self, nodes: Sequence[str], *, on: bool) -> None:
+        """Has Slurm power nodes down once nothing runs there, or up."""
+
 
 class SlurmCommandLine:
     """Runs Slurm's commands on this machine."""
@@ -139,6 +142,10 @@ class SlurmCommandLine:
     async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
         """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
         await self._run("scontrol", "update", f"NodeName={','.join(nodes)}", f"Weight={weight}")
+
+    async def set_nodes_power(self, nodes: Sequence[str], *, on: bool) -> None:
+        """Has Slurm power nodes down once nothing runs there, or up."""
+        await self._run("scontrol", "update", f"NodeName={','.join(nodes)}", f"State=POWER_{'UP' if on else 'DOWN'}")
 
     async def _update(self, job_id: str, *changes: str) -> None:
         await self._run("scontrol", "update", f"JobId={job_id}", *changes)

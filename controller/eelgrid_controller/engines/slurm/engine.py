@@ -32,6 +32,7 @@ from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, Re
 from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
+from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
 from eelgrid_controller.engines.slurm.steering import (
     MARK_LEFT,
     MARK_REQUEUED,
@@ -61,6 +62,7 @@ from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import AttemptStatus, Workload
 
 _LOG_SHOWN_MOST = 5
+_NAMES_SHOWN_MOST = 500
 _BACKOFF_MOST_S = 30.0
 # For so long a job that Slurm did not requeue is asked no more to make room.
 _REQUEUED_AGAIN_S = 600.0
@@ -104,6 +106,8 @@ class SlurmSettings:
     advises: bool = False
     advice_s: float = 10.0
     steering: SteeringSettings = field(default_factory=SteeringSettings)
+    # None: nodes never sleep by us.
+    power_saving: PowerSavingSettings | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +121,8 @@ class SlurmCounts:
     left: int = 0
     refused: int = 0
     weighed: int = 0
+    powered_down: int = 0
+    powered_up: int = 0
 
 
 class SlurmEngine:
@@ -137,6 +143,7 @@ class SlurmEngine:
         self._commands, self._loop, self._has_agent = commands, loop, has_agent
         self._settings, self._clock, self._log = settings, clock, log
         self._steering, self._distinct = Steering(settings.steering), DistinctNodes()
+        self._saving = None if settings.power_saving is None else SlurmPowerSaving(settings.power_saving)
         loop.eligibility.rules = self._distinct
         self._writes = asyncio.Semaphore(settings.max_concurrent_writes)
         # Something was placed or ended: the next look is due at once.
@@ -202,6 +209,10 @@ class SlurmEngine:
             await self._carry_out(found, written)
             if not self._is_due.is_set():
                 break
+        if self._saving is not None:
+            # By a clock that never falls: a step of the wall clock is no idle time.
+            orders = self._saving.decide(jobs.jobs, nodes.nodes, now_s=self._clock.monotonic_s())
+            await asyncio.gather(*map(self._set_power, orders))
         self.counts.looks += 1
         if self._settings.advises:
             await self._advise(jobs.jobs)
@@ -348,6 +359,22 @@ class SlurmEngine:
             except SlurmFailed as error:
                 self.counts.failures += 1
                 self._log.warning("slurm=%s error=%s", type(one).__name__, error)
+
+    async def _set_power(self, order: SetNodesPower) -> None:
+        """Has Slurm carry out what was decided of sleep; what fails is ordered again later."""
+        names, power = ",".join(order.names)[:_NAMES_SHOWN_MOST], "on" if order.on else "off"
+        async with self._writes:
+            try:
+                await self._commands.set_nodes_power(order.names, on=order.on)
+            except SlurmFailed as error:
+                self.counts.failures += 1
+                self._log.warning("nodes=%s power=%s error=%s", names, power, error)
+                return
+        self._log.info("nodes=%s power=%s", names, power)
+        if order.on:
+            self.counts.powered_up += len(order.names)
+        else:
+            self.counts.powered_down += len(order.names)
 
     async def _place(self, places: Sequence[PlaceJob]) -> None:
         """Checks placements, equal ones once, and carries out those that Slurm takes, in batches."""
