@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 
 from eelgrid_agent.devices.port import ControlPort, DevicePort
+from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.kubelet.claim_preparation import (
     CdiFolder,
@@ -394,6 +395,7 @@ def build_dra_driver(
     slow_driver: DriverThread,
     directory: Path | None,
     cannot_change: str,
+    leases: DeviceLeases | None = None,
 ) -> DraDriver:
     """Builds the driver; raises ApiUnreachable where the address of the API server is unknown, and SocketPathTooLong.
 
@@ -415,6 +417,7 @@ def build_dra_driver(
         cannot_change=cannot_change,
         cdi=None if config.cdi_folder is None else CdiFolder(config.cdi_folder),
         changed=changed,
+        leases=leases,
     )
     reading = KubeApiClient(address, sleep=time.sleep)
 
