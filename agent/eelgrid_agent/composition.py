@@ -62,7 +62,7 @@ from eelgrid_agent.node.enforcement_loop import (
     check_budget_reach,
 )
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
-from eelgrid_agent.node.lease_owners import SLURM_ENGINE, SlurmOwners, run_owner_checks
+from eelgrid_agent.node.lease_owners import SLURM_ENGINE, SlurmOwners, adopt_slurm_jobs, run_owner_checks
 from eelgrid_agent.node.lease_socket import LeaseSocket
 from eelgrid_agent.node.loop import (
     DriverThread,
@@ -283,13 +283,25 @@ def _serve_leases(
     config: AgentConfig,
     leases: DeviceLeases,
     node: AgentNode,
-    kubelet_problem: Callable[[], str] = str,
+    kubelet: PodResourcesClient | None = None,
+    claims: "DraDriver | None" = None,
     *,
     alone: bool = True,
 ) -> tuple[Awaitable[None], ...]:
     """What leases need of the event loop; a socket serves the only node of a process."""
+
+    def adopt() -> bool:
+        """Whether all that stands was leased; the engine of processes has done so before anything else runs."""
+        if config.slurm_folder is not None:
+            adopt_slurm_jobs(leases, config.slurm_folder, node.inventory.gpus)
+        is_asked = kubelet is None or kubelet.answers_total + kubelet.failures_total > 0
+        return is_asked and (claims is None or claims.is_restored)
+
+    def find_kubelet_problem() -> str:
+        return "" if kubelet is None or kubelet.containers is not None else kubelet.problem
+
     engines = {SLURM_ENGINE: SlurmOwners().ask}
-    checks = run_owner_checks(leases, engines, kubelet_problem, on_change=node.on_leases_changed)
+    checks = run_owner_checks(leases, engines, find_kubelet_problem, on_change=node.on_leases_changed, adopt=adopt)
     if config.lease_socket is None or not alone:
         return (checks,)
     return checks, LeaseSocket(config.lease_socket, leases).run()
@@ -470,7 +482,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
         written = () if folder is None else (write_periodically(outbox, windows),)
-        leased = _serve_leases(config, leases, node, lambda: "" if kubelet.containers is not None else kubelet.problem)
+        leased = _serve_leases(config, leases, node, kubelet, claims)
         return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written, *leased
 
     def close() -> None:

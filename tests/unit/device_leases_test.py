@@ -61,6 +61,7 @@ GPUS = (whole(0), whole(1), CUT)
 def open_leases(store=None, *, boot="b1", gpus=GPUS):
     found = DeviceLeases(store or MemoryState(LeaseTable()), boot_id=boot, wall_ns=lambda: 1_700_000_000_000_000_000)
     found.list_gpus = lambda: gpus
+    found.finish_adoption()
     return found
 
 

@@ -9,6 +9,9 @@ before anybody is told, so a crash between the two leaves a lease too many and n
 gets the same answer, or its end is found out. A release is believed at once and written when that is possible: one that a
 crash resurrects has a holder that has ended. Leases end with the boot of the machine, as processes do.
 
+A table is begun anew at the first start, after its file was lost, and with a boot, when the kubelet starts pods without
+asking anybody. It is not complete until what stands was adopted from jobs, pods and claims, and nothing is given before.
+
 A change of a MIG layout is no holder, since it takes seconds and survives nothing: while it runs, no device of that GPU is
 given to anybody new, and what was given before is not touched by it. Either the lease came first, then the change finds it,
 or the mark did, then the lease is refused.
@@ -21,6 +24,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from eelgrid_agent.enforce.lease_table import (
     NAME_MOST,
@@ -52,6 +56,10 @@ class LeaseUnrecorded(LeaseRefused):
     """The journal cannot be written."""
 
 
+class LeasesIncomplete(LeaseRefused):
+    """What was in use before the table was begun is not in it yet."""
+
+
 class UnknownDevice(LeaseRefused):
     """The node has no such device."""
 
@@ -61,7 +69,7 @@ class DeviceLeases:
 
     def __init__(self, store: StateStore[LeaseTable], *, boot_id: str, wall_ns: Callable[[], int]) -> None:
         """Loads the journal; a damaged one is set aside and leaves `problem`. Raises StateFileError otherwise."""
-        self._store, self._boot_id, self._wall_ns = store, boot_id, wall_ns
+        self._store, self._boot_id, self._wall_ns = store, boot_id or "unknown", wall_ns
         self._lock = threading.RLock()
         self._changing: Counter[str] = Counter()
         self._is_written = True
@@ -81,7 +89,7 @@ class DeviceLeases:
         except StateDamaged as damaged:
             self.problem, table = str(damaged), LeaseTable()
             _LOG.warning("event=leases_unknown reason=%r", self.problem)
-        before = [lease.serial for lease in table.leases if lease.boot_id != boot_id]
+        before = [lease.serial for lease in table.leases if lease.boot_id != self._boot_id]
         self._table = table.reclaim(before)
 
     def list_external(self) -> Mapping[str, tuple[messages.DeviceLease, ...]]:
@@ -144,7 +152,7 @@ class DeviceLeases:
         """Leases all of these devices or none; returns the holder's leases. Raises LeaseRefused."""
         with self._lock:
             try:
-                self._refuse_changing(holder, devices)
+                self._refuse_early(holder, devices)
                 table = self._table.take(
                     holder,
                     devices,
@@ -241,7 +249,21 @@ class DeviceLeases:
         found = (lease.describe_holder() for lease in self._table.leases if lease.device.gpu_uuid == gpu_uuid)
         return ", ".join(dict.fromkeys(found))
 
-    def _refuse_changing(self, holder: LeaseHolder, devices: Iterable[LeaseDevice]) -> None:
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that was in use before is known."""
+        return self._table.adopted_boot == self._boot_id
+
+    def finish_adoption(self) -> None:
+        """Everything that stands was adopted: from now on devices are given."""
+        with self._lock:
+            self._replace(replace(self._table, adopted_boot=self._boot_id))
+
+    def _refuse_early(self, holder: LeaseHolder, devices: Iterable[LeaseDevice]) -> None:
+        if not self.is_complete:
+            raise LeasesIncomplete(
+                "the agent still finds out what was in use before it started; ask again in a few seconds"
+            )
         for device in devices:
             if self._changing[device.gpu_uuid] > 0 and not any(
                 lease.holder == holder and lease.device == device for lease in self._table.leases

@@ -129,12 +129,29 @@ def find_lease_device(name: str, gpus: Iterable[Gpu]) -> LeaseDevice | None:
     return None
 
 
+def find_place_device(gpu_uuid: str, instance_id: int | None, gpus: Iterable[Gpu]) -> LeaseDevice | None:
+    """Returns a GPU, or one of its GPU instances by the driver's id; None if the node has none such."""
+    gpu = next((gpu for gpu in gpus if gpu.uuid == gpu_uuid), None)
+    if gpu is None or instance_id is None:
+        return None if gpu is None else LeaseDevice(gpu_uuid=gpu.uuid, uuid=gpu.uuid)
+    instance = next((one for one in gpu.gpu_instances if one.id == instance_id), None)
+    if instance is None:
+        return None
+    uuid = instance.compute_instances[0].uuid if instance.compute_instances else ""
+    return LeaseDevice(gpu_uuid=gpu.uuid, uuid=uuid, start=instance.start, size=instance.size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTable:
-    """All leases of a node, and the number of the last one."""
+    """All leases of a node, and the number of the last one.
+
+    `adopted_boot` is the boot of the machine in which everything was put in that was in use already: in another one a device
+    without a lease is not known to be free.
+    """
 
     leases: tuple[DeviceLease, ...] = ()
     serial: int = 0
+    adopted_boot: str = ""
 
     def find_conflict(self, device: LeaseDevice, holder: LeaseHolder, *, is_shared: bool = False) -> DeviceLease | None:
         """Returns the oldest lease that keeps this holder from the device; None if nothing does."""
@@ -183,7 +200,7 @@ class LeaseTable:
             )
         if len(kept) > LEASES_MOST:
             raise LeasesFull(f"{LEASES_MOST} leases are the most; release those whose owners have ended")
-        return LeaseTable(leases=tuple(kept.values()), serial=serial)
+        return replace(self, leases=tuple(kept.values()), serial=serial)
 
     def release(self, holder: LeaseHolder, devices: Iterable[LeaseDevice] | None = None) -> "LeaseTable":
         """Ends the leases of a holder on these devices, by default on all; nothing to end is no error."""
@@ -227,7 +244,11 @@ def _place(device: LeaseDevice) -> tuple[str, int, int, str]:
 
 
 def _encode(table: LeaseTable) -> dict[str, Any]:
-    return {"serial": table.serial, "leases": [asdict(lease) for lease in table.leases]}
+    return {
+        "serial": table.serial,
+        "adopted_boot": table.adopted_boot,
+        "leases": [asdict(lease) for lease in table.leases],
+    }
 
 
 def _decode(document: Mapping[str, Any]) -> LeaseTable:
@@ -235,7 +256,7 @@ def _decode(document: Mapping[str, Any]) -> LeaseTable:
     if len(leases) > LEASES_MOST:
         raise ValueError(f"more than {LEASES_MOST} leases")
     serial = max([int(document["serial"]), *(lease.serial for lease in leases)])
-    return LeaseTable(leases=leases, serial=serial)
+    return LeaseTable(leases=leases, serial=serial, adopted_boot=require_text(document["adopted_boot"]))
 
 
 def _lease_in(fields: Mapping[str, Any]) -> DeviceLease:

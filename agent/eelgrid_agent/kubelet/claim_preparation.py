@@ -359,6 +359,8 @@ class ClaimPreparer:
     ) -> None:
         """`leases` are those of all engines of the node; None where there is no other."""
         self._leases = leases
+        # Whether the claims that stand were leased since the start.
+        self.is_restored = False
         self._node_name = node_name
         self._devices = devices
         self._journal = journal
@@ -375,6 +377,10 @@ class ClaimPreparer:
 
     def restore_leases(self) -> None:
         """Leases again what claims hold after a restart of the agent, and removes what was left over."""
+        self._restore_leases()
+        self.is_restored = True
+
+    def _restore_leases(self) -> None:
         try:
             kept = self._journal.state
             if self._journal.problem:

@@ -222,6 +222,11 @@ class DraDriver:
         """Whether the kubelet took the driver."""
         return self._registered.is_set()
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether the claims that stand were leased since the start."""
+        return self._readying.is_restored
+
     async def run(self) -> None:
         """Serve until cancelled."""
         # It becomes so on a thread that knows no event loop.

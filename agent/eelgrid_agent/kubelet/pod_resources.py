@@ -32,7 +32,7 @@ import grpc.aio
 
 from eelgrid_agent.energy.allocations import DeviceReference, find_device, map_pod_allocations
 from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
-from eelgrid_agent.enforce.lease_table import LeaseDevice
+from eelgrid_agent.enforce.lease_table import LeaseDevice, find_place_device
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.kubelet_api import (
     ANSWER_BYTES_MOST,
@@ -261,7 +261,7 @@ class PodLeases:
         """The kubelet has answered."""
         gpus, listed = self._gpus(), set[LeaseDevice]()
         for one in map_pod_allocations(containers, gpus):
-            device = _find_lease_device(one.place, gpus)
+            device = find_place_device(one.place.gpu_uuid, one.place.gpu_instance_id, gpus)
             if device is not None and device not in listed:
                 listed.add(device)
                 self._leases.adopt(KUBELET_HOLDER, (device,), note=f"pod {one.owner.namespace}/{one.owner.pod}")
@@ -280,16 +280,3 @@ class PodLeases:
                 if count >= _ABSENT_ANSWERS and now_s - since_s >= _ABSENT_S
             ]
         )
-
-
-def _find_lease_device(place: DeviceReference, gpus: Iterable[Gpu]) -> LeaseDevice | None:
-    gpu = next((gpu for gpu in gpus if gpu.uuid == place.gpu_uuid), None)
-    if gpu is None:
-        return None
-    if place.gpu_instance_id is None:
-        return LeaseDevice(gpu_uuid=gpu.uuid, uuid=gpu.uuid)
-    instance = next((one for one in gpu.gpu_instances if one.id == place.gpu_instance_id), None)
-    if instance is None:
-        return None
-    uuid = instance.compute_instances[0].uuid if instance.compute_instances else ""
-    return LeaseDevice(gpu_uuid=gpu.uuid, uuid=uuid, start=instance.start, size=instance.size)

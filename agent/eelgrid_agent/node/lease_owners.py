@@ -18,15 +18,18 @@ import asyncio
 import contextlib
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from eelgrid_agent.energy.node_energy import read_slurm_allocations
 from eelgrid_agent.enforce.device_leases import KUBERNETES_ENGINE, LOCAL_ENGINE, DeviceLeases
-from eelgrid_agent.enforce.lease_table import DeviceLease
+from eelgrid_agent.enforce.lease_table import DeviceLease, LeaseHolder, find_place_device
+from eelgrid_protos.messages import Gpu
 
 ROUND_S = 10.0
+_ADOPT_AGAIN_S = 0.1
 SLURM_ENGINE = "slurm"
 # Owners that are asked about in one round; the oldest leases first, so that each has its turn.
 _ASKED_MOST = 32
@@ -139,6 +142,15 @@ def find_job_process(job: str, proc: Path = Path("/proc")) -> int:
     return 0
 
 
+def adopt_slurm_jobs(leases: DeviceLeases, folder: Path, gpus: Iterable[Gpu]) -> None:
+    """Leases what Slurm's jobs have by the folder of their prolog, to a table that is begun anew."""
+    devices = tuple(gpus)
+    for one in read_slurm_allocations(folder, devices) or ():
+        device = find_place_device(one.place.gpu_uuid, one.place.gpu_instance_id, devices)
+        if device is not None:
+            leases.adopt(LeaseHolder(SLURM_ENGINE, one.owner.job), (device,))
+
+
 async def check_owners(leases: DeviceLeases, engines: Mapping[str, AskOwner], kubelet_problem: str = "") -> int:
     """Asks about owners once, reclaims the leases of those that are gone, and names those not known; returns how many ended.
 
@@ -189,9 +201,13 @@ async def run_owner_checks(
     kubelet_problem: Callable[[], str] = str,
     *,
     on_change: Callable[[], None],
+    adopt: Callable[[], bool] = lambda: True,
     round_s: float = ROUND_S,
 ) -> None:
-    """Asks about owners until cancelled; `on_change` is called on this loop after leases have changed."""
+    """Asks about owners until cancelled; `on_change` is called on this loop after leases have changed.
+
+    `adopt` is called until it says that all that stands was adopted, for a table that is not complete.
+    """
     loop = asyncio.get_running_loop()
 
     def notify() -> None:
@@ -199,6 +215,11 @@ async def run_owner_checks(
 
     leases.on_change = notify
     on_change()
+    while not leases.is_complete:
+        if adopt():
+            leases.finish_adoption()
+        else:
+            await asyncio.sleep(_ADOPT_AGAIN_S)
     while True:
         await check_owners(leases, engines, kubelet_problem())
         await asyncio.sleep(round_s)
