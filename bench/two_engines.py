@@ -28,9 +28,10 @@ from bench.fault_world import Crash, CrashPoints
 from bench.joint_log import JointLog, read_joint_log
 from bench.runner import Options, Progress, benchmark, report_promise
 from bench.tables import write_csv
-from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, LOCAL_ENGINE, DeviceLeases
+from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
 from eelgrid_agent.enforce.lease_table import (
     LEASE_JOURNAL,
+    LOCAL_ENGINE,
     DeviceLease,
     LeaseDevice,
     LeaseHolder,

@@ -53,7 +53,7 @@ from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.users import JobUsers
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodLeases, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
-from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
+from eelgrid_agent.node.config import ENERGY_WINDOW_S, LEASE_SOCKET, AgentConfig
 from eelgrid_agent.node.enforcement_loop import (
     BudgetNotEnforceable,
     Enforcement,
@@ -304,7 +304,8 @@ def _serve_leases(
     checks = run_owner_checks(leases, engines, find_kubelet_problem, on_change=node.on_leases_changed, adopt=adopt)
     if config.lease_socket is None or not alone:
         return (checks,)
-    return checks, LeaseSocket(config.lease_socket, leases).run()
+    # The default is an offer, and some containers and units have no place for it.
+    return checks, LeaseSocket(config.lease_socket, leases).run(is_required=config.lease_socket != LEASE_SOCKET)
 
 
 def _open_processes(

@@ -22,12 +22,13 @@ from eelgrid_agent.enforce.device_leases import (
     UnknownDevice,
 )
 from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseConflict, LeaseHolder, LeaseTable
+from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.kubelet.pod_resources import PodLeases
 from eelgrid_agent.node.lease_owners import OwnerAnswer, OwnerState, SlurmOwners, check_owners, read_start_ticks
 from eelgrid_agent.node.lease_socket import LeaseSocket, LeaseSocketError, ask_agent
 from eelgrid_agent.state_files import MemoryState, StateFile, StateUnwritable
 from eelgrid_protos.kubelet_api import ContainerDevices
-from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
+from eelgrid_protos.messages import Assignment, ComputeInstance, Gpu, GpuInstance, ProcessSpec
 
 JOB, OTHER = LeaseHolder("slurm", "12"), LeaseHolder("ray", "head")
 
@@ -139,6 +140,39 @@ def test_while_a_layout_changes_nothing_of_the_gpu_is_given_to_anybody_new():
         leases.take(OTHER, ["GPU-0"])
         assert leases.list_protected("GPU-9") == {"MIG-0"}
     leases.take(OTHER, ["MIG-2"])
+
+
+def test_a_job_that_comes_second_never_begins_and_returns_to_the_queue(tmp_path):
+    leases = open_leases()
+    leases.take(JOB, ["0"])
+    spec = ProcessSpec(argv=("true",), working_directory=str(tmp_path))
+    job = Assignment(workload_id="w-1", replica=0, attempt=1, gpu_uuids=("GPU-0",), gpu_milli=1000, process=spec)
+    share = replace(job, workload_id="w-2", gpu_uuids=("GPU-1",), gpu_milli=500)
+
+    async def start():
+        engine = LocalEngine(tmp_path, leases=leases)
+        engine.adopt()
+        ended = asyncio.Event()
+        engine.on_change = lambda: ended.set() if all(one.is_over for one in engine.list_attempts().values()) else None
+        engine.start(job)
+        engine.start(share)
+        engine.start(replace(share, workload_id="w-3"))
+        running = held(leases)
+        async with asyncio.timeout(30.0):
+            while not all(one.is_over for one in engine.list_attempts().values()):
+                ended.clear()
+                await ended.wait()
+        engine.fork_server.close()
+        return {key.workload_id: status for key, status in engine.list_attempts().items()}, running
+
+    found, running = asyncio.run(start())
+    assert found["w-1"].gpu_held
+    assert found["w-1"].started_ns == 0
+    assert found["w-1"].reason.startswith("GPU GPU-0 is leased to slurm 12 since 2023")
+    # Shares of one GPU are divided by the engine itself.
+    assert running == [("GPU-0", "slurm", "12"), ("GPU-1", "local", "w-2/0/1"), ("GPU-1", "local", "w-3/0/1")]
+    assert found["w-2"].exit_code == found["w-3"].exit_code == 0
+    assert held(leases) == [("GPU-0", "slurm", "12")]
 
 
 def test_the_controller_is_told_of_others_and_not_of_its_own_jobs():
@@ -339,6 +373,22 @@ def test_an_agent_that_is_away_is_tried_for_so_long_and_then_named(tmp_path, cap
     assert f"{path}: no agent answers there" in capfd.readouterr().err
     with pytest.raises(LeaseSocketError, match="more than 107 bytes"):
         LeaseSocket(tmp_path / ("x" * 120), open_leases())
+
+
+def test_a_socket_is_served_once_and_a_default_that_cannot_be_served_ends_nothing(tmp_path, caplog):
+    path = tmp_path / "lease.sock"
+
+    async def serve():
+        async with serving(path, open_leases()):
+            with pytest.raises(LeaseSocketError, match="another agent serves it"):
+                await LeaseSocket(path, open_leases()).run()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await LeaseSocket(path, open_leases()).run(is_required=False)
+            assert (await asyncio.to_thread(ask_agent, path, {"op": "list"}, timeout_s=5.0))["ok"]
+
+    asyncio.run(serve())
+    assert "no_lease_socket" in caplog.text
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(tmp_path):

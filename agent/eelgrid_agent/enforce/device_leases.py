@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from eelgrid_agent.enforce.lease_table import (
+    KUBERNETES_ENGINE,
+    LOCAL_ENGINE,
     NAME_MOST,
     DeviceLease,
     LeaseDevice,
@@ -40,7 +42,6 @@ from eelgrid_protos import messages
 from eelgrid_protos.messages import Gpu
 
 _LOG = logging.getLogger("eelgrid.agent")
-LOCAL_ENGINE, KUBERNETES_ENGINE = "local", "kubernetes"
 # A device plugin's Allocate does not say for whom it is, and the kubelet divides its devices by itself.
 KUBELET_HOLDER = LeaseHolder(KUBERNETES_ENGINE, "device-plugin")
 # Engines that are counted apart; more are counted together.

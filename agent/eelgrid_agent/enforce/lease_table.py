@@ -27,6 +27,8 @@ from eelgrid_protos.messages import Gpu
 
 # Sixteen GPUs of seven slices with some owners of shares each.
 LEASES_MOST = 1024
+# Those of which the agent itself knows what runs.
+LOCAL_ENGINE, KUBERNETES_ENGINE = "local", "kubernetes"
 NAME_MOST = 253
 _BYTES_MOST = 2 * 2**20
 
@@ -106,12 +108,18 @@ class LeaseConflict(LeaseRefused):
     """Another holder has the device, or a part of it."""
 
     def __init__(self, device: LeaseDevice, held: DeviceLease) -> None:
-        engine, owner = held.holder
-        super().__init__(
-            f"{device.describe()} is leased to {held.describe_holder()}; wait until that ends, or if it has ended, run "
-            f"`eelgrid-agent lease release --engine {engine} --owner '{owner}'`"
-        )
+        what = f"{device.describe()} is leased to {held.describe_holder()}"
+        super().__init__(f"{what}; wait until that ends, or {_describe_remedy(held.holder)}")
         self.held = held
+
+
+def _describe_remedy(holder: LeaseHolder) -> str:
+    """How the holder is ended by hand: the agent's own engines know what runs, of others a lease may be left."""
+    if holder.engine == LOCAL_ENGINE:
+        return f"run `eelctl cancel {holder.owner.partition('/')[0]}`"
+    if holder.engine == KUBERNETES_ENGINE:
+        return "delete the pod or the claim"
+    return f"if it has ended, run `eelgrid-agent lease release --engine {holder.engine} --owner '{holder.owner}'`"
 
 
 class LeasesFull(LeaseRefused):

@@ -36,8 +36,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from eelgrid_agent.enforce.device_leases import LOCAL_ENGINE, DeviceLeases
-from eelgrid_agent.enforce.lease_table import LeaseHolder, LeaseRefused, find_lease_device
+from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseHolder, LeaseRefused, find_lease_device
 from eelgrid_agent.engine import launcher
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_lock

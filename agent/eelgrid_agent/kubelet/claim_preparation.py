@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort
-from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, KUBERNETES_ENGINE, DeviceLeases
-from eelgrid_agent.enforce.lease_table import LeaseDevice, LeaseHolder, LeaseRefused
+from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
+from eelgrid_agent.enforce.lease_table import KUBERNETES_ENGINE, LeaseDevice, LeaseHolder, LeaseRefused
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation

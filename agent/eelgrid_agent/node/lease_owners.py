@@ -24,8 +24,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eelgrid_agent.energy.node_energy import read_slurm_allocations
-from eelgrid_agent.enforce.device_leases import KUBERNETES_ENGINE, LOCAL_ENGINE, DeviceLeases
-from eelgrid_agent.enforce.lease_table import DeviceLease, LeaseHolder, find_place_device
+from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.lease_table import (
+    KUBERNETES_ENGINE,
+    LOCAL_ENGINE,
+    DeviceLease,
+    LeaseHolder,
+    find_place_device,
+)
 from eelgrid_protos.messages import Gpu
 
 ROUND_S = 10.0

@@ -20,6 +20,7 @@ repeated: whoever got no answer asks again. A lease is the owner's until it is r
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import struct
@@ -28,10 +29,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eelgrid_agent.enforce.device_leases import KUBERNETES_ENGINE, LOCAL_ENGINE, DeviceLeases
-from eelgrid_agent.enforce.lease_table import NAME_MOST, DeviceLease, LeaseHolder, LeaseRefused
+from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.lease_table import (
+    KUBERNETES_ENGINE,
+    LOCAL_ENGINE,
+    NAME_MOST,
+    DeviceLease,
+    LeaseHolder,
+    LeaseRefused,
+)
 from eelgrid_agent.node.lease_owners import read_start_ticks
 
+_LOG = logging.getLogger("eelgrid.agent")
 LINE_BYTES_MOST = 64 * 1024
 _READ_S = 5.0
 _CONNECTIONS_MOST = 64
@@ -99,7 +108,8 @@ def _parse_holder(request: Mapping[str, Any], *, is_taken: bool) -> LeaseHolder:
         if not isinstance(text, str) or not 0 < len(text) <= NAME_MOST or not text.isprintable():
             raise LeaseRequestError(f"{field}: {text!r} is no name of 1 to {NAME_MOST} printable characters")
         found.append(text)
-    if is_taken and found[0] in (LOCAL_ENGINE, KUBERNETES_ENGINE):
+    if found[0] == LOCAL_ENGINE or (is_taken and found[0] == KUBERNETES_ENGINE):
+        # The kubelet's may be given back by hand, on a node that it has left for good.
         raise LeaseRequestError(f"engine: {found[0]} is the agent's own; name the engine that asks, such as slurm")
     return LeaseHolder(*found)
 
@@ -128,9 +138,20 @@ class LeaseSocket:
         self._path, self._leases = path, leases
         self._connections = 0
 
-    async def run(self) -> None:
-        """Serves until cancelled; raises LeaseSocketError."""
+    async def run(self, *, is_required: bool = True) -> None:
+        """Serves until cancelled; raises LeaseSocketError, or logs it where the socket is not required."""
         try:
+            await self._run()
+        except LeaseSocketError as error:
+            if is_required:
+                raise
+            _LOG.warning("event=no_lease_socket reason=%r", str(error))
+            await asyncio.Event().wait()
+
+    async def _run(self) -> None:
+        try:
+            if _is_served(self._path):
+                raise LeaseSocketError(f"--lease-socket {self._path}: another agent serves it; choose another path")
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._path.unlink(missing_ok=True)
             # Nobody may connect between bind and chmod.
@@ -180,6 +201,14 @@ class LeaseSocket:
             return {"ok": False, "refused": True, "problem": str(refused)}
         except (ValueError, RecursionError) as error:
             return {"ok": False, "problem": f"the request is not understood: {error}"}
+
+
+def _is_served(path: Path) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe, contextlib.suppress(OSError):
+        probe.settimeout(_AGAIN_S)
+        probe.connect(str(path))
+        return True
+    return False
 
 
 def _is_allowed(connection: socket.socket) -> bool:
