@@ -31,7 +31,7 @@ from eelgrid_agent.energy.node_energy import (
 )
 from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
-from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.device_leases import LEASES_FILE, DeviceLeases
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
 from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseTable
@@ -272,7 +272,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
 
 def _open_leases(folder: Path | None, clock: AgentClock) -> DeviceLeases:
     """The leases of a node, in memory where nothing outlives the agent; raises BudgetNotEnforceable."""
-    store = MemoryState(LeaseTable()) if folder is None else StateFile(folder / _LEASES_FILE, LEASE_JOURNAL)
+    store = MemoryState(LeaseTable()) if folder is None else StateFile(folder / LEASES_FILE, LEASE_JOURNAL)
     try:
         return DeviceLeases(store, boot_id=read_boot_id(), wall_ns=clock.wall_ns)
     except StateFileError as error:
@@ -366,7 +366,6 @@ FIRST_SURVEY_S = 10.0
 _FACTORIES = {"nvidia": "nvml", "amd": "amd"}
 _SETTINGS_FILE = "settings.json"
 _ENERGY_FILE = "energy.json"
-_LEASES_FILE = "leases.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from eelgrid_protos import messages
 from eelgrid_protos.messages import Gpu
 
 _LOG = logging.getLogger("eelgrid.agent")
+LEASES_FILE = "leases.json"
 # A device plugin's Allocate does not say for whom it is, and the kubelet divides its devices by itself.
 KUBELET_HOLDER = LeaseHolder(KUBERNETES_ENGINE, "device-plugin")
 # Engines that are counted apart; more are counted together.
