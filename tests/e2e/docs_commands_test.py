@@ -183,7 +183,7 @@ def test_a_daemon_has_the_options_and_commands_that_are_advised(program):
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
         if words and not words[0].startswith("-"):
             assert program == "agent", line
-            assert words[0] in {"mig", "energy"}, line
+            assert words[0] in {"mig", "energy", "lease"}, line
 
 
 def chart_objects():
