@@ -166,7 +166,11 @@ def test_eelctl_answers(busy, line):
 def option_names(program):
     """The options that a daemon's help has, with those of its subcommands."""
     texts = []
-    for arguments in ((), ("mig",), ("mig", "apply"), ("mig", "show"), ("energy",)) if program == "agent" else ((),):
+    for arguments in (
+        ((), ("mig",), ("mig", "apply"), ("mig", "show"), ("energy",), ("lease", "take"))
+        if program == "agent"
+        else ((),)
+    ):
         done = run_program(f"eelgrid_{program}", (*arguments, "--help"))
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)

@@ -3,11 +3,13 @@
 import asyncio
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from tests.dra_rig import GPUS, DraNode, dra_node
 from tests.unit.device_plugin_test import Machine
 
+from eelgrid_agent.devices.host import read_boot_id
 from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, LEASES_FILE, DeviceLeases, LayoutChanging
 from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseConflict, LeaseHolder, LeaseTable
 from eelgrid_agent.enforce.mig.inspection import inspect_host
@@ -29,7 +31,7 @@ class LeasedNode(DraNode):
         super().start()
         site = self.site
         self.leases = DeviceLeases(
-            StateFile(self.folder / LEASES_FILE, LEASE_JOURNAL), boot_id="b", wall_ns=time.time_ns
+            StateFile(self.folder / LEASES_FILE, LEASE_JOURNAL), boot_id=read_boot_id(), wall_ns=time.time_ns
         )
         self.leases.list_gpus = site.device.gpus
         self.layouts = MigService(
@@ -136,11 +138,9 @@ def test_claims_that_stand_are_leased_again_after_the_journal_was_lost(tmp_path)
         assert node.held() == []
 
 
-def test_the_command_for_layouts_reads_what_the_agent_has_leased(node, monkeypatch):
-    monkeypatch.setattr("eelgrid_agent.enforce.mig.host.read_boot_id", lambda: "b")
+def test_the_command_for_layouts_reads_what_the_agent_has_leased(node):
     node.leases.take(JOB, [node.gpus()[1].uuid])
-    object.__setattr__(node.site, "directory", node.folder)
-    found = inspect_host(node.site)
+    found = inspect_host(replace(node.site, directory=node.folder))
     assert found.executor.observe_device(node.gpus()[1].uuid).leased
 
 
