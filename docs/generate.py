@@ -347,7 +347,7 @@ def pages() -> dict[Path, str]:
     _, eelctl = program("eelctl")
     controller, _ = program("eelgrid-controller")
     agent, _ = program("eelgrid-agent")
-    agents = [argparse_section(parser_of(agent, *words), 2) for words in ((), ("mig",), ("energy",))]
+    agents = [argparse_section(parser_of(agent, *words), 2) for words in ((), ("mig",), ("energy",), ("lease",))]
     return {
         PAGES / "eelctl.md": click_page(
             "eelctl",

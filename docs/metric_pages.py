@@ -60,6 +60,9 @@ _AGENT_VALUES_MOST: Mapping[str, int] = {
     "look": 4,
     "call": 32,
     "setting": 8,
+    # enforce/device_leases.py counts sixteen apart.
+    "engine": 17,
+    "state": 2,
     "reason": 3,
     **{label: len(found) for label, found in _VALUES.items()},
 }

@@ -53,7 +53,7 @@ class SystemClock:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the agent until SIGTERM or SIGINT, or one command (`mig`, `energy`); returns the exit code."""
+    """Runs the agent until SIGTERM or SIGINT, or one command (`mig`, `energy`, `lease`); returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) == ["mig"]:
         from eelgrid_agent.cli.mig import run_mig_command
@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from eelgrid_agent.cli.energy import run_energy_command
 
         return run_energy_command(arguments[1:])
+    if list(arguments[:1]) == ["lease"]:
+        from eelgrid_agent.cli.lease import run_lease_command
+
+        return run_lease_command(arguments[1:])
     try:
         config = parse_flags(arguments)
     except AgentConfigError as error:
@@ -95,8 +99,9 @@ def _failures() -> tuple[type[Exception], ...]:
     """What cannot be had on this machine."""
     from eelgrid_agent.kubelet.pod_resources import PodResourcesError
     from eelgrid_agent.node.enforcement_loop import BudgetNotEnforceable
+    from eelgrid_agent.node.lease_socket import LeaseSocketError
 
-    return DeviceError, BudgetNotEnforceable, PodResourcesError
+    return DeviceError, BudgetNotEnforceable, LeaseSocketError, PodResourcesError
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -206,6 +211,7 @@ def _serve_metrics(
         collection_s=lambda: hosted.collection_s,
         attribution=lambda: None if energy is None else energy.newest,
         refused_calls=lambda: door.refused_total,
+        leases=hosted.leases,
     )
     page = ScrapeHandler(
         collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns

@@ -10,11 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from eelgrid_agent.devices.host import MachineHost, SimulatedHost
+from eelgrid_agent.devices.host import MachineHost, SimulatedHost, read_boot_id
 from eelgrid_agent.devices.nvml.control import NvmlControl
 from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.port import CallLatencies, ControlPort, DevicePort
@@ -30,8 +31,10 @@ from eelgrid_agent.energy.node_energy import (
 )
 from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.enforce.device_leases import LEASES_FILE, DeviceLeases
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
 from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseTable
 from eelgrid_agent.enforce.mig.host import (
     LAYOUTS_FILE,
     CapabilityNodes,
@@ -49,9 +52,9 @@ from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
 from eelgrid_agent.engine.users import JobUsers
-from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
+from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodLeases, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
-from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
+from eelgrid_agent.node.config import ENERGY_WINDOW_S, LEASE_SOCKET, AgentConfig
 from eelgrid_agent.node.enforcement_loop import (
     BudgetNotEnforceable,
     Enforcement,
@@ -60,6 +63,8 @@ from eelgrid_agent.node.enforcement_loop import (
     check_budget_reach,
 )
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
+from eelgrid_agent.node.lease_owners import SLURM_ENGINE, SlurmOwners, adopt_slurm_jobs, run_owner_checks
+from eelgrid_agent.node.lease_socket import LeaseSocket
 from eelgrid_agent.node.loop import (
     DriverThread,
     MachineLoop,
@@ -84,6 +89,7 @@ from eelgrid_agent.state_files import (
 )
 from eelgrid_protos import __version__, catalogue
 from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.kubelet_api import ContainerDevices
 
 # Ends the stream of a node whose batches nobody acknowledges.
 DropStream = Callable[[AgentNode], None]
@@ -97,6 +103,7 @@ class HostedNodes:
     work: Callable[[DropStream], tuple[Awaitable[None], ...]]
     close: Callable[[], None]
     worker: RemoteDevice | None = None
+    leases: tuple[DeviceLeases, ...] = ()
     # Seconds in the driver by call, where calls are timed; and of the newest look of each kind.
     calls: CallLatencies | None = None
     collection_s: Mapping[str, float] = field(default_factory=dict)
@@ -126,6 +133,7 @@ def build_simulated_node(
     energy: NodeEnergy | None = None,
     energy_window_s: float = ENERGY_WINDOW_S,
     processes: ProcessEngine | None = None,
+    leases: DeviceLeases | None = None,
 ) -> "SimulatedAgent":
     """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
 
@@ -171,13 +179,17 @@ def build_simulated_node(
         processes=processes,
         readiness=None if processes is None else GpuReadiness(),
     )
+    if leases is not None:
+        leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
     enforcer = PowerExecutor(control, MemoryState(()), origin=lambda: DriverOrigin(boot_id=host.boot_id))
-    layouts = _simulated_layouts(device, control, host, clock)
+    layouts = _simulated_layouts(device, control, host, clock, leases)
     enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
     return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
 
 
-def _simulated_layouts(device: DevicePort, control: ControlPort, host: SimulatedHost, clock: AgentClock) -> MigService:
+def _simulated_layouts(
+    device: DevicePort, control: ControlPort, host: SimulatedHost, clock: AgentClock, leases: DeviceLeases | None
+) -> MigService:
     return MigService(
         device,
         control,
@@ -186,6 +198,7 @@ def _simulated_layouts(device: DevicePort, control: ControlPort, host: Simulated
         sleep=lambda _: None,
         monotonic_s=lambda: clock.monotonic_ns() / 1e9,
         wall_ns=clock.wall_ns,
+        leases=leases,
     )
 
 
@@ -205,7 +218,10 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
     devices: list[DevicePort] = []
     calls = CallLatencies()
     stack = ExitStack()
+    served: list[Callable[[], tuple[Awaitable[None], ...]]] = []
+    kept_leases: list[DeviceLeases] = []
     for index, spec in enumerate(specs):
+        processes, leases = _open_simulated_processes(config, spec.node_name, clock, stack)
         simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
         simulations.append(simulation)
         device, control = _ports(simulation, alone=len(specs) == 1)
@@ -226,9 +242,13 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
                 has_control=not config.observe_only,
                 energy=_energy(spec.hurry, config.slurm_folder) if len(specs) == 1 else None,
                 energy_window_s=config.energy_window_s,
-                processes=_open_simulated_processes(config, spec.node_name, stack),
+                processes=processes,
+                leases=leases,
             )
         )
+        if leases is not None:
+            kept_leases.append(leases)
+            served.append(partial(_serve_leases, config, leases, agents[-1].node, alone=len(specs) == 1))
         check_budget_reach(budget_w, spec.node_name, agents[-1].node.inventory.gpus)
     pairs = tuple((agent.node, device) for agent, device in zip(agents, devices, strict=True))
     kept = tuple((agent.enforcement, agent.node, agent.layouts) for agent in agents)
@@ -246,12 +266,54 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
         runners = ((node, device) for node, device in pairs if node.runs_processes)
         processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in runners)
         jobs = _watch_jobs(config, *(node for node, _ in pairs))
-        return wheel.run(), keeper.run(), *processes, *jobs, *(faults.follow_file() for faults in followed)
+        leased = (work for serve in served for work in serve())
+        return wheel.run(), keeper.run(), *processes, *jobs, *leased, *(faults.follow_file() for faults in followed)
 
-    return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
+    nodes = tuple(agent.node for agent in agents)
+    return HostedNodes(nodes=nodes, work=work, close=close, calls=calls, leases=tuple(kept_leases))
 
 
-def _open_processes(config: AgentConfig, folder: Path | None, problem: str = "") -> LocalEngine:
+def _open_leases(folder: Path | None, clock: AgentClock) -> DeviceLeases:
+    """The leases of a node, in memory where nothing outlives the agent; raises BudgetNotEnforceable."""
+    store = MemoryState(LeaseTable()) if folder is None else StateFile(folder / LEASES_FILE, LEASE_JOURNAL)
+    try:
+        return DeviceLeases(store, boot_id=read_boot_id(), wall_ns=clock.wall_ns)
+    except StateFileError as error:
+        raise BudgetNotEnforceable(str(error)) from error
+
+
+def _serve_leases(
+    config: AgentConfig,
+    leases: DeviceLeases,
+    node: AgentNode,
+    kubelet: PodResourcesClient | None = None,
+    claims: "DraDriver | None" = None,
+    *,
+    alone: bool = True,
+) -> tuple[Awaitable[None], ...]:
+    """What leases need of the event loop; a socket serves the only node of a process."""
+
+    def adopt() -> bool:
+        """Whether all that stands was leased; the engine of processes has done so before anything else runs."""
+        if config.slurm_folder is not None:
+            adopt_slurm_jobs(leases, config.slurm_folder, node.inventory.gpus)
+        is_asked = kubelet is None or kubelet.answers_total + kubelet.failures_total > 0
+        return is_asked and (claims is None or claims.is_restored)
+
+    def find_kubelet_problem() -> str:
+        return "" if kubelet is None or kubelet.containers is not None else kubelet.problem
+
+    engines = {SLURM_ENGINE: SlurmOwners().ask}
+    checks = run_owner_checks(leases, engines, find_kubelet_problem, on_change=node.on_leases_changed, adopt=adopt)
+    if config.lease_socket is None or not alone:
+        return (checks,)
+    # The default is an offer, and some containers and units have no place for it.
+    return checks, LeaseSocket(config.lease_socket, leases).run(is_required=config.lease_socket != LEASE_SOCKET)
+
+
+def _open_processes(
+    config: AgentConfig, folder: Path | None, problem: str = "", leases: DeviceLeases | None = None
+) -> LocalEngine:
     """The engine of processes in a state directory of this agent alone; raises BudgetNotEnforceable."""
     if folder is None:
         raise BudgetNotEnforceable(f"--run-processes needs a state directory: {problem}")
@@ -259,22 +321,27 @@ def _open_processes(config: AgentConfig, folder: Path | None, problem: str = "")
         users = JobUsers(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
         )
-        return LocalEngine(folder / "processes", cgroups=AttemptCgroups(find_delegated_cgroup()), users=users)
+        cgroups = AttemptCgroups(find_delegated_cgroup())
+        return LocalEngine(folder / "processes", cgroups=cgroups, users=users, leases=leases)
     except OSError as error:
         raise BudgetNotEnforceable(
             f"--run-processes cannot use {folder}: {error.strerror}; give --state DIR"
         ) from error
 
 
-def _open_simulated_processes(config: AgentConfig, node_name: str, stack: ExitStack) -> LocalEngine | None:
+def _open_simulated_processes(
+    config: AgentConfig, node_name: str, clock: AgentClock, stack: ExitStack
+) -> tuple[LocalEngine | None, DeviceLeases | None]:
+    """The processes of a simulated node, and the leases of its devices where anybody may ask for them."""
     if not config.run_processes or config.state is None:
-        return None
+        return None, None if config.lease_socket is None else _open_leases(None, clock)
     folder = config.state / quote(node_name, safe="")
     try:
         stack.enter_context(lock_state_directory(folder, "eelgrid-agent"))
     except StateDirectoryError as error:
         raise BudgetNotEnforceable(str(error)) from error
-    return _open_processes(config, folder)
+    leases = _open_leases(folder, clock)
+    return _open_processes(config, folder, leases=leases), leases
 
 
 def _watch_jobs(config: AgentConfig, *nodes: AgentNode) -> tuple[Awaitable[None], ...]:
@@ -323,14 +390,35 @@ class _Memory:
 
 
 def _device_plugins(
-    config: AgentConfig, node: AgentNode, kubelet: PodResourcesClient, reporter: AllocationReporter
+    config: AgentConfig,
+    node: AgentNode,
+    kubelet: PodResourcesClient,
+    leases: DeviceLeases,
+    reporter: AllocationReporter,
 ) -> "DevicePlugins | None":
     if config.device_plugin == "off":
         return None
     # A machine without Kubernetes has no use for these.
     from eelgrid_agent.kubelet.device_plugins import build_device_plugins
 
-    return build_device_plugins(config, node, kubelet, given=reporter.on_allocated)
+    return build_device_plugins(config, node, kubelet, leases, given=reporter.on_allocated)
+
+
+def _follow_kubelet(
+    config: AgentConfig, node: AgentNode, kubelet: PodResourcesClient, leases: DeviceLeases
+) -> AllocationReporter:
+    """What the kubelet lists is leased to it, and told to the controller."""
+    pods = PodLeases(leases, gpus=lambda: node.inventory.gpus, clock_s=time.monotonic)
+    telling = AllocationReporter(
+        gpus=lambda: node.inventory.gpus, tell=node.report_held_devices, steers=config.device_plugin != "off"
+    )
+
+    def on_containers(containers: tuple[ContainerDevices, ...]) -> None:
+        pods.on_containers(containers)
+        telling.on_containers(containers)
+
+    kubelet.heard = on_containers
+    return telling
 
 
 def _node_energy(config: AgentConfig, kubelet: PodResourcesClient) -> NodeEnergy:
@@ -338,6 +426,16 @@ def _node_energy(config: AgentConfig, kubelet: PodResourcesClient) -> NodeEnergy
     names = ContainerNameIndex().find_container
     sources = AttributionSources(ProcessOwnerResolver(names=names), kubelet=kubelet, slurm_folder=config.slurm_folder)
     return NodeEnergy(load_catalogue(), sources)
+
+
+def _find_observe_only(config: AgentConfig, memory: _Memory) -> str:
+    """Why this agent changes no device, or nothing; raises BudgetNotEnforceable for a budget that needs it to."""
+    reason = "--observe-only" if config.observe_only else memory.problem
+    if reason:
+        _LOG.warning("event=observe_only reason=%r", reason)
+        if config.power_budget_w is not None:
+            raise BudgetNotEnforceable(f"--power-budget cannot be kept: {reason}")
+    return reason
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
@@ -351,11 +449,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     if first.problem:
         _LOG.warning("event=no_gpus reason=%r", first.problem)
     memory = _open_memory(config, stack)
-    observe_only = "--observe-only" if config.observe_only else memory.problem
-    if observe_only:
-        _LOG.warning("event=observe_only reason=%r", observe_only)
-        if config.power_budget_w is not None:
-            raise BudgetNotEnforceable(f"--power-budget cannot be kept: {observe_only}")
+    observe_only = _find_observe_only(config, memory)
     kubelet = PodResourcesClient(config.kubelet, clock_s=time.monotonic)
     energy = _node_energy(config, kubelet)
     host = MachineHost()
@@ -370,25 +464,24 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     outbox = EnergyOutbox(
         load_outbox_state(windows, draw_incarnation=incarnation), boot=_boot(), length_s=config.energy_window_s
     )
-    processes = _open_processes(config, folder, memory.problem) if config.run_processes else None
+    leases = _open_leases(folder, clock)
+    processes = _open_processes(config, folder, memory.problem, leases) if config.run_processes else None
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)
     node = AgentNode(
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
         ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy, outbox=outbox,
         processes=processes, readiness=None if processes is None else GpuReadiness(),
     )  # fmt: skip
-    layouts = _layouts(device, memory, clock)
+    leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
+    layouts = _layouts(device, memory, clock, leases)
     keeper = _keeper(
         node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
     )  # fmt: skip
-    telling = AllocationReporter(
-        gpus=lambda: node.inventory.gpus, tell=node.report_held_devices, steers=config.device_plugin != "off"
+    telling = _follow_kubelet(config, node, kubelet, leases)
+    plugins = _device_plugins(config, node, kubelet, leases, telling)
+    claims = _claims(
+        config, node, device, layouts, memory, leases=leases, slow_driver=slow_driver, cannot_change=observe_only
     )
-    kubelet.heard = telling.on_containers
-    plugins = _device_plugins(config, node, kubelet, telling)
-    claims = None
-    if config.dra:
-        claims = _claims(config, node, device, layouts, memory, slow_driver=slow_driver, cannot_change=observe_only)
     collection_s: dict[str, float] = {}
 
     def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
@@ -399,7 +492,8 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
         written = (*_watch_jobs(config, node), *(() if folder is None else (write_periodically(outbox, windows),)))
-        return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written
+        leased = _serve_leases(config, leases, node, kubelet, claims)
+        return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written, *leased
 
     def close() -> None:
         driver.call(device.close)
@@ -408,8 +502,9 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         stack.close()
 
     return HostedNodes(
-        nodes=(node,), work=work, close=close, worker=device, calls=device.latencies, collection_s=collection_s
-    )
+        nodes=(node,), work=work, close=close, worker=device, leases=(leases,),
+        calls=device.latencies, collection_s=collection_s,
+    )  # fmt: skip
 
 
 async def _open_driver(vendor: str, driver: DriverThread) -> tuple[RemoteDevice, DeviceSurvey]:
@@ -468,9 +563,12 @@ def _claims(
     layouts: MigService,
     memory: _Memory,
     *,
+    leases: DeviceLeases,
     slow_driver: DriverThread,
     cannot_change: str,
-) -> "DraDriver":
+) -> "DraDriver | None":
+    if not config.dra:
+        return None
     from eelgrid_agent.kubelet.dra_driver import SocketPathTooLong, build_dra_driver
     from eelgrid_agent.kubelet.kube_client import ApiUnreachable
 
@@ -484,6 +582,7 @@ def _claims(
             slow_driver=slow_driver,
             directory=memory.directory,
             cannot_change=cannot_change,
+            leases=leases,
         )
     except (ApiUnreachable, SocketPathTooLong) as error:
         raise BudgetNotEnforceable(f"--dra cannot be served: {error}") from error
@@ -495,7 +594,7 @@ def _boot() -> str:
     return make_boot_key(origin.boot_id, origin.driver_start)
 
 
-def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock) -> MigService:
+def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock, leases: DeviceLeases) -> MigService:
     machine = read_machine()
     return MigService(
         device,
@@ -507,6 +606,7 @@ def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock) -> MigSer
         wall_ns=clock.wall_ns,
         obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
         open_nodes=CapabilityNodes().create_missing,
+        leases=leases,
     )
 
 

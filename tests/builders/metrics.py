@@ -89,6 +89,8 @@ def build_snapshot(*gpus, shares=(), value=0.5):
             spool_ticks=7,
             batches_under_way=8,
             sample_age_s=0.1,
+            leases={("slurm", "held"): 1},
+            lease_refusals={"slurm": 1},
             collection_s={"quick": 0.001},
             calls={"read": LatencyDistribution(below=tuple(range(3, len(CALL_BOUNDS_S) + 4)), sum_s=1.5)},
             process=ProcessView(cpu_s=1.0, resident_bytes=2.0, started_s=3.0, threads=4.0),

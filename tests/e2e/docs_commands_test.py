@@ -166,7 +166,11 @@ def test_eelctl_answers(busy, line):
 def option_names(program):
     """The options that a daemon's help has, with those of its subcommands."""
     texts = []
-    for arguments in ((), ("mig",), ("mig", "apply"), ("mig", "show"), ("energy",)) if program == "agent" else ((),):
+    for arguments in (
+        ((), ("mig",), ("mig", "apply"), ("mig", "show"), ("energy",), ("lease", "take"))
+        if program == "agent"
+        else ((),)
+    ):
         done = run_program(f"eelgrid_{program}", (*arguments, "--help"))
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
@@ -183,7 +187,7 @@ def test_a_daemon_has_the_options_and_commands_that_are_advised(program):
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
         if words and not words[0].startswith("-"):
             assert program == "agent", line
-            assert words[0] in {"mig", "energy"}, line
+            assert words[0] in {"mig", "energy", "lease"}, line
 
 
 def chart_objects():

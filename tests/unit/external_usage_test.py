@@ -15,7 +15,7 @@ from eelgrid_controller.whatif.decision_record import record_decision, replay_de
 from eelgrid_kernels.move_search import STAYS
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import NotFound
-from eelgrid_protos.messages import RecommendMovesRequest, WorkloadPhase
+from eelgrid_protos.messages import DeviceLease, RecommendMovesRequest, WorkloadPhase
 
 
 def nodes_of(core: Core, key: str) -> list[str]:
@@ -43,6 +43,43 @@ def test_work_begins_when_others_go():
     step = core.update_external_usage("a", ExternalUsage(), now_ns=4)
     assert isinstance(drop_quotes(step.events)[0], NodeOccupied)
     assert core.workload("w").phase is WorkloadPhase.PLACED
+
+
+def leased(node, index, *engines):
+    """The node's report that engines have leased one of its GPUs; by nobody it is free."""
+    leases = tuple(DeviceLease(device_uuid=node.gpus[index].uuid, engine=one, owner="12") for one in engines)
+    gpus = tuple(replace(gpu, leases=leases) if gpu.index == index else gpu for gpu in node.gpus)
+    return replace(node, gpus=gpus)
+
+
+def test_a_gpu_that_another_engine_leased_gets_no_work_until_it_is_given_back():
+    node = build_node("a", gpus=2)
+    core = build_core(leased(node, 0, "slurm"))
+    core.submit(build_request(gpus=1, key="first"), now_ns=2)
+    core.submit(build_request(gpus=1, key="second"), now_ns=3)
+    assert core.workload("first").placements[0].gpu_indexes == (1,)
+    assert core.workload("second").phase is WorkloadPhase.PENDING
+    core.register_node(node, now_ns=4)
+    assert core.workload("second").placements[0].gpu_indexes == (0,)
+
+
+def test_a_lease_for_work_that_was_placed_here_is_no_external_use():
+    node = build_node("a", gpus=2)
+    core = build_core(node)
+    core.submit(build_request(gpus=1, key="own"), now_ns=2)
+    (index,) = core.workload("own").placements[0].gpu_indexes
+    # Slurm's prolog takes the lease of a job that Eelgrid placed.
+    core.register_node(leased(node, index, "slurm"), now_ns=3)
+    core.submit(build_request(gpus=1, key="next"), now_ns=4)
+    assert core.workload("next").phase is WorkloadPhase.PLACED
+    assert core.state.nodes["a"].externally_used_gpus() == frozenset()
+
+
+def test_a_lease_explains_a_gpu_that_an_engine_counts_without_a_name():
+    node = build_node("a", gpus=4)
+    core = build_core(leased(node, 0, "kubernetes"))
+    core.update_external_usage("a", ExternalUsage(gpu_count=2), now_ns=2)
+    assert core.state.nodes["a"].externally_used_gpus() == {node.gpus[0].uuid, node.gpus[3].uuid}
 
 
 def test_the_same_twice_is_no_event():

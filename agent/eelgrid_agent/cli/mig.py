@@ -528,6 +528,7 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
         monotonic_s=time.monotonic,
         wall_ns=time.time_ns,
         obstacle=site.find_mode_obstacle,
+        leases=site.read_leases(),
     )
     results: list[ApplyResult] = []
     for plan in plans:

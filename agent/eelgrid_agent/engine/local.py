@@ -8,6 +8,9 @@ since it inherits the descriptor: so whether one lives is known without a proces
     lock free, running.json alone   its process may have run: LOST, after what is left of it was killed
     lock free, neither              its process never began: a plan that still names it starts it
 
+Each attempt leases its devices before its launcher starts, and until its end was collected (enforce/device_leases.py);
+one that is refused never begins, and returns to the queue.
+
 A fork server starts the launchers. If it is killed during a start, the table says what became of that start.
 
 Used on one event loop; files and starts are small enough for it (about 2 ms for a start).
@@ -33,6 +36,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
+from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseHolder, LeaseRefused, find_lease_device
 from eelgrid_agent.engine import launcher
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_lock
@@ -53,6 +58,7 @@ from eelgrid_protos.messages import (
     StandardInput,
     TerminalSize,
 )
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from eelgrid_protos.schema import is_valid_message
 
 _LOG = logging.getLogger("eelgrid.agent")
@@ -103,11 +109,13 @@ class LocalEngine:
         cgroups: AttemptCgroups | None = None,
         checkpoints_read_s: float = _CHECKPOINTS_READ_S,
         users: JobUsers | None = None,
+        leases: DeviceLeases | None = None,
     ) -> None:
         """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used.
 
-        Without `users` every process runs as this process's own user.
+        Without `users` every process runs as this process's own user; without `leases` no other engine is here.
         """
+        self._leases = leases
         self.on_change: Callable[[], None] = _ignore_change
         self.on_output: Callable[[], object] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
@@ -149,13 +157,42 @@ class LocalEngine:
                 continue
             key = AttemptKey(*spec["key"])
             self._attempts[key] = _Attempt(folder, _status(key, AttemptState.RUNNING))
+            self._adopt_lease(key, spec)
             self._look(key)
+        if self._leases is not None:
+            running = (key for key, attempt in self._attempts.items() if not attempt.status.is_over)
+            self._leases.keep_only(LOCAL_ENGINE, frozenset(map(_name_owner, running)))
         self.on_change()
+
+    def _take_lease(self, assignment: Assignment) -> None:
+        """Leases the devices of an attempt; raises LeaseRefused."""
+        if self._leases is not None and assignment.gpu_uuids:
+            holder = LeaseHolder(LOCAL_ENGINE, _name_owner(attempt_key(assignment)))
+            self._leases.take(holder, assignment.gpu_uuids, is_shared=_is_gpu_shared(assignment))
+
+    def _adopt_lease(self, key: AttemptKey, spec: Mapping[str, Any]) -> None:
+        """Leases what an attempt of the agent's previous run has, if the journal of leases was lost."""
+        if self._leases is None:
+            return
+        gpus = tuple(self._leases.list_gpus())
+        names = spec.get("environment", {}).get("CUDA_VISIBLE_DEVICES", "").split(",")
+        devices = [device for name in names if (device := find_lease_device(name, gpus)) is not None]
+        holder, is_shared = LeaseHolder(LOCAL_ENGINE, _name_owner(key)), spec.get("gpu_shared") is True
+        self._leases.adopt(holder, devices, is_shared=is_shared)
+
+    def _release_lease(self, key: AttemptKey) -> None:
+        if self._leases is not None:
+            self._leases.release(LeaseHolder(LOCAL_ENGINE, _name_owner(key)))
 
     def start(self, assignment: Assignment) -> None:
         """Starts the process of an assignment, unless its attempt is known."""
         key = attempt_key(assignment)
         if key in self._attempts:
+            return
+        try:
+            self._take_lease(assignment)
+        except LeaseRefused as refused:
+            self.refuse(assignment, str(refused), gpu_held=True)
             return
         folder = self._folder / _folder_name(key)
         attempt = _Attempt(folder, _status(key, AttemptState.RUNNING, started_ns=time.time_ns()))
@@ -172,6 +209,7 @@ class LocalEngine:
             reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
             attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
             _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
+            self._release_lease(key)
             self._attempts[key] = attempt
         else:
             self._attempts[key] = attempt
@@ -284,6 +322,7 @@ class LocalEngine:
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look, key)
         elif running is None and not (attempt.folder / _EXIT).exists():
             del self._attempts[key]
+            self._release_lease(key)
             shutil.rmtree(attempt.folder, ignore_errors=True)
         else:
             self._finish(key)
@@ -382,6 +421,7 @@ class LocalEngine:
             gpu_held=record.get("gpu_held", False),
             progress=attempt.status.progress,
         )
+        self._release_lease(key)
         self.on_change()
 
     def _signal_stop(self, attempt: _Attempt) -> None:
@@ -431,6 +471,7 @@ class LocalEngine:
             "time_limit_s": process.time_limit_s,
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
+            "gpu_shared": _is_gpu_shared(assignment),
         }
         if process.warn_signal:
             spec |= {"warn_signal": process.warn_signal, "warn_before_s": process.warn_before_s}
@@ -471,6 +512,15 @@ def _status(key: AttemptKey, state: AttemptState, reason: str = "", **known: Any
     return AttemptStatus(
         workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=state, reason=line, **known
     )
+
+
+def _is_gpu_shared(assignment: Assignment) -> bool:
+    return assignment.gpu_milli < GPU_MILLI_WHOLE and assignment.gpu_instance is None
+
+
+def _name_owner(key: AttemptKey) -> str:
+    """The owner of an attempt's leases."""
+    return f"{key.workload_id}/{key.replica}/{key.attempt}"
 
 
 def _folder_name(key: AttemptKey) -> str:

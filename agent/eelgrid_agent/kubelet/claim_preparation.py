@@ -2,8 +2,9 @@
 
 Preparing a claim twice has the effect of preparing it once: its journal entry says what it was given, and only devices
 that are missing are created. No claim receives what another one holds, whatever the API server says, because nothing
-there compares two claims. What a claim holds is leased from the MIG layouts, so that no other change of layout removes
-it. Unpreparing never fails for a device that is in use, since a pod that ends must not wait for a process that does
+there compares two claims, nor what another engine of the node has leased (enforce/device_leases.py): a claim takes its
+lease before anything is changed for it. What a claim holds is leased from the MIG layouts, too, so that no other change of
+layout removes it. Unpreparing never fails for a device that is in use, since a pod that ends must not wait for a process that does
 not: such a device is recorded as left over and removed later, and until then the MIG service refuses to reuse it.
 
 The layout for a requested device is the existing one plus the device: instances in its way that no claim holds are
@@ -31,6 +32,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort
+from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
+from eelgrid_agent.enforce.lease_table import KUBERNETES_ENGINE, LeaseDevice, LeaseHolder, LeaseRefused
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation
@@ -352,7 +355,12 @@ class ClaimPreparer:
         cannot_change: str = "",
         cdi: CdiFolder | None = None,
         changed: Callable[[], None] = lambda: None,
+        leases: DeviceLeases | None = None,
     ) -> None:
+        """`leases` are those of all engines of the node; None where there is no other."""
+        self._leases = leases
+        # Whether the claims that stand were leased since the start.
+        self.is_restored = False
         self._node_name = node_name
         self._devices = devices
         self._journal = journal
@@ -369,6 +377,10 @@ class ClaimPreparer:
 
     def restore_leases(self) -> None:
         """Leases again what claims hold after a restart of the agent, and removes what was left over."""
+        self._restore_leases()
+        self.is_restored = True
+
+    def _restore_leases(self) -> None:
         try:
             kept = self._journal.state
             if self._journal.problem:
@@ -378,6 +390,7 @@ class ClaimPreparer:
             return
         # Where nothing is claimed, nothing is leased but what assignments hold.
         self._is_leased = not kept.claims
+        self._adopt_leases(kept)
         self.collect_leftovers()
 
     def prepare_claim(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
@@ -390,7 +403,11 @@ class ClaimPreparer:
         except StateFileError as error:
             raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
         except (DeviceError, TransitionRefused, OSError) as error:
+            self._release_unused(asked)
             raise ClaimUnpreparable(str(error)) from error
+        except ClaimUnpreparable:
+            self._release_unused(asked)
+            raise
 
     def unprepare_claim(self, asked: ClaimReference) -> None:
         """Unprepares a claim and removes what was created for it. Raises ClaimUnpreparable."""
@@ -398,6 +415,7 @@ class ClaimPreparer:
             kept = self._journal.state
             entry = kept.claims.get(asked.uid)
             if entry is None:
+                self._release_lease(asked)
                 return
             rest = {uid: one for uid, one in kept.claims.items() if uid != asked.uid}
             made = tuple(one.device for one in entry.devices if one.is_made)
@@ -405,6 +423,7 @@ class ClaimPreparer:
             self._is_leased = False
         except StateFileError as error:
             raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
+        self._release_lease(asked)
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
         self.collect_leftovers()
 
@@ -439,10 +458,13 @@ class ClaimPreparer:
                 raise ClaimUnpreparable(
                     f"{device_name(theirs)} is held by claim {who}; release that claim, or allocate another device"
                 )
+        self._take_lease(entry, places)
         for number, (gpu, place) in enumerate(places):
             others = [other for _, other in held] + [other for _, other in places]
             entry = self._create_device(entry, number, gpu, place, others)
         self._lease(self._journal.state)
+        # What was made for it has its UUID now, by which other changes of the layout know it.
+        self._take_lease(entry, [self._parse_placement(one.device) for one in entry.devices])
         _LOG.info(
             "event=claim_ready claim=%s/%s uid=%s devices=%s",
             asked.namespace,
@@ -517,6 +539,34 @@ class ClaimPreparer:
             _LOG.warning("event=device_left device=%s reason=%r", name, result.detail)
         return result.status is ApplyStatus.APPLIED
 
+    # Leases among the engines of the node
+
+    def _take_lease(self, entry: PreparedClaim, places: Iterable[tuple[Gpu, GpuPlacement]]) -> None:
+        if self._leases is None:
+            return
+        try:
+            self._leases.take_devices(_lease_holder(entry), [_lease_device(*one) for one in places])
+        except LeaseRefused as refused:
+            raise ClaimUnpreparable(str(refused)) from refused
+
+    def _release_lease(self, claim: PreparedClaim | ClaimReference) -> None:
+        if self._leases is not None:
+            self._leases.release(_lease_holder(claim))
+
+    def _release_unused(self, claim: ClaimReference) -> None:
+        """Ends the lease of a claim for which nothing was recorded: the kubelet may never ask to unprepare it."""
+        if claim.uid not in self._journal.state.claims:
+            self._release_lease(claim)
+
+    def _adopt_leases(self, kept: ClaimJournalState) -> None:
+        """Leases what claims hold if the journal of leases was lost, and ends the leases of claims that are gone."""
+        if self._leases is None:
+            return
+        for entry, place in self._held(kept):
+            self._leases.adopt(_lease_holder(entry), [_lease_device(self._gpu(place.gpu_index), place)])
+        owners = {_lease_holder(entry).owner for entry in kept.claims.values()}
+        self._leases.keep_only(KUBERNETES_ENGINE, owners | {KUBELET_HOLDER.owner})
+
     # What is known
 
     def _held(self, kept: ClaimJournalState) -> Iterator[tuple[PreparedClaim, GpuPlacement]]:
@@ -557,3 +607,13 @@ class ClaimPreparer:
 
     def _gpu_or_none(self, index: int) -> Gpu | None:
         return next((gpu for gpu in self._devices.list_gpus() if gpu.index == index), None)
+
+
+def _lease_holder(claim: PreparedClaim | ClaimReference) -> LeaseHolder:
+    return LeaseHolder(KUBERNETES_ENGINE, f"claim {claim.namespace}/{claim.name} {claim.uid}")
+
+
+def _lease_device(gpu: Gpu, place: GpuPlacement) -> LeaseDevice:
+    """The device of a placement; without a UUID where it does not exist yet."""
+    size = 0 if place.profile is None else place.profile.size
+    return LeaseDevice(gpu_uuid=gpu.uuid, uuid=find_uuid(gpu, place), start=place.start, size=size)

@@ -5,7 +5,8 @@ means that every resource has to be registered again; registering twice is harml
 retried with a doubling, bounded wait. A resource whose last device is gone is offered as empty, and its plugin stays,
 so a layout that returns needs no registration. The kubelet opens one stream of devices per resource and receives all
 devices after each change. Allocate does not say which pod it is for; devices that are not offered or not healthy are
-refused there, and the pod fails with the reason instead of starting without its device.
+refused there, and the pod fails with the reason instead of starting without its device. What is given is leased first
+(enforce/device_leases.py); what another engine of the node has leased is offered as unhealthy, and refused if it is asked for.
 
 A GPU without MIG is one device of `nvidia.com/gpu`. A partitioned GPU offers each GPU instance whose single compute
 instance covers all of it, under the name of its profile, as NVIDIA's plugin does with the strategy `mixed`:
@@ -34,6 +35,8 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
+from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
+from eelgrid_agent.enforce.lease_table import LeaseRefused
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.node import AgentNode
@@ -168,21 +171,24 @@ def mig_profile_resource(domain: str, profile: str) -> str:
     return f"{domain}/mig-{profile.replace('+', '.')}"
 
 
-def build_offers(gpus: Iterable[Gpu], domain: str) -> dict[str, tuple[OfferedDevice, ...]]:
-    """The devices by resource name, in order of GPU index and start."""
+def build_offers(
+    gpus: Iterable[Gpu], domain: str, is_leased: Callable[[str], bool] = lambda _: False
+) -> dict[str, tuple[OfferedDevice, ...]]:
+    """The devices by resource name, in order of GPU index and start; `is_leased` says what another engine holds."""
     found: dict[str, list[OfferedDevice]] = {}
     for gpu in sorted(gpus, key=lambda gpu: gpu.index):
         is_healthy = not (gpu.lost or gpu.cordon)
         if gpu.mig_pending:
             continue
         if not gpu.mig_enabled:
-            found.setdefault(whole_gpu_resource(domain), []).append(_device(gpu.uuid, gpu, is_healthy=is_healthy))
+            is_free = is_healthy and not is_leased(gpu.uuid)
+            found.setdefault(whole_gpu_resource(domain), []).append(_device(gpu.uuid, gpu, is_healthy=is_free))
             continue
         for instance in sorted(gpu.gpu_instances, key=lambda one: one.start):
             uuid = _whole_instance(instance)
             if uuid:
                 devices = found.setdefault(mig_profile_resource(domain, instance.profile), [])
-                devices.append(_device(uuid, gpu, is_healthy=is_healthy))
+                devices.append(_device(uuid, gpu, is_healthy=is_healthy and not is_leased(uuid)))
     return {name: tuple(devices) for name, devices in found.items()}
 
 
@@ -229,7 +235,10 @@ class ResourcePlugin:
         *,
         prefer: Callable[[PreferredAllocationRequest], tuple[str, ...]],
         give: Callable[[tuple[str, ...]], ContainerAllocation],
+        lease: Callable[[Sequence[str]], object] = list,
     ) -> None:
+        """`lease` is called with all devices before they are given, and raises LeaseRefused."""
+        self._lease = lease
         self.resource = resource
         self.socket = socket
         self.given_total = 0
@@ -317,6 +326,11 @@ class ResourcePlugin:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"{strange[0]} is gone or unhealthy since the last update to the kubelet; recreate the pod",
             )
+        try:
+            self._lease([one for ids in asked for one in ids])
+        except LeaseRefused as refused:
+            self.refused_total += 1
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         self.given_total += len(asked)
         _LOG.info("event=devices_given resource=%s devices=%s", self.resource, ";".join(map(",".join, asked)))
         return encode_allocate_response([self._give(ids) for ids in asked])
@@ -356,8 +370,10 @@ class DevicePlugins:
         offers: Callable[[], Mapping[str, tuple[OfferedDevice, ...]]],
         node: Callable[[], NodeDevices],
         give: Callable[[tuple[str, ...]], ContainerAllocation],
+        lease: Callable[[Sequence[str]], object] = list,
         times: PluginTimes | None = None,
     ) -> None:
+        self._lease = lease
         self._folder = folder
         self._offers = offers
         self._node = node
@@ -409,7 +425,7 @@ class DevicePlugins:
         socket = self._folder / f"eelgrid-{resource.rpartition('/')[2]}.sock"
         if len(str(socket).encode()) > _SOCKET_BYTES_MOST:
             socket = self._folder / f"eelgrid-{len(self.plugins)}.sock"
-        plugin = ResourcePlugin(resource, socket, prefer=self._choose_devices, give=self._give)
+        plugin = ResourcePlugin(resource, socket, prefer=self._choose_devices, give=self._give, lease=self._lease)
         self.plugins[resource] = plugin
         return plugin
 
@@ -447,7 +463,12 @@ def _describe_error(error: Exception) -> str:
 
 
 def build_device_plugins(
-    config: AgentConfig, node: AgentNode, kubelet: PodResourcesClient, *, given: Callable[[], None]
+    config: AgentConfig,
+    node: AgentNode,
+    kubelet: PodResourcesClient,
+    leases: DeviceLeases,
+    *,
+    given: Callable[[], None],
 ) -> DevicePlugins:
     """Builds plugins that offer the inventory and prefer the devices of the plan.
 
@@ -472,7 +493,12 @@ def build_device_plugins(
 
     return DevicePlugins(
         config.device_plugins_folder,
-        offers=lambda: build_offers(node.inventory.gpus, config.device_domain),
+        offers=lambda: build_offers(
+            node.inventory.gpus,
+            config.device_domain,
+            lambda uuid: leases.find_conflict(KUBELET_HOLDER, uuid) is not None,
+        ),
         node=look,
         give=give,
+        lease=lambda ids: leases.take(KUBELET_HOLDER, ids),
     )

@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 
 from eelgrid_agent.devices.port import ControlPort, DevicePort
+from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.kubelet.claim_preparation import (
     CdiFolder,
@@ -221,6 +222,11 @@ class DraDriver:
         """Whether the kubelet took the driver."""
         return self._registered.is_set()
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether the claims that stand were leased since the start."""
+        return self._readying.is_restored
+
     async def run(self) -> None:
         """Serve until cancelled."""
         # It becomes so on a thread that knows no event loop.
@@ -394,6 +400,7 @@ def build_dra_driver(
     slow_driver: DriverThread,
     directory: Path | None,
     cannot_change: str,
+    leases: DeviceLeases | None = None,
 ) -> DraDriver:
     """Builds the driver; raises ApiUnreachable where the address of the API server is unknown, and SocketPathTooLong.
 
@@ -415,6 +422,7 @@ def build_dra_driver(
         cannot_change=cannot_change,
         cdi=None if config.cdi_folder is None else CdiFolder(config.cdi_folder),
         changed=changed,
+        leases=leases,
     )
     reading = KubeApiClient(address, sleep=time.sleep)
 

@@ -15,6 +15,10 @@ reads as before: a pod of the same name may have the same device again. Otherwis
 change is told. Ids are the driver's UUIDs; a replica of a shared device is told as the
 device. While the kubelet does not answer nothing is told, which is not the same as nothing
 being held.
+
+Theory (leases). What the kubelet lists is leased to it beside other engines of the node, also what another plugin than ours
+gave. A device that it lists no more is free, once that was said for long enough: between Allocate and the pod's admission
+a device is in no list.
 """
 
 import asyncio
@@ -26,7 +30,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from eelgrid_agent.energy.allocations import DeviceReference, find_device
+from eelgrid_agent.energy.allocations import DeviceReference, find_device, map_pod_allocations
+from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
+from eelgrid_agent.enforce.lease_table import LeaseDevice, find_place_device
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.kubelet_api import (
     ANSWER_BYTES_MOST,
@@ -234,3 +240,43 @@ class AllocationReporter:
         if found != self._told or self._is_due:
             self._told, self._is_due = found, False
             self._tell(found)
+
+
+# A device that the kubelet does not list is free after so many answers, and so many seconds.
+_ABSENT_ANSWERS = 3
+_ABSENT_S = 30.0
+
+
+class PodLeases:
+    """Keeps the leases of the kubelet equal to what it lists."""
+
+    def __init__(
+        self, leases: DeviceLeases, *, gpus: Callable[[], tuple[Gpu, ...]], clock_s: Callable[[], float]
+    ) -> None:
+        self._leases, self._gpus, self._clock_s = leases, gpus, clock_s
+        # By serial: in how many answers it was absent, and since when.
+        self._absent: dict[int, tuple[int, float]] = {}
+
+    def on_containers(self, containers: Iterable[ContainerDevices]) -> None:
+        """The kubelet has answered."""
+        gpus, listed = self._gpus(), set[LeaseDevice]()
+        for one in map_pod_allocations(containers, gpus):
+            device = find_place_device(one.place.gpu_uuid, one.place.gpu_instance_id, gpus)
+            if device is not None and device not in listed:
+                listed.add(device)
+                self._leases.adopt(KUBELET_HOLDER, (device,), note=f"pod {one.owner.namespace}/{one.owner.pod}")
+        absent = [
+            lease.serial
+            for lease in self._leases.table.leases
+            if lease.holder == KUBELET_HOLDER and lease.device not in listed
+        ]
+        now_s = self._clock_s()
+        seen = {serial: self._absent.get(serial, (0, now_s)) for serial in absent}
+        self._absent = {serial: (count + 1, since_s) for serial, (count, since_s) in seen.items()}
+        self._leases.reclaim(
+            [
+                serial
+                for serial, (count, since_s) in self._absent.items()
+                if count >= _ABSENT_ANSWERS and now_s - since_s >= _ABSENT_S
+            ]
+        )

@@ -423,6 +423,26 @@ _AGENT = (
         kind=_COUNTER,
     ),
     _agent_attribute(
+        "leased_devices",
+        "leases",
+        "GPUs and MIG slices leased to engines of this node; unknown where it cannot be found out whether the owner exists.",
+        "engine",
+        "state",
+    ),
+    _agent_attribute(
+        "lease_refusals_total",
+        "lease_refusals",
+        "Devices not given to an engine because another one held them.",
+        "engine",
+        kind=_COUNTER,
+    ),
+    _agent_attribute(
+        "reclaimed_devices_total", "lease_reclaims", "Leases ended because their owners were gone.", kind=_COUNTER
+    ),
+    _agent_attribute(
+        "disputed_devices", "lease_disputes", "Devices that an engine uses although another one has their lease."
+    ),
+    _agent_attribute(
         "uncounted_seconds_total",
         "uncounted_s",
         "Device-seconds whose energy is missing from every total.",

@@ -9,6 +9,7 @@ added, and of two times the earlier is kept.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, ExtendedR
 from eelgrid_agent.energy.accounts import EnergyAccount
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind
 from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.metrics.snapshot import (
     OWNER_LABELS,
@@ -144,9 +146,11 @@ class AgentCollector:
         collection_s: Callable[[], Mapping[str, float]] = dict,
         worker: RemoteDevice | None = None,
         refused_calls: Callable[[], int] = lambda: 0,
+        leases: Sequence[DeviceLeases] = (),
     ) -> None:
         self._nodes = nodes
         self._refused_calls = refused_calls
+        self._leases = leases
         self._connections = connections
         self._monotonic_ns = monotonic_ns
         self._calls = calls
@@ -191,7 +195,23 @@ class AgentCollector:
             calls={} if self._calls is None else summarize_latencies(self._calls),
             process=self._cost(),
             worker=None if self._worker is None else _worker_view(self._worker),
+            **self._lease_counts(),
         )
+
+    def _lease_counts(self) -> dict[str, Any]:
+        held, refused = Counter[tuple[str, str]](), Counter[str]()
+        for leases in self._leases:
+            refused.update(leases.refused_total)
+            # Engines name themselves; those that are counted are bounded.
+            for lease in leases.table.leases:
+                engine = leases.name_counted_engine(lease.holder.engine)
+                held[engine, "unknown" if lease.serial in leases.unverified else "held"] += 1
+        return {
+            "leases": held,
+            "lease_refusals": refused,
+            "lease_reclaims": sum(one.reclaimed_total for one in self._leases),
+            "lease_disputes": sum(len(one.disputes) for one in self._leases),
+        }
 
     def _cost(self) -> ProcessView:
         return ProcessView(

@@ -86,6 +86,11 @@ class AgentView:
     spool_ticks: int
     batches_under_way: int
     refused_calls: int = 0
+    # By engine, and whether its owner's state is known; by engine.
+    leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    lease_refusals: Mapping[str, int] = field(default_factory=dict)
+    lease_reclaims: int = 0
+    lease_disputes: int = 0
     sample_age_s: float | None = None
     # Seconds that the newest look of each kind took.
     collection_s: Mapping[str, float] = field(default_factory=dict)

@@ -31,6 +31,7 @@ VENDORS = ("auto", "nvidia", "amd")
 KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEVICE_PLUGINS_FOLDER = Path("/var/lib/kubelet/device-plugins")
 KUBELET_FOLDER = Path("/var/lib/kubelet")
+LEASE_SOCKET = Path("/run/eelgrid/lease.sock")
 DEVICE_PLUGIN = ("off", "cdi", "environment")
 # A name of DNS; the kubelet takes no other before the slash of a resource.
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+")
@@ -118,6 +119,8 @@ class AgentConfig:
     api_credentials: Path | None
     cdi_folder: Path | None
     slurm_folder: Path | None
+    # Where other engines of the node ask for devices; None for nowhere.
+    lease_socket: Path | None
     tls: TlsFiles | None
     roles: RoleRules
     insecure: bool
@@ -255,7 +258,8 @@ def _parser() -> argparse.ArgumentParser:
         ),
         epilog=(
             "eelgrid-agent mig --help: show and change this node's MIG layouts by hand. "
-            "eelgrid-agent energy --help: energy by owner, from a running agent."
+            "eelgrid-agent energy --help: energy by owner, from a running agent. "
+            "eelgrid-agent lease --help: devices that engines of this node hold, take and give back."
         ),
         allow_abbrev=False,
     )
@@ -289,6 +293,13 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="the folder in which a Slurm prolog records each job with its devices, and the limit that the job asks for",
+    )
+    add(
+        "--lease-socket",
+        type=Path,
+        metavar="PATH",
+        help="where `eelgrid-agent lease` asks for devices, for other engines on this node (default "
+        f"{LEASE_SOCKET} as root on a real node, else none)",
     )
     add_tls_flags(add)
     _add_role_flags(add)
@@ -399,8 +410,13 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "roles": _roles(flags),
         "run_as": RunAs(flags.run_as or RunAs.OWNER.value),
         "job_users": tuple(flags.job_users),
+        "lease_socket": flags.lease_socket or _default_lease_socket(flags),
     }
     return AgentConfig(**{**said, **made})
+
+
+def _default_lease_socket(flags: argparse.Namespace) -> Path | None:
+    return LEASE_SOCKET if flags.simulate is None and os.geteuid() == 0 else None
 
 
 def _watts(text: str) -> float:

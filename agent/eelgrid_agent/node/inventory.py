@@ -31,6 +31,7 @@ from eelgrid_agent.engine.slurm_jobs import HandedJob
 from eelgrid_protos.messages import (
     AbsenceReason,
     AccessLevel,
+    DeviceLease,
     Gpu,
     GpuLink,
     Inventory,
@@ -104,6 +105,7 @@ def build_inventory(
     generation: int,
     lost: frozenset[str],
     cordons: Mapping[str, str] = MappingProxyType({}),
+    leases: Mapping[str, tuple[DeviceLease, ...]] = MappingProxyType({}),
 ) -> Inventory:
     """Builds the inventory that the controller receives."""
     return Inventory(
@@ -116,7 +118,7 @@ def build_inventory(
         memory_bytes=host.memory_bytes,
         pool=identity.pool,
         labels=identity.labels,
-        gpus=mark_gpu_health(found.gpus, lost, cordons),
+        gpus=mark_gpu_health(found.gpus, lost, cordons, leases),
         simulated=identity.simulated,
         access=found.access,
         links=found.links,
@@ -125,12 +127,19 @@ def build_inventory(
     )
 
 
-def mark_gpu_health(gpus: tuple[Gpu, ...], lost: frozenset[str], cordons: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The devices, each marked as lost or not, and with the reason why it should take no new work."""
-    marks = [(gpu, gpu.uuid in lost, cordons.get(gpu.uuid, "")) for gpu in gpus]
+def mark_gpu_health(
+    gpus: tuple[Gpu, ...],
+    lost: frozenset[str],
+    cordons: Mapping[str, str],
+    leases: Mapping[str, tuple[DeviceLease, ...]],
+) -> tuple[Gpu, ...]:
+    """The devices, each marked as lost or not, with the reason why it should take no new work, and what others hold."""
+    marks = [(gpu, gpu.uuid in lost, cordons.get(gpu.uuid, ""), leases.get(gpu.uuid, ())) for gpu in gpus]
     return tuple(
-        gpu if (gpu.lost, gpu.cordon) == (is_lost, cordon) else replace(gpu, lost=is_lost, cordon=cordon)
-        for gpu, is_lost, cordon in marks
+        gpu
+        if (gpu.lost, gpu.cordon, gpu.leases) == (is_lost, cordon, held)
+        else replace(gpu, lost=is_lost, cordon=cordon, leases=held)
+        for gpu, is_lost, cordon, held in marks
     )
 
 

@@ -53,6 +53,7 @@ from eelgrid_protos.messages import (
     Cadence,
     ConnectRequest,
     ConnectResponse,
+    DeviceLease,
     EnergyAcknowledgement,
     Gpu,
     HeldAssignments,
@@ -298,6 +299,8 @@ class AgentNode:
     def _clear_listeners(self) -> None:
         """Nobody listens: the uplink, the loop and whoever carries out the guard's orders put themselves here."""
         self.wake: Callable[[], None] = _nothing
+        # What engines beside the controller hold, by GPU.
+        self.list_leases: Callable[[], Mapping[str, tuple[DeviceLease, ...]]] = dict
         self.retime: Callable[[], None] = _nothing
         # Attempts wait for a look at their GPUs.
         self.starting: Callable[[], None] = _nothing
@@ -338,10 +341,16 @@ class AgentNode:
 
     def _report_health(self) -> None:
         """What is lost is part of the inventory, so that a controller that missed the event still knows."""
-        gpus = mark_gpu_health(self.inventory.gpus, self._sampler.lost_gpus, self._cordons())
+        gpus = mark_gpu_health(self.inventory.gpus, self._sampler.lost_gpus, self._cordons(), self.list_leases())
         if gpus != self.inventory.gpus:
             self.inventory = replace(self.inventory, gpus=gpus)
             self._inventory_due = True
+
+    def on_leases_changed(self) -> None:
+        """Reports what engines beside the controller hold, at once: it places nothing there."""
+        self._report_health()
+        if self._inventory_due:
+            self.wake()
 
     def _apply_again(self) -> None:
         """A device that came back, or started anew, has forgotten its work; the plan has not."""
@@ -780,6 +789,7 @@ class AgentNode:
             generation=generation,
             lost=self._sampler.lost_gpus,
             cordons=self._cordons(),
+            leases=self.list_leases(),
         )
 
     def _cordons(self) -> Mapping[str, str]:

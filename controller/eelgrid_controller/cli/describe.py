@@ -23,6 +23,7 @@ from eelgrid_controller.cli.nodes import GPU_COLUMNS, NODE_COLUMNS, PLAN_COLUMNS
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
 from eelgrid_controller.cli.workloads import build_workload_columns, read_clock, workload_lines
+from eelgrid_controller.formatting import format_time
 from eelgrid_protos.messages import (
     CordonStatus,
     ExplainWorkloadRequest,
@@ -124,6 +125,9 @@ def _describe_gpu(client: Any, settings: CliSettings, name: str) -> Description:
         yield from _facts(GPU_COLUMNS[2:], found)
         if found.gpu.cordon:
             yield f"  takes no new work: {found.gpu.cordon}"
+        for lease in found.gpu.leases:
+            what = "" if lease.device_uuid == found.gpu.uuid else f" {lease.device_uuid or 'a slice to be made'}"
+            yield f"  leased{what} to {lease.engine} {lease.owner} since {format_time(lease.since_ns)}"
         yield from _cordon_lines(found.cordons, [found.gpu], clock())
         yield from _table("Workloads", columns, work, "Nothing holds it.")
 

@@ -212,15 +212,31 @@ class NodeRecord:
         return self.inventory.memory_bytes - self.allocated_memory_bytes - self.others.memory_bytes
 
     def externally_used_gpus(self) -> frozenset[str]:
-        """GPUs in external use: those named, and as many more unallocated ones as are counted, the highest indexes first."""
-        if not self.others.gpu_count:
+        """GPUs in external use: those named or leased, and as many more unallocated ones as are counted.
+
+        Of those the highest indexes first; a lease explains one that is counted without a name.
+        """
+        leased = self.externally_leased_gpus()
+        if not self.others.gpu_count and not leased:
             return frozenset()
         taken = {gpu.index for gpu in self.inventory.gpus}.intersection(self.others.gpu_indexes)
+        taken.update(leased)
         unnamed = self.others.gpu_count - len(taken)
         if unnamed > 0:
             free = sorted(gpu.index for gpu in self.inventory.gpus if gpu.uuid not in self.gpu_milli)
             taken.update([index for index in free if index not in taken][-unnamed:])
         return frozenset(gpu.uuid for gpu in self.inventory.gpus if gpu.index in taken)
+
+    def externally_leased_gpus(self) -> frozenset[int]:
+        """Indexes of the GPUs of which the agent has leased anything to an engine for work that was not placed here."""
+        leased = [gpu for gpu in self.inventory.gpus if gpu.leases]
+        if not leased:
+            return frozenset()
+        own = self.gpu_milli.keys() | set(self.slice_devices().values())
+        sliced = {item.gpu_uuids[0] for item in self.assignments.values() if item.gpu_instance is not None}
+        # A GPU in slices is in gpu_milli, too, and the lease of another slice of it is not for what is here.
+        own -= sliced
+        return frozenset(gpu.index for gpu in leased if any(one.device_uuid not in own for one in gpu.leases))
 
     def gpu(self, uuid: str) -> Gpu | None:
         """Returns a device of the inventory, None if it is absent."""

@@ -83,6 +83,23 @@ class GpuInstance:
     compute_instances: Annotated[tuple[ComputeInstance, ...], Many(8)] = ()
 
 
+# Seven slices with some owners of shares each.
+LEASES_PER_GPU_MOST = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLease:
+    """What an engine beside the controller, such as Slurm, holds: a GPU, or a slice; `owner` is a job of it, or the like.
+
+    `device_uuid` is empty for a slice that is about to be created.
+    """
+
+    device_uuid: OptionalIdentifier = ""
+    engine: Label
+    owner: Label
+    since_ns: Nanoseconds = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One device; `model` is the name that workloads request."""
@@ -105,6 +122,8 @@ class Gpu:
     cordon: Label = ""
     # None if the driver names no NUMA node, or several.
     numa_node: Count | None = None
+    # Of engines other than the controller's own.
+    leases: Annotated[tuple[DeviceLease, ...], Many(LEASES_PER_GPU_MOST)] = ()
 
 
 # Region, zone, hall, spine, leaf, rack, and two more.

@@ -252,7 +252,7 @@ class ComputeInstance(_message.Message):
     def __init__(self, id: _Optional[int] = ..., profile_id: _Optional[int] = ..., uuid: _Optional[str] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost", "cordon", "numa_node")
+    __slots__ = ("uuid", "index", "pci_bus_id", "product", "model", "catalogue_key", "memory_bytes", "power_limit_default_w", "power_limit_min_w", "power_limit_max_w", "mig_capable", "mig_enabled", "mig_pending", "gpu_instances", "lost", "cordon", "numa_node", "leases")
     UUID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PCI_BUS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class Gpu(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     index: int
     pci_bus_id: str
@@ -287,7 +288,20 @@ class Gpu(_message.Message):
     lost: bool
     cordon: str
     numa_node: int
-    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ..., numa_node: _Optional[int] = ...) -> None: ...
+    leases: _containers.RepeatedCompositeFieldContainer[DeviceLease]
+    def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ..., numa_node: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[DeviceLease, _Mapping]]] = ...) -> None: ...
+
+class DeviceLease(_message.Message):
+    __slots__ = ("device_uuid", "engine", "owner", "since_ns")
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    device_uuid: str
+    engine: str
+    owner: str
+    since_ns: int
+    def __init__(self, device_uuid: _Optional[str] = ..., engine: _Optional[str] = ..., owner: _Optional[str] = ..., since_ns: _Optional[int] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology", "runs_processes")

@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eelgrid_agent.devices.host import read_boot_id
 from eelgrid_agent.devices.port import ControlPort, DevicePort
+from eelgrid_agent.enforce.device_leases import LEASES_FILE, DeviceLeases
+from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL
 from eelgrid_agent.enforce.mig.layout import PciId
-from eelgrid_agent.state_files import default_state_directory
+from eelgrid_agent.state_files import MemoryState, StateFile, default_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import Gpu
 
@@ -189,6 +192,11 @@ class MigHost:
     def journal_path(self) -> Path:
         """The executor's journal, which the agent and the command share."""
         return self.directory / LAYOUTS_FILE
+
+    def read_leases(self) -> DeviceLeases:
+        """What the agent has leased to engines, as its journal says now; raises StateFileError. Nothing is written back."""
+        table = StateFile(self.directory / LEASES_FILE, LEASE_JOURNAL).peek()
+        return DeviceLeases(MemoryState(table), boot_id=read_boot_id(), wall_ns=time.time_ns)
 
     def find_mode_obstacle(self, geometry: MigGeometry) -> str:
         """Why this machine cannot change the MIG mode of a part, or nothing."""

@@ -22,7 +22,7 @@ from eelgrid_agent.enforce.mig.partitioner import (
     describe_steps,
     format_layout,
 )
-from eelgrid_agent.state_files import MemoryState, StateDamaged, StateFile, StateUnreadable
+from eelgrid_agent.state_files import MemoryState, StateDamaged, StateFile, StateFileError, StateUnreadable
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import AccessLevel, Gpu, GpuInstance
 
@@ -226,6 +226,12 @@ def inspect_host(site: MigHost) -> MigInspection:
     """Looks at every device; raises DriverUnavailable where there is no driver."""
     gpus = site.device.gpus()
     records, notes = read_records(site)
+    leases = None
+    try:
+        leases = site.read_leases()
+    except StateFileError as error:
+        # A folder that may not be read was named already.
+        notes = notes or (str(error),)
     known = {record.uuid: record for record in records}
     copies = [known.get(gpu.uuid, MigRecord(uuid=gpu.uuid)).with_observation(gpu, site.boot_id) for gpu in gpus]
     executor = LayoutReconciler(
@@ -236,6 +242,7 @@ def inspect_host(site: MigHost) -> MigInspection:
         sleep=time.sleep,
         monotonic_s=time.monotonic,
         wall_ns=time.time_ns,
+        leases=leases,
     )
     problems: dict[str, str] = {}
     subjects = tuple(_subject(site, executor, gpu, problems) for gpu in gpus)

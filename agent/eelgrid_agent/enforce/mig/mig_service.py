@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from eelgrid_agent.devices.port import DeviceError, DevicePort, DeviceTimeout, MigControlPort, NoPermission
+from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.mig.journal import MigJournal, MigRecord, MigRecordStore, TransitionIntent, TransitionPhase
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_layout, resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import MigStep, TransitionRefused
@@ -46,6 +47,7 @@ class LayoutReconciler:
         wall_ns: Callable[[], int],
         obstacle: Callable[[MigGeometry], str] = lambda _: "",
         limits: TransitionLimits | None = None,
+        leases: DeviceLeases | None = None,
     ) -> None:
         self._device = device
         self._boot_id = boot_id
@@ -54,7 +56,7 @@ class LayoutReconciler:
         self._limits = limits or TransitionLimits()
         self._ledger = MigRecordStore(journal)
         self._runner = TransitionRunner(
-            device, control, self._ledger, sleep=sleep, obstacle=obstacle, limits=self._limits
+            device, control, self._ledger, sleep=sleep, obstacle=obstacle, limits=self._limits, leases=leases
         )
         self._events: deque[NodeEvent] = deque(maxlen=_EVENTS_MOST)
         self._serial: dict[str, threading.Lock] = {}
@@ -399,6 +401,7 @@ class MigService:
         obstacle: Callable[[MigGeometry], str] = lambda _: "",
         open_nodes: Callable[[Gpu], str] | None = None,
         limits: TransitionLimits | None = None,
+        leases: DeviceLeases | None = None,
     ) -> None:
         self.executor = LayoutReconciler(
             device,
@@ -410,6 +413,7 @@ class MigService:
             wall_ns=wall_ns,
             obstacle=obstacle,
             limits=limits,
+            leases=leases,
         )
         self._device = device
         self._open_nodes = open_nodes

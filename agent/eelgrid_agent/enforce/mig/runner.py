@@ -2,12 +2,14 @@
 
 A step already done is not repeated, so a step may be interrupted anywhere. Before a destruction the device is asked
 again who uses it. If the driver has no room where our map shows some, the device is read and planned anew, once.
-Where processes cannot be listed, everything that a process could open counts as in use.
+Where processes cannot be listed, everything that a process could open counts as in use. What any engine has leased
+(device_leases.py) counts as in use, too; nothing of the GPU is leased anew while a transition runs.
 
 UnexpectedLayout  the device differs from the plan; internal
 """
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from eelgrid_agent.devices.port import (
@@ -23,6 +25,7 @@ from eelgrid_agent.devices.port import (
     UnknownGpu,
     UnknownInstance,
 )
+from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.mig.journal import MigRecordStore
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, read_part
 from eelgrid_agent.enforce.mig.partitioner import (
@@ -99,7 +102,10 @@ class TransitionRunner:
         sleep: Callable[[float], None],
         obstacle: Callable[[MigGeometry], str],
         limits: TransitionLimits,
+        leases: DeviceLeases | None = None,
     ) -> None:
+        """`leases` are those of all engines; None where nobody leases devices."""
+        self._leases = leases
         self._device = device
         self._control = control
         self._ledger = ledger
@@ -119,12 +125,18 @@ class TransitionRunner:
             busy, clients = self._users(gpu)
         except GpuLostError as error:
             raise TransitionRefused(RefusalRule.LOST, str(error)) from error
+        held = frozenset[str]() if self._leases is None else self._leases.list_protected(uuid)
+        leased = {
+            instance.id
+            for instance in gpu.gpu_instances
+            if uuid in held or any(child.uuid in held for child in instance.compute_instances)
+        }
         return MigObservation(
             gpu=gpu,
-            busy=busy | record.leased_instances(gpu),
+            busy=busy | record.leased_instances(gpu) | leased,
             foreign=record.foreign_instances(gpu),
             clients=clients,
-            leased=record.is_leased_whole,
+            leased=record.is_leased_whole or uuid in held,
         )
 
     def get_geometry(self, uuid: str) -> MigGeometry:
@@ -157,6 +169,9 @@ class TransitionRunner:
             if refused.rule is RefusalRule.BUSY and look.clients:
                 pids = ", ".join(map(str, look.clients))
                 raise TransitionRefused(RefusalRule.BUSY, f"{refused.detail} (processes {pids})") from refused
+            holders = "" if self._leases is None else self._leases.describe_holders(uuid)
+            if refused.rule is RefusalRule.BUSY and holders:
+                raise TransitionRefused(RefusalRule.BUSY, f"{refused.detail} (leased to {holders})") from refused
             raise
 
     def run_transition(self, uuid: str, wanted: MigLayout) -> Gpu:
@@ -164,6 +179,10 @@ class TransitionRunner:
 
         Raises TransitionRefused, ModePending and what the port raises.
         """
+        with nullcontext() if self._leases is None else self._leases.change_layout(uuid):
+            return self._run(uuid, wanted)
+
+    def _run(self, uuid: str, wanted: MigLayout) -> Gpu:
         remake: frozenset[int] = frozenset()
         for left in range(self._limits.replans_most, -1, -1):
             look = self.observe_device(uuid)
@@ -192,6 +211,10 @@ class TransitionRunner:
 
     def remove_orphans(self, uuid: str) -> int:
         """Removes instances that this agent made and that hold nothing; how many. Raises as `reach` does."""
+        with nullcontext() if self._leases is None else self._leases.change_layout(uuid):
+            return self._remove_orphans(uuid)
+
+    def _remove_orphans(self, uuid: str) -> int:
         gone = 0
         for instance_id in self._ledger.get(uuid).find_orphans(self.observe_device(uuid).gpu):
             if instance_id in self.observe_device(uuid).busy:

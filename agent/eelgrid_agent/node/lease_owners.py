@@ -1,0 +1,231 @@
+"""Owners of leases: whether those who took a device by the socket still exist, asked at intervals.
+
+Owns how the end of an owner is proven. Must not know how leases overlap, nor the engines that end their leases themselves
+(the local engine, claims, the kubelet).
+
+Theory. An engine releases what it took when its owner ends; one that was killed in between does not. A lease is reclaimed only
+if its owner is provably gone, and kept, and named with the reason, if that cannot be found out:
+
+    process      the one that was named with the lease has ended: its id is free, or of a process with another start
+    Slurm job    slurmctld knows it no more or says that it has ended or waits, and no process of it is on this machine
+    else         not known
+
+A look at an owner takes time; a lease that its owner took again meanwhile has another serial number and stays. So an owner
+that is gone has no lease two rounds later, and no other way leads to losing one.
+"""
+
+import asyncio
+import contextlib
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from eelgrid_agent.energy.node_energy import read_slurm_allocations
+from eelgrid_agent.enforce.device_leases import DeviceLeases
+from eelgrid_agent.enforce.lease_table import (
+    KUBERNETES_ENGINE,
+    LOCAL_ENGINE,
+    DeviceLease,
+    LeaseHolder,
+    find_place_device,
+)
+from eelgrid_protos.messages import Gpu
+
+ROUND_S = 10.0
+_ADOPT_AGAIN_S = 0.1
+SLURM_ENGINE = "slurm"
+# Owners that are asked about in one round; the oldest leases first, so that each has its turn.
+_ASKED_MOST = 32
+_ANSWER_S = 10.0
+_ANSWER_BYTES_MOST = 64 * 1024
+_JOB = re.compile(r"\d{1,12}")
+_STATE = re.compile(r"\bJobState=(\w+)")
+_UNKNOWN_JOB = "Invalid job id specified"
+# Slurm's states in which a job has its devices; in COMPLETING its epilog has not ended.
+_HOLDING = frozenset({
+    "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "POWER_UP_NODE",
+})  # fmt: skip
+_ENDED = frozenset({
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+    "REVOKED", "PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT",
+})  # fmt: skip
+
+
+class OwnerState(Enum):
+    """What is known of an owner."""
+
+    HOLDS = "holds"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class OwnerAnswer(NamedTuple):
+    """What is known of an owner, and why nothing more is."""
+
+    state: OwnerState
+    reason: str = ""
+
+
+AskOwner = Callable[[DeviceLease], Awaitable[OwnerAnswer]]
+
+
+def read_start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
+    """Returns when a process was started, in ticks since boot; 0 if there is none, or only its exit status."""
+    try:
+        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def ask_process(lease: DeviceLease, proc: Path = Path("/proc")) -> OwnerAnswer:
+    """Returns whether the process that was named with a lease lives."""
+    lives = read_start_ticks(lease.pid, proc) == lease.start_ticks
+    return OwnerAnswer(OwnerState.HOLDS if lives else OwnerState.GONE)
+
+
+class SlurmOwners:
+    """Asks slurmctld about jobs, by `scontrol`."""
+
+    def __init__(self, *, program: str | None = None, proc: Path = Path("/proc")) -> None:
+        self._program, self._proc = program or shutil.which("scontrol"), proc
+
+    async def ask(self, lease: DeviceLease) -> OwnerAnswer:
+        """Returns whether a job holds its devices."""
+        job = lease.holder.owner
+        if self._program is None:
+            return OwnerAnswer(OwnerState.UNKNOWN, "scontrol is not installed here; release the lease by hand")
+        if not _JOB.fullmatch(job):
+            return OwnerAnswer(OwnerState.UNKNOWN, "the owner is no number of a job; release the lease by hand")
+        code, text = await self._run(self._program, "-o", "show", "job", job)
+        state = _STATE.search(text)
+        if code is None or (state is None and _UNKNOWN_JOB not in text):
+            told = " ".join(text.split())[:120] or "no answer"
+            return OwnerAnswer(OwnerState.UNKNOWN, f"slurmctld did not say how job {job} is ({told})")
+        if state is not None and state[1] in _HOLDING:
+            return OwnerAnswer(OwnerState.HOLDS)
+        if state is not None and state[1] not in _ENDED:
+            return OwnerAnswer(OwnerState.UNKNOWN, f"Slurm says that job {job} is {state[1]}, which is not known here")
+        pid = await asyncio.to_thread(find_job_process, job, self._proc)
+        if pid:
+            return OwnerAnswer(OwnerState.UNKNOWN, f"job {job} has ended in Slurm, and process {pid} of it is here")
+        return OwnerAnswer(OwnerState.GONE)
+
+    async def _run(self, *command: str) -> tuple[int | None, str]:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except OSError as error:
+            return None, error.strerror or str(error)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            return None, f"no answer within {_ANSWER_S:g} s"
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        return process.returncode, output[:_ANSWER_BYTES_MOST].decode(errors="replace")
+
+
+def find_job_process(job: str, proc: Path = Path("/proc")) -> int:
+    """Returns a process of a Slurm job on this machine, by its environment; 0 if there is none."""
+    mark = f"SLURM_JOB_ID={job}".encode()
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    return int(entry.name)
+    return 0
+
+
+def adopt_slurm_jobs(leases: DeviceLeases, folder: Path, gpus: Iterable[Gpu]) -> None:
+    """Leases what Slurm's jobs have by the folder of their prolog, to a table that is begun anew."""
+    devices = tuple(gpus)
+    for one in read_slurm_allocations(folder, devices) or ():
+        device = find_place_device(one.place.gpu_uuid, one.place.gpu_instance_id, devices)
+        if device is not None:
+            leases.adopt(LeaseHolder(SLURM_ENGINE, one.owner.job), (device,))
+
+
+async def check_owners(leases: DeviceLeases, engines: Mapping[str, AskOwner], kubelet_problem: str = "") -> int:
+    """Asks about owners once, reclaims the leases of those that are gone, and names those not known; returns how many ended.
+
+    `kubelet_problem` says why the kubelet's pods are not known, or nothing.
+    """
+    leases.tidy()
+    gone, unknown = set[int](), dict[int, str]()
+    asked = 0
+    answers: dict[tuple[object, int, int], OwnerAnswer] = {}
+    for lease in sorted(leases.table.leases, key=lambda one: one.serial):
+        if lease.holder.engine == LOCAL_ENGINE:
+            continue
+        if lease.holder.engine == KUBERNETES_ENGINE:
+            if kubelet_problem:
+                unknown[lease.serial] = kubelet_problem
+            continue
+        key = lease.holder, lease.pid, lease.start_ticks
+        if key not in answers:
+            if asked == _ASKED_MOST:
+                unknown[lease.serial] = f"{_ASKED_MOST} other owners were asked about first"
+                continue
+            asked += 1
+            answers[key] = await _ask(lease, engines)
+        answer = answers[key]
+        if answer.state is OwnerState.GONE:
+            gone.add(lease.serial)
+        elif answer.state is OwnerState.UNKNOWN:
+            unknown[lease.serial] = answer.reason
+    leases.unverified = unknown
+    return leases.reclaim(gone) if gone else 0
+
+
+async def _ask(lease: DeviceLease, engines: Mapping[str, AskOwner]) -> OwnerAnswer:
+    if lease.pid:
+        return ask_process(lease)
+    ask = engines.get(lease.holder.engine)
+    if ask is None:
+        reason = (
+            "it named no process (--pid) and its engine cannot be asked; release the lease by hand when it has ended"
+        )
+        return OwnerAnswer(OwnerState.UNKNOWN, reason)
+    return await ask(lease)
+
+
+async def run_owner_checks(
+    leases: DeviceLeases,
+    engines: Mapping[str, AskOwner],
+    kubelet_problem: Callable[[], str] = str,
+    *,
+    on_change: Callable[[], None],
+    adopt: Callable[[], bool] = lambda: True,
+    round_s: float = ROUND_S,
+) -> None:
+    """Asks about owners until cancelled; `on_change` is called on this loop after leases have changed.
+
+    `adopt` is called until it says that all that stands was adopted, for a table that is not complete.
+    """
+    loop = asyncio.get_running_loop()
+
+    def notify() -> None:
+        loop.call_soon_threadsafe(on_change)
+
+    leases.on_change = notify
+    on_change()
+    while not leases.is_complete:
+        if adopt():
+            leases.finish_adoption()
+        else:
+            await asyncio.sleep(_ADOPT_AGAIN_S)
+    while True:
+        await check_owners(leases, engines, kubelet_problem())
+        await asyncio.sleep(round_s)
