@@ -17,7 +17,8 @@ from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_agent.node.enforcement_loop import Enforcement, run_cycle_inline
 from eelgrid_agent.node.inventory import NodeIdentity, SequentialReader, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.workload_engine import NoEngine
 from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec

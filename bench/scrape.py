@@ -46,7 +46,8 @@ from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.metrics.collector import AgentCollector
 from eelgrid_agent.metrics.server import ScrapeHandler
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.workload_engine import NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import RecentLatencies

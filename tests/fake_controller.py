@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from eelgrid_agent.node.inventory import read_each_gpu, survey_devices
-from eelgrid_agent.node.node import SimulatedEngine
 from eelgrid_agent.node.uplink import Uplink, UplinkLimits, open_channels
+from eelgrid_agent.node.workload_engine import SimulatedEngine
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from eelgrid_protos.messages import Acknowledgement, Cadence, ConnectResponse, Hello, SampleBatch, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_handler

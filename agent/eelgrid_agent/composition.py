@@ -74,7 +74,8 @@ from eelgrid_agent.node.loop import (
     run_process_engine,
     watch_slurm_jobs,
 )
-from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
+from eelgrid_agent.node.node import AgentClock, AgentNode
+from eelgrid_agent.node.workload_engine import NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.node_files import FaultFile

@@ -15,7 +15,8 @@ from eelgrid_agent.energy.accounts import (
     UsageOwnerKind,
 )
 from eelgrid_agent.node.inventory import NodeIdentity, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.workload_engine import NoEngine
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec

@@ -14,8 +14,9 @@ from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
 from eelgrid_agent.node.loop import SLOW_S, SURVEY_S
-from eelgrid_agent.node.node import AgentNode, ForeignSequence, SimulatedEngine
+from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_agent.node.uplink import UplinkLimits
+from eelgrid_agent.node.workload_engine import SimulatedEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec
 from eelgrid_protos.codec import decode_message, encode_message

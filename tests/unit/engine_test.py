@@ -1,6 +1,6 @@
 """The engines: assignments become load, or an honest answer."""
 
-from eelgrid_agent.node.node import NoEngine, SimulatedEngine
+from eelgrid_agent.node.workload_engine import NoEngine, SimulatedEngine
 from eelgrid_protos.messages import ApplyStatus, Assignment, Gpu
 
 GPUS = tuple(Gpu(uuid=f"GPU-{i}", index=i, product="P", model="M", memory_bytes=1000) for i in range(2))
