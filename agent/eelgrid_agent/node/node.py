@@ -179,6 +179,7 @@ class AgentNode:
         self._readiness = readiness
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
+        self._forgotten: tuple[AttemptKey, ...] = ()
         # Of attempts that have begun; anything else that changes goes at once, and takes them along.
         self._is_start_report_due, self._has_untold_starts = True, False
         self._log_requests: list[_PendingLogRequest] = []
@@ -583,15 +584,22 @@ class AgentNode:
             self._processes.refuse(item, "stopped before it started")
         for key in actions.stop:
             self._processes.stop(key)
-        for key in actions.forget:
-            self._processes.forget(key)
         results = self._apply_running()
         for item in actions.start:
             if item not in checked:
                 self._processes.start(item)
+        # Work on the files of what has ended can wait for the starts on its GPUs.
+        self._forgotten = actions.forget
         if checked:
             self.starting()
+        else:
+            self._forget_ended(self._processes)
         return results
+
+    def _forget_ended(self, processes: ProcessEngine) -> None:
+        for key in self._forgotten:
+            processes.forget(key)
+        self._forgotten = ()
 
     def _apply_running(self) -> tuple[ApplyResult, ...]:
         """Tells the engine what it holds: all but processes that have not started, or have ended."""
@@ -613,13 +621,22 @@ class AgentNode:
         if self._readiness is None or self._processes is None:
             return
         before = dict(self._readiness.cordons)
-        for item in self._readiness.observe(uses, self._clock.monotonic_ns()):
-            self._processes.start(item)
+        if starts := self._readiness.observe(uses, self._clock.monotonic_ns()):
+            self._start_together(self._processes, starts)
+        self._forget_ended(self._processes)
         for item, reason in self._readiness.withdraw_held(self._clock.monotonic_ns()).values():
             self._processes.refuse(item, reason, gpu_held=True)
         if self._readiness.cordons != before:
             self._report_health()
             self.wake()
+
+    def _start_together(self, processes: ProcessEngine, starts: Iterable[Assignment]) -> None:
+        """Starts attempts, and follows their changes once."""
+        processes.on_change = _nothing
+        for item in starts:
+            processes.start(item)
+        processes.on_change = self._on_attempts_changed
+        self._on_attempts_changed()
 
     def _on_attempts_changed(self) -> None:
         """Wakes the stream, which sends what changed, and readers of output that has ended."""
