@@ -48,18 +48,19 @@ class SlurmRound:
 
     is_steered: bool
     moments: dict[str, dict[int, float]]
-    singles: int
+    # Those that ran one after another; a dry run of Slurm takes a number, too, so that these have gaps.
+    singles: frozenset[int]
     controller_cpu_s: float
 
     def list_spans(self, begin: str, end: str) -> list[float]:
         """Returns by job the seconds between two moments, of those jobs that ran one after another."""
         first, last = self.moments[begin], self.moments[end]
-        return [last[job] - first[job] for job in sorted(last.keys() & first.keys()) if job <= self.singles]
+        return [last[job] - first[job] for job in sorted(last.keys() & first.keys()) if job in self.singles]
 
     @property
     def rate_hz(self) -> float:
         """Jobs a second of those that were submitted at once, from the first submission to the last completion."""
-        many = [job for job in self.moments["completed"] if job > self.singles]
+        many = [job for job in self.moments["completed"] if job not in self.singles]
         begun = min(self.moments["submitted"][job] for job in many)
         return len(many) / (max(self.moments["completed"][job] for job in many) - begun)
 
@@ -125,9 +126,10 @@ def _run_round(options: Options, folder: Path, *, is_steered: bool) -> SlurmRoun
 
 
 def _submit_all(options: Options, slurm: SlurmCluster, script: Path, controller: Any) -> SlurmRound:
-    for number in range(options.singles):
-        _submit(slurm, script, options.gpus)
-        _wait_completed(slurm, number + 1)
+    singles = list[int]()
+    for _ in range(options.singles):
+        singles.append(_submit(slurm, script, options.gpus))
+        _wait_completed(slurm, len(singles))
         time.sleep(0.3)  # out of step with the controller's looks
     before_s = 0.0 if controller is None else cpu_s(controller)
     with ThreadPoolExecutor(_SUBMITTERS) as pool:
@@ -136,7 +138,7 @@ def _submit_all(options: Options, slurm: SlurmCluster, script: Path, controller:
     found = SlurmRound(
         is_steered=controller is not None,
         moments=_wait_completed(slurm, jobs),
-        singles=options.singles,
+        singles=frozenset(singles),
         controller_cpu_s=0.0,
     )
     used_s = 0.0 if controller is None else cpu_s(controller) - before_s
@@ -152,7 +154,7 @@ def _report(rounds: list[SlurmRound], ratios: list[float]) -> None:
         print(f"{name}: {spread([one.rate_hz for one in mine])} jobs/s; submission to start {spread(starts)} s")
     steered = [one for one in rounds if one.is_steered]
     held = [span for one in steered for span in one.list_spans("submitted", "released")]
-    jobs = [len(one.moments["completed"]) - one.singles for one in steered]
+    jobs = [len(one.moments["completed"]) - len(one.singles) for one in steered]
     costs = [1e3 * one.controller_cpu_s / count for one, count in zip(steered, jobs, strict=True)]
     print(f"held to released {spread(held)} s; the controller, without Slurm's commands, uses {spread(costs)} ms a job")
     print(f"jobs a second, steered by Slurm by itself: {spread(ratios)}")

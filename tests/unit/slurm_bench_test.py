@@ -25,7 +25,7 @@ def test_moments_of_jobs_are_read_from_the_log_and_become_spans_and_a_rate():
     assert {name: found[1] - begun for name, found in moments.items()} == {
         "submitted": 0.0, "released": 0.25, "allocated": 0.5, "completed": 1.125,
     }  # fmt: skip
-    found = SlurmRound(is_steered=True, moments=moments, singles=1, controller_cpu_s=0.0)
+    found = SlurmRound(is_steered=True, moments=moments, singles=frozenset({1}), controller_cpu_s=0.0)
     assert found.list_spans("submitted", "released") == [0.25]
     assert found.list_spans("submitted", "allocated") == [0.5]
     assert found.rate_hz == 1.0
