@@ -20,7 +20,7 @@ from eelgrid_controller.engines.flux.resource_sets import (
     parse_idset,
     parse_resource_set,
 )
-from eelgrid_controller.engines.flux.scheduling import FluxAdopt, FluxEnd, FluxScheduling, FluxSubmit
+from eelgrid_controller.engines.flux.scheduling import FluxAdopt, FluxEligibility, FluxEnd, FluxScheduling, FluxSubmit
 from eelgrid_controller.engines.node_reports import RegisterNode, ReportUsage
 from eelgrid_protos.messages import Inventory, Placement, StartPromise, Workload, WorkloadPhase
 
@@ -252,6 +252,26 @@ def test_housekeeping_that_frees_ranks_one_by_one_frees_them_in_the_core():
     assert (less.adoption.released, less.adoption.first, less.adoption.standing) == ((1,), 3, ())
     one.say("free", id=1, R=build_r(0, 2, cores="0-1", gpus="0"), final=True)
     assert [type(found) for found in one.decide()] == [FluxEnd]
+
+
+def test_the_last_free_frees_all_also_what_it_does_not_name():
+    one = Instance(run(1, build_r(0, 1, cores="0-1")))
+    one.say("free", id=1, R=build_r(0, cores="0"), final=True)
+    allocations = one.scheduling.instance.view.allocations
+    assert [allocations.get_free(rank) for rank in (0, 1)] == [POOL.ranks[0], POOL.ranks[1]]
+    assert one.scheduling.instance.view.running == {}
+
+
+def test_rules_name_the_ranks_that_match_are_up_and_are_not_the_same_twice():
+    one = Instance(down="3")
+    one.ask(nodes=2, constraints={"not": [{"ranks": ["0"]}]})
+    (submit,) = one.decide()
+    key, rules = submit.request.workload_id, FluxEligibility(one.scheduling)
+    assert rules.has_rules_for(key)
+    assert rules.list_eligible_nodes(key, {}, {}) == {"n1", "n2"}
+    assert rules.list_eligible_nodes(key, {0: "n1"}, {}) == {"n2"}
+    assert rules.list_equivalent_nodes(key, "n1") == {"n1"}
+    assert not rules.has_rules_for("w-1")
 
 
 def test_hello_after_a_restart_adopts_what_runs_exactly_and_keeps_what_is_known():
