@@ -19,7 +19,14 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
-from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, SlurmConfig, WebhookConfig
+from eelgrid_controller.runtime.config import (
+    ABILITIES,
+    ControllerConfig,
+    KubernetesConfig,
+    RayConfig,
+    SlurmConfig,
+    WebhookConfig,
+)
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.roles import RoleRules
@@ -82,6 +89,7 @@ def _names(text: str) -> tuple[str, ...]:
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
 _SLURM = SlurmConfig()
+_RAY = RayConfig(address="http://localhost:8265")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _UMASK = 0o027
@@ -116,6 +124,12 @@ _SLURM_SETTINGS = {
     "slurm_lease_seconds": "lease_s",
     "slurm_patience": "patience_s",
     "slurm_poll": "poll_s",
+}
+_RAY_SETTINGS = {
+    "ray": "address",
+    "ray_patience": "patience_s",
+    "ray_poll": "poll_s",
+    "ray_token_file": "token_file",
 }
 _OPTIONS = {
     "abilities": "--kubernetes-abilities",
@@ -160,6 +174,16 @@ def _read_slurm(given: dict[str, Any]) -> SlurmConfig | None:
         raise click.UsageError("--slurm and --kubernetes exclude each other: one engine says what runs on the nodes")
     cluster = SlurmConfig(**{setting: given.pop(option) for option, setting in _SLURM_SETTINGS.items()})
     return cluster if is_wanted else None
+
+
+def _read_ray(given: dict[str, Any]) -> RayConfig | None:
+    """Takes the options of a Ray cluster out of those given; None without one."""
+    settings = {setting: given.pop(option) for option, setting in _RAY_SETTINGS.items()}
+    if not settings["address"]:
+        return None
+    if given["kubernetes"] or given["slurm"]:
+        raise click.UsageError("--ray excludes --kubernetes and --slurm: one engine says what runs on the nodes")
+    return RayConfig(**settings)
 
 
 def _read_roles(given: dict[str, Any]) -> RoleRules:
@@ -389,6 +413,14 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
 )
 @click.option("--slurm-patience", type=float, default=_SLURM.patience_s, show_default=True,
               help="Seconds after which a placed job that Slurm refuses there is left to Slurm.")  # fmt: skip
+@click.option("--ray", default="", metavar="URL",
+              help="Follow the Ray cluster with this dashboard, such as http://head:8265.")  # fmt: skip
+@click.option(
+    "--ray-token-file", type=_FILE, metavar="FILE", help="Holds the token of a Ray cluster that asks for one."
+)
+@click.option("--ray-poll", type=float, default=_RAY.poll_s, show_default=True, help="Seconds between looks at Ray.")
+@click.option("--ray-patience", type=float, default=_RAY.patience_s, show_default=True,
+              help="Seconds after which work placed for Ray that nothing there holds is ended.")  # fmt: skip
 @click.option(
     "--local-users",
     is_flag=True,
@@ -427,6 +459,7 @@ def main(**given: Any) -> None:
     in use among them), and 1 after any other failure.
     """
     try:
+        ray = _read_ray(given)
         slurm = _read_slurm(given)
         kubernetes, roles = _read_kubernetes(given), _read_roles(given)
         if not logging.getLogger().handlers:
@@ -438,7 +471,7 @@ def main(**given: Any) -> None:
         del given["log_level"]
         settings = {_SETTINGS.get(option, option): value for option, value in given.items()}
         settings["ledger_bytes_most"] = int(settings["ledger_bytes_most"] * 1e9)
-        config = ControllerConfig(kubernetes=kubernetes, slurm=slurm, roles=roles, **settings)
+        config = ControllerConfig(kubernetes=kubernetes, slurm=slurm, ray=ray, roles=roles, **settings)
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ControllerConfigError, ListenError) as error:
         _fail(error, 2)

@@ -174,6 +174,7 @@ class Controller:
         self.savings = self._count_savings()
         self.placing = await self._place_pods()
         self._steer_jobs()
+        self._follow_ray()
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         api = "" if api_port is None else f" http_api={_with_port(self.config.http_api, api_port)}"
         line = (
@@ -214,7 +215,7 @@ class Controller:
     async def _compose(self, journal: SqliteJournal) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
         products = catalogue.load_catalogue()
-        is_engine_run = self.config.kubernetes is not None or self.config.slurm is not None
+        is_engine_run = (self.config.kubernetes, self.config.slurm, self.config.ray) != (None, None, None)
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
@@ -667,6 +668,25 @@ class Controller:
             log=self._log.getChild("slurm"),
         )
         self._stack.callback(engine.end_lease)
+        self._stack.callback(asyncio.create_task(engine.run()).cancel)
+
+    def _follow_ray(self) -> None:
+        """Starts to follow a Ray cluster."""
+        wanted = self.config.ray
+        if wanted is None:
+            return
+        from eelgrid_controller.engines.ray.dashboard import RayDashboard
+        from eelgrid_controller.engines.ray.engine import RayEngine, RaySettings
+        from eelgrid_controller.engines.ray.following import FollowingSettings
+
+        engine = RayEngine(
+            RayDashboard(wanted.address, token_file=wanted.token_file),
+            loop=self.loop,
+            has_agent=self.agents.is_node_reported,
+            settings=RaySettings(poll_s=wanted.poll_s, following=FollowingSettings(patience_s=wanted.patience_s)),
+            clock=self._clock,
+            log=self._log.getChild("ray"),
+        )
         self._stack.callback(asyncio.create_task(engine.run()).cancel)
 
     async def stop(self) -> None:

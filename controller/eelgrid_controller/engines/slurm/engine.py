@@ -21,7 +21,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
-from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import SlurmCommands, SlurmFailed
 from eelgrid_controller.engines.slurm.steering import (
@@ -30,7 +30,6 @@ from eelgrid_controller.engines.slurm.steering import (
     WORKLOAD_PREFIX,
     AdoptJob,
     CancelJob,
-    CorrectDevices,
     DistinctNodes,
     EndJob,
     LetJobGo,
