@@ -45,6 +45,7 @@ class RayCluster:
             "PYTHONUNBUFFERED": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
+            "NODE_STATS_UPDATE_INTERVAL_SECONDS": "2",
             "RAY_AUTH_MODE": "token" if token else "disabled",
         }
         if token:
@@ -176,11 +177,12 @@ class RayCluster:
             detail = self.request(f"/nodes/{node['node_id']}")[1]["data"]["detail"]
             for worker in detail.get("workers") or ():
                 for stats in worker["coreWorkerStats"]:
-                    for name, used in stats["usedResources"].items():
-                        if name == "GPU" or (name.startswith("GPU_group_") and name.count("_") == 2):
-                            for slot in used["resourceSlots"]:
-                                key = node["labels"]["eelgrid.io/node"], int(slot["slot"])
-                                held[key] = held.get(key, 0.0) + slot["allocation"]
+                    # A placement group and its bundle both name what a process has.
+                    gpus = [used for name, used in stats["usedResources"].items() if name.startswith("GPU")]
+                    own = {int(slot["slot"]): slot["allocation"] for used in gpus for slot in used["resourceSlots"]}
+                    for index, share in own.items():
+                        key = node["labels"]["eelgrid.io/node"], index
+                        held[key] = held.get(key, 0.0) + share
         return held
 
 

@@ -6,7 +6,7 @@ are made, nor what is done with a job.
 Theory. What is held is read from its holders and not from a node's sum: an alive actor, a running task and a bundle of a
 placement group each say what they reserve, and at once; the sums that Ray keeps are seconds old. Work inside a placement
 group holds nothing besides the group. Which of a node's GPUs a process has is known from the statistics of that node alone,
-which come some seconds later: until then a number of GPUs is known and not which they are. One element that cannot be read
+which come up to a quarter of a minute later: until then a number of GPUs is known and not which they are. One element that cannot be read
 is left out and counted. A list that is cut short, or is none, is refused as a whole, since "no actors" would free all that
 they hold.
 
@@ -432,11 +432,14 @@ def _read_detail(answer: Any) -> _NodeDetail:
 
 
 def _read_slots(stats: Mapping[str, Any]) -> tuple[GpuSlot, ...]:
-    """Reads {"GPU": {"resourceSlots": [{"slot": "1", "allocation": 1.0}]}}; in a placement group, GPU_group_0_ID."""
+    """Reads {"GPU": {"resourceSlots": [{"slot": "1", "allocation": 1.0}]}}.
+
+    In a placement group it is GPUGroupID and, of a bundle, GPUGroup0ID, with the same devices.
+    """
     used = stats.get("usedResources") or {}
     found: dict[int, float] = {}
     for name, one in used.items() if isinstance(used, dict) else ():
-        if name != "GPU" and not re.match(r"GPU_group_[0-9a-f]{16,}$", name):
+        if name != "GPU" and not name.startswith(("GPU_group_", "GPUGroup")):
             continue
         for slot in one.get("resourceSlots") or () if isinstance(one, dict) else ():
             index, share = int(_number(slot, "slot")), _number(slot, "allocation")
