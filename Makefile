@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux check docs bench proto format lock fuzz clean
+.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux test-ray check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +20,7 @@ help:
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
 	@echo "make test-slurm    jobs steered on a real Slurm, which is installed for it (Debian, as root)"
 	@echo "make test-flux     jobs scheduled on a broker in memory, and on a real Flux where EELGRID_FLUX or the PATH has one"
+	@echo "make test-ray      a real Ray cluster followed, and its Serve scaled; Ray is installed in .venv-ray"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
@@ -80,6 +81,20 @@ test-slurm: $(VENV)/installed-dev
 test-flux: $(VENV)/installed-dev
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest -q tests/unit/flux_*_test.py tests/props/flux_test.py tests/contracts/flux_contract_test.py
+
+# A real Ray of several raylets with fake GPUs, in an environment of its own: it needs hundreds of megabytes, and nothing else here.
+RAY_VERSION := 2.60.0
+$(VENV)-ray/installed: $(VENV)/made requirements.lock Makefile
+	@echo "installing Ray $(RAY_VERSION) in $(VENV)-ray"
+	@$(PYTHON) -m venv $(VENV)-ray
+	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check "ray[default,serve]==$(RAY_VERSION)"
+	@touch $@
+
+test-ray: $(VENV)/installed-dev $(VENV)-ray/installed
+	@$(BIN)/python -m eelgrid_kernels
+	@EELGRID_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -q tests/unit/ray_*_test.py \
+	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev
@@ -147,4 +162,4 @@ lock: $(VENV)/installed-dev
 	    -o deploy/docker/requirements-$$part.lock || exit 1; done
 
 clean:
-	@rm -rf $(VENV) build dist demo $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-ray build dist demo $(OUT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

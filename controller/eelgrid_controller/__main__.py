@@ -19,7 +19,14 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
-from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, SlurmConfig, WebhookConfig
+from eelgrid_controller.runtime.config import (
+    ABILITIES,
+    ControllerConfig,
+    KubernetesConfig,
+    RayConfig,
+    SlurmConfig,
+    WebhookConfig,
+)
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.roles import RoleRules
@@ -82,6 +89,7 @@ def _names(text: str) -> tuple[str, ...]:
 _DEFAULTS = ControllerConfig(data=Path("eelgrid-data"))
 _KUBERNETES = KubernetesConfig()
 _SLURM = SlurmConfig()
+_RAY = RayConfig(address="http://localhost:8265")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _UMASK = 0o027
@@ -125,6 +133,12 @@ _SLURM_SETTINGS = {
     "slurm_patience": "patience_s",
     "slurm_poll": "poll_s",
 }
+_RAY_SETTINGS = {
+    "ray": "address",
+    "ray_patience": "patience_s",
+    "ray_poll": "poll_s",
+    "ray_token_file": "token_file",
+}
 _OPTIONS = {
     "abilities": "--kubernetes-abilities",
     "lost_node_ttl_s": "--lost-node-ttl",
@@ -161,20 +175,26 @@ def _read_kubernetes(given: dict[str, Any]) -> KubernetesConfig | None:
     return cluster if is_wanted else None
 
 
+def _check_engines(given: dict[str, Any]) -> None:
+    """Refuses several engines."""
+    engines = [f"--{name}" for name in ("kubernetes", "slurm", "flux", "ray") if given[name]]
+    if len(engines) > 1:
+        raise click.UsageError(f"{' and '.join(engines)} exclude each other: one engine says what runs on the nodes")
+
+
 def _read_slurm(given: dict[str, Any]) -> SlurmConfig | None:
     """Takes the options of a Slurm cluster out of those given; None without one."""
     is_wanted = given.pop("slurm")
-    engines = [
-        f"--{name}"
-        for name, is_run in (("slurm", is_wanted), *((one, given[one]) for one in ("kubernetes", "flux")))
-        if is_run
-    ]
-    if len(engines) > 1:
-        raise click.UsageError(f"{' and '.join(engines)} exclude each other: one engine says what runs on the nodes")
     always_on = frozenset(_names(given.pop("slurm_always_on")))
     settings = {setting: given.pop(option) for option, setting in _SLURM_SETTINGS.items()}
     cluster = SlurmConfig(always_on=always_on, **settings)
     return cluster if is_wanted else None
+
+
+def _read_ray(given: dict[str, Any]) -> RayConfig | None:
+    """Takes the options of a Ray cluster out of those given; None without one."""
+    settings = {setting: given.pop(option) for option, setting in _RAY_SETTINGS.items()}
+    return RayConfig(**settings) if settings["address"] else None
 
 
 def _read_roles(given: dict[str, Any]) -> RoleRules:
@@ -422,6 +442,14 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Share of starts that may wait for a node to wake up; by default only --slurm-warm-nodes counts.")  # fmt: skip
 @click.option("--slurm-always-on", default="", metavar="NODES", help="Nodes that never sleep, comma-separated.")
 @click.option("--flux", is_flag=True, help="Schedule the jobs of a Flux instance, whose broker loads our module.")
+@click.option("--ray", default="", metavar="URL",
+              help="Follow the Ray cluster with this dashboard, such as http://head:8265.")  # fmt: skip
+@click.option(
+    "--ray-token-file", type=_FILE, metavar="FILE", help="Holds the token of a Ray cluster that asks for one."
+)
+@click.option("--ray-poll", type=float, default=_RAY.poll_s, show_default=True, help="Seconds between looks at Ray.")
+@click.option("--ray-patience", type=float, default=_RAY.patience_s, show_default=True,
+              help="Seconds after which work placed for Ray that nothing there holds is ended.")  # fmt: skip
 @click.option(
     "--local-users",
     is_flag=True,
@@ -460,6 +488,8 @@ def main(**given: Any) -> None:
     in use among them), and 1 after any other failure.
     """
     try:
+        _check_engines(given)
+        ray = _read_ray(given)
         slurm = _read_slurm(given)
         kubernetes, roles = _read_kubernetes(given), _read_roles(given)
         if not logging.getLogger().handlers:
@@ -471,7 +501,7 @@ def main(**given: Any) -> None:
         del given["log_level"]
         settings = {_SETTINGS.get(option, option): value for option, value in given.items()}
         settings["ledger_bytes_most"] = int(settings["ledger_bytes_most"] * 1e9)
-        config = ControllerConfig(kubernetes=kubernetes, slurm=slurm, roles=roles, **settings)
+        config = ControllerConfig(kubernetes=kubernetes, slurm=slurm, ray=ray, roles=roles, **settings)
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ControllerConfigError, ListenError) as error:
         _fail(error, 2)

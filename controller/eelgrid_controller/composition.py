@@ -176,6 +176,7 @@ class Controller:
         self.savings = self._count_savings()
         self.placing = await self._place_pods()
         self._steer_jobs()
+        self._follow_ray()
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         api = "" if api_port is None else f" http_api={_with_port(self.config.http_api, api_port)}"
         line = (
@@ -216,7 +217,8 @@ class Controller:
     async def _compose(self, journal: SqliteJournal) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
         products = catalogue.load_catalogue()
-        is_engine_run = self.config.kubernetes is not None or self.config.slurm is not None or self.config.flux
+        engines = (self.config.kubernetes, self.config.slurm, self.config.ray)
+        is_engine_run = self.config.flux or engines != (None, None, None)
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
@@ -688,6 +690,25 @@ class Controller:
         )
         self._stack.callback(asyncio.create_task(engine.run()).cancel)
         return engine
+
+    def _follow_ray(self) -> None:
+        """Starts to follow a Ray cluster."""
+        wanted = self.config.ray
+        if wanted is None:
+            return
+        from eelgrid_controller.engines.ray.dashboard import RayDashboard
+        from eelgrid_controller.engines.ray.engine import RayEngine, RaySettings
+        from eelgrid_controller.engines.ray.following import FollowingSettings
+
+        engine = RayEngine(
+            RayDashboard(wanted.address, token_file=wanted.token_file),
+            loop=self.loop,
+            has_agent=self.agents.is_node_reported,
+            settings=RaySettings(poll_s=wanted.poll_s, following=FollowingSettings(patience_s=wanted.patience_s)),
+            clock=self._clock,
+            log=self._log.getChild("ray"),
+        )
+        self._stack.callback(asyncio.create_task(engine.run()).cancel)
 
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""

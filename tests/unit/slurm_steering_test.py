@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmNode
 from eelgrid_controller.engines.slurm.steering import (
     WAITING_MOST,
     AdoptJob,
     CancelJob,
-    CorrectDevices,
     Dependencies,
     DependencyState,
     DistinctNodes,

@@ -1,8 +1,9 @@
 """Node reports: what an engine has the core do about nodes, as instructions of its pure part.
 
-Owns the three of them. Must not know any engine, nor how they are carried out.
+Owns the four of them. Must not know any engine, nor how they are carried out.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from eelgrid_controller.state.engine_reports import ExternalUsage
@@ -26,3 +27,10 @@ class ReportUsage(NamedTuple):
 
     node_name: str
     others: ExternalUsage
+
+
+class CorrectDevices(NamedTuple):
+    """The engine has given work other GPUs of its node than was planned: by workload and replica, which."""
+
+    node_name: str
+    held: Mapping[tuple[str, int], tuple[str, ...]]

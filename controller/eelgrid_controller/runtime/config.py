@@ -110,6 +110,31 @@ class SlurmConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig:
+    """The Ray cluster that is followed, by its dashboard."""
+
+    # Such as http://head:8265.
+    address: str
+    # Holds the token of a cluster that asks for one; read for each look.
+    token_file: Path | None = None
+    poll_s: float = 1.0
+    # What the client library had placed is ended after nothing in Ray has held it for so long.
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises ControllerConfigError for values that no controller can run with."""
+        if not self.address.startswith(("http://", "https://")):
+            raise ControllerConfigError(
+                f"--ray is {self.address[:100]!r}", "give the address of Ray's dashboard, such as http://head:8265"
+            )
+        for option, given_s, least_s in (("poll", self.poll_s, 0.05), ("patience", self.patience_s, 1.0)):
+            if not least_s <= given_s <= 3600.0:
+                raise ControllerConfigError(
+                    f"--ray-{option} is {given_s}", f"give seconds between {least_s:g} and 3600"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """All settings of one controller."""
 
@@ -189,6 +214,8 @@ class ControllerConfig:
     slurm: SlurmConfig | None = None
     # The jobs of a Flux instance, whose broker loads our module.
     flux: bool = False
+    # None: no Ray.
+    ray: RayConfig | None = None
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""

@@ -28,7 +28,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
-from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
@@ -39,7 +39,6 @@ from eelgrid_controller.engines.slurm.steering import (
     WORKLOAD_PREFIX,
     AdoptJob,
     CancelJob,
-    CorrectDevices,
     DistinctNodes,
     EndJob,
     LetJobGo,

@@ -23,7 +23,7 @@ from enum import Enum
 from signal import SIGKILL, SIGTERM
 from typing import NamedTuple, TypeAlias
 
-from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
@@ -117,14 +117,6 @@ class AdoptJob:
 
     request: SubmitWorkloadRequest
     adoption: Adoption
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectDevices:
-    """Slurm has given jobs other GPUs of their node than was planned: by workload and replica, which."""
-
-    node_name: str
-    held: Mapping[tuple[str, int], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,407 @@
+"""Following: what the core is to be told of a Ray cluster, given how it is and what the core holds of it.
+
+`Following.decide` compares one look at Ray with the core's workloads and returns instructions, level-triggered: whatever was
+missed is decided anew at the next look. Owns which of Ray's work is a workload of the core and what is external usage. Must
+not know how requests are made, nor clocks; times are arguments.
+
+Theory. Ray decides where its work runs unless somebody has asked the core first, so nothing is changed in Ray here. There are
+two kinds of workloads. Those of the client library were placed by the core; what is reserved in Ray names its workload, and
+counts as that workload's up to what the core has granted on that node, the rest as external usage. So a name that is wrong, or
+not its own, frees nothing. Jobs that asked nobody are adopted: a replica for each GPU that a job has to itself, on the very
+device, so that its energy is its own. All else that Ray holds is external usage: CPUs and memory of jobs, GPUs whose index
+is not known yet, GPUs that jobs share. Everything is thus known to the core in one of three ways, and nothing in two.
+
+A workload of the client library that nothing in Ray holds any more is ended after a while: its program has died, or has
+forgotten to release it. A job that lets its last GPU go keeps its workload as long, for it may be between two tasks.
+
+Sources: docs.ray.io (resources, accelerators: a share of a GPU is of one device, several GPUs are whole).
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.ray.answers import GpuSlot, RayHolding, RayJob, RayLook, RayNode
+from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
+from eelgrid_protos.messages import (
+    Gpu,
+    Inventory,
+    Placement,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadKind,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+from eelgrid_protos.ray_names import NODE_TRAIT, OF_CLIENT, OF_JOB, ORIGIN, SERVE_LABEL, label_trait
+
+_NODE_TRAITS_MOST = 256
+_TRAIT_MOST = 253
+_GENERATIONS_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptRayJob:
+    """A job holds these GPUs."""
+
+    request: SubmitWorkloadRequest
+    adoption: Adoption
+
+
+@dataclass(frozen=True, slots=True)
+class EndRayWork:
+    """A workload of the core is over in Ray."""
+
+    workload_id: str
+    reason: str
+
+
+RayInstruction: TypeAlias = RegisterNode | RemoveNode | ReportUsage | CorrectDevices | AdoptRayJob | EndRayWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowingSettings:
+    """`patience_s` is how long a workload may be held by nothing in Ray before it is ended."""
+
+    patience_s: float = 30.0
+    namespace: str = "default"
+
+
+class _Device(NamedTuple):
+    """A GPU of a node by its index."""
+
+    node_name: str
+    gpu: int
+
+
+@dataclass(slots=True)
+class Following:
+    """What is remembered between looks: since when workloads are held by nothing, which GPUs work has, what was said of nodes."""
+
+    settings: FollowingSettings = field(default_factory=FollowingSettings)
+    _unheld_since_s: dict[str, float] = field(default_factory=dict)
+    # By holder and node: the most that was ever known of its GPUs, since statistics come late and may fail to come.
+    _slots: dict[tuple[str, str], tuple[GpuSlot, ...]] = field(default_factory=dict)
+    _reported: dict[str, ExternalUsage] = field(default_factory=dict)
+    _registered: dict[str, Inventory] = field(default_factory=dict)
+
+    def decide(
+        self,
+        look: RayLook,
+        workloads: Mapping[str, Workload],
+        *,
+        has_agent: frozenset[str],
+        gpus: Mapping[str, Mapping[int, str]],
+        now_s: float,
+    ) -> list[RayInstruction]:
+        """Returns what is to be done; `gpus` are by node the ids of the core's GPUs by their index."""
+        names = {node.node_id: node.name for node in look.nodes}
+        holdings = self._remember_slots([one for one in look.holdings if one.node_id in names])
+        mine = {key: one for key, one in workloads.items() if is_of_ray(one)}
+        found: list[RayInstruction] = []
+        found += self._end_unheld(look, holdings, mine, now_s)
+        found += self._follow_nodes(look.nodes, sum_external_usage(holdings, names, mine), has_agent)
+        for job in sorted(look.jobs, key=lambda one: (one.start_s, one.job_id, one.submission_id)):
+            found += self._follow_job(job, list_own_devices(job, holdings, names, mine), mine, now_s)
+        found += _end_forgotten(look.jobs, mine)
+        found += list_corrections(holdings, names, mine, gpus)
+        for key in self._unheld_since_s.keys() - mine.keys():
+            del self._unheld_since_s[key]
+        return found
+
+    def forget_report(self, node_name: str) -> None:
+        """Has a node reported again at the next look, since the core did not take it."""
+        self._reported.pop(node_name, None)
+        self._registered.pop(node_name, None)
+
+    def _remember_slots(self, holdings: Sequence[RayHolding]) -> list[RayHolding]:
+        present = {(one.holder, one.node_id) for one in holdings}
+        for gone in self._slots.keys() - present:
+            del self._slots[gone]
+        remembered = []
+        for one in holdings:
+            key = one.holder, one.node_id
+            if len(one.slots) >= len(self._slots.get(key, ())) and one.slots:
+                self._slots[key] = one.slots
+            remembered.append(replace(one, slots=self._slots.get(key, ())))
+        return remembered
+
+    def _is_patience_over(self, key: str, now_s: float) -> bool:
+        return now_s - self._unheld_since_s.setdefault(key, now_s) >= self.settings.patience_s
+
+    def _end_unheld(
+        self, look: RayLook, holdings: Sequence[RayHolding], mine: Mapping[str, Workload], now_s: float
+    ) -> Iterable[RayInstruction]:
+        """Ends what the client library had placed and nothing in Ray holds."""
+        held = {one.workload_id for one in holdings} | look.expected
+        for key, workload in mine.items():
+            if workload.spec.labels.get(ORIGIN) != OF_CLIENT:
+                continue
+            if workload.phase is not WorkloadPhase.PLACED or key in held:
+                self._unheld_since_s.pop(key, None)
+            elif self._is_patience_over(key, now_s):
+                yield EndRayWork(key, "nothing in Ray holds it")
+
+    def _follow_nodes(
+        self, nodes: Sequence[RayNode], usage: Mapping[str, ExternalUsage], has_agent: frozenset[str]
+    ) -> Iterable[RayInstruction]:
+        names = {node.name for node in nodes}
+        for name in sorted(self._registered.keys() - names):
+            del self._registered[name]
+            yield RemoveNode(name)
+        for gone in sorted(self._reported.keys() - names):
+            del self._reported[gone]
+            # The agent of a node speaks on when its raylet is gone: then nothing of Ray's may come there.
+            if gone in has_agent:
+                yield ReportUsage(gone, ExternalUsage(closed="Ray: the node has left the cluster"))
+        for node in nodes:
+            if node.name not in has_agent:
+                inventory = build_ray_inventory(node)
+                if self._registered.get(node.name) != inventory:
+                    self._registered[node.name] = inventory
+                    self._reported.pop(node.name, None)
+                    yield RegisterNode(inventory)
+            others = replace(usage.get(node.name, ExternalUsage()), traits=list_node_traits(node), closed=node.closed)
+            if self._reported.get(node.name) != others:
+                self._reported[node.name] = others
+                yield ReportUsage(node.name, others)
+
+    def _follow_job(
+        self, job: RayJob, wanted: frozenset[_Device], mine: Mapping[str, Workload], now_s: float
+    ) -> Iterable[RayInstruction]:
+        """Has the core hold the GPUs that a job has to itself."""
+        key = name_ray_job(job, mine)
+        workload = mine.get(key)
+        places = () if workload is None else workload.placements
+        held = {_device_of(place): place.replica for place in places}
+        if not wanted:
+            if not held:
+                return
+            if job.is_over or self._is_patience_over(key, now_s):
+                yield EndRayWork(key, f"{job.status.lower()} in Ray" if job.is_over else "holds no GPU in Ray any more")
+                return
+            # One place keeps the workload, so that its next task is no other workload.
+            wanted = frozenset((min(held),))
+        else:
+            self._unheld_since_s.pop(key, None)
+        new = sorted(wanted - held.keys())
+        gone = tuple(sorted(held[one] for one in held.keys() - wanted))
+        if not new and not gone:
+            return
+        standing = tuple(
+            RunningReplica(
+                node_name=one.node_name,
+                gpu_indexes=(one.gpu,),
+                is_exact=True,
+                counted=ExternalUsage(gpu_count=1, gpu_indexes=(one.gpu,)),
+            )
+            for one in new
+        )
+        first = 1 + max((place.replica for place in places), default=-1)
+        adoption = Adoption(standing=standing, first=first, released=gone, in_parts=True)
+        yield AdoptRayJob(build_job_request(job, key, len(new), self.settings), adoption)
+
+
+def _end_forgotten(jobs: Iterable[RayJob], mine: Mapping[str, Workload]) -> Iterable[RayInstruction]:
+    """Ends workloads of jobs that Ray has no more: it was started anew."""
+    bases = {_base_name(job) for job in jobs}
+    for key, workload in mine.items():
+        is_live = workload.phase in (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
+        if workload.spec.labels.get(ORIGIN) == OF_JOB and is_live and _strip_generation(key) not in bases:
+            yield EndRayWork(key, "the job is no more in Ray")
+
+
+# Names
+
+
+def is_of_ray(workload: Workload) -> bool:
+    """Whether a workload is one of Ray's: made by its client library or for one of its jobs, or stands for a deployment."""
+    return ORIGIN in workload.spec.labels or SERVE_LABEL in workload.spec.labels
+
+
+def _base_name(job: RayJob) -> str:
+    # Numbers of drivers begin anew with each cluster, so the time is a part of their name.
+    name = job.submission_id or f"{job.job_id}-{job.start_s}"
+    return "ray-" + re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:100].strip("-_")
+
+
+def _strip_generation(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def name_ray_job(job: RayJob, workloads: Mapping[str, Workload]) -> str:
+    """Returns the core's id of a job: after one that was ended while the job went on, the next number of it."""
+    base = _base_name(job)
+    for number in range(_GENERATIONS_MOST):
+        key = f"{base}.{number}" if number else base
+        workload = workloads.get(key)
+        if workload is None or not workload.phase.is_ended:
+            return key
+    return base
+
+
+def build_job_request(job: RayJob, key: str, replicas: int, settings: FollowingSettings) -> SubmitWorkloadRequest:
+    """Returns the submission of a job: a replica for each GPU."""
+    words = job.metadata.get("name") or job.metadata.get("job_name") or _name_program(job.entrypoint)
+    labels = {ORIGIN: OF_JOB, "ray/job": job.job_id, "ray/submission": job.submission_id}
+    spec = WorkloadSpec(
+        name=re.sub(r"[^A-Za-z0-9._-]+", "-", words)[:100].strip("-._") or "ray-job",
+        kind=WorkloadKind.BATCH_JOB,
+        replicas=replicas,
+        namespace=settings.namespace,
+        user=re.sub(r"[^ -~]+", "", job.metadata.get("user", ""))[:100],
+        request=ResourceRequest(gpu_count=1, gpu_milli=GPU_MILLI_WHOLE),
+        labels={name: value for name, value in labels.items() if value},
+    )
+    return SubmitWorkloadRequest(spec=spec, workload_id=key)
+
+
+def _name_program(entrypoint: str) -> str:
+    """Returns what an entrypoint runs: train.py of `python /srv/train.py --lr 1`."""
+    for word in entrypoint.split():
+        program = word.rpartition("/")[2]
+        if not word.startswith("-") and not re.match(r"(env|uv|run|python[0-9.]*)$", program) and "=" not in word:
+            return program
+    return ""
+
+
+# Who holds what
+
+
+def _device_of(place: Placement) -> _Device:
+    return _Device(place.node_name, place.gpu_indexes[0] if place.gpu_indexes else -1)
+
+
+def _list_placed(mine: Mapping[str, Workload]) -> Iterable[tuple[str, Workload, Placement]]:
+    for key, workload in mine.items():
+        if workload.phase is WorkloadPhase.PLACED:
+            for place in workload.placements:
+                yield key, workload, place
+
+
+def list_own_devices(
+    job: RayJob, holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload]
+) -> frozenset[_Device]:
+    """Returns the GPUs that a job has to itself, without those that the core has given to another workload."""
+    if not job.job_id:
+        return frozenset()
+    base = _base_name(job)
+    used: set[_Device] = set()
+    shared: set[_Device] = set()
+    taken = {
+        _Device(place.node_name, index)
+        for key, _, place in _list_placed(mine)
+        for index in place.gpu_indexes
+        if _strip_generation(key) != base
+    }
+    for one in holdings:
+        devices = {_Device(names[one.node_id], slot.gpu) for slot in one.slots}
+        if one.job_id == job.job_id and not _is_granted(one, names, mine):
+            used |= devices
+        else:
+            shared |= devices
+    return frozenset(used - shared - taken)
+
+
+def _is_granted(one: RayHolding, names: Mapping[str, str], mine: Mapping[str, Workload]) -> bool:
+    """Whether a holding is of a workload of the client library that the core has placed on its node."""
+    workload = mine.get(one.workload_id)
+    if workload is None or workload.phase is not WorkloadPhase.PLACED or workload.spec.labels.get(ORIGIN) == OF_JOB:
+        return False
+    return any(place.node_name == names[one.node_id] for place in workload.placements)
+
+
+def sum_external_usage(
+    holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload]
+) -> dict[str, ExternalUsage]:
+    """Sums by node what is held in Ray beyond what the core has placed there."""
+    planned: set[_Device] = set()
+    granted: dict[tuple[str, str], list[float]] = {}
+    for key, workload, place in _list_placed(mine):
+        planned |= {_Device(place.node_name, index) for index in place.gpu_indexes}
+        request, left = workload.spec.request, granted.setdefault((key, place.node_name), [0.0, 0.0, 0.0])
+        left[0] += request.cpu_milli / 1000.0
+        left[1] += request.memory_bytes
+        left[2] += request.gpu_count * request.gpu_milli / GPU_MILLI_WHOLE
+    indexes: dict[str, set[int]] = {}
+    totals: dict[str, list[float]] = {}
+    for one in holdings:
+        name = names[one.node_id]
+        amounts = [one.cpus, float(one.memory_bytes), one.gpus]
+        if _is_granted(one, names, mine):
+            left = granted[one.workload_id, name]
+            covered = [min(amount, rest) for amount, rest in zip(amounts, left, strict=True)]
+            granted[one.workload_id, name] = [rest - part for rest, part in zip(left, covered, strict=True)]
+            amounts = [amount - part for amount, part in zip(amounts, covered, strict=True)]
+        else:
+            known = {slot.gpu for slot in one.slots}
+            indexes.setdefault(name, set()).update(index for index in known if _Device(name, index) not in planned)
+            amounts[2] = max(0.0, amounts[2] - sum(slot.share for slot in one.slots))
+        total = totals.setdefault(name, [0.0, 0.0, 0.0])
+        for at, amount in enumerate(amounts):
+            # Each share of a GPU may be on another device.
+            total[at] += math.ceil(amount - 1e-6) if at == 2 else amount
+    return {
+        name: ExternalUsage(
+            cpu_milli=math.ceil(1000.0 * cpus - 1e-3),
+            memory_bytes=math.ceil(memory),
+            gpu_count=int(gpus) + len(indexes.get(name, ())),
+            gpu_indexes=tuple(sorted(indexes.get(name, ()))),
+        )
+        for name, (cpus, memory, gpus) in totals.items()
+    }
+
+
+def list_corrections(
+    holdings: Iterable[RayHolding],
+    names: Mapping[str, str],
+    mine: Mapping[str, Workload],
+    gpus: Mapping[str, Mapping[int, str]],
+) -> Iterable[CorrectDevices]:
+    """Yields by node the GPUs that workloads of the client library have there, where Ray chose others than planned."""
+    held: dict[tuple[str, str], list[int]] = {}
+    for one in holdings:
+        if _is_granted(one, names, mine):
+            held.setdefault((one.workload_id, names[one.node_id]), []).extend(slot.gpu for slot in one.slots)
+    by_node: dict[str, dict[tuple[str, int], tuple[str, ...]]] = {}
+    for (key, name), indexes in held.items():
+        request, known = mine[key].spec.request, gpus.get(name, {})
+        places = sorted((one for one in mine[key].placements if one.node_name == name), key=lambda one: one.replica)
+        if any(one.gpu_instance is not None for one in places) or request.gpu_milli != GPU_MILLI_WHOLE:
+            # Slices and shares are chosen here, and told to the program itself.
+            continue
+        uuids = [known[index] for index in sorted(set(indexes)) if index in known]
+        planned = [uuid for one in places for uuid in one.gpu_uuids]
+        if len(uuids) != len(planned) or set(uuids) == set(planned):
+            continue
+        into = by_node.setdefault(name, {})
+        for at, place in enumerate(places):
+            into[key, place.replica] = tuple(uuids[at * request.gpu_count : (at + 1) * request.gpu_count])
+    for name, corrected in by_node.items():
+        yield CorrectDevices(name, corrected)
+
+
+# Nodes
+
+
+def build_ray_inventory(node: RayNode) -> Inventory:
+    """Returns the inventory of a node for which no agent speaks: what its raylet was started with."""
+    model = node.gpu_model or "GPU"
+    gpus = tuple(
+        Gpu(uuid=f"{node.name}/gpu-{index}", index=index, product=model, model=model) for index in range(node.gpus)
+    )
+    return Inventory(node_name=node.name, cpu_milli=int(1000 * node.cpus), memory_bytes=node.memory_bytes, gpus=gpus)
+
+
+def list_node_traits(node: RayNode) -> tuple[str, ...]:
+    """Returns the traits of a node, bounded: that it is Ray's, its labels, and its users' own resources."""
+    found = [NODE_TRAIT]
+    found += [label_trait(key, value) for key, value in sorted(node.labels.items()) if key != "ray.io/node-id"]
+    found += [f"ray/resource/{name}" for name in sorted(node.resources)]
+    fitting = [one for one in found if len(one) <= _TRAIT_MOST and one.isprintable()]
+    return tuple(fitting[:_NODE_TRAITS_MOST])
