@@ -170,9 +170,7 @@ class AgentNode:
         processes: ProcessEngine | None = None,
         readiness: GpuReadiness | None = None,
     ) -> None:
-        self._identity = identity
-        self._host = host
-        self._engine = engine
+        self._identity, self._host, self._engine = identity, host, engine
         # None where the agent runs no processes.
         self._processes = processes
         # None where nobody asks the driver before a start.
