@@ -75,7 +75,8 @@ test-slurm: $(VENV)/installed-dev
 	@command -v munged >/dev/null && command -v slurmctld >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_*test.py
+	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_*test.py \
+	  tests/e2e/two_engines_test.py
 
 # No broker is in Debian or on PyPI: EELGRID_FLUX is the flux of a flux-core 0.84 or later, whose Python has grpcio and protobuf.
 test-flux: $(VENV)/installed-dev

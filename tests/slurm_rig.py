@@ -10,6 +10,7 @@ lost without a word.
 import contextlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import tempfile
@@ -82,6 +83,8 @@ class SlurmCluster:
                 f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[number]} CPUs={CPUS} "
                 f"RealMemory={MEMORY_MIB} Gres=gpu:{kind}:{GPUS} Feature={kind},rack{number % 2} State=UNKNOWN"
             )
+        # Tests beside each other have their own: an agent looks for the processes of a job by its number.
+        first_job = random.SystemRandom().randrange(1, 60_000) * 1000
         settings = f"""
             ClusterName=tests
             SlurmctldHost=localhost(127.0.0.1)
@@ -116,6 +119,7 @@ class SlurmCluster:
             SlurmdParameters=config_overrides
             SlurmdTimeout=300
             MinJobAge=300
+            FirstJobId={first_job}
             KillWait=2
             BatchStartTimeout=120
             MessageTimeout=60
