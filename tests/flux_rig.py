@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -94,8 +95,9 @@ class RealBroker:
             f"--config-path={self.folder / 'conf.toml'}",
             f"--test-rundir={self.folder / 'run'}",
         ]
-        # The initial program runs once all of Flux's own modules are there.
-        initial = ("sh", "-c", f"touch {self.folder / 'ready'}; exec sleep inf")
+        # The initial program runs once all of Flux's own modules are there; when it ends, all brokers of the instance do.
+        os.mkfifo(self.folder / "stop")
+        initial = ("sh", "-c", f"touch {self.folder / 'ready'}; exec cat {self.folder / 'stop'}")
         self._child = subprocess.Popen(
             [*command, *initial], env=self._env, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL
         )
@@ -140,10 +142,22 @@ class RealBroker:
     def unload(self):
         self.run("module", "remove", "sched_eelgrid")
 
+    def _list_brokers(self):
+        """The processes of the instance, each of which names its folder."""
+        found = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+        rows = (line.split(None, 1) for line in found.splitlines())
+        return [int(pid) for pid, args in rows if "flux-broker" in args and f"{self.folder}/" in args]
+
     def close(self):
-        self._child.terminate()
+        """No broker of the instance runs when this returns."""
+        with contextlib.suppress(OSError):
+            # Without a reader the initial program has ended already.
+            os.close(os.open(self.folder / "stop", os.O_WRONLY | os.O_NONBLOCK))
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(30.0)
+        for pid in self._list_brokers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
