@@ -273,6 +273,8 @@ APPLICATION = """
 from ray import serve
 @serve.deployment(name="Echo", ray_actor_options={"num_cpus": 0.5, "num_gpus": 1})
 class Echo:
+    def reconfigure(self, config):
+        self.config = config
     def __call__(self, request):
         return "ok"
 app = Echo.bind()
@@ -280,7 +282,7 @@ app = Echo.bind()
 
 
 @pytest.fixture
-def serve(ray):
+def serve(ray, cluster):
     """Deploys the application with these settings; Serve is gone when the test ends."""
     ray.write("serve_echo.py", APPLICATION)
     port = free_port()
@@ -296,6 +298,8 @@ def serve(ray):
         poll_until(lambda: look_at_serve(ray)["status"] == "HEALTHY", "it is deployed", within_s=90.0)
 
     yield deploy
+    for key in [key for key in list_placed(cluster) if key.startswith("web-")]:
+        cluster.eelctl("cancel", key)
     ray.request("/api/serve/applications/", method="DELETE")
 
 
@@ -346,7 +350,6 @@ def test_a_deployment_that_serve_scales_itself_is_left_alone_with_the_reason(ray
         lambda: f"workload={key} scaled=no reason=Serve scales web/Echo itself" in controller.text(), "it is told"
     )
     assert look_at_serve(ray)["target"] == 1
-    cluster.eelctl("cancel", key)
 
 
 def test_a_raylet_that_is_lost_takes_its_node_along_and_one_that_comes_brings_it_back(ray, cluster):
