@@ -31,7 +31,7 @@ from eelgrid_controller.engines.flux.scheduling import (
     FluxScheduling,
     FluxSubmit,
 )
-from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage, carry_out_report
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
@@ -111,13 +111,8 @@ class FluxEngine:
             match one:
                 case FluxReply():
                     self._reply(one)
-                case RegisterNode(inventory):
-                    self._loop.presence.mark_connected(inventory.node_name)
-                    await self._loop.register_node(inventory)
-                case RemoveNode(name):
-                    self._loop.presence.mark_disconnected(name, deadline_s=self._clock.monotonic_s())
-                case ReportUsage(name, others):
-                    await self._loop.update_external_usage(name, others)
+                case RegisterNode() | RemoveNode() | ReportUsage():
+                    await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
                 case FluxSubmit(request):
                     await self._loop.submit(request)
                 case FluxAdopt(request, adoption):

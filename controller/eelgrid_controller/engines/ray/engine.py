@@ -17,7 +17,13 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
-from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import (
+    CorrectDevices,
+    RegisterNode,
+    RemoveNode,
+    ReportUsage,
+    carry_out_report,
+)
 from eelgrid_controller.engines.ray.answers import RayLook, RayUnreadable, parse_look
 from eelgrid_controller.engines.ray.dashboard import RayFailed, RayPort
 from eelgrid_controller.engines.ray.following import (
@@ -206,15 +212,8 @@ class RayEngine:
         """Carries out an instruction in the core; one that is refused is decided anew by the next look."""
         try:
             match one:
-                case RegisterNode(inventory):
-                    self._loop.presence.mark_connected(inventory.node_name)
-                    await self._loop.register_node(inventory)
-                case RemoveNode(name):
-                    self._loop.presence.mark_disconnected(name, deadline_s=self._clock.monotonic_s())
-                case ReportUsage(name, others):
-                    await self._loop.update_external_usage(name, others)
-                case CorrectDevices(name, held):
-                    await self._loop.correct_devices(name, held)
+                case RegisterNode() | RemoveNode() | ReportUsage() | CorrectDevices():
+                    await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
                 case AdoptRayJob(request, adoption):
                     await self._loop.adopt(request, adoption)
                     self.counts.adopted += len(adoption.standing)

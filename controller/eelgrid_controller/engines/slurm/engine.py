@@ -28,7 +28,13 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
-from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import (
+    CorrectDevices,
+    RegisterNode,
+    RemoveNode,
+    ReportUsage,
+    carry_out_report,
+)
 from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
@@ -309,19 +315,12 @@ class SlurmEngine:
         """
         try:
             match one:
-                case RegisterNode(inventory):
-                    self._loop.presence.mark_connected(inventory.node_name)
-                    await self._loop.register_node(inventory)
-                case RemoveNode(name):
-                    self._loop.presence.mark_disconnected(name, deadline_s=self._clock.monotonic_s())
-                case ReportUsage(name, others):
-                    await self._loop.update_external_usage(name, others)
+                case RegisterNode() | RemoveNode() | ReportUsage() | CorrectDevices():
+                    await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
                 case SubmitJob(request):
                     await self._loop.submit(request)
                 case AdoptJob(request, adoption):
                     await self._loop.adopt(request, adoption)
-                case CorrectDevices(name, held):
-                    await self._loop.correct_devices(name, held)
                 case EndJob(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
                     await self._loop.cancel(workload_id, reason=reason)
