@@ -366,6 +366,11 @@ def test_a_job_that_an_operator_cancels_here_is_cancelled_in_slurm(slurm, cluste
     poll_until(lambda: waits_in_core(cluster, job))
     cluster.eelctl("cancel", f"slurm-{job}")
     poll_until(lambda: slurm.state(job) == "CANCELLED", "it is cancelled")
+    slurm.run("scancel", full[0])
+    running = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    wait_running(slurm, running)
+    cluster.eelctl("cancel", f"slurm-{running}")
+    poll_until(lambda: slurm.state(running) == "CANCELLED", "it is cancelled while it runs")
 
 
 def test_slurmctld_killed_and_restarted_loses_no_job_and_the_controller_goes_on(lone):

@@ -268,8 +268,14 @@ def test_a_job_whose_user_names_its_nodes_is_left_to_slurm():
     assert found == LetJobGo("12", "its user has named its nodes")
 
 
-def test_a_job_that_was_cancelled_here_while_held_is_cancelled_in_slurm():
+def test_a_job_that_was_cancelled_here_is_cancelled_in_slurm():
     assert decide(HELD, workloads=[build_workload(HELD, phase=WorkloadPhase.CANCELLED)]) == [CancelJob("12")]
+    running = replace(RUNNING, admin_comment="eelgrid:placed:n0")
+    cancelled = build_workload(running, phase=WorkloadPhase.CANCELLED)
+    assert decide(running, workloads=[cancelled]) == [CancelJob("12")]
+    assert decide(replace(running, flags=frozenset({"COMPLETING"})), workloads=[cancelled]) == []
+    # One that the engine itself has ended here, since somebody released it, runs on.
+    assert decide(running, workloads=[replace(cancelled, reason="runs in Slurm without having been placed")]) == []
 
 
 def test_a_refused_job_is_let_go_after_the_patience_and_one_that_waits_after_ten_times():

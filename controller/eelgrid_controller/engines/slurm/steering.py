@@ -281,6 +281,12 @@ class Steering:
         has_to_go = workload is not None and workload.preempted_for != ""
         if job.holds_resources or job.is_held:
             self._waits_since_s.pop(key, None)
+        # An engine's own ends have a reason: a job that somebody else released runs on.
+        is_unwanted = phase is WorkloadPhase.CANCELLED and workload is not None and not workload.reason
+        if is_unwanted and (job.holds_resources or job.is_pending):
+            if job.state not in _CANCELLED and "COMPLETING" not in job.flags:
+                yield CancelJob(job.job_id)
+            return
         if job.holds_resources:
             if has_to_go and job.state == "RUNNING" and "COMPLETING" not in job.flags:
                 yield RequeueJob(job, key)
