@@ -84,12 +84,10 @@ test-flux: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -q tests/unit/flux_*_test.py tests/props/flux_test.py tests/contracts/flux_contract_test.py
 
 # A real Ray of several raylets with fake GPUs, in an environment of its own: it needs hundreds of megabytes, and nothing else here.
-RAY_VERSION := 2.60.0
-$(VENV)-ray/installed: $(VENV)/made requirements.lock Makefile
-	@echo "installing Ray $(RAY_VERSION) in $(VENV)-ray"
+$(VENV)-ray/installed: $(VENV)/made requirements-ray.lock
+	@echo "installing Ray in $(VENV)-ray (pinned in requirements-ray.lock)"
 	@$(PYTHON) -m venv $(VENV)-ray
-	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check "ray[default,serve]==$(RAY_VERSION)"
+	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-ray.lock
 	@touch $@
 
 test-ray: $(VENV)/installed-dev $(VENV)-ray/installed
@@ -156,6 +154,9 @@ lock: $(VENV)/installed-dev
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --group build \
 	  --constraint requirements-dev.lock -o requirements-build.lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --extra agent --extra controller --group ray \
+	  --constraint requirements.lock pyproject.toml -o requirements-ray.lock
 	@for part in agent controller; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing) \
