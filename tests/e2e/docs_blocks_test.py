@@ -13,7 +13,7 @@ from tests.e2e.processes import free_address
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 # Languages of blocks that are no commands.
-OTHERS = {"csv", "ini", "json", "promql", "python", "text", "yaml"}
+OTHERS = {"csv", "ini", "json", "promql", "python", "text", "toml", "yaml"}
 PROGRAMS = ("$ ", "eelctl ", "eelgrid-", "helm ", "kubectl ", "make ", "openssl ")
 MIG = {
     "nodes": [

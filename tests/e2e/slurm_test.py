@@ -131,7 +131,8 @@ def test_a_job_ends_in_the_core_as_it_ended_in_slurm(slurm, cluster, script, pha
 def test_the_ends_that_slurm_makes_are_named_and_what_it_has_forgotten_is_lost(lone):
     slurm, cluster = lone
     controller = start(cluster, slurm)
-    late = slurm.submit("sleep 600", "--gres=gpu:a100:1")
+    # Without a shell, which may end by itself with 143 when its child is terminated.
+    late = slurm.submit("exec sleep 600", "--gres=gpu:a100:1")
     on_lost_node = slurm.submit("sleep 600", "--gres=gpu:h100:1", "--no-requeue")
     forgotten = slurm.submit("sleep 600", "--gres=gpu:a100:1")
     wait_running(slurm, late, on_lost_node, forgotten)

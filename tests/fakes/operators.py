@@ -79,6 +79,7 @@ class FakeOperators:
     lose_answers: list[bool] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     submitted: list[str] = field(default_factory=list)
+    arrived: list[str] = field(default_factory=list)
     delay_s: float = 0.0
     under_way: int = 0
     most_under_way: int = 0
@@ -209,6 +210,7 @@ class FakeOperators:
 
     async def submit_workload(self, request: Any, context: Any) -> messages.SubmitWorkloadResponse:
         self.under_way += 1
+        self.arrived.append(request.workload_id)
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
             self._begin("submit_workload")
