@@ -114,8 +114,14 @@ def submit(cluster, key, *, gpus, cpu_milli=1000, **spec):
 
 
 def test_nodes_of_ray_are_nodes_with_what_their_raylets_have(ray, cluster):
-    nodes = list_nodes(cluster)
-    assert sorted(nodes) == ["head", "n0", "n1"]
+
+    def find_ready():
+        nodes = list_nodes(cluster)
+        # One whose raylet another test has ended is known as lost.
+        ready = sorted(name for name, node in nodes.items() if node.state is NodeState.READY)
+        return nodes if ready == ["head", "n0", "n1"] else None
+
+    nodes = poll_until(find_ready, "its nodes are there", within_s=60.0)
     inventory = nodes["n0"].inventory
     assert (inventory.cpu_milli, len(inventory.gpus), inventory.gpus[0].model) == (1000 * CPUS, GPUS, "A100")
     assert not nodes["head"].inventory.gpus
