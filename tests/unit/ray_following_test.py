@@ -190,7 +190,7 @@ def test_nodes_are_registered_once_reported_with_traits_and_removed_when_they_ar
     assert report.traits == (NODE_TRAIT, "ray/label/rack=r1")
     assert decide_all(following=following, agents=()) == []
     assert decide_all(following=following, agents=(), nodes=NODES[:1]) == [RemoveNode("n1")]
-    following.forget_report("n0")
+    following.reports.forget("n0")
     assert len(decide_all(following=following, agents=(), nodes=NODES[:1])) == 2
 
 

@@ -381,7 +381,7 @@ def test_a_node_is_reported_once_until_something_changes():
     assert count() == []
     drained = replace(NODES[0], states=frozenset({"IDLE", "DRAIN"}), reason="fan")
     assert count((drained, NODES[1])) == [("n0", "Slurm: the node is drained (fan)")]
-    steering.forget_report("n1")
+    steering.reports.forget("n1")
     assert count((drained, NODES[1])) == [("n1", "")]
 
 

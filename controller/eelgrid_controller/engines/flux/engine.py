@@ -124,11 +124,8 @@ class FluxEngine:
             self._on_refusal(one, error, now_s)
 
     def _on_refusal(self, one: FluxInstruction, error: Exception, now_s: float) -> None:
+        self.scheduling.reports.forget_refused(one)
         match one:
-            case RegisterNode(inventory):
-                self.scheduling.forget_report(inventory.node_name)
-            case ReportUsage(name, _):
-                self.scheduling.forget_report(name)
             case FluxAdopt(_, _, job):
                 self.scheduling.instance.leave_job(job, now_s=now_s)
             case FluxSubmit(_, job) if isinstance(error, InvalidArgument | ContractError):

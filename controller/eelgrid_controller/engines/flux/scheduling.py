@@ -51,7 +51,7 @@ from eelgrid_controller.engines.flux.resource_sets import (
     format_job_id,
     format_resource_set,
 )
-from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import NodeReporter, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
     Gpu,
@@ -120,8 +120,7 @@ class FluxScheduling:
     def __init__(self, *, namespace: str = "default") -> None:
         self.instance = FluxInstance()
         self._namespace = namespace
-        self._registered: dict[str, Inventory] = {}
-        self._reported: dict[str, ExternalUsage] = {}
+        self.reports = NodeReporter()
         self._ended: set[str] = set()
         # Jobs that are about to be submitted to another scheduler, by the id under which the core is asked.
         self._asked: dict[str, JobRequest] = {}
@@ -394,32 +393,23 @@ class FluxScheduling:
     ) -> Iterator[FluxInstruction]:
         pool = self.instance.extend_pool(view.allocations.pool)
         usage = self._sum_external_usage(view, names, held)
-        for name in sorted(self._registered.keys() - set(names.values())):
-            del self._registered[name]
-            self._reported.pop(name, None)
-            yield RemoveNode(name)
+        yield from self.reports.remove_missing(set(names.values()))
         traits: dict[int, list[str]] = {rank: [_INSTANCE_TRAIT] for rank in names}
         for word, ranks in sorted(pool.properties.items()):
             for rank in ranks & traits.keys():
                 traits[rank].append(f"flux/property/{word}")
         for rank, name in names.items():
             whole = pool.ranks[rank]
-            others = usage.get(name, ExternalUsage())
+            others, inventory = usage.get(name, ExternalUsage()), None
             if name in has_agent:
                 if name not in inventories:
                     continue
                 others = others.add(_find_beyond(whole, inventories[name]))
             else:
                 inventory = build_flux_inventory(name, whole, traits[rank])
-                if self._registered.get(name) != inventory:
-                    self._registered[name] = inventory
-                    self._reported.pop(name, None)
-                    yield RegisterNode(inventory)
             closed = "Flux: the rank is down, drained or excluded" if rank in view.down else ""
             others = replace(others, traits=tuple(traits[rank][:_NODE_TRAITS_MOST]), closed=closed)
-            if self._reported.get(name) != others:
-                self._reported[name] = others
-                yield ReportUsage(name, others)
+            yield from self.reports.report(name, others, inventory)
 
     def _sum_external_usage(
         self, view: FluxView, names: Mapping[int, str], held: Mapping[str, _Held]
@@ -438,11 +428,6 @@ class FluxScheduling:
                 )
                 found[names[rank]] = found.get(names[rank], ExternalUsage()).add(amounts)
         return found
-
-    def forget_report(self, node_name: str) -> None:
-        """Has a node reported again, since the core did not take it."""
-        self._reported.pop(node_name, None)
-        self._registered.pop(node_name, None)
 
 
 class FluxEligibility:

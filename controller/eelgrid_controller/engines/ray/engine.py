@@ -23,6 +23,7 @@ from eelgrid_controller.engines.node_reports import (
     RemoveNode,
     ReportUsage,
     carry_out_report,
+    map_gpus_by_index,
 )
 from eelgrid_controller.engines.ray.answers import RayLook, RayUnreadable, parse_look
 from eelgrid_controller.engines.ray.dashboard import RayFailed, RayPort
@@ -58,9 +59,7 @@ def _view(core: Core) -> tuple[dict[str, Workload], dict[str, dict[int, str]]]:
     """Returns Ray's workloads that the core holds, and by node its GPUs by index."""
     state = core.state
     mine = {key: one for key, one in state.workloads.items() if is_of_ray(one)}
-    names = {place.node_name for one in mine.values() for place in one.placements if place.gpu_uuids}
-    records = ((name, state.nodes.get(name)) for name in names)
-    return mine, {name: {gpu.index: gpu.uuid for gpu in one.inventory.gpus} for name, one in records if one is not None}
+    return mine, map_gpus_by_index(state, mine.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,10 +224,7 @@ class RayEngine:
             self._on_refusal(one, error)
 
     def _on_refusal(self, one: RayInstruction, error: Exception) -> None:
-        if isinstance(one, RegisterNode):
-            self._following.forget_report(one.inventory.node_name)
-        elif isinstance(one, ReportUsage):
-            self._following.forget_report(one.node_name)
+        self._following.reports.forget_refused(one)
         if isinstance(error, NotFound):
             # It has ended or left meanwhile, which the next look tells.
             return

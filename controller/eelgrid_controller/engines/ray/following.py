@@ -23,7 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import (
+    CorrectDevices,
+    NodeReporter,
+    RegisterNode,
+    RemoveNode,
+    ReportUsage,
+)
 from eelgrid_controller.engines.ray.answers import GpuSlot, RayHolding, RayJob, RayLook, RayNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
@@ -87,8 +93,7 @@ class Following:
     _unheld_since_s: dict[str, float] = field(default_factory=dict)
     # By holder and node: the most that was ever known of its GPUs, since statistics come late and may fail to come.
     _slots: dict[tuple[str, str], tuple[GpuSlot, ...]] = field(default_factory=dict)
-    _reported: dict[str, ExternalUsage] = field(default_factory=dict)
-    _registered: dict[str, Inventory] = field(default_factory=dict)
+    reports: NodeReporter = field(default_factory=NodeReporter)
 
     def decide(
         self,
@@ -113,11 +118,6 @@ class Following:
         for key in self._unheld_since_s.keys() - mine.keys():
             del self._unheld_since_s[key]
         return found
-
-    def forget_report(self, node_name: str) -> None:
-        """Has a node reported again at the next look, since the core did not take it."""
-        self._reported.pop(node_name, None)
-        self._registered.pop(node_name, None)
 
     def _remember_slots(self, holdings: Sequence[RayHolding]) -> list[RayHolding]:
         present = {(one.holder, one.node_id) for one in holdings}
@@ -150,26 +150,13 @@ class Following:
     def _follow_nodes(
         self, nodes: Sequence[RayNode], usage: Mapping[str, ExternalUsage], has_agent: frozenset[str]
     ) -> Iterable[RayInstruction]:
-        names = {node.name for node in nodes}
-        for name in sorted(self._registered.keys() - names):
-            del self._registered[name]
-            yield RemoveNode(name)
-        for gone in sorted(self._reported.keys() - names):
-            del self._reported[gone]
-            # The agent of a node speaks on when its raylet is gone: then nothing of Ray's may come there.
-            if gone in has_agent:
-                yield ReportUsage(gone, ExternalUsage(closed="Ray: the node has left the cluster"))
+        # The agent of a node speaks on when its raylet is gone: then nothing of Ray's may come there.
+        closed = "Ray: the node has left the cluster"
+        yield from self.reports.remove_missing({node.name for node in nodes}, has_agent=has_agent, closed=closed)
         for node in nodes:
-            if node.name not in has_agent:
-                inventory = build_ray_inventory(node)
-                if self._registered.get(node.name) != inventory:
-                    self._registered[node.name] = inventory
-                    self._reported.pop(node.name, None)
-                    yield RegisterNode(inventory)
             others = replace(usage.get(node.name, ExternalUsage()), traits=list_node_traits(node), closed=node.closed)
-            if self._reported.get(node.name) != others:
-                self._reported[node.name] = others
-                yield ReportUsage(node.name, others)
+            inventory = None if node.name in has_agent else build_ray_inventory(node)
+            yield from self.reports.report(node.name, others, inventory)
 
     def _follow_job(
         self, job: RayJob, wanted: frozenset[_Device], mine: Mapping[str, Workload], now_s: float

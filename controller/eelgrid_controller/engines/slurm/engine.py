@@ -34,6 +34,7 @@ from eelgrid_controller.engines.node_reports import (
     RemoveNode,
     ReportUsage,
     carry_out_report,
+    map_gpus_by_index,
 )
 from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
@@ -93,9 +94,7 @@ class _CoreView(NamedTuple):
 def _view(core: Core) -> _CoreView:
     state = core.state
     jobs = {key: one for key, one in state.workloads.items() if key.startswith(WORKLOAD_PREFIX)}
-    names = {place.node_name for one in jobs.values() for place in one.placements if place.gpu_uuids}
-    records = ((name, state.nodes.get(name)) for name in names)
-    gpus = {name: {gpu.index: gpu.uuid for gpu in one.inventory.gpus} for name, one in records if one is not None}
+    gpus = map_gpus_by_index(state, jobs.values())
     return _CoreView(jobs, gpus, frozenset(one.name for one in state.policy.priority_classes))
 
 
@@ -329,10 +328,7 @@ class SlurmEngine:
         return None
 
     def _on_refusal(self, one: SlurmInstruction, error: Exception) -> LetJobGo | None:
-        if isinstance(one, RegisterNode):
-            self._steering.forget_report(one.inventory.node_name)
-        elif isinstance(one, ReportUsage):
-            self._steering.forget_report(one.node_name)
+        self._steering.reports.forget_refused(one)
         if isinstance(error, NotFound):
             # It has ended or left meanwhile, which the next look tells.
             return None

@@ -23,7 +23,13 @@ from enum import Enum
 from signal import SIGKILL, SIGTERM
 from typing import NamedTuple, TypeAlias
 
-from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
+from eelgrid_controller.engines.node_reports import (
+    CorrectDevices,
+    NodeReporter,
+    RegisterNode,
+    RemoveNode,
+    ReportUsage,
+)
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
@@ -201,8 +207,7 @@ class Steering:
     # By workload: since when it waits where it was placed, and since when Slurm refuses it there.
     _waits_since_s: dict[str, float] = field(default_factory=dict)
     _refused_since_s: dict[str, float] = field(default_factory=dict)
-    _reported: dict[str, ExternalUsage] = field(default_factory=dict)
-    _registered: dict[str, Inventory] = field(default_factory=dict)
+    reports: NodeReporter = field(default_factory=NodeReporter)
     _priority_classes: frozenset[str] = frozenset()
 
     def decide(
@@ -379,28 +384,11 @@ class Steering:
         has_agent: frozenset[str],
     ) -> Iterable[SlurmInstruction]:
         usage = sum_external_usage(jobs, workloads)
-        names = {node.name for node in nodes}
-        for name in sorted(self._registered.keys() - names):
-            del self._registered[name]
-            yield RemoveNode(name)
-        for gone in self._reported.keys() - names:
-            del self._reported[gone]
+        yield from self.reports.remove_missing({node.name for node in nodes})
         for node in nodes:
-            if node.name not in has_agent:
-                inventory = build_inventory(node)
-                if self._registered.get(node.name) != inventory:
-                    self._registered[node.name] = inventory
-                    self._reported.pop(node.name, None)
-                    yield RegisterNode(inventory)
             others = replace(usage.get(node.name, ExternalUsage()), traits=list_traits(node), closed=node.closed)
-            if self._reported.get(node.name) != others:
-                self._reported[node.name] = others
-                yield ReportUsage(node.name, others)
-
-    def forget_report(self, node_name: str) -> None:
-        """Has a node reported again at the next look, since the core did not take it."""
-        self._reported.pop(node_name, None)
-        self._registered.pop(node_name, None)
+            inventory = None if node.name in has_agent else build_inventory(node)
+            yield from self.reports.report(node.name, others, inventory)
 
 
 def name_workload(job: SlurmJob) -> str:
