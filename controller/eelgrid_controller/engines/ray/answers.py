@@ -16,10 +16,11 @@ Sources: docs.ray.io (State API, Jobs API, resources, labels), tried on Ray 2.60
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from eelgrid_controller.engines.element_lists import UnreadableAnswer, read_elements
 from eelgrid_protos.ray_names import GROUP_PREFIX, NODE_LABEL, WORKLOAD_VARIABLE
 
 # A record is some kilobytes, and Ray gives ten thousand of them at the most.
@@ -29,10 +30,8 @@ _MODEL_LABELS = ("eelgrid.io/gpu-model", "ray.io/accelerator-type")
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 _GPUS_MOST = 64
 
-_Read = TypeVar("_Read")
 
-
-class RayUnreadable(ValueError):
+class RayUnreadable(UnreadableAnswer):
     """An answer, or an element of one, that no supported version of Ray gives."""
 
 
@@ -163,18 +162,20 @@ def parse_look(answers: RayAnswers) -> RayLook:
     """Parses the answers of one look; raises RayUnreadable if a list is none, or is not whole."""
     unreadable: list[str] = []
     details = _read_details(answers.details, unreadable)
-    nodes = _read_each(_list_state(answers.nodes, "nodes"), "node_id", _read_node, unreadable)
+    nodes = read_elements(_list_state(answers.nodes, "nodes"), "node_id", _read_node, unreadable)
     known = name_nodes([node for node in nodes if node is not None])
     processes = [
-        *_read_each(_list_state(answers.actors, "actors"), "actor_id", _read_actor, unreadable),
-        *_read_each(_list_state(answers.tasks, "tasks"), "task_id", _read_task, unreadable),
+        *read_elements(_list_state(answers.actors, "actors"), "actor_id", _read_actor, unreadable),
+        *read_elements(_list_state(answers.tasks, "tasks"), "task_id", _read_task, unreadable),
     ]
-    groups = _read_each(_list_state(answers.groups, "placement groups"), "placement_group_id", _read_group, unreadable)
+    groups = read_elements(
+        _list_state(answers.groups, "placement groups"), "placement_group_id", _read_group, unreadable
+    )
     present = [group for group in groups if group is not None]
     alive = [one for one in processes if one is not None]
     return RayLook(
         nodes=tuple(_add_detail(node, details.get(node.node_id)) for node in known),
-        jobs=tuple(_read_each(_list_jobs(answers.jobs), "job_id", _read_job, unreadable)),
+        jobs=tuple(read_elements(_list_jobs(answers.jobs), "job_id", _read_job, unreadable)),
         holdings=tuple(list_holdings(present, alive, {key: one.slots for key, one in details.items()})),
         expected=frozenset(_workload_of_group(group.name) for group in present if group.is_pending) - {""},
         unreadable=tuple(unreadable),
@@ -215,21 +216,6 @@ def _list_jobs(text: bytes) -> list[Any]:
     if not isinstance(answer, list):
         raise RayUnreadable("the answer has no list of jobs")
     return answer
-
-
-def _read_each(
-    found: Iterable[Any], key: str, read: Callable[[Mapping[str, Any]], _Read], unreadable: list[str]
-) -> list[_Read]:
-    read_ones = []
-    for one in found:
-        if not isinstance(one, dict):
-            unreadable.append(f"{str(one)[:64]}: is no object")
-            continue
-        try:
-            read_ones.append(read(one))
-        except RayUnreadable as error:
-            unreadable.append(f"{str(one.get(key))[:64]}: {error}")
-    return read_ones
 
 
 # Fields

@@ -17,6 +17,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
+from eelgrid_controller.engines.element_lists import UnreadableLog
 from eelgrid_controller.engines.node_reports import (
     CorrectDevices,
     RegisterNode,
@@ -50,7 +51,6 @@ from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload
 
-_LOG_SHOWN_MOST = 5
 _BACKOFF_MOST_S = 30.0
 _REFUSALS_KEPT = 1_000
 
@@ -103,7 +103,7 @@ class RayEngine:
         self._following = Following(settings.following)
         # Nodes of the last look, whose statistics are read, too.
         self._detailed: tuple[str, ...] = ()
-        self._is_unreadable_told = False
+        self._unreadable_log = UnreadableLog("ray", log)
         # A workload was placed or scaled: the next look is due at once.
         self._is_due = asyncio.Event()
         # Workloads that stand for deployments of Serve, as far as the engine's overrides name them.
@@ -142,7 +142,8 @@ class RayEngine:
         answers = await self._ray.read_look(self._detailed)
         look = await asyncio.to_thread(parse_look, answers)
         self._detailed = tuple(node.node_id for node in look.nodes)
-        self._count_unreadable(look.unreadable)
+        self.counts.unreadable += len(look.unreadable)
+        self._unreadable_log.note(look.unreadable)
         has_agent = frozenset(node.name for node in look.nodes if self._has_agent(node.name))
         workloads, gpus = await self._loop.read(_view)
         claimed = claim_replicas(look.holdings, workloads)
@@ -198,14 +199,6 @@ class RayEngine:
             elif advised.get(key) != reason:
                 advised[key] = reason
                 self._log.warning("workload=%s scaled=no reason=%s", key, reason)
-
-    def _count_unreadable(self, unreadable: tuple[str, ...]) -> None:
-        self.counts.unreadable += len(unreadable)
-        if unreadable and not self._is_unreadable_told:
-            self._log.warning(
-                "ray=partly_read left_out=%d first=%s", len(unreadable), "; ".join(unreadable[:_LOG_SHOWN_MOST])
-            )
-        self._is_unreadable_told = bool(unreadable)
 
     async def _command(self, one: RayInstruction) -> None:
         """Carries out an instruction in the core; one that is refused is decided anew by the next look."""

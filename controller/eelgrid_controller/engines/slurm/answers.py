@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from eelgrid_controller.engines.element_lists import UnreadableAnswer, read_elements
+
 _MIB = 2**20
 # A record is some kilobytes; an answer beyond this is not read.
 ANSWER_BYTES_MOST = 512 * _MIB
@@ -35,7 +37,7 @@ _INDEXES = re.compile(r"\(IDX:([0-9,-]*)\)")
 _Read = TypeVar("_Read")
 
 
-class SlurmUnreadable(ValueError):
+class SlurmUnreadable(UnreadableAnswer):
     """An answer, or an element of one, that no supported version of Slurm gives."""
 
 
@@ -200,16 +202,7 @@ def _read_each(
     if not isinstance(found, list):
         said = answer.get("errors") if isinstance(answer, dict) else None
         raise SlurmUnreadable(f"the answer has no list of {field}" + (f": {str(said)[:200]}" if said else ""))
-    read_ones = []
-    for one in found:
-        if not isinstance(one, dict):
-            unreadable.append(f"{str(one)[:64]}: is no object")
-            continue
-        try:
-            read_ones.append(read(one))
-        except SlurmUnreadable as error:
-            unreadable.append(f"{str(one.get(key))[:64]}: {error}")
-    return read_ones
+    return read_elements(found, key, read, unreadable)
 
 
 # Fields

@@ -28,6 +28,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.engines.core_port import CoreCommandPort
+from eelgrid_controller.engines.element_lists import UnreadableLog
 from eelgrid_controller.engines.node_reports import (
     CorrectDevices,
     RegisterNode,
@@ -67,7 +68,6 @@ from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import AttemptStatus, Workload
 
-_LOG_SHOWN_MOST = 5
 _NAMES_SHOWN_MOST = 500
 _BACKOFF_MOST_S = 30.0
 # For so long a job that Slurm did not requeue is asked no more to make room.
@@ -152,7 +152,7 @@ class SlurmEngine:
         self._writes = asyncio.Semaphore(settings.max_concurrent_writes)
         # Something was placed or ended: the next look is due at once.
         self._is_due = asyncio.Event()
-        self._is_unreadable_told = False
+        self._unreadable_log = UnreadableLog("slurm", log)
         self._is_busy, self._reading_s = False, 0.0
         self._nodes, self._nodes_read_s = SlurmNodes(nodes=()), -math.inf
         self._advised_s = -math.inf
@@ -191,7 +191,9 @@ class SlurmEngine:
         text, _ = await asyncio.gather(self._commands.read_jobs(), self._read_nodes())
         jobs, nodes = await asyncio.to_thread(parse_jobs, text), self._nodes
         self._reading_s = self._clock.monotonic_s() - begun_s
-        self._count_unreadable((*jobs.unreadable, *nodes.unreadable))
+        unreadable = (*jobs.unreadable, *nodes.unreadable)
+        self.counts.unreadable += len(unreadable)
+        self._unreadable_log.note(unreadable)
         self._distinct.update(jobs.jobs, nodes.nodes)
         has_agent = frozenset(node.name for node in nodes.nodes if self._has_agent(node.name))
         now_s = self._clock.now_ns() / 1e9
@@ -298,14 +300,6 @@ class SlurmEngine:
                 changes.append(let_go)
                 written.add(let_go.job_id)
         await asyncio.gather(self._place(places), *map(self._write, changes))
-
-    def _count_unreadable(self, unreadable: tuple[str, ...]) -> None:
-        self.counts.unreadable += len(unreadable)
-        if unreadable and not self._is_unreadable_told:
-            self._log.warning(
-                "slurm=partly_read left_out=%d first=%s", len(unreadable), "; ".join(unreadable[:_LOG_SHOWN_MOST])
-            )
-        self._is_unreadable_told = bool(unreadable)
 
     async def _command(self, one: SlurmInstruction) -> LetJobGo | None:
         """Carries out an instruction in the core; one that is refused is decided anew by the next look.

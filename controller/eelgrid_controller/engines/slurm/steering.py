@@ -259,12 +259,16 @@ class Steering:
             if job is None:
                 is_restarted = key.removeprefix(WORKLOAD_PREFIX).partition(".")[0] in known
                 reason = _RESTARTED if is_restarted else FORGOTTEN
-                yield ReportAttempt(_describe_loss(workload, reason)) if is_placed else EndJob(key, reason)
+                if is_placed:
+                    yield ReportAttempt(_describe_unseen_end(workload, AttemptState.LOST, reason))
+                else:
+                    yield EndJob(key, reason)
             elif job.admin_comment.startswith(MARK_LEFT) and not job.holds_resources:
                 yield EndJob(key, "left to Slurm")
             elif job.is_pending and job.is_held and workload.preempted_for and is_steered(job):
                 # It has made room: in the core it waits again in its place, under its id.
-                yield ReportAttempt(_describe_requeue(job, workload))
+                reason = f"requeued in Slurm, restart {job.restarts}"
+                yield ReportAttempt(_describe_unseen_end(workload, AttemptState.ENDED, reason, SIGTERM))
             elif job.has_ended:
                 is_cancelled = job.state in _CANCELLED or not job.start_s
                 if is_placed and not is_cancelled:
@@ -475,29 +479,15 @@ def _describe_start(job: SlurmJob, workload: Workload) -> AttemptStatus:
     )
 
 
-def _describe_requeue(job: SlurmJob, workload: Workload) -> AttemptStatus:
-    """Returns the end of the run of a job that made room; its start is no more in Slurm."""
+def _describe_unseen_end(workload: Workload, state: AttemptState, reason: str, signal: int = 0) -> AttemptStatus:
+    """Returns the end of a run of which Slurm tells no time: it is that of its start."""
     started_ns = next((one.started_ns for one in workload.attempts), 0)
     return AttemptStatus(
         workload_id=workload.workload_id,
         replica=_find_first_replica(workload),
         attempt=workload.attempt,
-        state=AttemptState.ENDED,
-        signal=SIGTERM,
-        reason=f"requeued in Slurm, restart {job.restarts}",
-        started_ns=started_ns,
-        ended_ns=started_ns,
-    )
-
-
-def _describe_loss(workload: Workload, reason: str) -> AttemptStatus:
-    """Returns the end of a placed job that Slurm knows no more: nobody knows how it ended."""
-    started_ns = next((one.started_ns for one in workload.attempts), 0)
-    return AttemptStatus(
-        workload_id=workload.workload_id,
-        replica=_find_first_replica(workload),
-        attempt=workload.attempt,
-        state=AttemptState.LOST,
+        state=state,
+        signal=signal,
         reason=reason,
         started_ns=started_ns,
         ended_ns=started_ns,
