@@ -32,8 +32,8 @@ from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, DeviceLeases
 from eelgrid_agent.enforce.lease_table import (
     LEASE_JOURNAL,
     LOCAL_ENGINE,
-    DeviceLease,
     LeaseDevice,
+    LeaseEntry,
     LeaseHolder,
     LeaseRefused,
     LeaseTable,
@@ -291,7 +291,7 @@ class World:
         self.log.write("quiet", leased=leased)
 
 
-def _describe(lease: DeviceLease) -> tuple[str, str, str, int, int]:
+def _describe(lease: LeaseEntry) -> tuple[str, str, str, int, int]:
     first, past = _slices(lease.device)
     # The kubelet's leases are those of its pods, which it divides itself.
     owner = "pods" if lease.holder == KUBELET_HOLDER else lease.holder.owner
@@ -443,7 +443,7 @@ class SlurmEngine(Engine):
             self.is_away = not self.is_away
         super().act()
 
-    async def ask_owner(self, lease: DeviceLease) -> OwnerAnswer:
+    async def ask_owner(self, lease: LeaseEntry) -> OwnerAnswer:
         """What slurmctld says of a job."""
         if self.is_away:
             return OwnerAnswer(OwnerState.UNKNOWN, "slurmctld is away")

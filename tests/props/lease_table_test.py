@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from eelgrid_agent.enforce.lease_table import (
     LEASE_JOURNAL,
     LEASES_MOST,
-    LeaseConflict,
+    DeviceLeased,
     LeaseDevice,
     LeaseHolder,
     LeasesFull,
@@ -76,7 +76,7 @@ class Leases(RuleBasedStateMachine):
     def take(self, holder, wanted, is_shared):
         refused = any(self.twin.conflict(holder, one, is_shared=is_shared) for one in wanted)
         if refused:
-            with pytest.raises(LeaseConflict, match="wait until that ends, or") as conflict:
+            with pytest.raises(DeviceLeased, match="wait until that ends, or") as conflict:
                 self.table.take(holder, wanted, since_ns=5, is_shared=is_shared)
             assert conflict.value.held.holder != holder
             return

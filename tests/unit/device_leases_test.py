@@ -21,7 +21,7 @@ from eelgrid_agent.enforce.device_leases import (
     LeaseUnrecorded,
     UnknownDevice,
 )
-from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseConflict, LeaseHolder, LeaseTable
+from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, DeviceLeased, LeaseHolder, LeaseTable
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.kubelet.pod_resources import PodLeases
 from eelgrid_agent.node.lease_owners import OwnerAnswer, OwnerState, SlurmOwners, check_owners, read_start_ticks
@@ -73,14 +73,14 @@ def held(leases):
 def test_the_second_engine_is_told_who_holds_it_since_when_and_what_to_do():
     leases = open_leases()
     leases.take(JOB, ["0", "MIG-1"])
-    with pytest.raises(LeaseConflict) as refused:
+    with pytest.raises(DeviceLeased) as refused:
         leases.take(OTHER, ["GPU-1", "GPU-0"])
     assert str(refused.value) == (
         "GPU GPU-0 is leased to slurm 12 since 2023-11-14T22:13:20Z; wait until that ends, or if it has ended, run "
         "`eelgrid-agent lease release --engine slurm --owner '12'`"
     )
     assert held(leases) == [("GPU-0", "slurm", "12"), ("MIG-1", "slurm", "12")]
-    with pytest.raises(LeaseConflict, match="slice MIG-1"):
+    with pytest.raises(DeviceLeased, match="slice MIG-1"):
         leases.take(OTHER, ["MIG-1"])
     leases.take(OTHER, ["MIG-0", "GPU-1"])
     with pytest.raises(UnknownDevice, match="GPU or slice 7"):
@@ -213,7 +213,7 @@ def test_pods_of_the_kubelet_are_leased_named_and_free_again_after_long_enough()
     assert held(leases) == [("GPU-0", *KUBELET_HOLDER)]
     pods.on_containers([container("GPU-0"), container("MIG-1")])
     assert [lease.note for lease in leases.table.leases] == ["pod d/train"] * 2
-    with pytest.raises(LeaseConflict, match=r"kubernetes device-plugin \(pod d/train\)"):
+    with pytest.raises(DeviceLeased, match=r"kubernetes device-plugin \(pod d/train\)"):
         leases.take(JOB, ["GPU-9"])
     for _ in range(3):
         pods.on_containers([container("MIG-1")])

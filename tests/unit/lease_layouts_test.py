@@ -11,7 +11,7 @@ from tests.unit.device_plugin_test import Machine
 
 from eelgrid_agent.devices.host import read_boot_id
 from eelgrid_agent.enforce.device_leases import KUBELET_HOLDER, LEASES_FILE, DeviceLeases, LayoutChanging
-from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseConflict, LeaseHolder, LeaseTable
+from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, DeviceLeased, LeaseHolder, LeaseTable
 from eelgrid_agent.enforce.mig.inspection import inspect_host
 from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.mig_service import MigService
@@ -118,7 +118,7 @@ def test_a_claim_gets_no_slice_of_another_engine_and_its_own_is_leased_before_it
     node.ready("u2", "gpu-1-2g-0")
     owner = "claim team/u2 u2"
     assert node.held() == [("kubernetes", owner, 0, 2), ("slurm", "12", 4, 4)]
-    with pytest.raises(LeaseConflict, match="delete the pod or the claim"):
+    with pytest.raises(DeviceLeased, match="delete the pod or the claim"):
         node.leases.take(JOB, [node.uuid(1, 0)])
     node.undo("u2")
     assert node.held() == [("slurm", "12", 4, 4)]

@@ -9,8 +9,8 @@ from eelgrid.ray import build_serve_spec
 from eelgrid_controller.engines.ray.answers import RayHolding, RayNode, RayUnreadable
 from eelgrid_controller.engines.ray.serve import (
     DeploymentKey,
-    LeaveDeployment,
-    ScaleDeployment,
+    LeaveServeDeployment,
+    ScaleServeDeployment,
     ServeDeployment,
     claim_replicas,
     decide_scaling,
@@ -41,7 +41,7 @@ def decide(deployment, *workloads):
 
 
 def test_a_deployment_is_given_as_many_replicas_as_the_core_has_places():
-    assert decide(DEPLOYED, build_workload("n0", "n0", "n1")) == [ScaleDeployment("w", KEY, 3)]
+    assert decide(DEPLOYED, build_workload("n0", "n0", "n1")) == [ScaleServeDeployment("w", KEY, 3)]
     assert decide(replace(DEPLOYED, target_replicas=3), build_workload("n0", "n0", "n1")) == []
     assert decide(DEPLOYED, build_workload(phase=WorkloadPhase.PENDING)) == []
 
@@ -56,13 +56,13 @@ def test_a_deployment_is_given_as_many_replicas_as_the_core_has_places():
 )
 def test_a_deployment_that_may_not_be_scaled_is_left_with_the_reason_and_the_remedy(deployment, words):
     (found,) = decide(deployment, build_workload("n0", "n1"))
-    assert isinstance(found, LeaveDeployment)
+    assert isinstance(found, LeaveServeDeployment)
     assert words in found.reason
 
 
 def test_of_two_workloads_for_one_deployment_the_older_scales_it():
     found = decide(DEPLOYED, build_workload("n0", "n1"), build_workload("n0", key="a", submitted_ns=2))
-    assert found[0] == ScaleDeployment("w", KEY, 2)
+    assert found[0] == ScaleServeDeployment("w", KEY, 2)
     assert "stands for web/Echo already" in found[1].reason
 
 

@@ -30,8 +30,8 @@ from eelgrid_agent.enforce.lease_table import (
     KUBERNETES_ENGINE,
     LOCAL_ENGINE,
     NAME_MOST,
-    DeviceLease,
     LeaseDevice,
+    LeaseEntry,
     LeaseHolder,
     LeaseRefused,
     LeaseTable,
@@ -130,7 +130,7 @@ class DeviceLeases:
         is_shared: bool = False,
         process: tuple[int, int] = (0, 0),
         note: str = "",
-    ) -> tuple[DeviceLease, ...]:
+    ) -> tuple[LeaseEntry, ...]:
         """Leases devices by UUID or GPU index, all or none, and returns the holder's leases. Raises LeaseRefused."""
         gpus = tuple(self.list_gpus())
         devices = []
@@ -150,7 +150,7 @@ class DeviceLeases:
         is_shared: bool = False,
         process: tuple[int, int] = (0, 0),
         note: str = "",
-    ) -> tuple[DeviceLease, ...]:
+    ) -> tuple[LeaseEntry, ...]:
         """Leases all of these devices or none; returns the holder's leases. Raises LeaseRefused."""
         with self._lock:
             try:
@@ -226,7 +226,7 @@ class DeviceLeases:
         self.reclaimed_total += count
         return count
 
-    def find_conflict(self, holder: LeaseHolder, name: str) -> DeviceLease | None:
+    def find_conflict(self, holder: LeaseHolder, name: str) -> LeaseEntry | None:
         """Returns the lease that keeps a holder from a device of this node; None if nothing does."""
         device = find_lease_device(name, self.list_gpus())
         return None if device is None else self._table.find_conflict(device, holder)

@@ -76,7 +76,7 @@ class LeaseDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLease:
+class LeaseEntry:
     """One device in one hand. `since_ns` is wall clock, of when its holder took it first.
 
     A holder that is a process has `pid` and `start_ticks` (field 22 of /proc/PID/stat, which tells it from a later one of
@@ -104,10 +104,10 @@ class LeaseRefused(Exception):
     """The device is not given; the message says who holds it and what to do."""
 
 
-class LeaseConflict(LeaseRefused):
+class DeviceLeased(LeaseRefused):
     """Another holder has the device, or a part of it."""
 
-    def __init__(self, device: LeaseDevice, held: DeviceLease) -> None:
+    def __init__(self, device: LeaseDevice, held: LeaseEntry) -> None:
         what = f"{device.describe()} is leased to {held.describe_holder()}"
         super().__init__(f"{what}; wait until that ends, or {_describe_remedy(held.holder)}")
         self.held = held
@@ -157,11 +157,11 @@ class LeaseTable:
     without a lease is not known to be free.
     """
 
-    leases: tuple[DeviceLease, ...] = ()
+    leases: tuple[LeaseEntry, ...] = ()
     serial: int = 0
     adopted_boot: str = ""
 
-    def find_conflict(self, device: LeaseDevice, holder: LeaseHolder, *, is_shared: bool = False) -> DeviceLease | None:
+    def find_conflict(self, device: LeaseDevice, holder: LeaseHolder, *, is_shared: bool = False) -> LeaseEntry | None:
         """Returns the oldest lease that keeps this holder from the device; None if nothing does."""
         found = (
             lease
@@ -183,11 +183,11 @@ class LeaseTable:
         process: tuple[int, int] = (0, 0),
         note: str = "",
     ) -> "LeaseTable":
-        """Leases all of these or none; `process` is id and start ticks. Raises LeaseConflict and LeasesFull."""
+        """Leases all of these or none; `process` is id and start ticks. Raises DeviceLeased and LeasesFull."""
         for device in devices:
             held = self.find_conflict(device, holder, is_shared=is_shared)
             if held is not None:
-                raise LeaseConflict(device, held)
+                raise DeviceLeased(device, held)
         kept = {(lease.holder, _place(lease.device)): lease for lease in self.leases}
         serial = self.serial
         for device in dict.fromkeys(devices):
@@ -195,7 +195,7 @@ class LeaseTable:
             # One that was to be made, and now is there.
             planned = kept.pop((holder, _place(replace(device, uuid=""))), None)
             before = kept.pop((holder, _place(device)), planned)
-            kept[holder, _place(device)] = DeviceLease(
+            kept[holder, _place(device)] = LeaseEntry(
                 device=device,
                 holder=holder,
                 serial=serial,
@@ -235,11 +235,11 @@ class LeaseTable:
             lease.device.uuid for lease in self.leases if lease.device.gpu_uuid == gpu_uuid and lease.device.uuid
         )
 
-    def of_engine(self, engine: str) -> Iterator[DeviceLease]:
+    def of_engine(self, engine: str) -> Iterator[LeaseEntry]:
         """Yields the leases of one engine."""
         return (lease for lease in self.leases if lease.holder.engine == engine)
 
-    def _without(self, gone: Iterable[DeviceLease]) -> "LeaseTable":
+    def _without(self, gone: Iterable[LeaseEntry]) -> "LeaseTable":
         ended = {lease.serial for lease in gone}
         if not ended:
             return self
@@ -267,14 +267,14 @@ def _decode(document: Mapping[str, Any]) -> LeaseTable:
     return LeaseTable(leases=leases, serial=serial, adopted_boot=require_text(document["adopted_boot"]))
 
 
-def _lease_in(fields: Mapping[str, Any]) -> DeviceLease:
+def _lease_in(fields: Mapping[str, Any]) -> LeaseEntry:
     device = LeaseDevice(**fields["device"])
     for text in (device.gpu_uuid, device.uuid, *fields["holder"], fields["boot_id"], fields["note"]):
         require_text(text)
     numbers = (fields["serial"], fields["since_ns"], fields["pid"], fields["start_ticks"], device.start, device.size)
     if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in numbers):
         raise ValueError(f"a lease of {device.gpu_uuid} has a number that is none")
-    return DeviceLease(**{**fields, "device": device, "holder": LeaseHolder(*fields["holder"])})
+    return LeaseEntry(**{**fields, "device": device, "holder": LeaseHolder(*fields["holder"])})
 
 
 LEASE_JOURNAL: StateFormat[LeaseTable] = StateFormat(

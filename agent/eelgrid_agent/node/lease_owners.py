@@ -28,7 +28,7 @@ from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.lease_table import (
     KUBERNETES_ENGINE,
     LOCAL_ENGINE,
-    DeviceLease,
+    LeaseEntry,
     LeaseHolder,
     find_place_device,
 )
@@ -69,7 +69,7 @@ class OwnerAnswer(NamedTuple):
     reason: str = ""
 
 
-AskOwner = Callable[[DeviceLease], Awaitable[OwnerAnswer]]
+AskOwner = Callable[[LeaseEntry], Awaitable[OwnerAnswer]]
 
 
 def read_start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
@@ -81,7 +81,7 @@ def read_start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
         return 0
 
 
-def ask_process(lease: DeviceLease, proc: Path = Path("/proc")) -> OwnerAnswer:
+def ask_process(lease: LeaseEntry, proc: Path = Path("/proc")) -> OwnerAnswer:
     """Returns whether the process that was named with a lease lives."""
     lives = read_start_ticks(lease.pid, proc) == lease.start_ticks
     return OwnerAnswer(OwnerState.HOLDS if lives else OwnerState.GONE)
@@ -93,7 +93,7 @@ class SlurmOwners:
     def __init__(self, *, program: str | None = None, proc: Path = Path("/proc")) -> None:
         self._program, self._proc = program or shutil.which("scontrol"), proc
 
-    async def ask(self, lease: DeviceLease) -> OwnerAnswer:
+    async def ask(self, lease: LeaseEntry) -> OwnerAnswer:
         """Returns whether a job holds its devices."""
         job = lease.holder.owner
         if self._program is None:
@@ -189,7 +189,7 @@ async def check_owners(leases: DeviceLeases, engines: Mapping[str, AskOwner], ku
     return leases.reclaim(gone) if gone else 0
 
 
-async def _ask(lease: DeviceLease, engines: Mapping[str, AskOwner]) -> OwnerAnswer:
+async def _ask(lease: LeaseEntry, engines: Mapping[str, AskOwner]) -> OwnerAnswer:
     if lease.pid:
         return ask_process(lease)
     ask = engines.get(lease.holder.engine)

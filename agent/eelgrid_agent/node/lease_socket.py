@@ -34,7 +34,7 @@ from eelgrid_agent.enforce.lease_table import (
     KUBERNETES_ENGINE,
     LOCAL_ENGINE,
     NAME_MOST,
-    DeviceLease,
+    LeaseEntry,
     LeaseHolder,
     LeaseRefused,
 )
@@ -85,7 +85,7 @@ def _faults(leases: DeviceLeases) -> dict[str, Any]:
     return {"disputes": sorted(set(leases.disputes.values())), "problem": leases.problem}
 
 
-def describe_lease(lease: DeviceLease, leases: DeviceLeases) -> dict[str, Any]:
+def describe_lease(lease: LeaseEntry, leases: DeviceLeases) -> dict[str, Any]:
     """Returns a lease as others read it; `unknown` says why it is not known whether its owner still exists."""
     return {
         "gpu_uuid": lease.device.gpu_uuid,

@@ -37,8 +37,8 @@ from eelgrid_controller.engines.ray.following import (
     is_of_ray,
 )
 from eelgrid_controller.engines.ray.serve import (
-    LeaveDeployment,
-    ScaleDeployment,
+    LeaveServeDeployment,
+    ScaleServeDeployment,
     claim_replicas,
     decide_scaling,
     list_metric_pages,
@@ -177,7 +177,7 @@ class RayEngine:
         left: dict[str, str] = {}
         for one in decide_scaling(deployments, served):
             match one:
-                case ScaleDeployment(workload_id, key, replicas):
+                case ScaleServeDeployment(workload_id, key, replicas):
                     try:
                         await self._ray.scale_deployment(key.application, key.deployment, replicas)
                     except RayFailed as error:
@@ -185,7 +185,7 @@ class RayEngine:
                         continue
                     self.counts.scaled += 1
                     self._log.info("workload=%s deployment=%s replicas=%d", workload_id, key, replicas)
-                case LeaveDeployment(workload_id, reason):
+                case LeaveServeDeployment(workload_id, reason):
                     left[workload_id] = reason
         self._advise(left)
 

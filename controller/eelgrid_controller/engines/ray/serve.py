@@ -50,7 +50,7 @@ class ServeDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleDeployment:
+class ScaleServeDeployment:
     """Give a deployment its number of replicas."""
 
     workload_id: str
@@ -59,7 +59,7 @@ class ScaleDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveDeployment:
+class LeaveServeDeployment:
     """A deployment is not scaled, and why."""
 
     workload_id: str
@@ -102,9 +102,9 @@ def name_deployment(workload: Workload) -> DeploymentKey | None:
 
 def decide_scaling(
     deployments: Mapping[DeploymentKey, ServeDeployment], workloads: Mapping[str, Workload]
-) -> list[ScaleDeployment | LeaveDeployment]:
+) -> list[ScaleServeDeployment | LeaveServeDeployment]:
     """Returns what is to be done about each workload that stands for a deployment and is placed."""
-    found: list[ScaleDeployment | LeaveDeployment] = []
+    found: list[ScaleServeDeployment | LeaveServeDeployment] = []
     taken: dict[DeploymentKey, str] = {}
     for key, workload in sorted(workloads.items(), key=lambda item: (item[1].submitted_ns, item[0])):
         name = name_deployment(workload)
@@ -112,17 +112,21 @@ def decide_scaling(
             continue
         first, deployment = taken.setdefault(name, key), deployments.get(name)
         if first != key:
-            found.append(LeaveDeployment(key, f"the workload {first} stands for {name} already; cancel one of them"))
+            found.append(
+                LeaveServeDeployment(key, f"the workload {first} stands for {name} already; cancel one of them")
+            )
         elif deployment is None:
-            found.append(LeaveDeployment(key, f"Serve has no deployment {name}; deploy it, or cancel the workload"))
+            found.append(
+                LeaveServeDeployment(key, f"Serve has no deployment {name}; deploy it, or cancel the workload")
+            )
         elif deployment.is_scaled_by_serve:
             remedy = f"take autoscaling_config out of its configuration {_REDEPLOY}"
-            found.append(LeaveDeployment(key, f"Serve scales {name} itself; {remedy}"))
+            found.append(LeaveServeDeployment(key, f"Serve scales {name} itself; {remedy}"))
         elif not deployment.is_open:
             remedy = f"set external_scaler_enabled: true in its application {_REDEPLOY}"
-            found.append(LeaveDeployment(key, f"Serve does not let {name} be scaled from outside; {remedy}"))
+            found.append(LeaveServeDeployment(key, f"Serve does not let {name} be scaled from outside; {remedy}"))
         elif deployment.target_replicas != len(workload.placements):
-            found.append(ScaleDeployment(key, name, len(workload.placements)))
+            found.append(ScaleServeDeployment(key, name, len(workload.placements)))
     return found
 
 
