@@ -24,7 +24,14 @@ from eelgrid_agent.enforce.device_leases import (
 from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, DeviceLeased, LeaseHolder, LeaseTable
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.kubelet.pod_resources import PodLeases
-from eelgrid_agent.node.lease_owners import OwnerAnswer, OwnerState, SlurmOwners, check_owners, read_start_ticks
+from eelgrid_agent.node.lease_owners import (
+    OwnerAnswer,
+    OwnerState,
+    SlurmOwners,
+    adopt_slurm_jobs,
+    check_owners,
+    read_start_ticks,
+)
 from eelgrid_agent.node.lease_socket import LeaseSocket, LeaseSocketError, ask_agent
 from eelgrid_agent.state_files import MemoryState, StateFile, StateUnwritable
 from eelgrid_protos.kubelet_api import ContainerDevices
@@ -279,6 +286,18 @@ def test_an_owner_that_asks_again_while_it_is_looked_for_keeps_its_lease():
 
     assert check(leases, slurm=gone) == 0
     assert held(leases) == [("GPU-0", "slurm", "12")]
+
+
+def test_a_table_that_is_begun_anew_takes_slurms_jobs_from_its_prologs_files(tmp_path):
+    folder = tmp_path / "slurm"
+    folder.mkdir(mode=0o700)
+    (folder / "0").write_text("11\n")  # of a prolog of the site
+    (folder / "job-12").write_text("restart=0\ndevices=1\n")  # of ours
+    for path in folder.iterdir():
+        path.chmod(0o600)
+    leases = open_leases()
+    adopt_slurm_jobs(leases, folder, GPUS)
+    assert held(leases) == [("GPU-0", "slurm", "11"), ("GPU-1", "slurm", "12")]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,18 @@ def map_handed_jobs(jobs: Iterable[HandedJob], gpus: Iterable[Gpu]) -> tuple[Dev
     )
 
 
+def read_slurm_jobs(folder: Path, gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...] | None:
+    """Returns what Slurm's jobs hold, by the files of our prolog and of others; None where there is no folder to ask."""
+    devices = tuple(gpus)
+    mapped = read_slurm_allocations(folder, devices)
+    try:
+        handed = map_handed_jobs(HandoverFolder(folder).read_jobs(), devices)
+    except HandoverError:
+        # Told by whoever watches the folder.
+        return mapped
+    return None if mapped is None else tuple(dict.fromkeys((*mapped, *handed)))
+
+
 class ContainerSource(Protocol):
     """The newest answer of a kubelet."""
 
@@ -137,17 +149,8 @@ class AttributionSources:
         pids = sorted({one.pid for found in slow.processes.values() for one in found or ()})
         return SourceReadings(
             owners={} if self._book is None else self._book.resolve(pids, now_ns=now_ns),
-            jobs=None if self._slurm_folder is None else self._read_slurm_jobs(self._slurm_folder, gpus),
+            jobs=None if self._slurm_folder is None else read_slurm_jobs(self._slurm_folder, gpus),
         )
-
-    def _read_slurm_jobs(self, folder: Path, gpus: tuple[Gpu, ...]) -> tuple[DeviceAllocation, ...] | None:
-        mapped = read_slurm_allocations(folder, gpus)
-        try:
-            handed = map_handed_jobs(HandoverFolder(folder).read_jobs(), gpus)
-        except HandoverError:
-            # Told by whoever watches the folder.
-            return mapped
-        return None if mapped is None else tuple(dict.fromkeys((*mapped, *handed)))
 
     def gather_input(
         self,

@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from eelgrid_agent.energy.node_energy import read_slurm_allocations
+from eelgrid_agent.energy.node_energy import read_slurm_jobs
 from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.lease_table import (
     KUBERNETES_ENGINE,
@@ -151,7 +151,7 @@ def find_job_process(job: str, proc: Path = Path("/proc")) -> int:
 def adopt_slurm_jobs(leases: DeviceLeases, folder: Path, gpus: Iterable[Gpu]) -> None:
     """Leases what Slurm's jobs have by the folder of their prolog, to a table that is begun anew."""
     devices = tuple(gpus)
-    for one in read_slurm_allocations(folder, devices) or ():
+    for one in read_slurm_jobs(folder, devices) or ():
         device = find_place_device(one.place.gpu_uuid, one.place.gpu_instance_id, devices)
         if device is not None:
             leases.adopt(LeaseHolder(SLURM_ENGINE, one.owner.job), (device,))
