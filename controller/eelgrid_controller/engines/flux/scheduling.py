@@ -122,6 +122,8 @@ class FluxScheduling:
         self._namespace = namespace
         self.reports = NodeReporter()
         self._ended: set[str] = set()
+        # Of jobs that waited at the last look, by the id of their first workload: the core knows no others.
+        self._numbers: dict[str, int] = {}
         # Jobs that are about to be submitted to another scheduler, by the id under which the core is asked.
         self._asked: dict[str, JobRequest] = {}
         self._advices = 0
@@ -150,7 +152,8 @@ class FluxScheduling:
         for job in tuple(view.running.values()):
             if now_s >= job.not_before_s:
                 found += self._follow_run(view, job, names, held.get(job.base_id, nothing))
-        waiting = sum(held[job.base_id].live != () for job in view.waiting.values() if job.base_id in held)
+        self._numbers = {job.base_id: job.number for job in view.waiting.values()}
+        waiting = sum(held[base].live != () for base in self._numbers if base in held)
         for job in sorted(view.waiting.values(), key=lambda one: (-one.priority, one.number)):
             for one in self._follow_waiting(view, job, names, held.get(job.base_id, nothing), now_s):
                 if isinstance(one, FluxSubmit):
@@ -345,10 +348,10 @@ class FluxScheduling:
             return None
         if (asked := self._asked.get(workload_id)) is not None:
             return (view, asked) if needs_rules(asked) else None
-        for job in view.waiting.values():
-            if job.base_id == base and job.request is not None:
-                return (view, job.request) if needs_rules(job.request) else None
-        return None
+        job = view.waiting.get(self._numbers.get(base, -1))
+        if job is None or job.request is None:
+            return None
+        return (view, job.request) if needs_rules(job.request) else None
 
     def list_matching_ranks(self, view: FluxView, request: JobRequest) -> frozenset[int]:
         """Returns the ranks that a job may go to, regardless of what is free."""
