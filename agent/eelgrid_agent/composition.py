@@ -47,7 +47,7 @@ from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
-from eelgrid_agent.engine.local import LocalEngine
+from eelgrid_agent.engine.local import PROCESSES, LocalEngine
 from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
@@ -323,7 +323,7 @@ def _open_processes(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
         )
         cgroups = AttemptCgroups(find_delegated_cgroup())
-        return LocalEngine(folder / "processes", cgroups=cgroups, users=users, leases=leases)
+        return LocalEngine(folder / PROCESSES, cgroups=cgroups, users=users, leases=leases)
     except OSError as error:
         raise BudgetNotEnforceable(
             f"--run-processes cannot use {folder}: {error.strerror}; give --state DIR"

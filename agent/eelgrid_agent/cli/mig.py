@@ -18,6 +18,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ from eelgrid_agent.enforce.mig.parted_file import (
 )
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_agent.engine.local import PROCESSES, adopt_attempts
 from eelgrid_agent.state_files import StateDirectoryError, StateFile, StateFileError, lock_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
@@ -306,7 +308,8 @@ def run_mig_command(arguments: Sequence[str]) -> int:
     act: Callable[[argparse.Namespace, MigHost], int] = flags.act
     try:
         with open_mig_host(simulate=flags.simulate, node=flags.node, seed=flags.seed, state=flags.state) as site:
-            return act(flags, site)
+            processes = site.directory / PROCESSES
+            return act(flags, replace(site, adopt_leases=lambda leases: adopt_attempts(leases, processes)))
     except (
         MigUsageError,
         PartedFileError,

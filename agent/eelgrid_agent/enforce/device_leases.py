@@ -9,6 +9,9 @@ before anybody is told, so a crash between the two leaves a lease too many and n
 gets the same answer, or its end is found out. A release is believed at once and written when that is possible: one that a
 crash resurrects has a holder that has ended. Leases end with the boot of the machine, as processes do.
 
+The leases of the local engine are not in the journal: the records of its attempts have them, and they are adopted before
+anything is given.
+
 A table is begun anew at the first start, after its file was lost, and with a boot, when the kubelet starts pods without
 asking anybody. It is not complete until what stands was adopted from jobs, pods and claims, and nothing is given before.
 
@@ -25,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from eelgrid_agent.enforce.lease_table import (
     KUBERNETES_ENGINE,
@@ -66,6 +70,18 @@ class UnknownDevice(LeaseRefused):
     """The node has no such device."""
 
 
+class LeaseRequest(NamedTuple):
+    """Devices that a holder asks for, by UUID or GPU index."""
+
+    holder: LeaseHolder
+    names: Sequence[str]
+    is_shared: bool = False
+
+
+# What a holder has, or why it does not get what it asked for.
+LeaseAnswer = tuple[LeaseEntry, ...] | LeaseRefused
+
+
 class DeviceLeases:
     """The leases of one node. `boot_id` is of the machine, `wall_ns` of its clock."""
 
@@ -74,7 +90,8 @@ class DeviceLeases:
         self._store, self._boot_id, self._wall_ns = store, boot_id or "unknown", wall_ns
         self._lock = threading.RLock()
         self._changing: Counter[str] = Counter()
-        self._is_written = True
+        # What the journal says; None after a write that failed.
+        self._recorded: LeaseTable | None = None
         self._engines = {LOCAL_ENGINE, KUBERNETES_ENGINE}
         # Whoever knows the inventory, and whoever reports leases, put themselves here.
         self.list_gpus: Callable[[], Iterable[Gpu]] = tuple
@@ -91,6 +108,7 @@ class DeviceLeases:
         except StateDamaged as damaged:
             self.problem, table = str(damaged), LeaseTable()
             _LOG.warning("event=leases_unknown reason=%r", self.problem)
+        self._recorded = table
         before = [lease.serial for lease in table.leases if lease.boot_id != self._boot_id]
         self._table = table.reclaim(before)
 
@@ -132,14 +150,11 @@ class DeviceLeases:
         note: str = "",
     ) -> tuple[LeaseEntry, ...]:
         """Leases devices by UUID or GPU index, all or none, and returns the holder's leases. Raises LeaseRefused."""
-        gpus = tuple(self.list_gpus())
-        devices = []
-        for name in names:
-            device = find_lease_device(name, gpus)
-            if device is None:
-                self._count_refusal(holder)
-                raise UnknownDevice(f"this node has no GPU or slice {name}; `eelgrid-agent mig show` lists them")
-            devices.append(device)
+        try:
+            devices = _find_devices(names, tuple(self.list_gpus()))
+        except UnknownDevice as refused:
+            self._note_refusal(holder, refused)
+            raise
         return self.take_devices(holder, devices, is_shared=is_shared, process=process, note=note)
 
     def take_devices(
@@ -166,18 +181,56 @@ class DeviceLeases:
                 )
                 self._write(table)
             except LeaseRefused as refused:
-                self._count_refusal(holder)
-                _LOG.info("event=lease_refused engine=%s owner=%s reason=%r", *holder, str(refused))
+                self._note_refusal(holder, refused)
                 raise
             self._table = table
             found = tuple(lease for lease in table.leases if lease.holder == holder)
         self.on_change()
         return found
 
+    def take_each(self, asked: Iterable[LeaseRequest]) -> dict[LeaseHolder, LeaseAnswer]:
+        """Leases what several holders ask for, each all or none, in one write; returns what each holds, or why not."""
+        gpus = tuple(self.list_gpus())
+        refused: dict[LeaseHolder, LeaseRefused] = {}
+        given: list[LeaseHolder] = []
+        with self._lock:
+            table = self._table
+            for holder, names, is_shared in asked:
+                try:
+                    devices = _find_devices(names, gpus)
+                    self._refuse_early(holder, devices)
+                    table = table.take(
+                        holder,
+                        devices,
+                        since_ns=max(0, self._wall_ns()),
+                        boot_id=self._boot_id,
+                        is_shared=is_shared,
+                    )
+                    given.append(holder)
+                except LeaseRefused as error:
+                    refused[holder] = error
+            if given:
+                try:
+                    self._write(table)
+                    self._table = table
+                except LeaseUnrecorded as error:
+                    refused |= dict.fromkeys(given, error)
+            for holder, why in refused.items():
+                self._note_refusal(holder, why)
+            held = {holder: tuple(one for one in self._table.leases if one.holder == holder) for holder in given}
+        self.on_change()
+        return held | refused
+
     def adopt(
-        self, holder: LeaseHolder, devices: Sequence[LeaseDevice], *, is_shared: bool = False, note: str = ""
+        self,
+        holder: LeaseHolder,
+        devices: Sequence[LeaseDevice],
+        *,
+        is_shared: bool = False,
+        note: str = "",
+        since_ns: int = 0,
     ) -> bool:
-        """Leases what an engine already uses; False, and a dispute, where another one has the lease."""
+        """Leases what an engine already uses, since now by default; False, and a dispute, where another one has the lease."""
         with self._lock:
             known = {(lease.holder, lease.device): lease for lease in self._table.leases}
             new = [device for device in devices if (holder, device) not in known]
@@ -187,7 +240,7 @@ class DeviceLeases:
                     table = table.take(
                         holder,
                         (device,),
-                        since_ns=max(0, self._wall_ns()),
+                        since_ns=since_ns or max(0, self._wall_ns()),
                         boot_id=self._boot_id,
                         is_shared=is_shared,
                         note=note[:NAME_MOST],
@@ -274,7 +327,8 @@ class DeviceLeases:
                     f"the MIG layout of GPU {device.gpu_uuid} is being changed; ask again in a few seconds"
                 )
 
-    def _count_refusal(self, holder: LeaseHolder) -> None:
+    def _note_refusal(self, holder: LeaseHolder, refused: LeaseRefused) -> None:
+        _LOG.info("event=lease_refused engine=%s owner=%s reason=%r", *holder, str(refused))
         self.refused_total[self.name_counted_engine(holder.engine)] += 1
 
     def _dispute(self, holder: LeaseHolder, device: LeaseDevice, refused: LeaseRefused) -> None:
@@ -299,8 +353,6 @@ class DeviceLeases:
 
     def _replace(self, table: LeaseTable) -> bool:
         """Puts a table in force that nobody waits for; one that cannot be written now is written with the next."""
-        if table is self._table and self._is_written:
-            return False
         is_other, self._table = table is not self._table, table
         try:
             self._write(table)
@@ -309,12 +361,27 @@ class DeviceLeases:
         return is_other
 
     def _write(self, table: LeaseTable) -> None:
+        """Writes what is other than the journal says; raises LeaseUnrecorded."""
+        kept = table.without_engine(LOCAL_ENGINE)
+        if self._recorded is not None and kept.says_same(self._recorded):
+            return
         try:
-            self._is_written = False
-            self._store.store(table)
-            self._is_written = True
+            self._recorded = None
+            self._store.store(kept)
+            self._recorded = kept
         except StateFileError as error:
             raise LeaseUnrecorded(f"the lease cannot be recorded: {error}") from error
+
+
+def _find_devices(names: Iterable[str], gpus: Sequence[Gpu]) -> list[LeaseDevice]:
+    """Returns the devices of a node by UUID or GPU index; raises UnknownDevice."""
+    found = []
+    for name in names:
+        device = find_lease_device(name, gpus)
+        if device is None:
+            raise UnknownDevice(f"this node has no GPU or slice {name}; `eelgrid-agent mig show` lists them")
+        found.append(device)
+    return found
 
 
 def _ignore_change() -> None:

@@ -239,6 +239,14 @@ class LeaseTable:
         """Yields the leases of one engine."""
         return (lease for lease in self.leases if lease.holder.engine == engine)
 
+    def without_engine(self, engine: str) -> "LeaseTable":
+        """Leaves out the leases of one engine."""
+        return self._without(self.of_engine(engine))
+
+    def says_same(self, other: "LeaseTable") -> bool:
+        """Returns whether another table says the same, whatever its numbers count."""
+        return (self.leases, self.adopted_boot) == (other.leases, other.adopted_boot)
+
     def _without(self, gone: Iterable[LeaseEntry]) -> "LeaseTable":
         ended = {lease.serial for lease in gone}
         if not ended:

@@ -4,13 +4,14 @@ Theory. Starting Python for each attempt costs 20 ms of CPU; a fork of a process
 itself has threads, so it must not fork and go on. The server (`launcher.serve`) has one thread and no state: it ends
 with the agent, whose end of the socket closes then, and the next start makes another. Launchers do not notice.
 
-If the server is killed, or hangs, while a start is under way, whether it forked is not known here. It is killed and
-waited for, so that nothing of it can fork later, and `ForkServerEnded` is raised: the caller looks at the folder's lock
-and records, as after a restart of the agent.
+Requests are answered in their order, so the next folder is made while the server forks for the one before.
+
+If the server is killed, or hangs, while starts are under way, whether it forked is not known here. It is killed and
+waited for, so that nothing of it can fork later, and `ForkServerEnded` is raised: the caller looks at the locks and
+records of all folders that are not answered, as after a restart of the agent.
 """
 
 import contextlib
-import fcntl
 import os
 import socket
 import subprocess
@@ -23,6 +24,9 @@ from eelgrid_agent.engine import launcher
 _LAUNCHER = str(Path(launcher.__file__).resolve())
 # A fork takes milliseconds; a machine that swaps gets much more.
 _ANSWER_S = 10.0
+# So many are not answered at the most: neither side's socket is full then, so neither waits for the other.
+REQUESTS_MOST = 16
+_LOG_BYTES_MOST = 1024 * 1024
 
 
 class ForkServerEnded(Exception):
@@ -30,9 +34,10 @@ class ForkServerEnded(Exception):
 
 
 class ForkServer:
-    """Starts launchers of attempts; used from one thread."""
+    """Starts launchers of attempts; used from one thread. What they cannot say elsewhere is added to `log`."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._finalizer: weakref.finalize[..., ForkServer] | None = None
@@ -47,12 +52,14 @@ class ForkServer:
         if self._control is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log = None
         try:
+            log = _open_log(self._log)
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-I", "-S", _LAUNCHER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=log,
                 cwd="/",
                 env={},
                 pass_fds=(theirs.fileno(),),
@@ -63,6 +70,8 @@ class ForkServer:
             raise
         finally:
             theirs.close()
+            if log is not None:
+                os.close(log)
         ours.settimeout(_ANSWER_S)
         self._control, self._process = ours, process
         self._finalizer = weakref.finalize(self, _end_server, ours, process)
@@ -73,24 +82,28 @@ class ForkServer:
             self._finalizer()
         self._control = self._process = None
 
-    def start_launcher(self, folder: Path) -> int:
-        """Starts the launcher of a folder with its lock, and returns a pidfd.
+    def request(self, folder: Path, records: int) -> None:
+        """Asks for the launcher of a folder, which holds a copy of its locked descriptor while it lives.
 
-        Raises ForkServerEnded, and OSError if it was not started: BlockingIOError where the lock is held.
+        Raises ForkServerEnded, and OSError if no server can be started.
         """
         self.prepare()
         assert self._control is not None
-        with contextlib.ExitStack() as stack:
-            lock = open_lock(folder)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            log = stack.enter_context((folder / "launcher.log").open("ab"))
-            try:
-                socket.send_fds(self._control, [os.fsencode(folder)], [lock, log.fileno()])
-                answer, passed, _, _ = socket.recv_fds(self._control, 64, 1)
-            except OSError as error:
-                self._discard()
-                raise ForkServerEnded(str(error)) from error
+        try:
+            socket.send_fds(self._control, [os.fsencode(folder)], [records])
+        except OSError as error:
+            self._discard()
+            raise ForkServerEnded(str(error)) from error
+
+    def receive(self) -> int:
+        """Returns the pidfd of the launcher that was asked for first; raises ForkServerEnded, or OSError if it was not forked."""
+        if self._control is None:
+            raise ForkServerEnded("it was killed")
+        try:
+            answer, passed, _, _ = socket.recv_fds(self._control, 64, 1)
+        except OSError as error:
+            self._discard()
+            raise ForkServerEnded(str(error)) from error
         if not answer:
             self._discard()
             raise ForkServerEnded("it closed its end")
@@ -105,9 +118,13 @@ class ForkServer:
         self.close()
 
 
-def open_lock(folder: Path) -> int:
-    """Opens the lock of an attempt's folder, which its launcher holds while it lives; raises OSError."""
-    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _open_log(path: Path) -> int:
+    """Opens the log of all launchers, which begins anew when it is large; raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if os.fstat(descriptor).st_size > _LOG_BYTES_MOST:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+    return descriptor
 
 
 def _end_server(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:

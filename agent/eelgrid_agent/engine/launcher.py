@@ -2,8 +2,8 @@
 
 The program is the fork server of `fork_server`: it is run by path, without site-packages, imports the standard library
 only, has one thread, and forks a launcher for each request of the agent. A launcher has a session of its own and
-outlives both. Its folder has the command (`spec.json`); it writes there `running.json` before the start, the output
-(`output.log`), and the exit record (`exit.json`) by rename when nothing is left.
+outlives both. Its folder has the command in the records of the attempt (`attempt_records`), to which it adds a step before
+the start, and another when nothing is left; and the output (`output.log`).
 
 A process that is asked input of has a pipe or a terminal, which the launcher keeps open: so it is there however often
 the agent is replaced. The agent connects to `input.sock` in the folder, where each packet is a letter and what it
@@ -48,25 +48,19 @@ _IGNORED_BY_PYTHON = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
 # Of input: a letter, and what the contract allows in one message.
 INPUT_PACKET_BYTES_MOST = 1 + 16_384
 INPUT_SOCKET = "input.sock"
+RECORDS = "records.jsonl"
 _END_OF_FILE = b"\x04"
 _LINE_ENDS = (b"\n", b"\r", _END_OF_FILE)
 # Linux takes 4096 bytes for a path.
 _REQUEST_BYTES_MOST = 8192
 
 
-def write_durably(folder: str, name: str, content: object) -> None:
-    """Writes a new JSON file, and returns when it is on disk; one that was cut short is not read as JSON.
-
-    One flush: the file systems of Linux write the name of a new file with it, where one that is renamed takes another.
-    """
-    descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        data = json.dumps(content).encode()
-        while data:
-            data = data[os.write(descriptor, data) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def append_record(descriptor: int, step: str, content: object) -> None:
+    """Adds a step to the records of an attempt (`attempt_records`); raises OSError."""
+    # The first byte ends a line that was cut short.
+    data = b"\n" + json.dumps({step: content}).encode() + b"\n"
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def read_start_ticks(pid: int) -> int:
@@ -296,10 +290,11 @@ class ProcessGroupKiller:
 class Launcher:
     """One process, from its start to its exit record."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        with open(os.path.join(folder, "spec.json"), "rb", buffering=0) as file:
-            self._spec = json.loads(file.read())
+    def __init__(self, folder: str, records: int) -> None:
+        """Takes the command from the records of a folder, open and locked."""
+        self._folder, self._records = folder, records
+        written = os.pread(records, os.fstat(records).st_size, 0)
+        self._spec = json.loads(written)["spec"]
         self._killer = ProcessGroupKiller(self._spec["cgroup"])
         self._pid = 0
         self._status: int | None = None
@@ -328,16 +323,13 @@ class Launcher:
         poll = select.poll()
         poll.register(wake_read, select.POLLIN)
         self._started_ns = time.time_ns()
-        write_durably(
-            self._folder,
-            "running.json",
-            {
-                "key": self._spec["key"],
-                "pid": os.getpid(),
-                "start_ticks": read_start_ticks(os.getpid()),
-                "started_ns": self._started_ns,
-            },
-        )
+        running = {
+            "pid": os.getpid(),
+            "start_ticks": read_start_ticks(os.getpid()),
+            "started_ns": self._started_ns,
+        }
+        append_record(self._records, "running", running)
+        os.fsync(self._records)
         output = self._start(poll)
         while not self._reap():
             self._act()
@@ -355,7 +347,8 @@ class Launcher:
         for _ in range(_DRAIN_CHUNKS_MOST):
             if not _copy_chunk(output, log):
                 break
-        write_durably(self._folder, "exit.json", self._exit_record())
+        append_record(self._records, "exit", self._exit_record())
+        os.fsync(self._records)
 
     def _start(self, poll: "select.poll") -> int:
         """Starts the process; why it cannot be started becomes its reason. Returns where its output is read."""
@@ -632,7 +625,7 @@ def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
 def serve(control: socket.socket) -> None:
     """Forks a launcher for each folder that is named on the socket, until the agent closes its end.
 
-    A request carries the folder's locked descriptor and that of its log. The answer carries a pidfd, which is opened
+    A request carries the folder's records, which are locked. The answers come in the order of the requests; each carries a pidfd, which is opened
     before the launcher can be reaped, so that it names no other process; or the number of an error.
     """
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -651,7 +644,7 @@ def serve(control: socket.socket) -> None:
         poll.register(descriptor, select.POLLIN)
     while True:
         if any(descriptor == control.fileno() for descriptor, _ in poll.poll()):
-            request, passed, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MOST, 2)
+            request, passed, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MOST, 1)
             if not request:
                 return
             for descriptor in passed:
@@ -672,7 +665,7 @@ def _answer(control: socket.socket, folder: str, passed: list[int], own: tuple[i
     else:
         if pid == 0:
             control.close()
-            _run_launcher(folder, passed[-1], own)
+            _run_launcher(folder, passed[0], own)
         pidfd = os.pidfd_open(pid)
         socket.send_fds(control, [b"0"], [pidfd])
         os.close(pidfd)
@@ -680,16 +673,15 @@ def _answer(control: socket.socket, folder: str, passed: list[int], own: tuple[i
         os.close(descriptor)
 
 
-def _run_launcher(folder: str, log: int, unused: tuple[int, ...]) -> None:
-    """In the child: is the launcher of a folder; never returns. The folder's lock stays open until the end."""
+def _run_launcher(folder: str, records: int, unused: tuple[int, ...]) -> None:
+    """In the child: is the launcher of a folder; never returns. Its records stay open, and locked, until the end."""
     code = 1
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        os.dup2(log, 2)
-        for descriptor in (log, *unused):
+        for descriptor in unused:
             os.close(descriptor)
-        Launcher(folder).run()
+        Launcher(folder, records).run()
         code = 0
     except BaseException:  # noqa: BLE001  # whatever it is, two servers must not run on
         traceback.print_exc()

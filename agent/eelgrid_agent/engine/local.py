@@ -1,25 +1,28 @@
 """The local engine: starts launchers, watches their ends, and adopts those that a previous run of the agent started.
 
-Each attempt has a folder, made once. Its lock is held by the launcher from before the launcher begins until it ends,
-since it inherits the descriptor: so whether one lives is known without a process id. After a restart of the agent:
+Each attempt has a folder, made once. Its records (attempt_records.py) are locked by the launcher from before it begins
+until it ends, since it inherits the descriptor: so whether one lives is known without a process id. After a restart of
+the agent:
 
-    lock held                       the launcher lives: it is watched through a pidfd, and never started again
-    lock free, exit.json            it has ended: the record is reported
-    lock free, running.json alone   its process may have run: LOST, after what is left of it was killed
-    lock free, neither              its process never began: a plan that still names it starts it
+    lock held               the launcher lives: it is watched through a pidfd, and never started again
+    lock free, exit         it has ended: the record is reported
+    lock free, running      its process may have run: LOST, after what is left of it was killed
+    lock free, neither      its process never began: a plan that still names it starts it
+
+A folder is moved to `collected` when its end is known to the controller, and stays there for a while for its output.
 
 Each attempt leases its devices before its launcher starts, and until its end was collected (enforce/device_leases.py);
 one that is refused never begins, and returns to the queue.
 
 A fork server starts the launchers. If it is killed during a start, the table says what became of that start.
 
-Used on one event loop; files and starts are small enough for it (about 2 ms for a start).
+Used on one event loop; files and starts are small enough for it (about 2 ms for a start). Whoever waits for a GPU waits
+for this: a file that is made costs more than all that is computed here, so few are made.
 """
 
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -29,18 +32,19 @@ import signal
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from eelgrid_agent.enforce.device_leases import DeviceLeases
-from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseHolder, LeaseRefused, find_lease_device
+from eelgrid_agent.enforce.device_leases import DeviceLeases, LeaseAnswer, LeaseRequest
+from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseDevice, LeaseEntry, LeaseHolder, LeaseRefused
 from eelgrid_agent.engine import launcher
+from eelgrid_agent.engine.attempt_records import is_launcher_alive, lock_records, read_records, record_exit
 from eelgrid_agent.engine.cgroups import AttemptCgroups
-from eelgrid_agent.engine.fork_server import ForkServer, ForkServerEnded, open_lock
+from eelgrid_agent.engine.fork_server import REQUESTS_MOST, ForkServer, ForkServerEnded
 from eelgrid_agent.engine.input import InputConnection
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
@@ -62,7 +66,11 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from eelgrid_protos.schema import is_valid_message
 
 _LOG = logging.getLogger("eelgrid.agent")
-_SPEC, _RUNNING, _EXIT, _COLLECTED, _OUTPUT = "spec.json", "running.json", "exit.json", "collected", "output.log"
+# In the state directory of the agent.
+PROCESSES = "processes"
+_OUTPUT = "output.log"
+# By which versions before 0.3 marked the folder of what was collected.
+_COLLECTED = "collected"
 # A launcher says within milliseconds that it runs.
 _LOOK_AGAIN_S = 0.01
 # By which a job says that its checkpoint is whole: JSON with the time, `client/eelgrid/checkpoint.py` writes it.
@@ -119,14 +127,14 @@ class LocalEngine:
         self.on_change: Callable[[], None] = _ignore_change
         self.on_output: Callable[[], object] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
-        self._folder = folder / "attempts"
+        self._folder, self._collected = folder / "attempts", folder / "collected"
         self._checkpoints = folder / "checkpoints"
         # Folders of collected attempts, the oldest first.
         self._kept: deque[Path] = deque()
         self._cgroups = cgroups or AttemptCgroups(None)
         self._is_reading_due, self._checkpoints_read_s = False, checkpoints_read_s
-        self.fork_server = ForkServer()
-        for made in (self._folder, self._checkpoints):
+        self.fork_server = ForkServer(folder / "launchers.log")
+        for made in (self._folder, self._collected, self._checkpoints):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._users = users
         if users is not None and users.changes_user:
@@ -143,92 +151,134 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             # So that the first start does not wait for it; one that fails says why.
             self.fork_server.prepare()
-        folders = sorted(self._folder.iterdir())
-        for folder in sorted((one for one in folders if (one / _COLLECTED).exists()), key=_modified_ns):
+        for folder in sorted(self._collected.iterdir(), key=_modified_ns):
             self._keep(folder)
-        for folder in folders:
-            if (folder / _COLLECTED).exists() or not folder.exists():
+        for folder in sorted(self._folder.iterdir()):
+            if (folder / _COLLECTED).exists():
+                self._collect(folder)
                 continue
-            # After a loss of power the second may be there alone: only it was flushed.
-            spec = _read_json(folder / _SPEC) or _read_json(folder / _RUNNING)
-            if spec is None:
+            records = read_records(folder)
+            # Versions before 0.3 flushed the second alone.
+            spec = records.get("spec") or records.get("running", {})
+            if "key" not in spec:
                 # Its start was cut short before there was anything to start.
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             key = AttemptKey(*spec["key"])
             self._attempts[key] = _Attempt(folder, _status(key, AttemptState.RUNNING))
-            self._adopt_lease(key, spec)
+            if self._leases is not None:
+                _adopt_lease(self._leases, key, records)
             self._look(key)
         if self._leases is not None:
             running = (key for key, attempt in self._attempts.items() if not attempt.status.is_over)
             self._leases.keep_only(LOCAL_ENGINE, frozenset(map(_name_owner, running)))
         self.on_change()
 
-    def _take_lease(self, assignment: Assignment) -> None:
-        """Leases the devices of an attempt; raises LeaseRefused."""
-        if self._leases is not None and assignment.gpu_uuids:
-            holder = LeaseHolder(LOCAL_ENGINE, _name_owner(attempt_key(assignment)))
-            self._leases.take(holder, assignment.gpu_uuids, is_shared=_is_gpu_shared(assignment))
-
-    def _adopt_lease(self, key: AttemptKey, spec: Mapping[str, Any]) -> None:
-        """Leases what an attempt of the agent's previous run has, if the journal of leases was lost."""
-        if self._leases is None:
-            return
-        gpus = tuple(self._leases.list_gpus())
-        names = spec.get("environment", {}).get("CUDA_VISIBLE_DEVICES", "").split(",")
-        devices = [device for name in names if (device := find_lease_device(name, gpus)) is not None]
-        holder, is_shared = LeaseHolder(LOCAL_ENGINE, _name_owner(key)), spec.get("gpu_shared") is True
-        self._leases.adopt(holder, devices, is_shared=is_shared)
+    def _take_leases(self, assignments: Collection[Assignment]) -> Mapping[LeaseHolder, LeaseAnswer]:
+        """Leases the devices of attempts; returns what each holds, or why it is refused."""
+        asked = [
+            LeaseRequest(_name_holder(attempt_key(item)), item.gpu_uuids, is_shared=_is_gpu_shared(item))
+            for item in assignments
+            if item.gpu_uuids
+        ]
+        return {} if self._leases is None or not asked else self._leases.take_each(asked)
 
     def _release_lease(self, key: AttemptKey) -> None:
         if self._leases is not None:
-            self._leases.release(LeaseHolder(LOCAL_ENGINE, _name_owner(key)))
+            self._leases.release(_name_holder(key))
 
-    def start(self, assignment: Assignment) -> None:
-        """Starts the process of an assignment, unless its attempt is known."""
-        key = attempt_key(assignment)
-        if key in self._attempts:
-            return
-        try:
-            self._take_lease(assignment)
-        except LeaseRefused as refused:
-            self.refuse(assignment, str(refused), gpu_held=True)
-            return
-        folder = self._folder / _folder_name(key)
-        attempt = _Attempt(folder, _status(key, AttemptState.RUNNING, started_ns=time.time_ns()))
-        try:
-            user = None if self._users is None else self._users.resolve(assignment.run_as)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            cgroup = self._cgroups.create(
-                folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes
-            )
-            self._write_spec(folder, assignment, cgroup, user)
-            pidfd = self._start_launcher(folder)
-        except (OSError, UserRefused) as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
-            attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
-            _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
-            self._release_lease(key)
-            self._attempts[key] = attempt
-        else:
-            self._attempts[key] = attempt
-            if pidfd < 0:
-                self._look(key)
+    def start(self, *assignments: Assignment) -> None:
+        """Starts the processes of assignments, unless their attempts are known."""
+        new = {attempt_key(item): item for item in assignments if attempt_key(item) not in self._attempts}
+        leased = self._take_leases(new.values())
+        # Asked of the fork server, and not answered.
+        asked = deque[AttemptKey]()
+        for key, assignment in new.items():
+            lease = leased.get(_name_holder(key), ())
+            if isinstance(lease, LeaseRefused):
+                self.refuse(assignment, str(lease), gpu_held=True)
+                continue
+            status = _status(key, AttemptState.RUNNING, started_ns=time.time_ns())
+            self._attempts[key] = _Attempt(self._folder / _folder_name(key), status)
+            try:
+                self._ask_launcher(key, assignment, lease)
+            except ForkServerEnded as ended:
+                asked.append(key)
+                self._start_unanswered(asked, ended)
+            except (OSError, UserRefused) as error:
+                self._fail(key, error)
             else:
-                self._watch(attempt, key, pidfd)
-        self.on_change()
+                asked.append(key)
+            if len(asked) == REQUESTS_MOST:
+                self._receive_launcher(asked)
+        while asked:
+            self._receive_launcher(asked)
+        if new:
+            self.on_change()
+
+    def _ask_launcher(self, key: AttemptKey, assignment: Assignment, lease: Sequence[LeaseEntry]) -> None:
+        """Makes the folder of an attempt, and asks for its launcher; raises OSError, UserRefused and ForkServerEnded."""
+        folder = self._attempts[key].folder
+        user = None if self._users is None else self._users.resolve(assignment.run_as)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        cgroup = self._cgroups.create(folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes)
+        records = self._write_spec(folder, assignment, cgroup, user, [entry.device for entry in lease])
+        try:
+            self.fork_server.request(folder, records)
+        finally:
+            os.close(records)
+
+    def _receive_launcher(self, asked: deque[AttemptKey]) -> None:
+        """Takes the answer about the attempt that was asked for first."""
+        try:
+            pidfd = self.fork_server.receive()
+        except ForkServerEnded as ended:
+            self._start_unanswered(asked, ended)
+        except OSError as error:
+            self._fail(asked.popleft(), error)
+        else:
+            key = asked.popleft()
+            self._watch(self._attempts[key], key, pidfd)
+
+    def _start_unanswered(self, asked: deque[AttemptKey], ended: ForkServerEnded) -> None:
+        """Starts the attempts whose launchers a fork server that ended has not forked."""
+        _LOG.warning("event=fork_server_ended reason=%r", str(ended))
+        while asked:
+            key = asked.popleft()
+            try:
+                pidfd = self._start_launcher(self._attempts[key].folder)
+            except OSError as error:
+                self._fail(key, error)
+            else:
+                if pidfd < 0:
+                    self._look(key)
+                else:
+                    self._watch(self._attempts[key], key, pidfd)
 
     def _start_launcher(self, folder: Path) -> int:
-        """Returns the launcher's pidfd; -1 if the fork server ended after it had forked it. Raises OSError."""
+        """Returns the launcher's pidfd; -1 if a fork server that has ended had forked it. Raises OSError."""
         for _ in range(_STARTS_MOST):
+            if is_launcher_alive(folder) or "running" in read_records(folder):
+                return -1
             try:
-                return self.fork_server.start_launcher(folder)
+                records = lock_records(folder)
+                try:
+                    self.fork_server.request(folder, records)
+                finally:
+                    os.close(records)
+                return self.fork_server.receive()
             except ForkServerEnded as error:
                 _LOG.warning("event=fork_server_ended reason=%r", str(error))
-                if _is_lock_held(folder) or (folder / _RUNNING).exists():
-                    return -1
         raise OSError("the fork server ended several times")
+
+    def _fail(self, key: AttemptKey, error: OSError | UserRefused) -> None:
+        """Ends an attempt that cannot be started."""
+        attempt = self._attempts[key]
+        shutil.rmtree(attempt.folder, ignore_errors=True)
+        reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
+        attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
+        _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
+        self._release_lease(key)
 
     def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started."""
@@ -239,9 +289,9 @@ class LocalEngine:
         now_ns = time.time_ns()
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
-            self._write_spec(folder, assignment, "")
+            os.close(self._write_spec(folder, assignment, ""))
             record = {"reason": reason, "started_ns": 0, "ended_ns": now_ns, "gpu_held": gpu_held}
-            launcher.write_durably(str(folder), _EXIT, record)
+            record_exit(folder, record)
         status = _status(key, AttemptState.ENDED, reason=reason, ended_ns=now_ns, gpu_held=gpu_held)
         self._attempts[key] = _Attempt(folder, status)
         self.on_change()
@@ -259,27 +309,26 @@ class LocalEngine:
         if attempt is None or not attempt.status.is_over:
             return
         del self._attempts[key]
-        with contextlib.suppress(OSError):
-            (attempt.folder / _COLLECTED).touch()
+        self._collect(attempt.folder)
         with contextlib.suppress(OSError):
             # One without a checkpoint; what it said of its progress was read.
             for note in (_PROGRESS_NOTE, f"{_PROGRESS_NOTE}.new"):
                 (self._checkpoint_folder(key) / note).unlink(missing_ok=True)
             self._checkpoint_folder(key).rmdir()
-        self._keep(attempt.folder)
 
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""
         key = AttemptKey(request.workload_id, request.replica, request.attempt)
-        folder, attempt = self._folder / _folder_name(key), self._attempts.get(key)
+        attempt = self._attempts.get(key)
+        folder = self._collected / _folder_name(key) if attempt is None else attempt.folder
         # Before the file is read: what ends meanwhile may have written more.
-        is_over = attempt.status.is_over if attempt is not None else (folder / _COLLECTED).exists()
+        is_over = attempt is None or attempt.status.is_over
         chunk = LogChunk(request_id=request.request_id, next_offset=request.offset, is_end=is_over)
         try:
             part = read_output(folder / _OUTPUT, request.offset, request.tail_lines, raw=request.raw)
         except FileNotFoundError:
-            known = attempt is not None or folder.exists()
-            return chunk if known else replace(chunk, is_end=False, problem="the node keeps none of it")
+            is_known = attempt is not None or folder.exists()
+            return chunk if is_known else replace(chunk, is_end=False, problem="the node keeps none of it")
         except OSError as error:
             return replace(chunk, problem=f"it cannot be read: {error.strerror}")
         return replace(
@@ -300,7 +349,8 @@ class LocalEngine:
                 if attempt.input is None or attempt.input.is_closed:
                     attempt.input = InputConnection(attempt.folder, self.on_output)
             except OSError:
-                is_ready = (attempt.folder / _RUNNING).exists() and _reads_no_input(attempt.folder)
+                records = read_records(attempt.folder)
+                is_ready = "running" in records and "input" not in records.get("spec", ())
                 problem = "the process has no standard input" if is_ready else "the process has not started"
                 on_result(replace(answer, problem=problem, is_early=not is_ready))
             else:
@@ -309,8 +359,9 @@ class LocalEngine:
     def _look(self, key: AttemptKey) -> None:
         """Finds out what became of an attempt that this process did not start."""
         attempt = self._attempts[key]
-        running = _read_json(attempt.folder / _RUNNING)
-        if _is_lock_held(attempt.folder):
+        is_alive, records = is_launcher_alive(attempt.folder), read_records(attempt.folder)
+        if is_alive:
+            running = records.get("running")
             if running is not None:
                 attempt.status = replace(attempt.status, started_ns=running["started_ns"])
                 with contextlib.suppress(ProcessLookupError):
@@ -320,7 +371,7 @@ class LocalEngine:
                         return
                     os.close(pidfd)
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look, key)
-        elif running is None and not (attempt.folder / _EXIT).exists():
+        elif not ("running" in records or "exit" in records):
             del self._attempts[key]
             self._release_lease(key)
             shutil.rmtree(attempt.folder, ignore_errors=True)
@@ -387,8 +438,8 @@ class LocalEngine:
     def _finish(self, key: AttemptKey) -> None:
         """Collects the exit record of a launcher that has ended; without one, kills what it left behind."""
         attempt = self._attempts[key]
-        record = _read_json(attempt.folder / _EXIT)
-        spec = _read_json(attempt.folder / _SPEC) or {}
+        records = read_records(attempt.folder)
+        record, spec = records.get("exit"), records.get("spec", {})
         if record is None:
             left = _find_left(spec.get("environment", {}))
             if left:
@@ -404,7 +455,7 @@ class LocalEngine:
                 "ended_ns": time.time_ns(),
             }
             with contextlib.suppress(OSError):
-                launcher.write_durably(str(attempt.folder), _EXIT, record)
+                record_exit(attempt.folder, record)
         self._cgroups.remove(spec.get("cgroup", ""))
         self._read_checkpoint(key, attempt)
         self._read_progress(key, attempt)
@@ -428,13 +479,21 @@ class LocalEngine:
         """Sends SIGTERM to the launcher once it can take it: before it says that it runs, that would end it."""
         if attempt.status.is_over or attempt.pidfd < 0:
             return
-        if not (attempt.folder / _RUNNING).exists():
+        if "running" not in read_records(attempt.folder):
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._signal_stop, attempt)
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
 
-    def _write_spec(self, folder: Path, assignment: Assignment, cgroup: str, user: JobUser | None = None) -> None:
+    def _write_spec(
+        self,
+        folder: Path,
+        assignment: Assignment,
+        cgroup: str,
+        user: JobUser | None = None,
+        devices: Sequence[LeaseDevice] = (),
+    ) -> int:
+        """Records what the launcher of an attempt runs; returns the locked descriptor. Raises OSError."""
         process, key = assignment.process, attempt_key(assignment)
         assert process is not None
         checkpoints = self._checkpoint_folder(key)
@@ -472,6 +531,7 @@ class LocalEngine:
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
             "gpu_shared": _is_gpu_shared(assignment),
+            "devices": [asdict(device) for device in devices],
         }
         if process.warn_signal:
             spec |= {"warn_signal": process.warn_signal, "warn_before_s": process.warn_before_s}
@@ -481,13 +541,32 @@ class LocalEngine:
             size = process.terminal_size or TerminalSize()
             spec["input"] = process.standard_input.name.lower()
             spec["terminal_size"] = size.rows, size.columns
-        # It may hold secrets of the environment.
-        descriptor = os.open(folder / _SPEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(spec).encode())
+        records = lock_records(folder)
+        try:
+            os.ftruncate(records, 0)
+            launcher.append_record(records, "spec", spec)
+        except OSError:
+            os.close(records)
+            raise
+        return records
 
     def _checkpoint_folder(self, key: AttemptKey) -> Path:
         return self._checkpoints / _folder_name(AttemptKey(key.workload_id, key.replica, 0)).removesuffix(".0")
+
+    def _collect(self, folder: Path) -> None:
+        """Moves the folder of an attempt whose end is known to the controller."""
+        kept = self._collected / folder.name
+        try:
+            folder.replace(kept)
+        except FileNotFoundError:
+            # Its start failed.
+            return
+        except OSError:
+            # Of the same name, by a controller that had lost its state.
+            shutil.rmtree(kept, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.replace(kept)
+        self._keep(kept)
 
     def _keep(self, folder: Path) -> None:
         """Keeps the folder of a collected attempt for its output, and removes the oldest beyond the bound."""
@@ -518,9 +597,31 @@ def _is_gpu_shared(assignment: Assignment) -> bool:
     return assignment.gpu_milli < GPU_MILLI_WHOLE and assignment.gpu_instance is None
 
 
+def adopt_attempts(leases: DeviceLeases, folder: Path) -> None:
+    """Leases what the attempts in the folder of an engine have whose launchers live, for a program without the engine."""
+    for attempt in sorted((folder / "attempts").glob("*")):
+        if is_launcher_alive(attempt):
+            records = read_records(attempt)
+            if "key" in records.get("spec", ()):
+                _adopt_lease(leases, AttemptKey(*records["spec"]["key"]), records)
+
+
+def _adopt_lease(leases: DeviceLeases, key: AttemptKey, records: Mapping[str, Any]) -> None:
+    """Leases what an attempt has by its records."""
+    spec = records.get("spec", {})
+    # Before 0.3 the journal of leases had them.
+    devices = [LeaseDevice(**device) for device in spec.get("devices", ())]
+    since_ns = records.get("running", {}).get("started_ns", 0)
+    leases.adopt(_name_holder(key), devices, is_shared=spec.get("gpu_shared") is True, since_ns=since_ns)
+
+
 def _name_owner(key: AttemptKey) -> str:
     """The owner of an attempt's leases."""
     return f"{key.workload_id}/{key.replica}/{key.attempt}"
+
+
+def _name_holder(key: AttemptKey) -> LeaseHolder:
+    return LeaseHolder(LOCAL_ENGINE, _name_owner(key))
 
 
 def _folder_name(key: AttemptKey) -> str:
@@ -589,33 +690,6 @@ def _modified_ns(folder: Path) -> int:
         return folder.lstat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Returns what a file holds; None if it is not there, or is not whole."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found
-
-
-def _reads_no_input(folder: Path) -> bool:
-    return "input" not in (_read_json(folder / _SPEC) or {})
-
-
-def _is_lock_held(folder: Path) -> bool:
-    try:
-        lock = open_lock(folder)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _find_left(environment: Mapping[str, str]) -> list[int]:

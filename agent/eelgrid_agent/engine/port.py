@@ -33,8 +33,8 @@ class ProcessEngine(Protocol):
     def list_attempts(self) -> Mapping[AttemptKey, AttemptStatus]:
         """Returns every attempt that is not forgotten."""
 
-    def start(self, assignment: Assignment) -> None:
-        """Starts the process of an assignment, unless its attempt is known; a failure becomes its end."""
+    def start(self, *assignments: Assignment) -> None:
+        """Starts the processes of assignments, unless their attempts are known; a failure becomes the end of its attempt."""
 
     def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started, and never starts it; `gpu_held` is no failure of it."""

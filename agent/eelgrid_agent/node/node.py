@@ -583,9 +583,7 @@ class AgentNode:
         for key in actions.stop:
             self._processes.stop(key)
         results = self._apply_running()
-        for item in actions.start:
-            if item not in checked:
-                self._processes.start(item)
+        self._processes.start(*(item for item in actions.start if item not in checked))
         # Work on the files of what has ended can wait for the starts on its GPUs.
         self._forgotten = actions.forget
         if checked:
@@ -620,21 +618,13 @@ class AgentNode:
             return
         before = dict(self._readiness.cordons)
         if starts := self._readiness.observe(uses, self._clock.monotonic_ns()):
-            self._start_together(self._processes, starts)
+            self._processes.start(*starts)
         self._forget_ended(self._processes)
         for item, reason in self._readiness.withdraw_held(self._clock.monotonic_ns()).values():
             self._processes.refuse(item, reason, gpu_held=True)
         if self._readiness.cordons != before:
             self._report_health()
             self.wake()
-
-    def _start_together(self, processes: ProcessEngine, starts: Iterable[Assignment]) -> None:
-        """Starts attempts, and follows their changes once."""
-        processes.on_change = _nothing
-        for item in starts:
-            processes.start(item)
-        processes.on_change = self._on_attempts_changed
-        self._on_attempts_changed()
 
     def _on_attempts_changed(self) -> None:
         """Wakes the stream, which sends what changed, and readers of output that has ended."""

@@ -187,6 +187,8 @@ class MigHost:
     simulated: bool = False
     keep: Callable[[], None] = lambda: None
     open_nodes: Callable[[Gpu], str] = lambda _: ""
+    # Leases what jobs hold that the journal of leases does not name.
+    adopt_leases: Callable[[DeviceLeases], None] = lambda _: None
 
     @property
     def journal_path(self) -> Path:
@@ -194,9 +196,11 @@ class MigHost:
         return self.directory / LAYOUTS_FILE
 
     def read_leases(self) -> DeviceLeases:
-        """What the agent has leased to engines, as its journal says now; raises StateFileError. Nothing is written back."""
+        """What engines have, as journals and records say now; raises StateFileError. Nothing is written back."""
         table = StateFile(self.directory / LEASES_FILE, LEASE_JOURNAL).peek()
-        return DeviceLeases(MemoryState(table), boot_id=read_boot_id(), wall_ns=time.time_ns)
+        leases = DeviceLeases(MemoryState(table), boot_id=read_boot_id(), wall_ns=time.time_ns)
+        self.adopt_leases(leases)
+        return leases
 
     def find_mode_obstacle(self, geometry: MigGeometry) -> str:
         """Why this machine cannot change the MIG mode of a part, or nothing."""
