@@ -371,13 +371,17 @@ class BackfillPlanner:
 
     def reserves_for(self, workload: Workload) -> bool:
         """Returns whether a workload that waits for capacity gets a reserved start in this round, or an earlier one."""
-        return self._in_round and self._is_known and (not self._is_full or self.holds_start(workload))
+        return self.reserves_more or (self._in_round and self._is_known and self.holds_start(workload))
+
+    @property
+    def reserves_more(self) -> bool:
+        """Whether work that no start is kept for gets a reserved start in this round."""
+        return self._in_round and self._is_known and not self._is_full
 
     def holds_start(self, workload: Workload) -> bool:
         """Returns whether a start is kept for a workload, so that others of its kind may wait where it does not."""
-        if workload.spec.has_promised_deadline:
-            return True
-        return workload.promise is not None and bool(workload.promise.placements)
+        is_kept = workload.promise is not None and bool(workload.promise.placements)
+        return is_kept or workload.spec.has_promised_deadline
 
     def list_closed_nodes(self, workload: Workload, now_ns: int) -> frozenset[str]:
         """Returns the nodes on which reservations let a workload not start now."""

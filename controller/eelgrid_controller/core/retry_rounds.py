@@ -10,7 +10,7 @@ rest may be backfilled.
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
@@ -20,7 +20,7 @@ from eelgrid_controller.placement.explanations import (
     describe_pending_reason,
     make_outcome_event,
 )
-from eelgrid_controller.placement.placer import NO_NODES, WorkloadPlacer
+from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.queueing.admission import QueueHold, QueueIndex, describe_queue_hold
 from eelgrid_controller.queueing.fair_share import NOT_BY_QUOTA, FairRound
@@ -74,6 +74,8 @@ class RetryRounds:
         self._generation = queues.generation
         # What the last step has learned, at which revision of the state: the next one of the round begins with it.
         self._learned: tuple[int, dict[Hashable, tuple[int, str]]] = (-1, {})
+        # What of the pending work is alike, and which kinds of it failed, at the same revision.
+        self._kinds = _WaitingKinds()
         # Capacity was freed in the middle of a round: another round follows. A new core cannot know whether the last
         # round was cut short.
         self._again = len(state.pending) > 0
@@ -104,12 +106,16 @@ class RetryRounds:
             self._preemptions,
             holds=self._holds,
             gangs=self._gangs,
+            kinds=self._kinds,
             apply=apply,
             settle=settle,
             quoted=quoted,
             now_ns=now_ns,
         )
-        if self._resume is None and self._fair_round is None:
+        is_new = self._resume is None and self._fair_round is None
+        if is_new or self._learned[0] != self._state.revision:
+            self._kinds.begin_step(len(self._state.pending))
+        if is_new:
             step.apply_all(self._backfill.begin_round(now_ns))
             self._holds.begin_round(now_ns)
         elif self._learned[0] == self._state.revision:
@@ -148,6 +154,40 @@ class RetryRounds:
             self._fair_round = None
 
 
+class _WaitingKinds:
+    """What pending work shares, by a number, so that thousands that wait alike are passed over in a fraction of a ms.
+
+    Right as long as no rule is of single workloads: without queues, reservations, engines' rules and spending limits.
+    """
+
+    __slots__ = ("_numbers", "failed", "known")
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        # By workload: the spec that was looked at, the number of what it asks for, and its replicas.
+        self.known: dict[str, tuple[WorkloadSpec, int, int]] = {}
+        # By number: the smallest number of replicas that did not fit, and why.
+        self.failed: dict[int, tuple[int, str]] = {}
+
+    def begin_step(self, pending: int) -> None:
+        """Forgets what failed, and work that waits no longer once that is most of what is known."""
+        self.failed.clear()
+        if len(self.known) > 2 * pending + _SCANNED_MOST:
+            self.known.clear()
+            self._numbers.clear()
+
+    def learn(self, workload_id: str, spec: WorkloadSpec) -> tuple[WorkloadSpec, int, int]:
+        """Returns what is known of a workload from now on."""
+        kind = spec.request, spec.required_traits, spec.process is not None, spec.has_promised_deadline
+        found = spec, self._numbers.setdefault(kind, len(self._numbers)), spec.replicas
+        self.known[workload_id] = found
+        return found
+
+    def note_failure(self, workload_id: str, spec: WorkloadSpec, why: tuple[int, str]) -> None:
+        """Notes what keeps a workload from starting, and all that ask for the same."""
+        self.failed[self.learn(workload_id, spec)[1]] = why
+
+
 class _RetryStep:
     """One step over pending work: what it has learned, and the events that it has applied."""
 
@@ -161,6 +201,7 @@ class _RetryStep:
         *,
         holds: CapacityHolds,
         gangs: GangStarts,
+        kinds: _WaitingKinds,
         apply: ApplyEvent,
         settle: SettleDecision,
         quoted: QuotePrices,
@@ -172,7 +213,7 @@ class _RetryStep:
         self._state, self._chooser, self._queues, self._workloads = state, chooser, queues, state.workloads
         self._preemptions, self.has_preempted = preemptions, False
         self._apply, self._settle, self._quoted, self._now_ns = apply, settle, quoted, now_ns
-        self._backfill, self._holds, self._gangs = backfill, holds, gangs
+        self._backfill, self._holds, self._gangs, self._kinds = backfill, holds, gangs, kinds
         # By request, traits and closed nodes: the smallest number of replicas that did not fit, and why; of work that
         # would delay other work, also by what is expected of it.
         self.failed: dict[Hashable, tuple[int, str]] = {}
@@ -189,10 +230,8 @@ class _RetryStep:
         # Then a request that has failed is all that is to be known of work behind it: a queue of thousands is looked
         # through for each GPU that becomes free.
         is_plain = has_equals and not (has_queues or self._state.policy.reservations or len(self._state.nominations))
-        for ticket in tickets:
+        for ticket in self._skip_waiting(tickets) if is_plain else tickets:
             workload = workloads[ticket[2]]
-            if is_plain and self._waits_as_before(workload):
-                continue
             if self._is_settled(workload):
                 continue
             spec = workload.spec
@@ -225,6 +264,8 @@ class _RetryStep:
                     why = (spec.replicas, describe_pending_reason(spec.request, decision))
                     if not is_judged:
                         failed[self._backfill.get_term(kind, workload) if decision.withheld else kind] = why
+                    if is_plain and not (is_judged or decision.withheld or binding):
+                        self._kinds.note_failure(ticket[2], workload.spec, why)
                 reason = why[1]
             may_preempt = has_queues and hold is None and self._preemptions.may_preempt(workload)
             if may_preempt:
@@ -256,16 +297,19 @@ class _RetryStep:
             or preemptions.makes_room(key)
         )
 
-    def _waits_as_before(self, workload: Workload) -> bool:
-        """Returns whether work without queues and reservations waits for what it waited for, and nothing is kept for it."""
-        spec = workload.spec
-        why = self.failed.get((spec.request, spec.required_traits, spec.process is not None, NO_NODES, ()))
-        return (
-            why is not None
-            and spec.replicas >= why[0]
-            and workload.reason == why[1]
-            and not (self._backfill.holds_start(workload) or self._backfill.reserves_for(workload))
-        )
+    def _skip_waiting(self, tickets: Iterable[PendingTicket]) -> Iterator[PendingTicket]:
+        """Leaves out work that waits for what it waited for, and for which nothing is kept or reserved."""
+        workloads, failed, known = self._workloads, self._kinds.failed, self._kinds.known
+        reserves = self._backfill.reserves_more
+        for ticket in tickets:
+            workload = workloads[ticket[2]]
+            kind = known.get(ticket[2])
+            if kind is None or kind[0] is not workload.spec:
+                kind = self._kinds.learn(ticket[2], workload.spec)
+            why = failed.get(kind[1])
+            if why is None or reserves or workload.promise is not None or kind[2] < why[0] or workload.reason != why[1]:
+                yield ticket
+                reserves = self._backfill.reserves_more
 
     def _try_gang(self, workload: Workload, gang: JobGang) -> None:
         """Starts the gang of a part, or gives the part its new reason; the first part that a round meets decides for all."""
