@@ -4,13 +4,12 @@ An agent that is killed is a process of its own that starts attempts and is then
 """
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from tests.waiting import wait_until
 
 from eelgrid_agent.engine.attempt_records import read_records
 from eelgrid_agent.engine.cgroups import AttemptCgroups
-from eelgrid_agent.engine.launcher import read_start_ticks
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import AttemptKey, attempt_key, plan_actions
 from eelgrid_protos.messages import AttemptState
@@ -474,99 +472,6 @@ def test_the_fork_server_ends_with_its_agent_and_leaves_the_attempts_alone(tmp_p
         return await ended(engine, item)
 
     assert asyncio.run(scene()).reason == "stopped"
-
-
-def test_an_attempt_whose_start_was_cut_short_is_started_by_the_next_plan(engine, tmp_path):
-    item = shell("exit 6")
-    folder = tmp_path / "attempts" / "w-1.0.1"
-    folder.mkdir()
-
-    async def scene():
-        os.close(engine._write_spec(folder, item, ""))
-        again = LocalEngine(tmp_path)
-        again.adopt()
-        assert not again.list_attempts()
-        return await run_one(again, item)
-
-    assert asyncio.run(scene()).exit_code == 6
-
-
-@pytest.mark.parametrize("left", [b"", b'{"exit": {"exit_code": 0, "rea'])
-def test_a_process_that_ran_before_a_loss_of_power_is_lost_and_not_started_again(tmp_path, left):
-    """What was flushed before its start is left, and perhaps a part of what was not flushed yet."""
-    item = shell(f"echo x >> {tmp_path}/starts; sleep 600")
-
-    async def began():
-        engine = LocalEngine(tmp_path)
-        engine.start(item)
-        await wait_until((tmp_path / "starts").exists)
-        os.kill(launcher_pid(tmp_path, "w-1"), signal.SIGKILL)
-        await ended(engine, item)
-
-    async def scene():
-        folder = tmp_path / "attempts" / "w-1.0.1"
-        spec, running, _ = (folder / "records.jsonl").read_bytes().split(b"\n\n")
-        (folder / "records.jsonl").write_bytes(b"\n\n".join((spec, running, left)))
-        engine = LocalEngine(tmp_path)
-        engine.adopt()
-        engine.start(item)
-        return await ended(engine, item)
-
-    asyncio.run(began())
-    assert asyncio.run(scene()).state is AttemptState.LOST
-    assert (tmp_path / "starts").read_text() == "x\n"
-
-
-@pytest.fixture
-def stack():
-    with ExitStack() as found:
-        yield found
-
-
-def write_folder_of_before(folder, item, **records):
-    """As versions before 0.3 left it: a file for each step, and one for the lock."""
-    key = attempt_key(item)
-    own = folder / "attempts" / f"{key.workload_id}.{key.replica}.{key.attempt}"
-    own.mkdir(parents=True)
-    (own / "lock").touch()
-    spec = {"key": key, "environment": {}, "cgroup": ""}
-    for name, content in ({"spec": spec} | records).items():
-        (own / f"{name}.json").write_text(json.dumps(content))
-    return own
-
-
-def test_attempts_of_an_agent_before_0_3_are_adopted(tmp_path, stack):
-    ended_before, collected, runs = (shell("exit 9", key=f"w-{n}") for n in range(3))
-    code = {"exit_code": 4, "reason": "", "started_ns": 5, "ended_ns": 6}
-    write_folder_of_before(tmp_path, ended_before, exit=code)
-    folder = write_folder_of_before(tmp_path, collected, exit=code)
-    (folder / "collected").touch()
-    (folder / "output.log").write_text("said\n")
-    folder = write_folder_of_before(tmp_path, runs)
-    text = "import fcntl, sys, time; kept = open(sys.argv[1], 'w'); fcntl.flock(kept, fcntl.LOCK_EX); print(flush=True); time.sleep(600)"
-    holder = stack.enter_context(
-        subprocess.Popen([sys.executable, "-c", text, folder / "lock"], stdout=subprocess.PIPE)
-    )
-    stack.callback(holder.kill)
-    holder.stdout.readline()
-    running = {"pid": holder.pid, "start_ticks": read_start_ticks(holder.pid), "started_ns": 7}
-    (folder / "running.json").write_text(json.dumps(running))
-
-    async def scene():
-        engine = LocalEngine(tmp_path)
-        engine.adopt()
-        engine.start(ended_before, runs)
-        assert status(engine, ended_before).exit_code == 4
-        assert not status(engine, runs).is_over
-        assert attempt_key(collected) not in engine.list_attempts()
-        assert output(engine, collected).text == "said\n"
-        holder.kill()
-        # Its launcher was killed, and says nothing.
-        await asyncio.to_thread(holder.wait)
-        return await ended(engine, runs)
-
-    found = asyncio.run(scene())
-    assert (found.state, found.started_ns) == (AttemptState.LOST, 7)
 
 
 def test_attempts_that_start_together_all_start_though_the_fork_server_is_killed_meanwhile(engine, tmp_path):

@@ -4,7 +4,7 @@ Theory. One file, to which a line is added at each step, since a file that is ma
 
     spec      what the launcher runs; written by the agent before it asks for the launcher
     running   the launcher's process; flushed before the job begins
-    exit      how it ended; flushed before the lock is free
+    exit      how it ended; flushed by the agent, unless the controller has journalled it within a second
 
 A line is a JSON object with the name of the step. One that was cut short, by a full disk or a loss of power, is not read,
 and what follows it is. Versions before 0.3 had a file for each step, and one for the lock.
@@ -46,6 +46,15 @@ def is_launcher_alive(folder: Path) -> bool:
         finally:
             os.close(descriptor)
     return False
+
+
+def flush_records(folder: Path) -> None:
+    """Returns when the records of a folder survive a loss of power; raises OSError."""
+    descriptor = os.open(folder / launcher.RECORDS, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def record_exit(folder: Path, record: dict[str, Any]) -> None:

@@ -347,8 +347,8 @@ class Launcher:
         for _ in range(_DRAIN_CHUNKS_MOST):
             if not _copy_chunk(output, log):
                 break
+        # The agent flushes it, unless the controller has written it down first.
         append_record(self._records, "exit", self._exit_record())
-        os.fsync(self._records)
 
     def _start(self, poll: "select.poll") -> int:
         """Starts the process; why it cannot be started becomes its reason. Returns where its output is read."""

@@ -42,7 +42,13 @@ from urllib.parse import quote
 from eelgrid_agent.enforce.device_leases import DeviceLeases, LeaseAnswer, LeaseRequest
 from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseDevice, LeaseEntry, LeaseHolder, LeaseRefused
 from eelgrid_agent.engine import launcher
-from eelgrid_agent.engine.attempt_records import is_launcher_alive, lock_records, read_records, record_exit
+from eelgrid_agent.engine.attempt_records import (
+    flush_records,
+    is_launcher_alive,
+    lock_records,
+    read_records,
+    record_exit,
+)
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import REQUESTS_MOST, ForkServer, ForkServerEnded
 from eelgrid_agent.engine.input import InputConnection
@@ -83,6 +89,8 @@ _CHECKPOINT_NOTE_BYTES_MOST = 4096
 # More is a mistake of the program.
 _CHECKPOINT_S_MOST = 86_400.0
 _KILL_AGAIN_S = 0.05
+# An end that the controller has not taken by then is flushed.
+_FLUSH_S = 1.0
 _STARTS_MOST = 3
 # Folders of ended attempts that are kept for their output.
 _KEPT_MOST = 1000
@@ -473,7 +481,14 @@ class LocalEngine:
             progress=attempt.status.progress,
         )
         self._release_lease(key)
+        asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_end, key)
         self.on_change()
+
+    def _flush_end(self, key: AttemptKey) -> None:
+        """Flushes the end of an attempt that no journal has; whoever waits for a GPU did not wait for this."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            asyncio.get_running_loop().run_in_executor(None, _flush_quietly, attempt.folder)
 
     def _signal_stop(self, attempt: _Attempt) -> None:
         """Sends SIGTERM to the launcher once it can take it: before it says that it runs, that would end it."""
@@ -595,6 +610,11 @@ def _status(key: AttemptKey, state: AttemptState, reason: str = "", **known: Any
 
 def _is_gpu_shared(assignment: Assignment) -> bool:
     return assignment.gpu_milli < GPU_MILLI_WHOLE and assignment.gpu_instance is None
+
+
+def _flush_quietly(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        flush_records(folder)
 
 
 def adopt_attempts(leases: DeviceLeases, folder: Path) -> None:
