@@ -121,7 +121,7 @@ def test_a_job_runs_as_the_user_who_submitted_it_with_that_users_files_and_nothi
     for line in lines:
         if line.startswith(("CapPrm", "CapEff", "CapInh", "CapAmb")):
             assert int(line.split()[1], 16) == 0
-    (log,) = (box.shared / "agent").glob(f"**/attempts/{key}.0.1/output.log")
+    (log,) = (box.shared / "agent").glob(f"**/{key}.0.1/output.log")
     assert log.stat().st_uid == NOBODY.pw_uid
     assert log.parent.stat().st_uid == 0
 

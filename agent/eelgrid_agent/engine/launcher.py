@@ -93,18 +93,21 @@ def list_descendants(root: int) -> list[int]:
 
 
 class BoundedLog:
-    """A file that grows to a limit; what does not fit, and what a full disk refuses, is discarded and noted."""
+    """A file that grows to a limit; what does not fit, and what a full disk refuses, is discarded and noted.
+
+    It is made with the first output, so that no start waits for it.
+    """
 
     def __init__(self, path: str, bytes_most: int, uid: int) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # Counted against the user's quota, where there is one; -1 leaves it.
-        os.fchown(self._file, uid, -1)
-        self._left = max(0, bytes_most - os.fstat(self._file).st_size)
-        self._bytes_most = bytes_most
+        self._path, self._uid = path, uid
+        self._file = -1
+        self._left = self._bytes_most = bytes_most
         self._is_noted = False
 
     def write(self, data: bytes) -> None:
         """Appends as much as fits."""
+        if not data:
+            return
         kept = data[: self._left]
         self._append(kept)
         self._left -= len(kept)
@@ -115,6 +118,10 @@ class BoundedLog:
     def _append(self, data: bytes) -> None:
         # A full disk costs output, not the process.
         with contextlib.suppress(OSError):
+            if self._file < 0:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                # Counted against the user's quota, where there is one; -1 leaves it.
+                os.fchown(self._file, self._uid, -1)
             while data:
                 data = data[os.write(self._file, data) :]
 
