@@ -360,9 +360,10 @@ class Launcher:
     def _start(self, poll: "select.poll") -> int:
         """Starts the process; why it cannot be started becomes its reason. Returns where its output is read."""
         try:
+            self._make_checkpoint_folder()
             streams, output = self._open_streams(poll)
         except OSError as error:
-            self._reason, self._status = f"cannot open its streams: {os.strerror(error.errno or errno.EIO)}", _FAILED
+            self._reason, self._status = f"cannot prepare its start: {os.strerror(error.errno or errno.EIO)}", _FAILED
             return -1
         try:
             if not (_is_spawnable(self._spec) and self._spawn(streams)):
@@ -375,6 +376,14 @@ class Launcher:
         os.set_blocking(output, False)
         poll.register(output, select.POLLIN)
         return output
+
+    def _make_checkpoint_folder(self) -> None:
+        """Makes the folder of checkpoints, unless an attempt before has."""
+        folder = str(self._spec["environment"]["EELGRID_CHECKPOINT_DIR"])
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        if "user" in self._spec:
+            os.chown(folder, self._spec["user"]["uid"], self._spec["user"]["gid"])
 
     def _spawn(self, streams: "tuple[int, int]") -> bool:
         """Starts the process without a copy of this one, which would cost more than the rest of a start.
@@ -550,9 +559,12 @@ def _spawn_command(argv: "list[str]", environment: "dict[str, str]", streams: "t
     folders = [b""] if "/" in argv[0] else os.get_exec_path(environment)
     refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     for folder in folders:
+        program = os.path.join(os.fsencode(folder), os.fsencode(argv[0]))
         try:
+            # To look is cheaper than a process that finds nothing.
+            os.stat(program)
             return os.posix_spawn(
-                os.path.join(os.fsencode(folder), os.fsencode(argv[0])),
+                program,
                 argv,
                 environment,
                 file_actions=actions,

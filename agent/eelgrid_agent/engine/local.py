@@ -511,10 +511,6 @@ class LocalEngine:
         """Records what the launcher of an attempt runs; returns the locked descriptor. Raises OSError."""
         process, key = assignment.process, attempt_key(assignment)
         assert process is not None
-        checkpoints = self._checkpoint_folder(key)
-        checkpoints.mkdir(mode=0o700, exist_ok=True)
-        if user is not None:
-            os.chown(checkpoints, user.uid, user.gid)
         environment = {
             "PATH": os.environ.get("PATH", _DEFAULT_PATH),
             "HOME": os.environ.get("HOME", "/"),
@@ -529,7 +525,7 @@ class LocalEngine:
             "EELGRID_ATTEMPT": str(key.attempt),
             "EELGRID_REPLICA": str(key.replica),
             "EELGRID_REPLICAS": str(assignment.replicas),
-            "EELGRID_CHECKPOINT_DIR": str(checkpoints),
+            "EELGRID_CHECKPOINT_DIR": str(self._checkpoint_folder(key)),
             "EELGRID_PREEMPT_SIGNAL": process.stop_signal,
             "EELGRID_GRACE_S": f"{process.grace_s:g}",
             **_describe_interruptions(assignment),
