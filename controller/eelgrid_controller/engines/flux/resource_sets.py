@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, expand_hosts
+from eelgrid_controller.engines.element_lists import UnreadableAnswer
+from eelgrid_controller.engines.host_lists import expand_hosts
 
 # A rank is a 32-bit number, and no node has so many cores; ids beyond are a mistake, and a range of them a bomb.
 _ID_MOST = 1 << 22
@@ -143,7 +144,7 @@ def parse_hostlist(entries: Any, name: str = "nodelist") -> tuple[str, ...]:
     for one in entries:
         try:
             found += expand_hosts(one)
-        except SlurmUnreadable as error:
+        except UnreadableAnswer as error:
             raise FluxUnreadable(f"{name} {error}") from None
         if len(found) > _ENTRIES_MOST:
             raise FluxUnreadable(f"{name} names more than {_ENTRIES_MOST} hosts")
