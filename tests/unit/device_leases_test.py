@@ -268,12 +268,16 @@ def test_a_lease_whose_owner_is_not_known_stays_and_is_named():
     leases.take(OTHER, ["1"])
 
     async def away(_lease):
-        return OwnerAnswer(OwnerState.UNKNOWN, "slurmctld is away")
+        return OwnerAnswer(OwnerState.UNKNOWN, "slurmctld is\x1b away")
 
-    assert check(leases, slurm=away) == 0
-    assert sorted(leases.unverified.values())[1] == "slurmctld is away"
+    told = []
+    leases.on_change = lambda: told.append([one.unknown for held in leases.list_external().values() for one in held])
+    assert check(leases, slurm=away) == check(leases, slurm=away) == 0
+    assert sorted(leases.unverified.values())[1] == "slurmctld is\\x1b away"
     assert "release the lease by hand" in min(leases.unverified.values())
     assert len(leases.table.leases) == 2
+    # The controller hears of it once, and in a form that any terminal may show.
+    assert told == [["slurmctld is\\x1b away", leases.unverified[leases.table.leases[1].serial]]]
 
 
 def test_an_owner_that_asks_again_while_it_is_looked_for_keeps_its_lease():
