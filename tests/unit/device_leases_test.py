@@ -414,6 +414,22 @@ def test_a_socket_is_served_once_and_a_default_that_cannot_be_served_ends_nothin
     assert "no_lease_socket" in caplog.text
 
 
+def test_a_refusal_that_passes_is_told_apart_from_a_fault(tmp_path):
+    """A prolog sends its job away for the one and has its node drained for the other."""
+    leases = open_leases()
+    leases.take(OTHER, ["0"])
+    socket = LeaseSocket(tmp_path / "s", leases)
+
+    def take(gpu):
+        answer = socket.answer(json.dumps({"op": "take", "engine": "slurm", "owner": "12", "gpus": [gpu]}).encode())
+        return answer.keys() & {"ok", "refused", "failed"}, answer["ok"]
+
+    assert take("0") == ({"ok", "refused"}, False)
+    assert take("7") == ({"ok", "failed"}, False)
+    with leases.change_layout("GPU-1"):
+        assert take("1") == ({"ok", "refused"}, False)
+
+
 def test_an_answer_that_was_lost_is_asked_for_again(tmp_path):
     leases = open_leases()
     socket = LeaseSocket(tmp_path / "s", leases)

@@ -58,6 +58,8 @@ class LayoutChanging(LeaseRefused):
 class LeaseUnrecorded(LeaseRefused):
     """The journal cannot be written."""
 
+    passes = False
+
 
 class LeasesIncomplete(LeaseRefused):
     """What was in use before the table was begun is not in it yet."""
@@ -65,6 +67,8 @@ class LeasesIncomplete(LeaseRefused):
 
 class UnknownDevice(LeaseRefused):
     """The node has no such device."""
+
+    passes = False
 
 
 class DeviceLeases:
