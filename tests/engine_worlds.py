@@ -58,7 +58,9 @@ class EngineWorld:
     lacks = MappingProxyType({})
 
     def __init__(self, folder):
-        self.folder, self.cluster, self.jobs = folder, Cluster(folder), []
+        self.folder, self.cluster = folder, Cluster(folder)
+        # By job, the GPUs that it asked for.
+        self.jobs = {}
         self.open()
         self.start_controller()
 
@@ -90,8 +92,13 @@ class EngineWorld:
 
     def start(self, gpus=1):
         """Submits a job, which is cleared after the test."""
-        self.jobs.append(self.submit(gpus))
-        return self.jobs[-1]
+        job = self.submit(gpus)
+        self.jobs[job] = gpus
+        return job
+
+    def start_ending(self, code):
+        """Submits a job that ends with a code once `end` says so."""
+        return self.start()
 
     def workload(self, job):
         """What the core has of a job; None if it knows nothing of it."""
@@ -118,6 +125,10 @@ class EngineWorld:
                 for index in place.gpu_indexes:
                     held.setdefault((place.node_name, index), []).append(workload.workload_id)
         return held
+
+    def holds_all(self, job):
+        """Whether the engine says of as many devices as a job asked for that it holds them."""
+        return sum(job in jobs for jobs in self.devices().values()) == self.jobs[job]
 
     def held_by_engine(self):
         """The same by the engine, with the keys of the core."""
@@ -365,11 +376,10 @@ class FluxWorld(EngineWorld):
     """Flux with our scheduler; the rig of its own contract has both kinds."""
 
     names = HOSTS
-    lacks = MappingProxyType({"ends as it ended": "a scheduler hears that resources are free, and not how a job ended"})
     kind = "real"
 
     def __init__(self, folder):
-        self.jobs = []
+        self.jobs = {}
         self._inner = flux_contract_test.World(self.kind, folder)
         self.folder, self.cluster, self.controller = folder, self._inner.cluster, self._inner.controller
         self._inner.load()
@@ -386,6 +396,17 @@ class FluxWorld(EngineWorld):
 
     def submit(self, gpus):
         return self._inner.flux.submit(build_jobspec(nodes=1, gpus=gpus))
+
+    def start_ending(self, code):
+        """Flux's own mock of execution ends it by itself, with a code that it knows from the beginning."""
+        jobspec = build_jobspec(nodes=1, gpus=1)
+        jobspec["attributes"]["system"]["exec"] = {"test": {"run_duration": "5s", "wait_status": code << 8}}
+        job = self._inner.flux.submit(jobspec)
+        self.jobs[job] = 1
+        return job
+
+    def end(self, job, code):
+        pass
 
     def cancel(self, job):
         if not self.is_over(job) and not self._inner.flux.get_exception(job):
@@ -411,6 +432,9 @@ class FakeFluxWorld(FluxWorld):
     """A broker in memory."""
 
     kind = "memory"
+
+    def end(self, job, code):
+        self._inner.flux.finish(job, code << 8)
 
 
 WORLDS = {

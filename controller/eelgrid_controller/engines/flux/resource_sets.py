@@ -26,6 +26,8 @@ _ENTRIES_MOST = 65_536
 _PROPERTIES_MOST = 1_024
 # Forbidden in the names of properties by RFC 20.
 _PROPERTY = re.compile(r"[^!&'\"^`|()\x00-\x1f]{1,200}")
+# 64 bits, and `f`.
+_JOB_ID_LETTERS_MOST = 12
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Properties that describe the instance and not the hardware; they are in no R of a job.
 _INSTANCE_LOCAL = "+"
@@ -266,6 +268,16 @@ def format_job_id(number: int) -> str:
     """Formats a job id in base 58, with `f` before it: what every Flux command reads, in ASCII."""
     digits = "".join(_digits(number)) or _BASE58[0]
     return "f" + digits[::-1]
+
+
+def parse_job_id(text: str) -> int:
+    """Parses a job id as `format_job_id` writes it; raises FluxUnreadable."""
+    number = 0
+    if not 1 < len(text) <= _JOB_ID_LETTERS_MOST or text[0] != "f" or not set(text[1:]) <= set(_BASE58):
+        raise FluxUnreadable(f"{text[:40]!r} is no job id")
+    for letter in text[1:]:
+        number = 58 * number + _BASE58.index(letter)
+    return number
 
 
 def _digits(number: int) -> Iterator[str]:
