@@ -104,7 +104,7 @@ class RealBroker:
         self._env["FLUX_URI"] = uri
         poll_until((self.folder / "ready").exists, "the broker is there", within_s=60.0)
 
-    def run(self, *arguments, stdin=None):
+    def run(self, *arguments, stdin=None, within_s=60.0):
         """What a command of Flux prints."""
         done = subprocess.run(
             [self._flux, *arguments],
@@ -113,7 +113,7 @@ class RealBroker:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60.0,
+            timeout=within_s,
         )
         if done.returncode:
             raise FluxRefused(f"flux {' '.join(arguments)}: {done.stdout}{done.stderr}")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from eelgrid_controller.engines.slurm.answers import (
     GresCount,
     SlurmUnreadable,
-    expand_hosts,
     parse_gres,
     parse_gres_indexes,
     parse_jobs,
@@ -124,27 +123,6 @@ def test_nodes_are_read_with_their_gpus_features_and_partitions(later):
     assert first.gpus == (GresCount("a100", 8),)
     assert (first.features, first.partitions) == ({"a100", "zone0"}, {"low", "high"})
     assert first.closed == ("Slurm: the node is drained (fan)" if later else "")
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("n1", ("n1",)),
-        ("n[0-2,7],m1", ("n0", "n1", "n2", "n7", "m1")),
-        ("gpu[08-11]", ("gpu08", "gpu09", "gpu10", "gpu11")),
-        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
-        ("n[0-8:4]", ("n0", "n4", "n8")),
-        ("", ()),
-    ],
-)
-def test_host_lists_are_expanded_in_their_order(text, hosts):
-    assert expand_hosts(text) == hosts
-
-
-@pytest.mark.parametrize("text", ["n[", "n]", "n[3-1]", "n[a-b]", "n[0-999999999]", "n1,,;", "n[[1]]", "n[1-2:0]"])
-def test_a_host_list_that_is_none_is_refused(text):
-    with pytest.raises(SlurmUnreadable):
-        expand_hosts(text)
 
 
 @pytest.mark.parametrize(

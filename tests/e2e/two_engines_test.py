@@ -152,9 +152,10 @@ def write_scripts(folder, socket):
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")
-def test_slurm_and_the_local_engine_share_a_node_and_never_a_gpu(cluster, short, monkeypatch):
+@pytest.mark.parametrize("flags", ["", "PrologFlags=Alloc"], ids=["at launch", "at allocation"])
+def test_slurm_and_the_local_engine_share_a_node_and_never_a_gpu(cluster, short, monkeypatch, flags):
     script = write_scripts(short, short / "lease.sock")
-    extra = f"Prolog={script}\nEpilog={script}\nSchedulerParameters=bf_interval=1,nohold_on_prolog_fail"
+    extra = f"Prolog={script}\nEpilog={script}\n{flags}"
     with SlurmCluster(types=("a10",), extra=extra) as slurm:
         # So that the agent may ask slurmctld about jobs.
         monkeypatch.setitem(processes._ENVIRONMENT, "SLURM_CONF", str(slurm.conf))
@@ -169,11 +170,26 @@ def test_slurm_and_the_local_engine_share_a_node_and_never_a_gpu(cluster, short,
         assert {uuid for uuid, holder in held.items() if holder[0] == "local"} == own
         assert len(held) == 4
         # Slurm knows nothing of the local jobs; its second job is kept from their GPUs by its prolog.
-        other = slurm.submit("sleep 600", "--gres=gpu:a10:2", steered=False)
-        poll_until(lambda: "drain" in slurm.run("sinfo", "-h", "-o", "%T"), "Slurm has seen its prolog fail")
-        log = (slurm.folder / "log" / "slurmd.n0.log").read_text()
-        assert f"job {other} does not start here: eelgrid-agent lease: GPU" in log
-        assert "is leased to local" in log
+        other = slurm.submit("echo begun; sleep 600", "--gres=gpu:a10:2", steered=False)
+        poll_until(lambda: slurm.jobs()[other]["restart_cnt"] == 1, "the job is sent away")
+        assert f"event=lease_refused engine=slurm owner={other} reason='GPU" in node.agent.text()
+        assert "is leased to local" in node.agent.text()
+        # One that Slurm may not requeue is cancelled; neither has begun, and the node is in service.
+        lost = slurm.submit("echo begun", "--gres=gpu:a10:2", "--no-requeue", steered=False)
+        poll_until(lambda: slurm.state(lost) == "CANCELLED", "a job that is not requeued is cancelled")
+        poll_until(lambda: slurm.state(other) == "PENDING", "the other is back in the queue")
+        assert slurm.output(other) == slurm.output(lost) == ""
+        poll_until(lambda: slurm.run("sinfo", "-h", "-o", "%T").split() == ["mixed"], "the node is in service")
+        assert not slurm.jobs()[other]["state_reason"].startswith("JobHeld")
+        assert node.leases() == held
+        # Without a proof that slurmd lets go of a job its prolog fails, and Slurm drains the node; nor does this job begin.
+        whole = script.read_text()
+        script.write_text(whole.replace("export", "EELGRID_SLURMD_SPOOL=/nowhere\nexport EELGRID_SLURMD_SPOOL"))
+        third = slurm.submit("echo begun", "--gres=gpu:a10:2", steered=False)
+        poll_until(lambda: "drain" in slurm.run("sinfo", "-h", "-o", "%T"), "Slurm has seen it fail", within_s=60.0)
+        script.write_text(whole)
+        slurm.run("scancel", third)
+        assert "begun" not in slurm.output(third)  # Slurm itself writes of the prolog
         assert node.leases() == held
         cluster.eelctl("cancel", "--yes", *keys)
         poll_until(lambda: len(node.leases()) == 2, "the local jobs have given back their GPUs")

@@ -376,6 +376,17 @@ class FluxBroker:
 
         self._handle.call(apply)
 
+    def finish(self, number, status):
+        """All processes of a job have ended, with a status as wait(2) has it."""
+
+        def apply():
+            self._event(number, "start")
+            self._event(number, "finish", status=status)
+            self._release(number, frozenset(self.jobs[number].left.ranks))
+            self.module._request_schedule()
+
+        self._handle.call(apply)
+
     def release(self, number, ranks):
         """Housekeeping has ended on some ranks of a job."""
         self._handle.call(lambda: self._release(number, frozenset(ranks)))

@@ -1,11 +1,13 @@
 """The agents of each pool: their flags, privileges and paths are what their level and their services need."""
 
+from pathlib import Path
+
 import pytest
 from tests.deploy_rig import VALUES, container, needs_helm, objects_of, pick
 from tests.fakes.kubernetes.cel import evaluate
 
 from eelgrid_agent.metrics.web_config import load_web_config
-from eelgrid_agent.node.config import parse_flags
+from eelgrid_agent.node.config import LEASE_SOCKET, parse_flags
 
 pytestmark = needs_helm
 # Values and pool: whether the agent is a DRA driver, and which device plugin it is.
@@ -88,6 +90,19 @@ def test_agents_that_serve_devices_reach_the_kubelet_by_the_paths_that_it_sees()
         assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("eelgrid-agent", False)
     plain = pick(objects_of("default"), "DaemonSet")
     assert not {"/var/lib/kubelet/device-plugins", "/var/run/cdi"} & set(_mounts(plain))
+
+
+def test_engines_beside_kubernetes_reach_the_lease_socket_in_a_folder_of_the_host():
+    plain = pick(objects_of("default"), "DaemonSet")
+    assert not [one for one in container(plain)["args"] if one.startswith("--lease-socket")]
+    found = pick(objects_of("default", options=("--set", "agent.leaseFolder=/run/eelgrid")), "DaemonSet")
+    socket = parse_flags([one.replace("$(NODE_NAME)", "n") for one in container(found)["args"]]).lease_socket
+    mounts = _mounts(found)
+    # Where the client on the host looks by itself.
+    assert Path(mounts[str(socket.parent)]) / socket.name == LEASE_SOCKET
+    # What was given must be known to the next agent, and the socket is for root.
+    assert mounts["/var/lib/eelgrid"] == "/var/lib/eelgrid"
+    assert found["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
 
 
 def test_classes_choose_what_agents_publish():

@@ -268,12 +268,16 @@ def test_a_lease_whose_owner_is_not_known_stays_and_is_named():
     leases.take(OTHER, ["1"])
 
     async def away(_lease):
-        return OwnerAnswer(OwnerState.UNKNOWN, "slurmctld is away")
+        return OwnerAnswer(OwnerState.UNKNOWN, "slurmctld is\x1b away")
 
-    assert check(leases, slurm=away) == 0
-    assert sorted(leases.unverified.values())[1] == "slurmctld is away"
+    told = []
+    leases.on_change = lambda: told.append([one.unknown for held in leases.list_external().values() for one in held])
+    assert check(leases, slurm=away) == check(leases, slurm=away) == 0
+    assert sorted(leases.unverified.values())[1] == "slurmctld is\\x1b away"
     assert "release the lease by hand" in min(leases.unverified.values())
     assert len(leases.table.leases) == 2
+    # The controller hears of it once, and in a form that any terminal may show.
+    assert told == [["slurmctld is\\x1b away", leases.unverified[leases.table.leases[1].serial]]]
 
 
 def test_an_owner_that_asks_again_while_it_is_looked_for_keeps_its_lease():
@@ -408,6 +412,22 @@ def test_a_socket_is_served_once_and_a_default_that_cannot_be_served_ends_nothin
 
     asyncio.run(serve())
     assert "no_lease_socket" in caplog.text
+
+
+def test_a_refusal_that_passes_is_told_apart_from_a_fault(tmp_path):
+    """A prolog sends its job away for the one and has its node drained for the other."""
+    leases = open_leases()
+    leases.take(OTHER, ["0"])
+    socket = LeaseSocket(tmp_path / "s", leases)
+
+    def take(gpu):
+        answer = socket.answer(json.dumps({"op": "take", "engine": "slurm", "owner": "12", "gpus": [gpu]}).encode())
+        return answer.keys() & {"ok", "refused", "failed"}, answer["ok"]
+
+    assert take("0") == ({"ok", "refused"}, False)
+    assert take("7") == ({"ok", "failed"}, False)
+    with leases.change_layout("GPU-1"):
+        assert take("1") == ({"ok", "refused"}, False)
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(tmp_path):

@@ -20,6 +20,7 @@ from eelgrid_protos.messages import (
     ApplyStatus,
     BudgetScope,
     BudgetStatus,
+    DeviceLease,
     EnforcementMode,
     GetNodePlanResponse,
     GetSamplesResponse,
@@ -97,6 +98,20 @@ def test_gpus_and_modes():
     }
     assert checks.check_layouts([a_node()]).status is OK
     assert checks.check_layouts([with_gpu(mig_pending=True)]).status is WARN
+
+
+def test_leases_whose_owners_are_not_known_are_named_with_the_remedy():
+    held = DeviceLease(device_uuid="GPU-0", engine="slurm", owner="12")
+    lost = replace(held, owner="13", unknown="slurmctld did not say how job 13 is (no answer)")
+    assert (
+        checks.check_leases("leases", [a_node().inventory]).what
+        == "0 leases of other engines, all owners known to exist"
+    )
+    assert checks.check_leases("leases", [with_gpu(leases=(held,)).inventory]).status is OK
+    found = checks.check_leases("leases", [with_gpu(leases=(held, lost)).inventory])
+    assert found.status is WARN
+    assert "n/0 (slurm 13: slurmctld did not say how job 13 is" in found.what
+    assert "`eelgrid-agent lease release --engine slurm --owner OWNER` on n" in found.remedy
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from eelgrid_controller.engines.flux.resource_sets import (
     format_resource_set,
     parse_hostlist,
     parse_idset,
+    parse_job_id,
     parse_resource_set,
 )
 from eelgrid_controller.engines.flux.scheduling import FluxAdopt, FluxEligibility, FluxEnd, FluxScheduling, FluxSubmit
@@ -115,6 +116,10 @@ def test_idsets_hostlists_and_job_ids_are_those_of_their_rfcs():
     assert parse_hostlist(["foo[08-10]", "bar"]) == ("foo08", "foo09", "foo10", "bar")
     # 6731191091817518 of RFC 19 in base 58.
     assert format_job_id(6731191091817518) == "fuZZybuNNy"
+    assert [parse_job_id(format_job_id(number)) for number in (0, 57, 58, 2**64 - 1)] == [0, 57, 58, 2**64 - 1]
+    for wrong in ("", "f", "uZZ", "f0", "f" + "1" * 12):
+        with pytest.raises(FluxUnreadable, match="no job id"):
+            parse_job_id(wrong)
     for wrong in ("01", "1,", "a", "-1", "1-", None, "1 2"):
         with pytest.raises(FluxUnreadable):
             parse_idset(wrong)
@@ -398,6 +403,44 @@ def test_a_journal_that_is_told_again_changes_nothing_and_bad_events_are_counted
     for wrong in ({}, {"id": "x", "events": []}, {"id": 6, "events": [7, event("alloc", 1.0), {"timestamp": "x"}]}):
         journal.apply(wrong)
     assert journal.unreadable == 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("status", "exceptions", "end"),
+    [
+        (0, (), (0, 0, "")),
+        (3 << 8, (), (3, 0, "")),
+        (9, (), (None, 9, "")),
+        (15, ({"type": "timeout", "severity": 0},), (None, 15, "timeout in Flux")),
+        (0, ({"type": "note", "severity": 7},), (0, 0, "")),
+    ],
+)
+def test_a_job_ends_in_the_core_as_its_events_say_and_the_last_of_them_is_waited_for(status, exceptions, end):
+    one = Instance(run(5, build_r(0)))
+    one.say(
+        "event", id=5, events=[event("submit", 1.0, userid=1), event("alloc", 2.0), event("start", 3.0)], R=build_r(0)
+    )
+    one.keep(one.decide()[0].request, "n0")
+    one.say("free", id=5, R=build_r(0), final=True)
+    assert one.decide() == []
+    more = [event("exception", 8.0, **context) for context in exceptions]
+    one.say("event", id=5, events=[*more, event("finish", 9.0, status=status)])
+    (found,) = one.decide()
+    assert (found.status.exit_code, found.status.signal, found.status.reason) == end
+    assert (found.status.started_ns, found.status.ended_ns) == (3 * 10**9, 9 * 10**9)
+
+
+def test_a_job_that_was_cancelled_or_whose_end_nobody_tells_is_just_over():
+    for events in ([event("exception", 8.0, type="cancel", severity=0), event("finish", 9.0, status=15)], []):
+        one = Instance(run(5, build_r(0)))
+        one.say("event", id=5, events=[event("submit", 1.0, userid=1), event("alloc", 2.0)], R=build_r(0))
+        one.keep(one.decide()[0].request, "n0")
+        one.say("free", id=5, R=build_r(0), final=True)
+        one.say("event", id=5, events=events)
+        if not events:
+            assert one.decide() == []
+            one.now_s += 1.0
+        assert [type(found) for found in one.decide()] == [FluxEnd]
 
 
 def test_an_observed_instance_is_followed_by_its_journal_alone():

@@ -131,10 +131,35 @@ def test_a_job_between_two_tasks_keeps_one_place_for_a_while_and_then_ends():
     assert ended == EndRayWork(KEY, "holds no GPU in Ray any more")
 
 
-def test_a_job_that_is_over_or_forgotten_ends_at_once():
+def test_a_job_that_was_stopped_or_forgotten_and_a_driver_of_somebody_are_over_at_once():
     held = [build_workload(KEY, ("n0", (2,)))]
-    assert decide(jobs=(replace(JOB, status="FAILED"),), workloads=held) == [EndRayWork(KEY, "failed in Ray")]
+    assert decide(jobs=(replace(JOB, status="STOPPED"),), workloads=held) == [EndRayWork(KEY, "stopped in Ray")]
     assert decide(jobs=(), workloads=held) == [EndRayWork(KEY, "the job is no more in Ray")]
+    driver = replace(JOB, submission_id="", status="SUCCEEDED")
+    held = [build_workload("ray-02000000-7", ("n0", (2,)), job=driver)]
+    assert decide(jobs=(driver,), workloads=held) == [EndRayWork("ray-02000000-7", "succeeded in Ray")]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "end"),
+    [
+        ("SUCCEEDED", 0, (0, 0, "")),
+        ("SUCCEEDED", None, (0, 0, "")),
+        ("FAILED", 3, (3, 0, "")),
+        ("FAILED", -9, (None, 9, "")),
+        ("FAILED", None, (None, 0, "failed in Ray")),
+        ("FAILED", 0, (None, 0, "failed in Ray")),
+    ],
+)
+def test_a_submitted_job_ends_in_the_core_as_it_ended_in_ray(status, code, end):
+    held = [build_workload(KEY, ("n0", (2,)), ("n0", (3,)))]
+    (found,) = decide(jobs=(replace(JOB, status=status, exit_code=code, end_s=60),), workloads=held)
+    assert (found.status.exit_code, found.status.signal, found.status.reason) == end
+    assert (found.status.workload_id, found.status.replica) == (KEY, 0)
+    assert (found.status.started_ns, found.status.ended_ns) == (7 * 10**9, 60 * 10**9)
+    # What its actors hold is held until they are gone.
+    held = [build_workload(KEY, ("n0", (2,)))]
+    assert decide(ACTOR, jobs=(replace(JOB, status=status, exit_code=code),), workloads=held) == []
 
 
 def test_a_job_that_was_cancelled_here_but_goes_on_is_another_workload():

@@ -107,6 +107,8 @@ def test_a_running_job_is_adopted_where_it_runs_whether_or_not_the_core_knew_it(
     (found,) = decide(RUNNING)
     assert isinstance(found, AdoptJob)
     assert [(one.node_name, one.gpu_indexes, one.is_exact) for one in found.adoption.standing] == [("n0", (0, 1), True)]
+    # Until then it is external usage, which is given back in the same step, on its very devices.
+    assert [one.counted for one in found.adoption.standing] == [replace(reports(RUNNING)["n0"], traits=())]
     assert found.adoption.first == 0
     (moved,) = decide(RUNNING, workloads=[build_workload(RUNNING, "n1")])
     assert isinstance(moved, AdoptJob)

@@ -4,8 +4,8 @@
     lease release  when it uses them no more
     lease list     who holds what since when, and of whom it is not known whether he still exists
 
-Defines the flags, the text and the exit codes: 0 done, 1 no agent answers or it failed, 2 wrong use, 3 refused, because
-another engine holds a device or its MIG layout is being changed. Errors are one line on stderr and say what to do next.
+Defines the flags, the text and the exit codes: 0 done, 1 no agent answers, it does not know the device or it
+failed, 2 wrong use, 3 refused, because another engine holds a device or its MIG layout is being changed. Errors are one line on stderr and say what to do next.
 The protocol is `node/lease_socket.py`'s; a Slurm prolog and epilog that call this are in docs/how-to/two-engines.md.
 """
 
@@ -31,8 +31,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="eelgrid-agent lease",
         description=(
             "Takes, releases and lists the leases of this node's GPUs and MIG slices, so that no two engines (Slurm, Ray, "
-            "Kubernetes, Eelgrid's own jobs) use one device. The exit code is 0 if it is done, 1 if no agent answers or it "
-            "fails, 2 for wrong use, and 3 if another engine holds a device."
+            "Kubernetes, Eelgrid's own jobs) use one device. The exit code is 0 if it is done, 1 if no agent answers, it "
+            "does not know a device or it fails, 2 for wrong use, and 3 if another engine holds a device."
         ),
         allow_abbrev=False,
     )
@@ -97,7 +97,8 @@ def run_lease_command(arguments: Sequence[str]) -> int:
         return _fail(str(error), _FAILED)
     if answer.get("ok") is not True:
         problem = str(answer.get("problem") or "the agent gave no reason; see its log")
-        return _fail(problem, _REFUSED if answer.get("refused") is True else _WRONG)
+        code = _REFUSED if answer.get("refused") is True else _FAILED if answer.get("failed") is True else _WRONG
+        return _fail(problem, code)
     is_json = flags.command == "list" and flags.output == "json"
     document = escape_json(json.dumps(answer, indent=2, ensure_ascii=False)) + "\n"
     try:

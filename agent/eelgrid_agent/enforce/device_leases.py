@@ -44,6 +44,7 @@ from eelgrid_agent.enforce.lease_table import (
 from eelgrid_agent.state_files import StateDamaged, StateFileError, StateStore
 from eelgrid_protos import messages
 from eelgrid_protos.messages import Gpu
+from eelgrid_protos.safe_text import escape_text
 
 _LOG = logging.getLogger("eelgrid.agent")
 LEASES_FILE = "leases.json"
@@ -61,6 +62,8 @@ class LayoutChanging(LeaseRefused):
 class LeaseUnrecorded(LeaseRefused):
     """The journal cannot be written."""
 
+    passes = False
+
 
 class LeasesIncomplete(LeaseRefused):
     """What was in use before the table was begun is not in it yet."""
@@ -68,6 +71,8 @@ class LeasesIncomplete(LeaseRefused):
 
 class UnknownDevice(LeaseRefused):
     """The node has no such device."""
+
+    passes = False
 
 
 class LeaseRequest(NamedTuple):
@@ -99,8 +104,7 @@ class DeviceLeases:
         self.problem = ""
         self.refused_total: Counter[str] = Counter()
         self.reclaimed_total = 0
-        # By serial: leases whose owners' state is not known, and why.
-        self.unverified: Mapping[int, str] = {}
+        self._unverified: Mapping[int, str] = {}
         # By holder and device: what an engine uses although another one has its lease.
         self.disputes: dict[tuple[LeaseHolder, LeaseDevice], str] = {}
         try:
@@ -125,6 +129,7 @@ class DeviceLeases:
                         engine=lease.holder.engine,
                         owner=owner[:NAME_MOST],
                         since_ns=lease.since_ns,
+                        unknown=self._unverified.get(lease.serial, ""),
                     )
                 )
         return {uuid: tuple(held) for uuid, held in found.items()}
@@ -134,6 +139,18 @@ class DeviceLeases:
         if engine not in self._engines and len(self._engines) < _ENGINES_COUNTED_MOST:
             self._engines.add(engine)
         return engine if engine in self._engines else "other"
+
+    @property
+    def unverified(self) -> Mapping[int, str]:
+        """By serial: leases whose owners' state is not known, and why."""
+        return self._unverified
+
+    def mark_unverified(self, reasons: Mapping[int, str]) -> None:
+        """Says of which leases it is not known, from now on, whether their owners still exist."""
+        found = {serial: escape_text(reason)[:NAME_MOST] for serial, reason in reasons.items()}
+        is_new, self._unverified = found != self._unverified, found
+        if is_new:
+            self.on_change()
 
     @property
     def table(self) -> LeaseTable:

@@ -103,6 +103,9 @@ class LeaseEntry:
 class LeaseRefused(Exception):
     """The device is not given; the message says who holds it and what to do."""
 
+    # Whether the same request is granted later without a repair: when the holder has ended, or a change is over.
+    passes = True
+
 
 class DeviceLeased(LeaseRefused):
     """Another holder has the device, or a part of it."""
@@ -124,6 +127,8 @@ def _describe_remedy(holder: LeaseHolder) -> str:
 
 class LeasesFull(LeaseRefused):
     """The table has no room."""
+
+    passes = False
 
 
 def find_lease_device(name: str, gpus: Iterable[Gpu]) -> LeaseDevice | None:

@@ -185,8 +185,9 @@ async def check_owners(leases: DeviceLeases, engines: Mapping[str, AskOwner], ku
             gone.add(lease.serial)
         elif answer.state is OwnerState.UNKNOWN:
             unknown[lease.serial] = answer.reason
-    leases.unverified = unknown
-    return leases.reclaim(gone) if gone else 0
+    count = leases.reclaim(gone) if gone else 0
+    leases.mark_unverified(unknown)
+    return count
 
 
 async def _ask(lease: LeaseEntry, engines: Mapping[str, AskOwner]) -> OwnerAnswer:

@@ -11,6 +11,7 @@ request and one answer a connection, each a line of JSON, on a UNIX socket that 
 
     {"ok": true, "leases": [...], "released": 0}
     {"ok": false, "refused": true, "problem": "GPU ... is leased to local w-1/0/1 since ..., wait ..."}
+    {"ok": false, "failed": true, "problem": "this node has no GPU or slice 9; ..."}
 
 A GPU is named by the UUID of a GPU or of a MIG slice, or by an index of the driver. `take` gives all or none. Both may be
 repeated: whoever got no answer asks again. A lease is the owner's until it is released, or until its end is proven
@@ -198,7 +199,7 @@ class LeaseSocket:
                 raise LeaseRequestError("the request is no object")
             return handle_request(self._leases, request)
         except LeaseRefused as refused:
-            return {"ok": False, "refused": True, "problem": str(refused)}
+            return {"ok": False, "refused" if refused.passes else "failed": True, "problem": str(refused)}
         except (ValueError, RecursionError) as error:
             return {"ok": False, "problem": f"the request is not understood: {error}"}
 

@@ -128,6 +128,8 @@ def _describe_gpu(client: Any, settings: CliSettings, name: str) -> Description:
         for lease in found.gpu.leases:
             what = "" if lease.device_uuid == found.gpu.uuid else f" {lease.device_uuid or 'a slice to be made'}"
             yield f"  leased{what} to {lease.engine} {lease.owner} since {format_time(lease.since_ns)}"
+            if lease.unknown:
+                yield f"    whether it still exists is not known: {lease.unknown}"
         yield from _cordon_lines(found.cordons, [found.gpu], clock())
         yield from _table("Workloads", columns, work, "Nothing holds it.")
 

@@ -301,6 +301,7 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
             yield found
             return
         yield from doctor_cluster.check_inventory(found.inventory)
+        yield doctor_cluster.check_leases("agent, leases", [found.inventory])
         begin_s = time.time()
         samples = _call_or_finding(
             "agent, sampling", lambda: client.get_samples(GetSamplesRequest(), timeout=timeout_s)
@@ -369,6 +370,7 @@ def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[
     yield doctor_cluster.check_freshness(nodes, policy.send_interval_s)
     yield doctor_cluster.check_journal_loss(nodes)
     yield from doctor_cluster.check_gpus(nodes)
+    yield doctor_cluster.check_leases("leases", [node.inventory for node in nodes])
     yield doctor_cluster.check_layouts(nodes)
     yield doctor_cluster.check_enforcement(nodes, policy)
     yield doctor_cluster.check_limit_reach(nodes, policy)

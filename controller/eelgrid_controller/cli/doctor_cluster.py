@@ -181,6 +181,21 @@ def check_gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:
     return tuple(findings) or (report_ok("GPUs", f"{count_noun(count, 'GPU')}, none lost, none cordoned"),)
 
 
+def check_leases(check: str, inventories: Iterable[Inventory]) -> Finding:
+    """Checks for leases of other engines of whose owners it is not known whether they still exist."""
+    leases = [(node.node_name, gpu, one) for node in inventories for gpu in node.gpus for one in gpu.leases]
+    unknown = [found for found in leases if found[2].unknown]
+    if not unknown:
+        return report_ok(check, f"{count_noun(len(leases), 'lease')} of other engines, all owners known to exist")
+    names = join_names(f"{name}/{gpu.index} ({one.engine} {one.owner}: {one.unknown})" for name, gpu, one in unknown)
+    name, _, first = unknown[0]
+    release = f"eelgrid-agent lease release --engine {first.engine} --owner OWNER"
+    remedy = f"nothing else starts there: if the owner has ended, run `{release}` on {name}; else remove the reason"
+    return report_warning(
+        check, f"{count_noun(len(unknown), 'lease')} stay, since an owner may be gone: {names}", remedy
+    )
+
+
 def check_layouts(nodes: Sequence[Node]) -> Finding:
     """Checks for MIG mode changes that wait for a reset."""
     stuck = [place for place, _ in _list_gpus_with(GpuProblem.MIG_PENDING, nodes)]

@@ -91,13 +91,15 @@ LEASES_PER_GPU_MOST = 64
 class DeviceLease:
     """What an engine beside the controller, such as Slurm, holds: a GPU, or a slice; `owner` is a job of it, or the like.
 
-    `device_uuid` is empty for a slice that is about to be created.
+    `device_uuid` is empty for a slice that is about to be created; `unknown` says why it is not known whether the owner
+    still exists, and is empty if it is.
     """
 
     device_uuid: OptionalIdentifier = ""
     engine: Label
     owner: Label
     since_ns: Nanoseconds = 0
+    unknown: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

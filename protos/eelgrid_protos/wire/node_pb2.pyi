@@ -292,16 +292,18 @@ class Gpu(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., pci_bus_id: _Optional[str] = ..., product: _Optional[str] = ..., model: _Optional[str] = ..., catalogue_key: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., power_limit_default_w: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., mig_capable: bool = ..., mig_enabled: bool = ..., mig_pending: bool = ..., gpu_instances: _Optional[_Iterable[_Union[GpuInstance, _Mapping]]] = ..., lost: bool = ..., cordon: _Optional[str] = ..., numa_node: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[DeviceLease, _Mapping]]] = ...) -> None: ...
 
 class DeviceLease(_message.Message):
-    __slots__ = ("device_uuid", "engine", "owner", "since_ns")
+    __slots__ = ("device_uuid", "engine", "owner", "since_ns", "unknown")
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     device_uuid: str
     engine: str
     owner: str
     since_ns: int
-    def __init__(self, device_uuid: _Optional[str] = ..., engine: _Optional[str] = ..., owner: _Optional[str] = ..., since_ns: _Optional[int] = ...) -> None: ...
+    unknown: str
+    def __init__(self, device_uuid: _Optional[str] = ..., engine: _Optional[str] = ..., owner: _Optional[str] = ..., since_ns: _Optional[int] = ..., unknown: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
     __slots__ = ("node_name", "generation", "agent_version", "boot_id", "driver_version", "cpu_milli", "memory_bytes", "pool", "labels", "gpus", "simulated", "access", "links", "topology", "runs_processes")

@@ -28,6 +28,7 @@ from eelgrid_controller.engines.flux.scheduling import (
     FluxEligibility,
     FluxEnd,
     FluxInstruction,
+    FluxReportEnd,
     FluxScheduling,
     FluxSubmit,
 )
@@ -117,6 +118,9 @@ class FluxEngine:
                     await self._loop.submit(request)
                 case FluxAdopt(request, adoption):
                     await self._loop.adopt(request, adoption)
+                case FluxReportEnd(status):
+                    self._log.info("workload=%s ended exit_code=%s", status.workload_id, status.exit_code)
+                    await self._loop.record_engine_attempts((status,))
                 case FluxEnd(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
                     await self._loop.cancel(workload_id)

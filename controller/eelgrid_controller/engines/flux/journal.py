@@ -1,6 +1,6 @@
 """Journal: events of Flux's job manager, as who held what from when to when, and who waited how long.
 
-Owns the order of a job's events and the spans that follow from them. Must not know who schedules, nor the core.
+Owns the order of a job's events, the spans that follow from them, and how it ended. Must not know who schedules, nor the core.
 
 Theory. A job holds its R from `alloc` to `free`; `release` gives ranks back before, one after another while housekeeping
 runs. So a rank is held from `alloc` to the first of the two that names it. Times are those of the events, by one clock, the
@@ -58,6 +58,17 @@ class JournalJob:
     # What of it is held still.
     held: ResourceSet | None = None
     newest_s: float = 0.0
+    start_s: float = 0.0
+    finish_s: float = 0.0
+    # How its processes ended, the highest of all ranks, as wait(2) has it; None before.
+    wait_status: int | None = None
+    # The type of the exception that has ended it, such as cancel or timeout.
+    exception: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known how it ended."""
+        return self.wait_status is not None or bool(self.exception)
 
     @property
     def wait_s(self) -> float:
@@ -110,6 +121,12 @@ class FluxJournal:
                 yield from self._release(number, job, context.get("ranks"), time_s)
             case "free" if job.held is not None:
                 yield from self._release(number, job, "all", time_s)
+            case "start":
+                job.start_s = time_s
+            case "finish":
+                job.finish_s, job.wait_status = time_s, int(read_number(context, "status"))
+            case "exception" if context.get("severity") == 0 and not job.exception:
+                job.exception = str(context.get("type", ""))[:64] or "exception"
             case _:
                 return
 

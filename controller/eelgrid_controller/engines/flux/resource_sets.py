@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, expand_hosts
+from eelgrid_controller.engines.element_lists import UnreadableAnswer
+from eelgrid_controller.engines.host_lists import expand_hosts
 
 # A rank is a 32-bit number, and no node has so many cores; ids beyond are a mistake, and a range of them a bomb.
 _ID_MOST = 1 << 22
@@ -25,6 +26,8 @@ _ENTRIES_MOST = 65_536
 _PROPERTIES_MOST = 1_024
 # Forbidden in the names of properties by RFC 20.
 _PROPERTY = re.compile(r"[^!&'\"^`|()\x00-\x1f]{1,200}")
+# 64 bits, and `f`.
+_JOB_ID_LETTERS_MOST = 12
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Properties that describe the instance and not the hardware; they are in no R of a job.
 _INSTANCE_LOCAL = "+"
@@ -143,7 +146,7 @@ def parse_hostlist(entries: Any, name: str = "nodelist") -> tuple[str, ...]:
     for one in entries:
         try:
             found += expand_hosts(one)
-        except SlurmUnreadable as error:
+        except UnreadableAnswer as error:
             raise FluxUnreadable(f"{name} {error}") from None
         if len(found) > _ENTRIES_MOST:
             raise FluxUnreadable(f"{name} names more than {_ENTRIES_MOST} hosts")
@@ -265,6 +268,16 @@ def format_job_id(number: int) -> str:
     """Formats a job id in base 58, with `f` before it: what every Flux command reads, in ASCII."""
     digits = "".join(_digits(number)) or _BASE58[0]
     return "f" + digits[::-1]
+
+
+def parse_job_id(text: str) -> int:
+    """Parses a job id as `format_job_id` writes it; raises FluxUnreadable."""
+    number = 0
+    if not 1 < len(text) <= _JOB_ID_LETTERS_MOST or text[0] != "f" or not set(text[1:]) <= set(_BASE58):
+        raise FluxUnreadable(f"{text[:40]!r} is no job id")
+    for letter in text[1:]:
+        number = 58 * number + _BASE58.index(letter)
+    return number
 
 
 def _digits(number: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ answered for, and nothing is decided.
 Sources: flux-framework/rfc 20, 21, 25, 27, 31.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -44,16 +45,21 @@ from eelgrid_controller.engines.flux.jobspecs import (
     match_ranks,
     parse_jobspec,
 )
+from eelgrid_controller.engines.flux.journal import JournalJob
 from eelgrid_controller.engines.flux.resource_sets import (
+    FluxUnreadable,
     RankResources,
     ResourceSet,
     describe_resource_set,
     format_job_id,
     format_resource_set,
+    parse_job_id,
 )
 from eelgrid_controller.engines.node_reports import NodeReporter, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     Gpu,
     Inventory,
     Mobility,
@@ -72,6 +78,9 @@ WAITING_MOST = 10_000
 _CPU_MILLI_MOST = 10_000_000
 _TRAITS_MOST = 16
 _NODE_TRAITS_MOST = 256
+_SIGNALS_MOST = 64
+# For so long the event that says how a job ended may come after its resources are free.
+_EVENT_WAIT_S = 1.0
 _PRIORITY_MOST = 1_000_000
 _RETRY_FIRST_S = 1.0
 _INSTANCE_TRAIT = "flux/instance"
@@ -96,6 +105,13 @@ class FluxAdopt:
 
 
 @dataclass(frozen=True, slots=True)
+class FluxReportEnd:
+    """A job has ended by itself, and how."""
+
+    status: AttemptStatus
+
+
+@dataclass(frozen=True, slots=True)
 class FluxEnd:
     """A workload is over, or another stands for its job."""
 
@@ -103,7 +119,9 @@ class FluxEnd:
     reason: str
 
 
-FluxInstruction: TypeAlias = RegisterNode | RemoveNode | ReportUsage | FluxSubmit | FluxAdopt | FluxEnd | FluxReply
+FluxInstruction: TypeAlias = (
+    RegisterNode | RemoveNode | ReportUsage | FluxSubmit | FluxAdopt | FluxReportEnd | FluxEnd | FluxReply
+)
 
 
 class _Held(NamedTuple):
@@ -122,6 +140,8 @@ class FluxScheduling:
         self._namespace = namespace
         self.reports = NodeReporter()
         self._ended: set[str] = set()
+        # Of jobs that are over in Flux and live in the core: since when.
+        self._over_since_s: dict[str, float] = {}
         # Of jobs that waited at the last look, by the id of their first workload: the core knows no others.
         self._numbers: dict[str, int] = {}
         # Jobs that are about to be submitted to another scheduler, by the id under which the core is asked.
@@ -146,7 +166,7 @@ class FluxScheduling:
         names = name_nodes(view.allocations.pool)
         self._learn_properties(names, inventories)
         held = _group_workloads(workloads)
-        found: list[FluxInstruction] = list(self._end_others(view, held))
+        found: list[FluxInstruction] = list(self._end_others(view, held, now_s))
         found += self._follow_nodes(view, names, held, inventories, has_agent)
         nothing = _Held((), -1, is_newest_cancelled=False)
         for job in tuple(view.running.values()):
@@ -167,13 +187,29 @@ class FluxScheduling:
         self._ended.add(workload_id)
         return FluxEnd(workload_id, reason)
 
-    def _end_others(self, view: FluxView, held: Mapping[str, _Held]) -> Iterator[FluxEnd]:
+    def _end_others(self, view: FluxView, held: Mapping[str, _Held], now_s: float) -> Iterator[FluxEnd | FluxReportEnd]:
         """Ends workloads whose job Flux has no more, and all but the newest of a job that has several."""
         known = {job.base_id for job in (*view.waiting.values(), *view.running.values())}
+        over = {base for base, one in held.items() if base not in known and one.live}
+        self._over_since_s = {base: self._over_since_s.get(base, now_s) for base in over}
         for base, one in held.items():
+            told = self._find_journal_job(base) if base in over else None
+            if told is not None and one.live[-1][1].phase is WorkloadPhase.PLACED:
+                if not (told.is_over or view.observes) and now_s - self._over_since_s[base] < _EVENT_WAIT_S:
+                    # Its resources are free already, and the event that says how it ended is on its way.
+                    continue
+                if told.wait_status is not None and told.exception != "cancel":
+                    yield FluxReportEnd(describe_job_end(told, told.wait_status, one.live[-1][1]))
+                    continue
             for number, workload in one.live if base not in known else one.live[:-1]:
                 reason = "the job is over in Flux" if base not in known else f"number {number} is followed by another"
                 yield self._end(workload.workload_id, reason)
+
+    def _find_journal_job(self, base: str) -> JournalJob | None:
+        """Returns what the journal has of the job of a workload; None if nothing."""
+        with contextlib.suppress(FluxUnreadable):
+            return self.instance.journal.jobs.get(parse_job_id(base.removeprefix(WORKLOAD_PREFIX)))
+        return None
 
     def _follow_run(
         self, view: FluxView, job: FluxJob, names: Mapping[int, str], held: _Held
@@ -532,6 +568,24 @@ def _sum_places(workload: Workload) -> dict[str, tuple[int, frozenset[int]]]:
         before = found.get(one.node_name, (0, frozenset()))
         found[one.node_name] = (before[0] + cores, before[1] | frozenset(one.gpu_indexes))
     return found
+
+
+def describe_job_end(told: JournalJob, wait_status: int, workload: Workload) -> AttemptStatus:
+    """Returns how a job has ended by its events, as the attempt of all its replicas; a status as wait(2) has it."""
+    code, signal = wait_status >> 8 & 0xFF, wait_status & 0x7F
+    # Flux's own ends, such as timeout, have a name.
+    reason = told.exception and f"{told.exception} in Flux"
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=min(place.replica for place in workload.placements),
+        attempt=workload.attempt,
+        state=AttemptState.ENDED,
+        exit_code=None if signal else code,
+        signal=min(signal, _SIGNALS_MOST),
+        reason=re.sub(r"[^ -~]+", "?", reason),
+        started_ns=int(1e9 * (told.start_s or told.alloc_s)),
+        ended_ns=int(1e9 * told.finish_s),
+    )
 
 
 def _clamp_priority(priority: int) -> int:

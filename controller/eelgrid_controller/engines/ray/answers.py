@@ -29,6 +29,7 @@ ELEMENTS_MOST = 10_000
 _MODEL_LABELS = ("eelgrid.io/gpu-model", "ray.io/accelerator-type")
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 _GPUS_MOST = 64
+_SIGNALS_MOST, _EXIT_CODE_MOST = 64, 255
 
 
 class RayUnreadable(UnreadableAnswer):
@@ -77,7 +78,10 @@ class RayJob:
     entrypoint: str = ""
     status: str = "PENDING"
     start_s: int = 0
+    end_s: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict)
+    # Of the driver of a submitted job; below 0 the signal that ended it, None if Ray does not know it.
+    exit_code: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -315,8 +319,17 @@ def _read_job(found: Mapping[str, Any]) -> RayJob:
         entrypoint=_text(found, "entrypoint"),
         status=status,
         start_s=int(_number(found, "start_time") // 1000) if found.get("start_time") else 0,
+        end_s=int(_number(found, "end_time") // 1000) if found.get("end_time") else 0,
         metadata=_texts(found, "metadata"),
+        exit_code=_read_exit_code(found.get("driver_exit_code")),
     )
+
+
+def _read_exit_code(value: Any) -> int | None:
+    """Reads an exit code; None for one that Ray does not know, or that no process has."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise RayUnreadable(f"driver_exit_code has {str(value)[:40]!r} where an exit code is expected")
+    return value if value is not None and -_SIGNALS_MOST <= value <= _EXIT_CODE_MOST else None
 
 
 def _read_actor(found: Mapping[str, Any]) -> _Process | None:

@@ -34,6 +34,7 @@ from eelgrid_controller.engines.ray.following import (
     Following,
     FollowingSettings,
     RayInstruction,
+    ReportRayEnd,
     is_of_ray,
 )
 from eelgrid_controller.engines.ray.serve import (
@@ -209,6 +210,10 @@ class RayEngine:
                 case AdoptRayJob(request, adoption):
                     await self._loop.adopt(request, adoption)
                     self.counts.adopted += len(adoption.standing)
+                case ReportRayEnd(status):
+                    self._log.info("workload=%s ended exit_code=%s", status.workload_id, status.exit_code)
+                    await self._loop.record_engine_attempts((status,))
+                    self.counts.ended += 1
                 case EndRayWork(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
                     await self._loop.cancel(workload_id)

@@ -33,6 +33,8 @@ from eelgrid_controller.engines.node_reports import (
 from eelgrid_controller.engines.ray.answers import GpuSlot, RayHolding, RayJob, RayLook, RayNode
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
+    AttemptState,
+    AttemptStatus,
     Gpu,
     Inventory,
     Placement,
@@ -60,6 +62,13 @@ class AdoptRayJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportRayEnd:
+    """A submitted job has ended in Ray, and how."""
+
+    status: AttemptStatus
+
+
+@dataclass(frozen=True, slots=True)
 class EndRayWork:
     """A workload of the core is over in Ray."""
 
@@ -67,7 +76,9 @@ class EndRayWork:
     reason: str
 
 
-RayInstruction: TypeAlias = RegisterNode | RemoveNode | ReportUsage | CorrectDevices | AdoptRayJob | EndRayWork
+RayInstruction: TypeAlias = (
+    RegisterNode | RemoveNode | ReportUsage | CorrectDevices | AdoptRayJob | ReportRayEnd | EndRayWork
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +180,9 @@ class Following:
         if not wanted:
             if not held:
                 return
+            if workload is not None and job.submission_id and job.status in ("SUCCEEDED", "FAILED"):
+                yield ReportRayEnd(describe_job_end(job, workload))
+                return
             if job.is_over or self._is_patience_over(key, now_s):
                 yield EndRayWork(key, f"{job.status.lower()} in Ray" if job.is_over else "holds no GPU in Ray any more")
                 return
@@ -246,6 +260,25 @@ def build_job_request(job: RayJob, key: str, replicas: int, settings: FollowingS
         labels={name: value for name, value in labels.items() if value},
     )
     return SubmitWorkloadRequest(spec=spec, workload_id=key)
+
+
+def describe_job_end(job: RayJob, workload: Workload) -> AttemptStatus:
+    """Returns how a submitted job has ended, by Ray's word, as the attempt of all its replicas.
+
+    Of a driver that somebody started Ray does not know it.
+    """
+    is_good, code = job.status == "SUCCEEDED", job.exit_code
+    return AttemptStatus(
+        workload_id=workload.workload_id,
+        replica=min(place.replica for place in workload.placements),
+        attempt=workload.attempt,
+        state=AttemptState.ENDED,
+        exit_code=0 if is_good else code if code is not None and code > 0 else None,
+        signal=-code if code is not None and code < 0 and not is_good else 0,
+        reason="" if is_good or code else "failed in Ray",
+        started_ns=job.start_s * 10**9,
+        ended_ns=max(job.start_s, job.end_s) * 10**9,
+    )
 
 
 def _name_program(entrypoint: str) -> str:

@@ -2,7 +2,7 @@
 
 Owns what differs between versions: 22.05 (v0.0.38) writes plain numbers and one state; from 23.02 on (v0.0.39) a number is
 an object that says whether it is set or infinite, from 23.11 on (v0.0.40) a state is a list of flags. Owns the syntax of
-host lists, GRES and TRES. Must not know how commands run, nor what is done with a job.
+GRES and TRES. Must not know how commands run, nor what is done with a job.
 
 Theory. An answer is read by what it holds and not by the version that it states: each field has one reader that takes all
 its known forms, and raises SlurmUnreadable for any other. One element that cannot be read is left out and counted; an
@@ -14,20 +14,18 @@ Sources: slurm.schedmd.com/rest_api.html by version, man pages of squeue, sinfo 
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.engines.element_lists import UnreadableAnswer, read_elements
+from eelgrid_controller.engines.host_lists import HOST_NAME, expand_hosts, expand_ranges
 
 _MIB = 2**20
 # A record is some kilobytes; an answer beyond this is not read.
 ANSWER_BYTES_MOST = 512 * _MIB
-_HOSTS_MOST = 65_536
 # Tasks of one array that are read one by one; Slurm's own MaxArraySize is 1,001 by default.
 _TASKS_MOST = 10_000
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 # gpu:2, gpu:a100:2, gres:gpu:a100:2(IDX:0-1), gres/gpu:a100=2
 _GRES = re.compile(
     r"(?:gres[:/])?gpu(?:[:/]([A-Za-z][A-Za-z0-9._-]*|[0-9][A-Za-z0-9._-]*[A-Za-z][A-Za-z0-9._-]*))?[:=]([0-9]{1,6})"
@@ -253,50 +251,6 @@ def _flags(found: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(word.strip("*~#!%$@^-") for word in words if word.strip("*~#!%$@^-"))
 
 
-def expand_hosts(text: str) -> tuple[str, ...]:
-    """Expands a host list such as n[0-3,7],m1 in its order; raises SlurmUnreadable."""
-    found: list[str] = []
-    for part in _split_outside_brackets(text):
-        names = [""]
-        for piece in re.findall(r"[^\[\]]+|\[[^\[\]]*\]", part):
-            endings = list(_expand_range(piece[1:-1])) if piece[0] == "[" else [piece]
-            if len(names) * len(endings) + len(found) > _HOSTS_MOST:
-                raise SlurmUnreadable(f"names more than {_HOSTS_MOST} hosts")
-            names = [name + ending for name in names for ending in endings]
-        found += names
-    for name in found:
-        if not _NAME.fullmatch(name):
-            raise SlurmUnreadable(f"names {name[:64]!r}, which is no host")
-    return tuple(found)
-
-
-def _split_outside_brackets(text: str) -> Iterator[str]:
-    depth, begin = 0, 0
-    for place, character in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if depth not in (0, 1):
-            raise SlurmUnreadable(f"has {text[:64]!r} where hosts are expected")
-        if character == "," and not depth:
-            yield text[begin:place]
-            begin = place + 1
-    if depth:
-        raise SlurmUnreadable(f"has {text[:64]!r} where hosts are expected")
-    if text[begin:]:
-        yield text[begin:]
-
-
-def _expand_range(text: str) -> Iterator[str]:
-    for part in text.split(","):
-        matched = _RANGE.fullmatch(part)
-        if matched is None:
-            raise SlurmUnreadable(f"has {part[:40]!r} where numbers are expected")
-        first, last, step = matched[1], matched[2] or matched[1], int(matched[3] or 1)
-        if int(last) < int(first) or not step or (int(last) - int(first)) // step >= _HOSTS_MOST:
-            raise SlurmUnreadable(f"has {part[:40]!r} where a range is expected")
-        for number in range(int(first), int(last) + 1, step):
-            yield str(number).zfill(len(first))
-
-
 def parse_gres(text: str) -> tuple[GresCount, ...]:
     """Parses GPUs from a GRES or TRES string; other resources are not GPUs and are left out."""
     counts: dict[str, int] = {}
@@ -320,7 +274,7 @@ def parse_gres(text: str) -> tuple[GresCount, ...]:
 def parse_gres_indexes(text: str) -> tuple[int, ...]:
     """Parses the indexes of the GPUs in gpu:a100:2(IDX:0-1); none where none are said."""
     matched = _INDEXES.search(text)
-    return tuple(int(one) for one in _expand_range(matched[1])) if matched and matched[1] else ()
+    return tuple(int(one) for one in expand_ranges(matched[1])) if matched and matched[1] else ()
 
 
 # Elements
@@ -387,7 +341,7 @@ def _list_ids(found: Mapping[str, Any], number: int) -> list[str]:
         return [str(number)]
     if "..." in text:
         raise SlurmUnreadable("array_task_string is cut short; raise SLURM_BITSTR_LEN")
-    tasks = list(itertools.islice(_expand_range(text), _TASKS_MOST + 1))
+    tasks = list(itertools.islice(expand_ranges(text), _TASKS_MOST + 1))
     if len(tasks) > _TASKS_MOST:
         raise SlurmUnreadable(f"has more than {_TASKS_MOST} tasks that wait")
     return [f"{array}_{int(one)}" for one in tasks]
@@ -473,7 +427,7 @@ def _find_peculiarity(found: Mapping[str, Any]) -> str:
 
 def _read_node(found: Mapping[str, Any]) -> SlurmNode:
     name = _text(found, "name")
-    if not _NAME.fullmatch(name):
+    if not HOST_NAME.fullmatch(name):
         raise SlurmUnreadable(f"name is {name[:64]!r}")
     states = {*_flags(found, "state"), *(_flags(found, "state_flags") if found.get("state_flags") else ())}
     states |= {

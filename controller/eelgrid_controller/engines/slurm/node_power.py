@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from eelgrid_controller.engines.bmc import Bmc, BmcError, BmcFileError, load_bmcs
-from eelgrid_controller.engines.slurm.answers import SlurmUnreadable, expand_hosts
+from eelgrid_controller.engines.element_lists import UnreadableAnswer
+from eelgrid_controller.engines.host_lists import expand_hosts
 
 _FILE = Path("/etc/eelgrid/bmcs.toml")
 _AT_ONCE = 32
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         names, bmcs = tuple(dict.fromkeys(expand_hosts(options.hosts))), load_bmcs(options.bmcs)
-    except (SlurmUnreadable, BmcFileError) as error:
+    except (UnreadableAnswer, BmcFileError) as error:
         sys.stderr.write(f"node_power: {error}\n")
         return 2
     failed = set_power_of_all(names, bmcs, on=options.power == "on")

@@ -349,10 +349,13 @@ class Steering:
             if not workload.attempts and job.start_s:
                 yield ReportAttempt(_describe_start(job, workload))
             return
-        indexes, counted = job.gpu_indexes or {}, _amounts_on_node(job)
+        indexes = job.gpu_indexes or {}
         standing = tuple(
             RunningReplica(
-                node_name=name, gpu_indexes=indexes.get(name, ()), is_exact=bool(indexes.get(name)), counted=counted
+                node_name=name,
+                gpu_indexes=indexes.get(name, ()),
+                is_exact=bool(indexes.get(name)),
+                counted=_amounts_on_node(job, name),
             )
             for name in job.nodes
         )
@@ -572,12 +575,13 @@ def _clean_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100].strip("-._")
 
 
-def _amounts_on_node(job: SlurmJob) -> ExternalUsage:
-    nodes = max(1, len(job.nodes))
+def _amounts_on_node(job: SlurmJob, name: str) -> ExternalUsage:
+    nodes, indexes = max(1, len(job.nodes)), (job.gpu_indexes or {}).get(name, ())
     return ExternalUsage(
         cpu_milli=1000 * -(-job.cpus // nodes),
         memory_bytes=job.memory_bytes,
-        gpu_count=sum(one.count for one in job.gpus),
+        gpu_count=max(sum(one.count for one in job.gpus), len(indexes)),
+        gpu_indexes=tuple(sorted(indexes)),
     )
 
 
@@ -593,12 +597,7 @@ def sum_external_usage(jobs: Iterable[SlurmJob], workloads: Mapping[str, Workloa
         for name in job.nodes:
             if name in places:
                 continue
-            amounts = _amounts_on_node(job)
-            indexes = (job.gpu_indexes or {}).get(name, ())
-            amounts = replace(
-                amounts, gpu_count=max(amounts.gpu_count, len(indexes)), gpu_indexes=tuple(sorted(indexes))
-            )
-            found[name] = found.get(name, ExternalUsage()).add(amounts)
+            found[name] = found.get(name, ExternalUsage()).add(_amounts_on_node(job, name))
     return found
 
 
