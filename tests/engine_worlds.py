@@ -27,7 +27,7 @@ from tests.contracts import flux_contract_test
 from tests.e2e import processes
 from tests.e2e.processes import Cluster, fleet_of
 from tests.fakes.ray_dashboard import FakeRay
-from tests.fakes.slurm_commands import FakeSlurm
+from tests.fakes.slurm_commands import FakeSlurm, is_leased
 from tests.flux_rig import HOSTS, build_jobspec, find_flux
 from tests.ray_rig import MISSING as RAY_MISSING
 from tests.ray_rig import RayCluster
@@ -203,7 +203,13 @@ class SlurmWorld(EngineWorld):
     def key(self, job):
         return f"slurm-{job}"
 
+    def start_controller(self):
+        super().start_controller()
+        # Without a lease that holds, jobs are Slurm's alone.
+        poll_until(lambda: is_leased(self._lease), "the controller holds the lease", within_s=60.0)
+
     def set_options(self, lease, *more):
+        self._lease = lease
         self.options = ("--slurm", "--slurm-poll", "0.2", "--slurm-lease", str(lease), *more)
 
 

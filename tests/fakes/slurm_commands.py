@@ -60,7 +60,7 @@ class FakeSlurm:
         """Submits a job that opted in, as our job_submit plugin has it; returns its number."""
         with self.changed() as cluster:
             number = str(1 + len(cluster["jobs"]))
-            is_held = _is_leased(cluster["lease"])
+            is_held = is_leased(cluster["lease"])
             cluster["jobs"][number] = {
                 "id": int(number), "gpus": gpus, "state": "PENDING", "priority": 0 if is_held else 1, "starts": 0,
                 "admin_comment": "eelgrid:held" if is_held else "", "nodes": "", "indexes": [], "required": "",
@@ -91,7 +91,8 @@ class FakeSlurm:
         return held
 
 
-def _is_leased(path):
+def is_leased(path):
+    """Whether the lease of a controller holds: then our plugin holds jobs that opted in."""
     with contextlib.suppress(OSError, ValueError):
         return int(Path(path).read_text()) > time.time()
     return False
