@@ -261,6 +261,33 @@ def test_a_drain_of_somebody_else_is_given_back():
     assert not world.find_problem(reason="the fan rattles")
 
 
+def test_a_drain_whose_journal_was_lost_is_taken_back():
+    world = in_service(scenario_of(1))
+    world.slurm.states.add("DRAIN")
+    world.slurm.reason = OUTAGE_REASON
+    world.start_agent()
+    world.service.recover()
+    assert not world.find_problem()
+
+
+def test_a_node_that_somebody_deleted_or_whose_layout_changed_without_it_is_registered_anew():
+    world = in_service(scenario_of(1))
+    world.slurm.registered = None
+    world.start_agent()
+    world.service.recover()
+    assert not world.find_problem()
+    world.slurm.registered = world.slurm.slurmd = "gpu:other:1"
+    world.slurm.jobs = {"12": 1.0}
+    world.start_agent()
+    world.service.recover()
+    # Not under a job.
+    assert world.slurm.registered == "gpu:other:1"
+    world.device.sleep(2.0)
+    world.start_agent()
+    world.service.recover()
+    assert not world.find_problem()
+
+
 def test_an_outage_in_an_outage_is_one():
     world = in_service(scenario_of(1))
     with world.node.outage(), world.node.outage():

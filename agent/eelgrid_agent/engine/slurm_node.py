@@ -234,6 +234,7 @@ class SlurmNode:
         self._sleep, self._monotonic_s = sleep, monotonic_s
         self._limits = limits or OutageLimits()
         self._depth = 0
+        self._is_checked = False
         self._out_since_s = 0.0
         # How long the newest outage has lasted, without the wait for jobs.
         self.outage_s = 0.0
@@ -262,18 +263,30 @@ class SlurmNode:
 
     @contextmanager
     def recovery(self) -> Iterator[None]:
-        """Around the recovery of layouts: what a crash or a boot left of an outage is ended. Raises as `outage` does."""
+        """Around the upkeep of layouts: what a crash or a boot left of an outage is ended. Raises as `outage` does."""
         record = self._journal.load()
         try:
             if record.phase is OutagePhase.DRAINING:
                 self._take_drain_back(record)
+            is_whole = self._depth > 0 or (self.is_in_service and self._is_as_slurm_has_it())
         except SlurmNodeError as error:
-            raise TransitionRefused(RefusalRule.ENGINE, f"the node stays drained for now: {error}") from error
-        if self._depth or self.is_in_service:
+            raise TransitionRefused(RefusalRule.ENGINE, f"Slurm cannot be asked about the node: {error}") from error
+        if is_whole:
             yield
             return
         with self.outage():
             yield
+
+    def _is_as_slurm_has_it(self) -> bool:
+        """Whether the node is in Slurm with the GRES that it has; looks once, and takes back a drain that no journal knows."""
+        if self._is_checked:
+            return True
+        view = self._port.read_node()
+        if view is not None and view.is_drained_by_us:
+            self._port.resume()
+        self._is_checked = True
+        # A layout that was changed without an outage; what runs on it is not ended for that.
+        return view is not None and (view.gres == self._read_gres().text or bool(self._port.list_jobs()))
 
     # Out
 
