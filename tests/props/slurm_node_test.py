@@ -288,6 +288,14 @@ def test_a_node_that_somebody_deleted_or_whose_layout_changed_without_it_is_regi
     assert not world.find_problem()
 
 
+def test_a_node_that_slurmctld_finds_invalid_is_registered_anew_and_not_drained_again():
+    world = in_service(scenario_of(1))
+    world.slurm.states |= {"DRAIN", "INVALID_REG"}
+    world.slurm.reason = "gres/gpu count reported lower than configured"
+    world.service.check_layouts()
+    assert not world.find_problem()
+
+
 def test_an_outage_in_an_outage_is_one():
     world = in_service(scenario_of(1))
     with world.node.outage(), world.node.outage():

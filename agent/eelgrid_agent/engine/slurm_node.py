@@ -34,8 +34,9 @@ from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 OUTAGE_REASON = "eelgrid: MIG layout"
 SLURM_NODE_FILE = "slurm-node.json"
 _DYNAMIC = "DYNAMIC_NORM"
+_INVALID = frozenset({"INVALID_REG", "INVAL"})
 # States in which a node takes no job, although it is registered.
-_NOT_THERE = frozenset({"NOT_RESPONDING", "DOWN", "UNKNOWN", "FUTURE", "INVALID_REG", "INVAL"})
+_NOT_THERE = frozenset({"NOT_RESPONDING", "DOWN", "UNKNOWN", "FUTURE"}) | _INVALID
 _JOBS_NAMED_MOST = 8
 # Slurm's names of types and features are words without signs of its own syntax.
 _TYPE_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -102,8 +103,13 @@ class SlurmNodeView:
 
     @property
     def is_drained_by_others(self) -> bool:
-        """Whether somebody else has drained it."""
-        return "DRAIN" in self.states and not self.reason.startswith(OUTAGE_REASON)
+        """Whether somebody else has drained it; Slurm itself does if slurmd offers other GRES than slurmctld knows."""
+        return "DRAIN" in self.states and not self.reason.startswith(OUTAGE_REASON) and not self.is_invalid
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether slurmctld does not accept what slurmd offers, as after it has recovered an old state of the node."""
+        return not _INVALID.isdisjoint(self.states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +240,6 @@ class SlurmNode:
         self._sleep, self._monotonic_s = sleep, monotonic_s
         self._limits = limits or OutageLimits()
         self._depth = 0
-        self._is_checked = False
         self._out_since_s = 0.0
         # How long the newest outage has lasted, without the wait for jobs.
         self.outage_s = 0.0
@@ -268,25 +273,31 @@ class SlurmNode:
         try:
             if record.phase is OutagePhase.DRAINING:
                 self._take_drain_back(record)
-            is_whole = self._depth > 0 or (self.is_in_service and self._is_as_slurm_has_it())
         except SlurmNodeError as error:
-            raise TransitionRefused(RefusalRule.ENGINE, f"Slurm cannot be asked about the node: {error}") from error
-        if is_whole:
+            raise TransitionRefused(RefusalRule.ENGINE, f"the node stays drained for now: {error}") from error
+        if self._depth or (self.is_in_service and self._is_as_slurm_has_it()):
             yield
             return
         with self.outage():
             yield
 
     def _is_as_slurm_has_it(self) -> bool:
-        """Whether the node is in Slurm with the GRES that it has; looks once, and takes back a drain that no journal knows."""
-        if self._is_checked:
+        """Whether the node is in Slurm with the GRES that it has; takes back a drain that no journal knows.
+
+        A slurmctld that was killed forgets dynamic nodes, or has an old state of them; and a layout may be changed without an outage.
+        """
+        try:
+            view = self._port.read_node()
+            if view is not None and view.is_drained_by_us:
+                self._port.resume()
+            if view is None:
+                return False
+            is_same = view.gres == self._read_gres().text and not view.is_invalid
+            # What runs there is not ended for that.
+            return is_same or bool(self._port.list_jobs())
+        except SlurmNodeError:
+            # Nothing can be done about it while slurmctld is away.
             return True
-        view = self._port.read_node()
-        if view is not None and view.is_drained_by_us:
-            self._port.resume()
-        self._is_checked = True
-        # A layout that was changed without an outage; what runs on it is not ended for that.
-        return view is not None and (view.gres == self._read_gres().text or bool(self._port.list_jobs()))
 
     # Out
 
