@@ -175,6 +175,36 @@ def restart_slurmctld(node):
     poll_until(lambda: "unknown" not in node.slurm.run(*words), "its nodes have answered", within_s=WITHIN_S)
 
 
+def test_a_whole_gpu_beside_a_cut_one_is_given_by_its_uuid(node):
+    node.mig("apply", "--yes", "--slurm", node.file, "-l", "0=off", "-l", "1=2x1g.10gb")
+    assert node.gres()[0] == "gpu:1g.10gb:2,gpu:h100-sxm5-80gb:1"
+    found = {}
+    for kind in ("h100-sxm5-80gb", "1g.10gb"):
+        job = node.slurm.submit(
+            "srun printenv CUDA_VISIBLE_DEVICES", "--partition=mig", f"--gres=gpu:{kind}:1", steered=False
+        )
+        wait_state(node, job, "COMPLETED")
+        found[kind] = node.slurm.output(job).split()[-1]
+    assert found["h100-sxm5-80gb"].startswith("GPU-")
+    assert found["1g.10gb"] in node.uuids("1g.10gb")
+    node.apply(HALVES)
+
+
+def test_a_job_that_opted_in_is_placed_on_slices_before_and_after_a_change(node, tmp_path):
+    slurm = node.slurm
+    with Cluster(tmp_path) as cluster:
+        cluster.controller(
+            "--slurm", "--slurm-conf", str(slurm.conf), "--slurm-lease", str(slurm.lease), "--slurm-poll", "0.2"
+        )
+        poll_until(slurm.lease.exists, "the controller steers", within_s=WITHIN_S)
+        for layout, kind in ((HALVES, "3g.40gb"), (MIXED, "1g.10gb")):
+            node.apply(layout)
+            node.assert_in_service(GRES[layout])
+            job = slurm.submit("true", "--partition=mig", f"--gres=gpu:{kind}:1", "--cpus-per-task=1")
+            wait_state(node, job, "COMPLETED")
+            assert slurm.jobs()[job]["admin_comment"].startswith("eelgrid:placed:d0")
+
+
 def test_an_agent_takes_its_node_out_for_a_plan_once_its_jobs_have_ended(node, tmp_path):
     spec = {**NODE, "name": "d1", "pool": "mig", "gpus": [{"product": "a100-sxm4-40gb", "count": GPUS, "mig": []}]}
     # The port of all dynamic nodes is one, and so is their address here.

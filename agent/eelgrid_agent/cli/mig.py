@@ -565,9 +565,11 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
     node = _open_slurm_node(flags, site)
     executor = _open_executor(site, current, node)
     with ExitStack() as stack:
-        if node is not None and (any(plan.steps for plan in plans) or not node.is_in_service):
+        is_cut_off = node is not None and not node.is_in_service
+        if node is not None and (is_cut_off or any(plan.steps for plan in plans)):
             stack.enter_context(node.outage())
-            # Of a change that was cut off, other GPUs may be left, too.
+        if is_cut_off:
+            # Other GPUs may be left in the middle of a change, too.
             executor.recover()
         for plan in plans:
             gpu = plan.wish.subject.gpu
