@@ -143,12 +143,12 @@ def test_a_drain_of_somebody_else_is_given_back(node):
     node.assert_in_service(GRES[goal])
 
 
-def test_a_reservation_keeps_its_node(node):
-    goal, words = node.other(), ("Reservation=keep", "Nodes=d0", "StartTime=now+3600", "Duration=60", "Users=root")
+def test_a_node_in_a_reservation_is_refused_and_the_reservation_keeps_it(node):
+    before, words = node.layout(), ("Reservation=keep", "Nodes=d0", "StartTime=now+3600", "Duration=60", "Users=root")
     node.slurm.run("scontrol", "create", "reservation", *words)
-    node.apply(goal)
-    node.assert_in_service(GRES[goal])
+    assert "in a reservation of Slurm (keep)" in node.apply(node.other(), code=1)
     assert "Nodes=d0 " in node.slurm.run("scontrol", "show", "reservation", "keep")
+    node.assert_in_service(before)
     node.slurm.run("scontrol", "delete", "Reservation=keep")
 
 

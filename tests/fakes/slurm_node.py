@@ -25,6 +25,7 @@ class FakeSlurmNode:
         self.slurmd, self.options = None, None
         self.jobs = {}
         self.started = 0
+        self.reservations = ()
         self.violations = []
         # Calls that fail, by name: how often.
         self.failures = {}
@@ -61,6 +62,9 @@ class FakeSlurmNode:
     def list_jobs(self):
         self.pass_time()
         return tuple(self.jobs)
+
+    def list_reservations(self):
+        return self.reservations
 
     def drain(self, reason):
         with _Change(self, "drain"):

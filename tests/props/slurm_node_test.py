@@ -230,6 +230,15 @@ def test_a_static_node_is_refused_before_anything_is_done():
     assert world.points.names == []
 
 
+def test_a_node_in_a_reservation_is_refused_before_anything_is_done():
+    world = in_service(scenario_of(1))
+    world.slurm.reservations = ("keep",)
+    result = world.apply(scenario_of(1).goal)
+    assert (result.status, result.rule) == (ApplyStatus.REFUSED, "engine")
+    assert "(keep)" in result.detail
+    assert world.points.names == []
+
+
 @pytest.mark.parametrize("call", ["read_node", "drain", "stop_slurmd", "delete"])
 def test_what_slurm_refuses_on_the_way_out_leaves_the_node_in_service_with_the_old_layout(call):
     world = in_service(scenario_of(1))

@@ -111,6 +111,20 @@ def test_commands_name_the_node_and_nothing_else():
     assert "--nodelist=d0" in asked[0][0]
 
 
+def test_reservations_that_name_the_node_are_found():
+    said = {
+        "--oneliner": "ReservationName=keep StartTime=x Nodes=d[0-3] NodeCnt=4 Users=root\nReservationName=free StartTime=x Nodes=(null)\n"
+        "ReservationName=other StartTime=x Nodes=d1 NodeCnt=1\nNo reservations in the system\n",
+        "d[0-3]": "d0\nd1\nd2\nd3\n",
+        "d1": "d1\n",
+    }
+    host = SlurmNodeHost(
+        SlurmNodeSettings(node="d0"),
+        run=lambda words, conf: CommandAnswer(0, said[words[1] if words[1] in said else words[-1]]),
+    )
+    assert host.list_reservations() == ("keep",)
+
+
 def test_slurmd_starts_with_what_was_written_and_not_without_its_options(tmp_path):
     started = []
     settings = SlurmNodeSettings(

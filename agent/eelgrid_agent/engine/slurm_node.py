@@ -197,6 +197,9 @@ class SlurmNodePort(Protocol):
     def list_jobs(self) -> tuple[str, ...]:
         """Returns the jobs that hold something of the node."""
 
+    def list_reservations(self) -> tuple[str, ...]:
+        """Returns the reservations that name the node."""
+
     def drain(self, reason: str) -> None:
         """Has Slurm start no job there any more."""
 
@@ -328,10 +331,18 @@ class SlurmNode:
                 RefusalRule.ENGINE,
                 "it is no dynamic node of Slurm, so its GRES cannot change; remove it from slurm.conf and start its slurmd with -Z",
             )
+        is_begun = record.phase is not OutagePhase.IN_SERVICE
+        if not is_begun and (reservations := self._port.list_reservations()):
+            # Slurm drops a reservation all of whose nodes are away for a moment.
+            names = ", ".join(reservations[:_JOBS_NAMED_MOST])
+            raise TransitionRefused(
+                RefusalRule.ENGINE,
+                f"the node is in a reservation of Slurm ({names}); change it before, or after its end",
+            )
         if self._limits.drain_wait_s <= 0.0 and (jobs := self._port.list_jobs()):
             # Nobody waits for them, so there is no use in a drain.
             raise _refuse_busy(jobs)
-        if record.phase is OutagePhase.IN_SERVICE:
+        if not is_begun:
             kept_reason = view.reason if view.is_drained_by_others else ""
             record = OutageRecord(phase=OutagePhase.DRAINING, kept_reason=kept_reason)
             self._journal.store(record)

@@ -45,6 +45,7 @@ _STATE = re.compile(r" State=(\S+)")
 _GRES = re.compile(r" Gres=(\S+)")
 # scontrol puts who gave it and when behind a reason.
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\[\]]*\])?(?: [A-Z]\w*=|\s*$)")
+_RESERVATION = re.compile(r"ReservationName=(\S+) .*?\bNodes=(?!\(null\))(\S+)")
 _NO_NODE = "not found"
 # What holds a node; jobs that wait hold nothing.
 _JOB_STATES = "RUNNING,COMPLETING,CONFIGURING,SUSPENDED,STOPPED,SIGNALING,STAGE_OUT,RESIZING"
@@ -157,6 +158,18 @@ class SlurmNodeHost:
             "--Format=JobID:20",
         )
         return tuple(dict.fromkeys(self._demand(*words).split()))
+
+    def list_reservations(self) -> tuple[str, ...]:
+        """Returns the reservations that name the node."""
+        found = list[str]()
+        for line in self._demand("scontrol", "--oneliner", "show", "reservation").splitlines():
+            named = _RESERVATION.match(line)
+            if (
+                named is not None
+                and self._settings.node in self._demand("scontrol", "show", "hostnames", named[2]).split()
+            ):
+                found.append(named[1])
+        return tuple(found)
 
     def drain(self, reason: str) -> None:
         """Has Slurm start no job there any more."""
