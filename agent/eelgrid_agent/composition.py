@@ -43,7 +43,7 @@ from eelgrid_agent.enforce.mig.host import (
     read_machine,
 )
 from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
-from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.enforce.mig.mig_service import MigService, NodeService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
@@ -51,6 +51,7 @@ from eelgrid_agent.engine.local import PROCESSES, LocalEngine
 from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
+from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
 from eelgrid_agent.engine.users import JobUsers
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodLeases, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls
@@ -91,6 +92,7 @@ from eelgrid_agent.state_files import (
 from eelgrid_protos import __version__, catalogue
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.kubelet_api import ContainerDevices
+from eelgrid_protos.messages import Gpu
 
 # Ends the stream of a node whose batches nobody acknowledges.
 DropStream = Callable[[AgentNode], None]
@@ -135,6 +137,7 @@ def build_simulated_node(
     energy_window_s: float = ENERGY_WINDOW_S,
     processes: ProcessEngine | None = None,
     leases: DeviceLeases | None = None,
+    service: NodeService | None = None,
 ) -> "SimulatedAgent":
     """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
 
@@ -183,13 +186,19 @@ def build_simulated_node(
     if leases is not None:
         leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
     enforcer = PowerExecutor(control, MemoryState(()), origin=lambda: DriverOrigin(boot_id=host.boot_id))
-    layouts = _simulated_layouts(device, control, host, clock, leases)
+    layouts = _simulated_layouts(device, control, host, clock, leases=leases, service=service)
     enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
     return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
 
 
 def _simulated_layouts(
-    device: DevicePort, control: ControlPort, host: SimulatedHost, clock: AgentClock, leases: DeviceLeases | None
+    device: DevicePort,
+    control: ControlPort,
+    host: SimulatedHost,
+    clock: AgentClock,
+    *,
+    leases: DeviceLeases | None,
+    service: NodeService | None,
 ) -> MigService:
     return MigService(
         device,
@@ -200,7 +209,21 @@ def _simulated_layouts(
         monotonic_s=lambda: clock.monotonic_ns() / 1e9,
         wall_ns=clock.wall_ns,
         leases=leases,
+        service=service,
     )
+
+
+def _open_slurm_node(
+    config: AgentConfig, device: DevicePort, directory: Path | None, open_nodes: Callable[[Gpu], str] = lambda _: ""
+) -> NodeService | None:
+    """The node in Slurm, where it is to be taken out of service for a layout; raises BudgetNotEnforceable."""
+    if config.slurm_node is None:
+        return None
+    try:
+        settings = load_slurm_node(config.slurm_node)
+    except SlurmNodeFileError as error:
+        raise BudgetNotEnforceable(f"--slurm-node {error}") from error
+    return build_slurm_node(settings, directory, list_gpus=device.gpus, open_nodes=open_nodes)
 
 
 def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
@@ -245,6 +268,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
                 energy_window_s=config.energy_window_s,
                 processes=processes,
                 leases=leases,
+                service=_open_slurm_node(config, device, None) if len(specs) == 1 else None,
             )
         )
         if leases is not None:
@@ -474,7 +498,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         processes=processes, readiness=None if processes is None else GpuReadiness(),
     )  # fmt: skip
     leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
-    layouts = _layouts(device, memory, clock, leases)
+    layouts = _layouts(config, device, memory, clock, leases)
     keeper = _keeper(
         node, device, memory, layouts, driver=driver, slow_driver=slow_driver, is_enforcing=not observe_only, clock=clock
     )  # fmt: skip
@@ -595,8 +619,10 @@ def _boot() -> str:
     return make_boot_key(origin.boot_id, origin.driver_start)
 
 
-def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock, leases: DeviceLeases) -> MigService:
-    machine = read_machine()
+def _layouts(
+    config: AgentConfig, device: RemoteDevice, memory: _Memory, clock: AgentClock, leases: DeviceLeases
+) -> MigService:
+    machine, open_nodes = read_machine(), CapabilityNodes().create_missing
     return MigService(
         device,
         device,
@@ -606,8 +632,9 @@ def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock, leases: D
         monotonic_s=time.monotonic,
         wall_ns=clock.wall_ns,
         obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
-        open_nodes=CapabilityNodes().create_missing,
+        open_nodes=open_nodes,
         leases=leases,
+        service=_open_slurm_node(config, device, memory.directory, open_nodes),
     )
 
 

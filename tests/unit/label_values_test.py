@@ -66,6 +66,7 @@ LAYOUT_ONLY_RULES = frozenset(
         RefusalRule.IN_USE,
         RefusalRule.CAPACITY,
         RefusalRule.SERIAL,
+        RefusalRule.ENGINE,
     )
 )
 # As it is meant, or over with the next cycles.

@@ -2,7 +2,8 @@
 
     mig show    the layouts that exist, who uses them, and what is requested
     mig plan    the steps to a layout, and why each is taken
-    mig apply   carries out the steps
+    mig apply   carries out the steps; with --slurm while the node is out of service in Slurm, which then has the new GRES
+    mig resume  ends what a crash or a boot has left of a change, and brings the node into service in Slurm
     mig assert  whether a layout exists
     mig export  the existing layouts as a mig-parted configuration file
 
@@ -50,6 +51,8 @@ from eelgrid_agent.enforce.mig.parted_file import (
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.engine.local import PROCESSES, adopt_attempts
+from eelgrid_agent.engine.slurm_node import SlurmNode
+from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
 from eelgrid_agent.state_files import StateDirectoryError, StateFile, StateFileError, lock_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
@@ -318,6 +321,7 @@ def run_mig_command(arguments: Sequence[str]) -> int:
         FleetFileError,
         SpecError,
         NodeStateFileError,
+        SlurmNodeFileError,
     ) as error:
         return _fail(error, WRONG_USE)
     except (MigCommandFailed, DeviceError, StateFileError, StateDirectoryError, TransitionRefused) as error:
@@ -364,6 +368,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPU=LAYOUT",
         help="GPU is an index, a UUID or all; LAYOUT is off, empty or [Nx]PROFILE[@START],...; may be repeated",
     )
+    slurm = argparse.ArgumentParser(add_help=False)
+    slurm.add_argument("--slurm", type=Path, metavar="FILE", help="this node in Slurm (a file like slurm-node.toml)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, act: Callable[[argparse.Namespace, MigHost], int], text: str, *parents: Any) -> Any:
@@ -376,9 +382,16 @@ def _parser() -> argparse.ArgumentParser:
 
     command("show", _show_layouts, "the layout of each GPU, who uses it, and the requested layout", wanted)
     command("plan", _plan, "the steps to a layout and why, without taking any", wanted)
-    apply_ = command("apply", _apply, "bring the GPUs to a layout, which the agent keeps from then on", wanted)
+    apply_ = command("apply", _apply, "bring the GPUs to a layout, which the agent keeps from then on", wanted, slurm)
     apply_.add_argument("-y", "--yes", action="store_true", help="do not ask before changing anything")
     apply_.add_argument("--adopt", action="store_true", help="take over instances that something else made")
+    apply_.add_argument(
+        "--drain-wait",
+        type=float,
+        metavar="SECONDS",
+        help="with --slurm: how long jobs may run on once the node is drained (default: that of the file)",
+    )
+    command("resume", _resume, "end what is left of an interrupted change, and bring the node into service", slurm)
     assert_ = command("assert", _assert, "exit with 0 if a layout exists and with 3 if it does not", wanted)
     assert_.add_argument("--mode-only", action="store_true", help="compare the MIG mode and not the instances")
     export_ = command("export", _export, "the existing layouts as a mig-parted configuration file")
@@ -518,11 +531,24 @@ def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
         raise MigUsageError("not confirmed; nothing was changed")
 
 
-def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutPlan]) -> int:
-    """Every layout in turn, up to the first that cannot be had."""
-    current = [""]
+def _open_slurm_node(flags: argparse.Namespace, site: MigHost) -> SlurmNode | None:
+    """The node in Slurm; None without --slurm. Raises SlurmNodeFileError."""
+    if flags.slurm is None:
+        return None
+    wait_s = getattr(flags, "drain_wait", None)
+    return build_slurm_node(
+        load_slurm_node(flags.slurm),
+        site.directory,
+        list_gpus=site.device.gpus,
+        open_nodes=site.open_nodes,
+        drain_wait_s=None if wait_s is None else max(0.0, wait_s),
+    )
+
+
+def _open_executor(site: MigHost, current: list[str], service: SlurmNode | None) -> LayoutReconciler:
+    """What changes layouts, and says so with the name of the device that is current."""
     control = NarratedControl(site.control, tell=lambda text: _print_line(f"{current[0]}: {text}"), changed=site.keep)
-    executor = LayoutReconciler(
+    return LayoutReconciler(
         site.device,
         control,
         StateFile(site.journal_path, MIG_JOURNAL),
@@ -532,20 +558,35 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
         wall_ns=time.time_ns,
         obstacle=site.find_mode_obstacle,
         leases=site.read_leases(),
+        service=service,
     )
-    results: list[ApplyResult] = []
-    for plan in plans:
-        gpu = plan.wish.subject.gpu
-        current[0] = f"GPU {gpu.index}"
-        if flags.adopt:
-            executor.adopt_instances(gpu.uuid)
-        result = executor.apply_layout(plan.wish.layout)
-        results.append(result)
-        if result.status is not ApplyStatus.APPLIED:
-            break
-        _print_line(f"GPU {gpu.index}: {result.detail}")
-        _open_nodes(site, gpu.uuid)
+
+
+def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutPlan]) -> int:
+    """Every layout in turn, up to the first that cannot be had; all of them in one outage of the node."""
+    current, results = [""], list[ApplyResult]()
+    node = _open_slurm_node(flags, site)
+    executor = _open_executor(site, current, node)
+    with ExitStack() as stack:
+        is_cut_off = node is not None and not node.is_in_service
+        if node is not None and (is_cut_off or any(plan.steps for plan in plans)):
+            stack.enter_context(node.outage())
+        if is_cut_off:
+            # Other GPUs may be left in the middle of a change, too.
+            executor.recover()
+        for plan in plans:
+            gpu = plan.wish.subject.gpu
+            current[0] = f"GPU {gpu.index}"
+            if flags.adopt:
+                executor.adopt_instances(gpu.uuid)
+            result = executor.apply_layout(plan.wish.layout)
+            results.append(result)
+            if result.status is not ApplyStatus.APPLIED:
+                break
+            _print_line(f"GPU {gpu.index}: {result.detail}")
+            _open_nodes(site, gpu.uuid)
     site.keep()
+    _tell_outage(node)
     if flags.output != "table":
         rows = [
             {"gpu": r.subject, "status": r.status.name.lower(), "rule": r.rule, "detail": r.detail} for r in results
@@ -557,6 +598,31 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
         detail = last.detail.removeprefix(f"{last.subject}: ")
         raise MigCommandFailed(f"{current[0]}: {last.status.name.lower()} by rule {last.rule}: {detail}{rest}")
     return DONE
+
+
+def _resume(flags: argparse.Namespace, site: MigHost) -> int:
+    """What a crash left is finished or undone, and the node in service."""
+    with lock_state_directory(site.directory, "eelgrid-agent mig resume"):
+        node = _open_slurm_node(flags, site)
+        executor = _open_executor(site, ["GPU"], node)
+        with ExitStack() as stack:
+            if node is not None:
+                stack.enter_context(node.recovery())
+            results = executor.recover()
+        site.keep()
+        _tell_outage(node)
+    rows = [{"gpu": r.subject, "status": r.status.name.lower(), "rule": r.rule, "detail": r.detail} for r in results]
+    if flags.output != "table":
+        write_output(format_document({"results": rows}, flags.output))
+    else:
+        lines = [f"GPU {one.subject}: {one.status.name.lower()}: {one.detail}\n" for one in results]
+        write_output("".join(lines) or "nothing was left to do\n")
+    return FAILED if any(one.status is ApplyStatus.FAILED for one in results) else DONE
+
+
+def _tell_outage(node: SlurmNode | None) -> None:
+    if node is not None and node.outage_s:
+        _print_line(f"the node was out of service in Slurm for {node.outage_s:.2f} s")
 
 
 def _open_nodes(site: MigHost, uuid: str) -> None:

@@ -116,6 +116,7 @@ class RefusalRule(StrEnum):
     IN_USE = "in-use"
     CAPACITY = "capacity"
     SERIAL = "serial"
+    ENGINE = "engine"
     # Of both.
     BUSY = "busy"
     DRIFT = "drift"

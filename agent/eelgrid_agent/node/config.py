@@ -119,6 +119,8 @@ class AgentConfig:
     api_credentials: Path | None
     cdi_folder: Path | None
     slurm_folder: Path | None
+    # This node in Slurm, which is out of service while its MIG layout changes; None where it minds no change.
+    slurm_node: Path | None
     # Where other engines of the node ask for devices; None for nowhere.
     lease_socket: Path | None
     tls: TlsFiles | None
@@ -288,12 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_device_plugin_flags(add)
     _add_dra_flags(add)
-    add(
-        "--slurm-folder",
-        type=Path,
-        metavar="DIR",
-        help="the folder in which a Slurm prolog records each job with its devices, and the limit that the job asks for",
-    )
+    _add_slurm_flags(add)
     add(
         "--lease-socket",
         type=Path,
@@ -328,6 +325,21 @@ def _add_role_flags(add: Callable[..., Any]) -> None:
         default=[],
         metavar="ROLE=KIND:NAME",
         help="grant a role to certificates of this name, as the controller's --grant does; may be repeated",
+    )
+
+
+def _add_slurm_flags(add: Callable[..., Any]) -> None:
+    add(
+        "--slurm-folder",
+        type=Path,
+        metavar="DIR",
+        help="the folder in which a Slurm prolog records each job with its devices, and the limit that the job asks for",
+    )
+    add(
+        "--slurm-node",
+        type=Path,
+        metavar="FILE",
+        help="this node as a dynamic node of Slurm: taken out of service there while its MIG layout changes",
     )
 
 

@@ -21,7 +21,7 @@ from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL
 from eelgrid_agent.enforce.mig.layout import PciId
 from eelgrid_agent.state_files import MemoryState, StateFile, default_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
-from eelgrid_protos.messages import Gpu
+from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
 _PROGRAM = "nvidia-modprobe"
 _TIMEOUT_S = 10.0
@@ -82,12 +82,24 @@ class CapabilityNodes:
         why = problem or f"{_PROGRAM} reports that it made them"
         return f"containers cannot open {names}: {why}; run `{' '.join(words)}` as root"
 
+    def list_device_nodes(
+        self, gpu: Gpu, instance: GpuInstance | None = None, child: ComputeInstance | None = None
+    ) -> tuple[str, ...]:
+        """Returns the device nodes that open a GPU, or a compute instance of it: the GPU's, and one for each capability."""
+        number = self._gpu_minor(gpu)
+        device = f"/dev/nvidia{gpu.index if number is None else number}"
+        if number is None or instance is None or child is None:
+            return (device,)
+        below = _capabilities(number, instance)
+        paths = (f"{below}/access", f"{below}/ci{child.id}/access")
+        return device, *(node.device for path in paths for node in self._node(path))
+
     def _required_nodes(self, gpu: Gpu) -> Iterator[CapabilityNode]:
         number = self._gpu_minor(gpu)
         if number is None:
             return
         for instance in gpu.gpu_instances:
-            below = f"/proc/driver/nvidia/capabilities/gpu{number}/mig/gi{instance.id}"
+            below = _capabilities(number, instance)
             yield from self._node(f"{below}/access")
             for child in instance.compute_instances:
                 yield from self._node(f"{below}/ci{child.id}/access")
@@ -113,6 +125,10 @@ class CapabilityNodes:
                 return file.read(_CAPABILITY_NODES_BYTES_MOST).decode(errors="replace")
         except OSError:
             return ""
+
+
+def _capabilities(minor: str, instance: GpuInstance) -> str:
+    return f"/proc/driver/nvidia/capabilities/gpu{minor}/mig/gi{instance.id}"
 
 
 _DISPLAY_MODULE = "nvidia_drm"

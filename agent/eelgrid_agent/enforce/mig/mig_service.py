@@ -9,9 +9,10 @@ and stamping may block on driver and disk.
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from eelgrid_agent.devices.port import DeviceError, DevicePort, DeviceTimeout, MigControlPort, NoPermission
 from eelgrid_agent.enforce.device_leases import DeviceLeases
@@ -28,11 +29,33 @@ _EVENTS_MOST = 256
 _DETAIL_MOST = 1000
 
 
+class NodeService(Protocol):
+    """The engine whose node has to be out of service while a layout changes. Both raise TransitionRefused."""
+
+    def outage(self) -> AbstractContextManager[None]:
+        """While the block runs the node is out of service; blocks may be nested."""
+
+    def recovery(self) -> AbstractContextManager[None]:
+        """Around the upkeep of layouts: what a crash left of an outage is ended."""
+
+
+class AlwaysInService:
+    """Work on the node does not mind a change of what it does not use."""
+
+    def outage(self) -> AbstractContextManager[None]:
+        """Nothing is to be taken out."""
+        return nullcontext()
+
+    def recovery(self) -> AbstractContextManager[None]:
+        """Nothing is to be brought back."""
+        return nullcontext()
+
+
 class LayoutReconciler:
     """Keeps the layouts of one node's devices. Thread-safe: each device is served by one thread at a time.
 
     `boot_id` is called in every round: it differs after a boot and after a driver reload, and is never empty.
-    `obstacle` says why this machine cannot change the mode of a part, or nothing.
+    `obstacle` says why this machine cannot change the mode of a part, or nothing. `service` is out while a layout changes.
     """
 
     def __init__(
@@ -48,8 +71,10 @@ class LayoutReconciler:
         obstacle: Callable[[MigGeometry], str] = lambda _: "",
         limits: TransitionLimits | None = None,
         leases: DeviceLeases | None = None,
+        service: NodeService | None = None,
     ) -> None:
         self._device = device
+        self._service = service or AlwaysInService()
         self._boot_id = boot_id
         self._monotonic_s = monotonic_s
         self._wall_ns = wall_ns
@@ -224,9 +249,10 @@ class LayoutReconciler:
         return self._begin_transition(record, look, goal)
 
     def _begin_transition(self, record: MigRecord, look: MigObservation, goal: MigLayout) -> ApplyResult:
-        self._told.pop(record.uuid, None)
-        record = self._ledger.put(record.begin_transition(record.own_layout(look.gpu), goal))
-        return self._forward(record)
+        with self._service.outage():
+            self._told.pop(record.uuid, None)
+            record = self._ledger.put(record.begin_transition(record.own_layout(look.gpu), goal))
+            return self._forward(record)
 
     def _forward(self, record: MigRecord) -> ApplyResult:
         uuid, intent = record.uuid, _intent(record)
@@ -296,6 +322,10 @@ class LayoutReconciler:
         intent = _intent(record)
         if intent.phase is TransitionPhase.PENDING and look.gpu.mig_pending:
             return None
+        with self._service.outage():
+            return self._continue(record, look, intent)
+
+    def _continue(self, record: MigRecord, look: MigObservation, intent: TransitionIntent) -> ApplyResult:
         if intent.phase is TransitionPhase.UNDO:
             return self._roll_back(
                 record, TransitionRefused(RefusalRule.DEVICE, "the change was cut off while it was undone")
@@ -308,18 +338,21 @@ class LayoutReconciler:
 
     def _repair(self, record: MigRecord, look: MigObservation, target: MigLayout, *, anew: bool) -> ApplyResult | None:
         uuid, drift = record.uuid, f"found {_spell(look.gpu)} instead of the requested layout"
-        try:
-            self._runner.plan_transition(uuid, look, target)
-        except TransitionRefused as refused:
-            return self._report_drift_once(uuid, f"{drift}; not repaired: {refused.detail}", refused.rule)
-        if anew:
+        gives_up = not anew and record.repairs >= self._limits.repairs_most
+        with ExitStack() as stack:
+            try:
+                self._runner.plan_transition(uuid, look, target)
+                if not gives_up:
+                    stack.enter_context(self._service.outage())
+            except TransitionRefused as refused:
+                return self._report_drift_once(uuid, f"{drift}; not repaired: {refused.detail}", refused.rule)
+            if gives_up:
+                return self._give_up(record, f"{drift}, after {record.repairs} repairs")
+            if not anew:
+                self._announce(NodeEventKind.SETTING_DRIFT, uuid, drift)
+                self._steady_since.pop(uuid, None)
+                record = replace(record, repairs=record.repairs + 1)
             result = self._begin_transition(record, look, target)
-        elif record.repairs >= self._limits.repairs_most:
-            return self._give_up(record, f"{drift}, after {record.repairs} repairs")
-        else:
-            self._announce(NodeEventKind.SETTING_DRIFT, uuid, drift)
-            self._steady_since.pop(uuid, None)
-            result = self._begin_transition(replace(record, repairs=record.repairs + 1), look, target)
         if result.status is ApplyStatus.APPLIED:
             why = "after a reboot or reset" if anew else "after another program changed it"
             self._announce(NodeEventKind.SETTING_RESTORED, uuid, f"MIG layout restored {why}: {result.detail}")
@@ -386,6 +419,7 @@ class MigService:
     """The layouts of one node. `boot_id` is called in every round and identifies the boot and driver load.
 
     `open_nodes` creates what containers need to open the instances of a device, and returns what it could not create.
+    `service` is out while a layout changes.
     """
 
     def __init__(
@@ -402,7 +436,9 @@ class MigService:
         open_nodes: Callable[[Gpu], str] | None = None,
         limits: TransitionLimits | None = None,
         leases: DeviceLeases | None = None,
+        service: NodeService | None = None,
     ) -> None:
+        self._service = service or AlwaysInService()
         self.executor = LayoutReconciler(
             device,
             control,
@@ -414,6 +450,7 @@ class MigService:
             obstacle=obstacle,
             limits=limits,
             leases=leases,
+            service=self._service,
         )
         self._device = device
         self._open_nodes = open_nodes
@@ -501,10 +538,15 @@ class MigService:
 
     def _run_upkeep(self, tend: Callable[[], tuple[ApplyResult, ...]]) -> tuple[ApplyResult, ...]:
         results: list[ApplyResult] = []
+
+        def tend_in_service() -> None:
+            with self._service.recovery():
+                results.extend(tend())
+
         # Repairs of a device whose reset is not known would be counted as somebody's doing.
         if not self._pass_on_resets():
             return ()
-        if self._done(lambda: results.extend(tend())):
+        if self._done(tend_in_service):
             problem = next((result.detail for result in results if result.rule == RefusalRule.JOURNAL), "")
             if problem:
                 self._report_suspension(problem)
@@ -543,7 +585,11 @@ class MigService:
         except StateFileError as error:
             self._report_suspension(str(error))
             return False
-        except (DeviceError, TransitionRefused):
+        except TransitionRefused as refused:
+            if refused.rule is RefusalRule.ENGINE:
+                self._report_suspension(refused.detail)
+            return False
+        except DeviceError:
             return False
         return True
 
