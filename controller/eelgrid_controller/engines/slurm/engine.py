@@ -11,7 +11,7 @@ what has ended in Slurm, and what Slurm has begun there ahead of its decision. C
 placements in one command, and one that fails is repeated by the next look.
 
 Cost. A look costs processor time of this machine and of slurmctld, which jobs of a second would have to share. So while jobs
-come and go, looks take at most a third of the time, and no slot waits for one where jobs are released ahead (release_ahead.py). Between full
+come and go, looks take at most half of the time, and no slot waits for one where jobs are released ahead (release_ahead.py). Between full
 answers about jobs only columns are read (job_table.py), an equal request is not checked again on the same nodes for some
 seconds, and nodes are read once in an interval. Our plugin says that a job was submitted by a file beside the lease.
 """
@@ -78,7 +78,7 @@ _BACKOFF_MOST_S = 30.0
 # For so long a job that Slurm did not requeue is asked no more to make room.
 _REQUEUED_AGAIN_S = 600.0
 # While something happens, the next look comes after so many times as long as the last one took, or this.
-_PAUSE_TIMES, _PAUSE_LEAST_S = 2.0, 0.05
+_PAUSE_TIMES, _PAUSE_LEAST_S = 1.0, 0.05
 # What our plugin's file has behind the lease's name, and how often it is looked for between looks.
 _SUBMITTED, _NEWS_EVERY_S = ".submitted", 0.05
 # Decisions of one look on the same answers, the first included: an end, a placement by it, and its consequences.
@@ -87,11 +87,15 @@ _ROUNDS_MOST = 4
 _TURNS_MOST = 20
 # Seconds between full answers about jobs; and how many times as long as reading one they are apart at least.
 _FULL_EVERY_S, _FULL_TIMES = 10.0, 5.0
+# The same where only the indexes of GPUs are to be learned.
+_INDEXES_TIMES = 20.0
 # Jobs are released ahead for so many times as long as looks are apart, within these bounds.
-_AHEAD_TIMES, _AHEAD_LEAST_S, _AHEAD_MOST_S = 2.0, 0.5, 5.0
+_AHEAD_TIMES, _AHEAD_LEAST_S, _AHEAD_MOST_S = 3.0, 0.5, 8.0
 # For how long Slurm's yes to a request on some nodes is good for equal ones, and how many are remembered.
 _ACCEPTED_S = 10.0
 _ACCEPTED_MOST = 10_000
+# Jobs that are submitted to the core in one commit, and for how long one decision goes on with that.
+_SUBMITTED_AT_ONCE, _SUBMITTING_MOST_S = 16, 0.25
 # Placements of one command, each two calls of slurmctld of some milliseconds.
 _PLACED_AT_ONCE_LEAST, _PLACED_AT_ONCE_MOST = 8, 200
 
@@ -397,7 +401,8 @@ class SlurmEngine:
             except SlurmUnreadable as error:
                 self._log.info("slurm=columns error=%s", error)
                 is_due = True
-            is_due |= self._table.incomplete > 0 and waited_s >= _FULL_TIMES * self._full_takes_s
+            times = _FULL_TIMES if self._table.incomplete else _INDEXES_TIMES if self._table.unindexed else math.inf
+            is_due |= waited_s >= times * max(_PAUSE_LEAST_S, self._full_takes_s)
         if is_due:
             begun_s = self._clock.monotonic_s()
             self._table.fill(await asyncio.to_thread(parse_jobs, await self._commands.read_jobs()))
@@ -413,11 +418,8 @@ class SlurmEngine:
 
     async def _carry_out(self, found: Sequence[SlurmInstruction], written: set[str]) -> None:
         """Carries out instructions, and notes the jobs that they change in Slurm."""
-        places, changes, commands = (
-            list[PlaceJob](),
-            list[LetJobGo | CancelJob | RequeueJob](),
-            list[SlurmInstruction](),
-        )
+        places, changes = list[PlaceJob](), list[LetJobGo | CancelJob | RequeueJob]()
+        commands, submissions = list[SlurmInstruction](), list[SubmitJob]()
         statuses = list[AttemptStatus]()
         for one in found:
             match one:
@@ -427,6 +429,8 @@ class SlurmEngine:
                     changes.append(one)
                 case ReportAttempt(status):
                     statuses.append(status)
+                case SubmitJob():
+                    submissions.append(one)
                 case _:
                     commands.append(one)
             self._is_busy |= not isinstance(one, RegisterNode | RemoveNode | ReportUsage)
@@ -435,11 +439,19 @@ class SlurmEngine:
         refusals = asyncio.gather(*map(self._command, commands))
         ended = [self._loop.record_engine_attempts(statuses)] if statuses else []
         await asyncio.gather(refusals, *ended)
-        for let_go in refusals.result():
-            if let_go is not None:
-                changes.append(let_go)
-                written.add(let_go.job_id)
+        left = [one for one in (*refusals.result(), *await self._submit(submissions)) if one is not None]
+        changes += left
+        written.update(one.job_id for one in left)
         await asyncio.gather(self._place(places), *map(self._write, changes))
+
+    async def _submit(self, submissions: Sequence[SubmitJob]) -> list[LetJobGo | None]:
+        """Submits jobs to the core, some at a time; after a while the rest is left to the next look, for others have ended."""
+        results, begun_s = list[LetJobGo | None](), self._clock.monotonic_s()
+        for first in range(0, len(submissions), _SUBMITTED_AT_ONCE):
+            if self._clock.monotonic_s() - begun_s > _SUBMITTING_MOST_S:
+                break
+            results += await asyncio.gather(*map(self._command, submissions[first : first + _SUBMITTED_AT_ONCE]))
+        return results
 
     async def _command(self, one: SlurmInstruction) -> LetJobGo | None:
         """Carries out an instruction in the core; one that is refused is decided anew by the next look.

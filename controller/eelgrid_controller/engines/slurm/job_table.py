@@ -6,7 +6,7 @@ run, nor when which answer is read.
 Theory. While a job waits, runs and ends little of it changes: its state, its nodes, its times, how it ended, and what was
 noted of it here. These are columns of `squeue --Format` in every version, and none of them holds a user's words. All else is in the full answer, the
 only truth: a job that was not in the last one is left out until the next, and a GPU that began to be held since is not yet
-known by its index. All these make the table incomplete, so that the next full answer is due. A job that the columns do not
+known by its index. So the table says for how many jobs a full answer is due, and for how many only because of their GPUs, which is less urgent. A job that the columns do not
 name may be forgotten by Slurm, which a full answer has to confirm: it stays as it was. Columns that cannot be read leave the job as it was, and the table incomplete.
 
 Sources: man page of squeue (--Format, SLURM_TIME_FORMAT).
@@ -32,10 +32,13 @@ _EXIT = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
 class JobTable:
-    """All jobs as far as they are known; `incomplete` counts those of which only a full answer will tell all."""
+    """All jobs as far as they are known.
+
+    `incomplete` counts those of which only a full answer tells, and `unindexed` those whose GPUs only that names.
+    """
 
     def __init__(self) -> None:
-        self.incomplete = 0
+        self.incomplete = self.unindexed = 0
         self.unreadable: tuple[str, ...] = ()
         self._jobs: dict[str, SlurmJob] = {}
         # By job its columns when they were last read: most are the same each time.
@@ -54,11 +57,12 @@ class JobTable:
         self.unreadable = answer.unreadable
         self._full_nodes = {job.job_id: job.nodes for job in answer.jobs}
         self._lines.clear()
-        self.incomplete = 0
+        self.incomplete = self.unindexed = 0
 
     def update(self, text: str) -> None:
         """Brings the jobs up to date by columns; raises SlurmUnreadable if these are none."""
-        jobs, lines, incomplete = dict[str, SlurmJob](), dict[str, str](), 0
+        jobs, lines = dict[str, SlurmJob](), dict[str, str]()
+        incomplete = unindexed = 0
         for line in text.split("\n"):
             if not line.strip():
                 continue
@@ -80,12 +84,12 @@ class JobTable:
                     jobs[key] = job
                     continue
             jobs[key], lines[key] = job, line
-            # The indexes of its GPUs are not known yet.
-            incomplete += job.holds_resources and bool(job.gpus) and job.nodes != self._full_nodes.get(key)
+            unindexed += job.holds_resources and bool(job.gpus) and job.nodes != self._full_nodes.get(key)
         for key in self._jobs.keys() - jobs.keys():
             jobs[key] = self._jobs[key]
             incomplete += 1
-        self._jobs, self._lines, self.incomplete = jobs, lines, incomplete
+        self._jobs, self._lines = jobs, lines
+        self.incomplete, self.unindexed = incomplete, unindexed
 
 
 def _change(job: SlurmJob, columns: Mapping[str, str]) -> SlurmJob:

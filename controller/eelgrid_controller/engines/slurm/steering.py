@@ -58,8 +58,6 @@ MARK_REQUEUED = "eelgrid:requeued"
 _RUN = re.compile(r"eelgrid:[^ ]*/([0-9]{1,9})@([0-9]{1,9})(?: |$)")
 # Jobs that are in the core and wait; those behind them come as these start.
 WAITING_MOST = 10_000
-# Jobs that one decision submits to the core, which takes milliseconds for each; those behind them come with the next looks.
-SUBMITTED_MOST = 100
 _TRAITS_MOST = 16
 _NODE_TRAITS_MOST = 256
 _WORDS_MOST = 160
@@ -245,12 +243,11 @@ class Steering:
         found += self._follow_nodes(jobs, nodes, workloads, has_agent)
         around = _Surroundings({node.name for node in nodes}, Dependencies(jobs), now_s)
         waiting = sum(workloads[key].phase is WorkloadPhase.PENDING for key in by_id.keys() & workloads.keys())
-        submitted = 0
         for key, job in sorted(by_id.items(), key=lambda item: (item[1].submit_s, _order(item[1].job_id))):
             for one in self._steer(key, job, workloads.get(key), around):
                 if isinstance(one, SubmitJob):
-                    waiting, submitted = waiting + 1, submitted + 1
-                    if waiting > WAITING_MOST or submitted > SUBMITTED_MOST:
+                    waiting += 1
+                    if waiting > WAITING_MOST:
                         continue
                 found.append(one)
         found += _list_corrections(by_id, workloads, gpus)
