@@ -85,8 +85,9 @@ def plan(core, jobs, ends, **changes):
 @pytest.mark.parametrize(
     ("ended_s", "expected"),
     [
-        ([100] * 6, 4),  # two a second in the last three
-        ([80] * 15, 1),  # half a one a second in the last thirty
+        ([98, 98, 99, 99, 100, 100], 4),  # two a second
+        ([80] * 15 + [90], 10),  # five a second, and then the jobs ran out
+        ([80, 83, 86, 89, 92, 95], 1),
         ([80], 1),
         ([60] * 50, None),
         ([200], None),  # a clock that was set back

@@ -6,15 +6,16 @@ released, nor clocks; times are arguments.
 Theory. A GPU that becomes free between two looks would be empty until the next one, which short jobs pay at each start. So
 the jobs that would start there next are released before there is room: they wait in Slurm, on the node where another job is
 expected to end, and Slurm starts each as soon as that one has. Slurm never starts more than fits, so a wrong
-expectation costs no more than a job that waits on another node than the first that becomes free, until the next look. Ends
-are expected to go on as they came: by node and kind of job, as many a second as in the last 3 or 30 seconds, whichever were
-more, and at least one. Only jobs of up to
+expectation costs no more than a job that waits on another node than the first that becomes free, until the next look. Ends are
+expected by node and kind of job, as many a second as in the busiest three of the last 30 seconds: what came on average would be
+less where GPUs were empty for want of jobs, and would stay so. Only jobs of up to
 a minute count, and where none came none is expected, so long jobs are not released ahead. Who starts next is for the core to
 say, with its order, quotas and budgets: on a copy of it the oldest jobs of those kinds end, and what it places is released.
 In the core itself a job that was released ahead waits until it has begun. While any job is to make room for another,
 nothing is released ahead, since what becomes free then is meant for that one.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from eelgrid_controller.engines.slurm.steering import PlaceJob, has_run, is_rele
 from eelgrid_controller.state.events import WorkloadPlaced
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
 
-# Windows in which ends are counted: a short one, so that a burst is noticed, and a long one for jobs of some seconds.
-_WINDOWS_S = (3, 30)
+# For how long an end is remembered, and the span of that time which is taken for what a node can do.
+_MEMORY_S, _SPAN_S = 30, 3
 # What ran longer loses little by a look, and its end says nothing about the next seconds.
 _SHORT_S = 60
 # Jobs that are released ahead at once, and rounds over a copy of the core, each on what the one before has placed.
@@ -67,21 +68,20 @@ def _find_kind(workload: Workload, node_name: str) -> EndingKind:
 
 def expect_ends(jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload], *, now_s: float, horizon_s: float) -> Ends:
     """Returns how many steered jobs of each kind are expected to end within a horizon, of those with one node."""
-    counts = [Counter[EndingKind]() for _ in _WINDOWS_S]
+    ended_s: dict[EndingKind, list[int]] = {}
     for job in jobs:
-        is_short = has_run(job) and job.end_s - job.start_s <= _SHORT_S
-        workload = workloads.get(name_workload(job)) if job.has_ended and is_short and is_steered(job) else None
-        if workload is None or len(job.nodes) != 1:
-            continue
-        for count, window_s in zip(counts, _WINDOWS_S, strict=True):
-            # Slurm's times are whole seconds.
-            if 0 <= int(now_s) - job.end_s <= window_s:
-                count[_find_kind(workload, job.nodes[0])] += 1
-    kinds = {kind for count in counts for kind in count}
-    return {
-        kind: ceil(horizon_s * max(count[kind] / window_s for count, window_s in zip(counts, _WINDOWS_S, strict=True)))
-        for kind in kinds
-    }
+        # Slurm's times are whole seconds.
+        is_recent = job.has_ended and 0 <= int(now_s) - job.end_s <= _MEMORY_S and job.end_s - job.start_s <= _SHORT_S
+        workload = workloads.get(name_workload(job)) if is_recent and has_run(job) and is_steered(job) else None
+        if workload is not None and len(job.nodes) == 1:
+            ended_s.setdefault(_find_kind(workload, job.nodes[0]), []).append(job.end_s)
+    return {kind: ceil(horizon_s * _count_busiest(times) / _SPAN_S) for kind, times in ended_s.items()}
+
+
+def _count_busiest(times_s: list[int]) -> int:
+    """Returns how many times there are in that span which has most of them."""
+    times_s.sort()
+    return max(bisect_left(times_s, first + _SPAN_S) - place for place, first in enumerate(times_s))
 
 
 def judge_ahead(jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload], ends: Ends) -> AheadJobs:
