@@ -5,7 +5,7 @@
 --
 -- Owns: who opts in, and the mark that says so (the administrator's comment; users cannot write it). A job is held only
 -- while the controller renews its lease; without a controller Slurm works as if this script were not there. It runs under
--- slurmctld's locks: one small file is read for each job that opts in, and nothing else.
+-- slurmctld's locks: for each job that opts in one small file is read and another one touched, and nothing else.
 
 -- A job opts in by --comment=eelgrid (alone or among words), or by its partition or QOS, if listed here.
 local PARTITIONS = {}
@@ -29,12 +29,22 @@ local function has_controller()
    return until_s ~= nil and os.time() < until_s
 end
 
+-- Says that there is a job to look at, by the time of a file. Where slurmctld may not write it, or the controller runs on
+-- another host, the job waits for the next look.
+local function tell_controller()
+   local file = io.open(LEASE .. ".submitted", "w")
+   if file == nil then return end
+   file:write(os.time(), "\n")
+   file:close()
+end
+
 function eelgrid_hold(job)
    if not opts_in(job) or not has_controller() then return end
    -- A job that its user holds, too, stays the user's to release.
    if job.priority == 0 then return end
    job.priority = 0
    job.admin_comment = "eelgrid:held"
+   tell_controller()
 end
 
 function slurm_job_submit(job, partitions, uid)

@@ -185,6 +185,19 @@ def test_jobs_wait_for_capacity_in_the_core_and_start_in_order_of_submission(slu
     assert slurm.state(second) == "PENDING"
 
 
+def test_short_jobs_are_released_ahead_and_each_ends_here_as_it_did_there(slurm, cluster):
+    array = slurm.submit("sleep 0.3; exit $((SLURM_ARRAY_TASK_ID % 2 * 3))", "--gres=gpu:1", "--array=0-79")
+    tasks = [f"{array}_{number}" for number in range(80)]
+    poll_until(
+        lambda: all((found := workload(cluster, task)) and found.phase.is_ended for task in tasks),
+        "all have ended here",
+        within_s=120.0,
+    )
+    assert [workload(cluster, task).exit_code for task in tasks] == [0, 3] * 40
+    (log,) = cluster.folder.glob("*controller*.log")
+    assert "slurm=ahead released=" in log.read_text()
+
+
 def test_arrays_start_task_by_task_and_a_job_of_two_nodes_on_two(slurm, cluster):
     array = slurm.submit("sleep 600", "--gres=gpu:a100:1", "--array=0-2")
     gang = slurm.submit("sleep 600", "--gres=gpu:a100:1", "--nodes=2")

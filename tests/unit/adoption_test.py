@@ -232,6 +232,29 @@ def test_running_work_gains_places_and_lets_others_go_in_one_step():
     assert world.is_replayed()
 
 
+def test_waiting_work_that_its_engine_has_begun_is_placed_where_it_runs():
+    world = World(build_node(gpus=1), build_node("n2", gpus=1))
+    for key in ("a", "b", "c"):
+        world.do("submit", build_request(key))
+    assert world.core.workload("c").phase is WorkloadPhase.PENDING
+    claim = Adoption(standing=(RunningReplica(node_name="n2"),), begins_pending=True)
+    before = world.core.state.digest()
+    with pytest.raises(AdoptionRefused, match="replica 0 of c cannot be taken over"):
+        world.claim("c", claim)
+    with pytest.raises(AdoptionRefused, match="would stand nowhere"):
+        world.claim("c", Adoption(begins_pending=True))
+    # Another report of one that was placed in between, or is not known, changes nothing.
+    assert not world.claim("a", claim).events
+    assert world.core.state.digest() == before
+    world.do("hold", "c")
+    world.do("cancel", "b")
+    world.do("cancel", "a")
+    found = world.claim("c", claim).result
+    assert (found.phase, devices(found)) == (WorkloadPhase.PLACED, [("n2", (0,))])
+    assert "c" not in world.core.state.pending
+    assert world.is_replayed()
+
+
 def test_who_was_left_out_comes_later_and_makes_room_for_what_waits():
     world = World(build_node(gpus=1), build_node("n2", gpus=1))
     world.adopt("service-s", RunningReplica(node_name="n1"))

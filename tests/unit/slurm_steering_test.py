@@ -6,12 +6,11 @@ import pytest
 
 from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmNode
+from eelgrid_controller.engines.slurm.dependencies import Dependencies, DependencyState
 from eelgrid_controller.engines.slurm.steering import (
     WAITING_MOST,
     AdoptJob,
     CancelJob,
-    Dependencies,
-    DependencyState,
     DistinctNodes,
     EndJob,
     LetJobGo,
@@ -27,6 +26,7 @@ from eelgrid_controller.engines.slurm.steering import (
     shorten_reason,
 )
 from eelgrid_controller.formatting import describe_attempt
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Placement, Workload, WorkloadPhase
 from eelgrid_protos.schema import list_violations
 
@@ -117,10 +117,68 @@ def test_a_running_job_is_adopted_where_it_runs_whether_or_not_the_core_knew_it(
 
 
 def test_a_job_that_somebody_else_released_is_given_up_and_counts_as_external():
-    assert decide(RUNNING, workloads=[build_workload(RUNNING)]) == [
+    released = replace(RUNNING, admin_comment="eelgrid:held")
+    assert decide(released, workloads=[build_workload(RUNNING)]) == [
         EndJob("slurm-12", "runs in Slurm without having been placed")
     ]
     assert reports(RUNNING, workloads=[build_workload(RUNNING, phase=WorkloadPhase.CANCELLED)])["n0"].gpu_count == 2
+
+
+def test_a_job_that_was_released_ahead_is_adopted_once_it_has_begun_and_when_nobody_saw_it_run():
+    known = build_workload(RUNNING)
+    steering = Steering(SteeringSettings(patience_s=1.0))
+    (running,) = steering.list_begun([RUNNING], {known.workload_id: known})
+    (standing,) = running.adoption.standing
+    assert (running.adoption.begins_pending, running.adoption.first, running.adoption.released) == (True, 0, ())
+    # Its devices may be promised to another for a moment.
+    assert (standing.node_name, standing.gpu_indexes, standing.is_exact) == ("n0", (0, 1), False)
+    assert standing.counted == ExternalUsage()
+    # If it cannot be adopted it is external usage until the next look.
+    assert decide(RUNNING, workloads=[known], steering=steering) == []
+    (running,) = steering.list_begun([RUNNING], {known.workload_id: known})
+    assert running.adoption.standing[0].counted == replace(
+        reports(RUNNING, workloads=[known])["n0"], gpu_indexes=(), traits=()
+    )
+    ended = replace(RUNNING, state="COMPLETED", end_s=21)
+    (unseen,) = Steering().list_begun([ended], {known.workload_id: known})
+    assert (unseen.adoption.begins_pending, unseen.adoption.standing[0].counted) == (True, ExternalUsage())
+    assert decide(ended, workloads=[known], steering=steering, now_s=100.0) == []
+    # What can be adopted nowhere does not wait for ever.
+    assert decide(ended, workloads=[known], steering=steering, now_s=110.0) == [
+        EndJob("slurm-12", "completed in Slurm")
+    ]
+    # It never began, or was cancelled.
+    for state, start_s in (("CANCELLED", 20), ("DEADLINE", 0)):
+        gone = replace(ended, state=state, start_s=start_s)
+        assert decide(gone, workloads=[known]) == [EndJob("slurm-12", f"{state.lower()} in Slurm")]
+
+
+def test_a_job_that_was_released_ahead_goes_where_there_is_room_first_and_waits_as_long_as_the_core_has_none():
+    steering = Steering(SteeringSettings(patience_s=1.0))
+    for now_s in (100.0, 200.0):
+        assert decide(PLACED, workloads=[build_workload(PLACED)], steering=steering, now_s=now_s) == []
+    assert decide(PLACED, workloads=[build_workload(PLACED, "n0")], steering=steering, now_s=201.0) == []
+    assert decide(PLACED, workloads=[build_workload(PLACED, "n1")], steering=steering, now_s=202.0) == [
+        PlaceJob(PLACED, ("n1",))
+    ]
+    # Since it was placed, and not since it was released.
+    assert decide(PLACED, workloads=[build_workload(PLACED, "n0")], steering=steering, now_s=209.0) == []
+    (gone,) = decide(PLACED, workloads=[build_workload(PLACED, "n0")], steering=steering, now_s=211.0)
+    assert isinstance(gone, LetJobGo)
+
+
+def test_ends_are_listed_of_placed_jobs_that_ran_and_make_room_for_nobody():
+    steering, ended = Steering(), replace(RUNNING, state="FAILED", exit_code=3, end_s=60)
+    placed = build_workload(RUNNING, "n0")
+    (found,) = steering.list_ends([ended], {placed.workload_id: placed})
+    assert (found.workload_id, found.exit_code, found.ended_ns) == ("slurm-12", 3, 60 * S)
+    for job, known in (
+        (RUNNING, placed),
+        (replace(ended, state="CANCELLED"), placed),
+        (ended, build_workload(RUNNING)),
+        (ended, victim(RUNNING, "n0")),
+    ):
+        assert steering.list_ends([job], {known.workload_id: known}) == []
 
 
 @pytest.mark.parametrize(
@@ -225,7 +283,7 @@ def test_a_job_that_has_to_make_room_is_requeued_waits_under_its_id_and_is_place
     # Its own wait in Slurm is ended when it is placed, and the nodes that it has are ours and not its user's.
     (place,) = step(waits, build_workload(HELD, "n1"), 106.0)
     assert (place, mark_placement(place)) == (PlaceJob(waits, ("n1",)), "eelgrid:placed:n1/0@1")
-    again = replace(waits, admin_comment="eelgrid:placed:n1/0@1", is_held=False)
+    again = replace(waits, admin_comment="eelgrid:placed:n1/0@1", is_held=False, required_nodes=("n1",))
     assert step(again, build_workload(HELD, "n1"), 107.0) == []
     assert step(replace(again, state="RUNNING", nodes=("n1",)), build_workload(HELD, "n1"), 108.0) == []
     # A later restart is one of Slurm's own, and another run.

@@ -334,12 +334,12 @@ class Core:
         return self._with_retry((event,), ended, nodes, now_ns, frees=bool(workload.placements or workload.promise))
 
     def record_attempts(
-        self, node_name: str | None, statuses: Sequence[AttemptStatus], *, now_ns: int
+        self, node_name: str | None, statuses: Sequence[AttemptStatus], *, now_ns: int, more_follow: bool = False
     ) -> CoreStep[int]:
         """Records what the agent of a node, or with None an engine, reports; returns how many are about earlier attempts.
 
         The end of the last process of a workload ends the workload, or lets it wait for another attempt; then pending work
-        is tried.
+        is tried, unless `more_follow`: an engine that has begun other work there adopts that first, and then has it tried.
         """
         events, nodes, stale = list[Event](), frozenset[str](), 0
         for status in statuses:
@@ -361,7 +361,7 @@ class Core:
                 nodes |= self._apply(ended)
                 events.append(ended)
         frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried | WorkloadEvicted) for event in events)
-        frees = frees or self._preemptions.is_ready
+        frees = (frees or self._preemptions.is_ready) and not more_follow
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
 
     def refuse_preemption(self, workload_id: str, reason: str, *, again_s: float, now_ns: int) -> CoreStep[None]:

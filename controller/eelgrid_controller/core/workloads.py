@@ -10,7 +10,8 @@ externally is a guess from their number; so neither is checked while places are 
 reported again at the end of the step. A place whose devices are named is allocated on exactly these; where none are
 named, any free device that no external user names will do. All places are adopted or none, or, for work whose
 replicas are independent, each for itself. Places are numbered by the caller: numbers that are no longer the next ones
-mean that something came in between, and nothing is done. Replicas that hold other devices than planned are corrected
+mean that something came in between, and nothing is done. Work that waits here and that its engine has begun already, since
+it may start some ahead of capacity, is placed where it runs (`begins_pending`). Replicas that hold other devices than planned are corrected
 instead (core.nodes).
 
 Scaling. A replica counts if its node is ready and none of its GPUs is lost. New replicas are placed like those of a
@@ -207,6 +208,13 @@ def plan_adoption(
         raise AdoptionRefused(key, adoption.first, "the workload would stand nowhere; cancel it instead")
     if not gone and not new:
         return ()
+    if adoption.begins_pending:
+        if len(new) != workload.spec.replicas:
+            raise AdoptionRefused(
+                key, len(new), f"it waits with {workload.spec.replicas} replicas, and runs {len(new)}"
+            )
+        placed = WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=tuple(new))
+        return trial.wrap_events((placed,), now_ns)
     if workload.placements:
         scaled = WorkloadScaled(
             time_ns=now_ns,
@@ -222,6 +230,9 @@ def plan_adoption(
 def _workload(state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, now_ns: int) -> Workload | None:
     """Returns the workload as it is, or a new one; None if there is nothing to do."""
     before = state.workloads.get(request.workload_id)
+    if adoption.begins_pending:
+        # Placed or ended in between, it is no more what the report is about.
+        return before if before is not None and before.phase is WorkloadPhase.PENDING else None
     if adoption.first:
         if before is None or before.phase is not WorkloadPhase.PLACED:
             raise AdoptionRefused(request.workload_id, adoption.first, "the workload does not run")

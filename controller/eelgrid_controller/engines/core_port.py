@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.state.agent_liveness import AgentLiveness
+from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -24,6 +25,8 @@ class CoreCommandPort(Protocol):
     presence: AgentLiveness
     outside: EngineOverrides
     eligibility: Eligibility
+    # Makes a core of a state, such as a copy on which something is tried.
+    make_core: Callable[[ClusterState], Core]
 
     @property
     def core(self) -> Core:
@@ -41,8 +44,11 @@ class CoreCommandPort(Protocol):
     async def cancel(self, workload_id: str, *, reason: str = "") -> Workload:
         """End a workload, for a reason of the engine."""
 
-    async def record_engine_attempts(self, statuses: Sequence[AttemptStatus]) -> int:
-        """Record what an engine reports of work that it runs, one attempt for all replicas; how many are outdated."""
+    async def record_engine_attempts(self, statuses: Sequence[AttemptStatus], *, more_follow: bool = False) -> int:
+        """Record what an engine reports of work that it runs, one attempt for all replicas; how many are outdated.
+
+        If `more_follow`, pending work is not tried before `reconsider`.
+        """
 
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""

@@ -367,9 +367,11 @@ class ControllerLoop:
         """Queues what an agent reports of processes; the result is how many reports are about earlier attempts."""
         return self._enqueue(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))
 
-    async def record_engine_attempts(self, statuses: Sequence[AttemptStatus]) -> int:
+    async def record_engine_attempts(self, statuses: Sequence[AttemptStatus], *, more_follow: bool = False) -> int:
         """Records what an engine reports of work that it runs; returns how many reports are about earlier attempts."""
-        return await self.command(lambda core, now_ns: core.record_attempts(None, statuses, now_ns=now_ns))
+        return await self.command(
+            lambda core, now_ns: core.record_attempts(None, statuses, now_ns=now_ns, more_follow=more_follow)
+        )
 
     async def update_policy(self, policy: Policy, *, call: AuditedCall | None = None) -> Policy:
         """Puts a policy in force."""

@@ -94,6 +94,7 @@ class Adoption:
     first: int = 0
     released: tuple[int, ...] = ()
     in_parts: bool = False  # replicas that cannot be allocated are left out instead of refusing all
+    begins_pending: bool = False  # work of this id that waits has begun: all its replicas, from 0 on
 
     def frees_capacity(self, request: ResourceRequest) -> bool:
         """Returns whether the adoption frees capacity, so that pending work could start."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.engines.slurm.answers import ANSWER_BYTES_MOST, SlurmJob
+from eelgrid_controller.engines.slurm.job_table import COLUMNS, TIME_FORMAT
 
 _SAID_MOST = 300
 _SCONTROL_JSON = (23, 2)
@@ -27,13 +28,15 @@ class SlurmFailed(Exception):
 
 
 class JobPlacement(NamedTuple):
-    """The nodes of a held job; the comment is one word, since scontrol's input knows no quotes around spaces."""
+    """The nodes of a job that waits; the comment is one word, since scontrol's input knows no quotes around spaces."""
 
     job_id: str
     nodes: tuple[str, ...]
     comment: str
     # Whether Slurm's own wait after a requeue is to end now.
     begins_now: bool = False
+    # One that was released already only gets other nodes.
+    is_held: bool = True
 
 
 class SlurmCommands(Protocol):
@@ -42,6 +45,9 @@ class SlurmCommands(Protocol):
     async def read_jobs(self) -> bytes:
         """Returns all jobs as JSON."""
 
+    async def read_columns(self) -> bytes:
+        """Returns the columns of all jobs that JobTable reads."""
+
     async def read_nodes(self) -> bytes:
         """Returns all nodes as JSON."""
 
@@ -49,7 +55,10 @@ class SlurmCommands(Protocol):
         """Returns why Slurm would never start a job like this on these nodes; empty if it would."""
 
     async def place_jobs(self, placements: Sequence["JobPlacement"]) -> None:
-        """Requires nodes for held jobs, notes the comments and releases them; one that fails keeps no other from it."""
+        """Requires nodes for jobs, notes the comments and releases those that are held; one that fails keeps no other from it."""
+
+    async def hold_jobs(self, job_ids: Sequence[str]) -> None:
+        """Holds jobs that wait; one that has begun meanwhile runs on, and keeps no other from it."""
 
     async def leave_job(self, job_id: str, comment: str) -> None:
         """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""
@@ -74,7 +83,8 @@ class SlurmCommandLine:
         self, *, folder: Path | None = None, environment: Mapping[str, str] | None = None, timeout_s: float = 10.0
     ) -> None:
         self._folder, self._timeout_s = folder, timeout_s
-        self._environment = {**os.environ, **(environment or {}), "SLURM_BITSTR_LEN": "0"}
+        fixed = {"SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": TIME_FORMAT}
+        self._environment = {**os.environ, **(environment or {}), **fixed}
         self._version: tuple[int, int] | None = None
 
     async def read_version(self) -> tuple[int, int]:
@@ -91,6 +101,10 @@ class SlurmCommandLine:
     async def read_jobs(self) -> bytes:
         """Returns all jobs as JSON."""
         return await self._run("squeue", "--json")
+
+    async def read_columns(self) -> bytes:
+        """Returns the columns of all jobs that JobTable reads."""
+        return await self._run("squeue", "--noheader", "--all", "--array", "--states=all", "--Format", COLUMNS)
 
     async def read_nodes(self) -> bytes:
         """Returns all nodes as JSON."""
@@ -115,15 +129,18 @@ class SlurmCommandLine:
         return ""
 
     async def place_jobs(self, placements: Sequence[JobPlacement]) -> None:
-        """Requires nodes for held jobs, notes the comments and releases them; one that fails keeps no other from it."""
+        """Requires nodes for jobs, notes the comments and releases those that are held; one that fails keeps no other from it."""
         lines = [
             f"update JobId={one.job_id} ReqNodeList={','.join(one.nodes)} AdminComment={one.comment}"
-            f"{' StartTime=now' if one.begins_now else ''}\n"
-            f"release {one.job_id}\n"
+            f"{' StartTime=now' if one.begins_now else ''}\n" + (f"release {one.job_id}\n" if one.is_held else "")
             for one in placements
         ]
         # A process takes longer than what it asks of slurmctld.
         await self._run("scontrol", text="".join(lines))
+
+    async def hold_jobs(self, job_ids: Sequence[str]) -> None:
+        """Holds jobs that wait; one that has begun meanwhile runs on, and keeps no other from it."""
+        await self._run("scontrol", text="".join(f"hold {job_id}\n" for job_id in job_ids))
 
     async def leave_job(self, job_id: str, comment: str) -> None:
         """Takes a requirement of nodes back, notes the comment and releases the job if it is held."""

@@ -6,12 +6,14 @@ not decide anything about a job.
 Theory. Level-triggered: a look reads all jobs and nodes, so nothing depends on what an earlier one did or failed to do. The
 lease is renewed only after a look in which both could be read: when Slurm or this controller does not answer, new jobs are
 not held, and the watchdog (deploy/slurm/release-held) lets go what is held. Instructions to the core are given in order; what
-it decides by them is carried out by the same look, without asking Slurm again. Changes of jobs in Slurm run a few at a time,
+it decides by them is carried out by the same look, without asking Slurm again. Before it decides, the core learns
+what has ended in Slurm, and what Slurm has begun there ahead of its decision. Changes of jobs in Slurm run a few at a time,
 placements in one command, and one that fails is repeated by the next look.
 
-Cost. Commands cost a hundredth of a second each, and the JSON of a thousand jobs the better part of one. So while jobs come and
-go, looks follow each other with pauses as long as their reading, an equal request is not checked again on the same nodes for some
-seconds, and nodes are read once in an interval.
+Cost. A look costs processor time of this machine and of slurmctld, which jobs of a second would have to share. So while jobs
+come and go, looks take at most half of the time, and no slot waits for one where jobs are released ahead (release_ahead.py). Between full
+answers about jobs only columns are read (job_table.py), an equal request is not checked again on the same nodes for some
+seconds, and nodes are read once in an interval. Our plugin says that a job was submitted by a file beside the lease.
 """
 
 import asyncio
@@ -40,7 +42,9 @@ from eelgrid_controller.engines.node_reports import (
 from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
+from eelgrid_controller.engines.slurm.job_table import JobTable
 from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
+from eelgrid_controller.engines.slurm.release_ahead import expect_ends, judge_ahead, plan_releases
 from eelgrid_controller.engines.slurm.steering import (
     MARK_LEFT,
     MARK_REQUEUED,
@@ -49,6 +53,7 @@ from eelgrid_controller.engines.slurm.steering import (
     CancelJob,
     DistinctNodes,
     EndJob,
+    HoldJob,
     LetJobGo,
     PlaceJob,
     ReportAttempt,
@@ -66,19 +71,31 @@ from eelgrid_controller.engines.slurm.steering import (
 from eelgrid_controller.state.events import PreemptionStarted, WorkloadCancelled, WorkloadPlaced
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
-from eelgrid_protos.messages import AttemptStatus, Workload
+from eelgrid_protos.messages import AttemptStatus, Workload, WorkloadPhase
 
 _NAMES_SHOWN_MOST = 500
 _BACKOFF_MOST_S = 30.0
 # For so long a job that Slurm did not requeue is asked no more to make room.
 _REQUEUED_AGAIN_S = 600.0
-# While something happens, the next look comes after as long as it takes to read Slurm's answers, or this.
-_PAUSE_LEAST_S = 0.05
+# While something happens, the next look comes after so many times as long as the last one took, or this.
+_PAUSE_TIMES, _PAUSE_LEAST_S = 1.0, 0.05
+# What our plugin's file has behind the lease's name, and how often it is looked for between looks.
+_SUBMITTED, _NEWS_EVERY_S = ".submitted", 0.05
 # Decisions of one look on the same answers, the first included: an end, a placement by it, and its consequences.
 _ROUNDS_MOST = 4
+# Of jobs that were released ahead so many may have run in one place since the last look.
+_TURNS_MOST = 20
+# Seconds between full answers about jobs; and how many times as long as reading one they are apart at least.
+_FULL_EVERY_S, _FULL_TIMES = 10.0, 5.0
+# The same where only the indexes of GPUs are to be learned.
+_INDEXES_TIMES = 20.0
+# Jobs are released ahead for so many times as long as looks are apart, within these bounds.
+_AHEAD_TIMES, _AHEAD_LEAST_S, _AHEAD_MOST_S = 3.0, 0.5, 8.0
 # For how long Slurm's yes to a request on some nodes is good for equal ones, and how many are remembered.
 _ACCEPTED_S = 10.0
 _ACCEPTED_MOST = 10_000
+# Jobs that are submitted to the core in one commit, and for how long one decision goes on with that.
+_SUBMITTED_AT_ONCE, _SUBMITTING_MOST_S = 16, 0.25
 # Placements of one command, each two calls of slurmctld of some milliseconds.
 _PLACED_AT_ONCE_LEAST, _PLACED_AT_ONCE_MOST = 8, 200
 
@@ -122,6 +139,9 @@ class SlurmCounts:
     failures: int = 0
     unreadable: int = 0
     placed: int = 0
+    # Of these, ahead of capacity; and how many of them were held again.
+    ahead: int = 0
+    held_again: int = 0
     left: int = 0
     refused: int = 0
     weighed: int = 0
@@ -150,10 +170,13 @@ class SlurmEngine:
         self._saving = None if settings.power_saving is None else SlurmPowerSaving(settings.power_saving)
         loop.eligibility.rules = self._distinct
         self._writes = asyncio.Semaphore(settings.max_concurrent_writes)
-        # Something was placed or ended: the next look is due at once.
+        # Something was placed or ended: the next look is due.
         self._is_due = asyncio.Event()
         self._unreadable_log = UnreadableLog("slurm", log)
-        self._is_busy, self._reading_s = False, 0.0
+        self._is_busy, self._submitted_ns = False, 0
+        # When a full answer about jobs was last read, and how long that took.
+        self._table, self._full_s, self._full_takes_s = JobTable(), -math.inf, 0.0
+        self._looked_s, self._apart_s = -math.inf, settings.poll_s
         self._nodes, self._nodes_read_s = SlurmNodes(nodes=()), -math.inf
         self._advised_s = -math.inf
         self._accepted: dict[tuple[object, ...], float] = {}
@@ -171,39 +194,112 @@ class SlurmEngine:
         """Looks until it is cancelled; what fails is logged, counted and tried again."""
         pause_s = self._settings.poll_s
         while True:
+            begun_s = self._clock.monotonic_s()
             try:
                 await self.look()
-                pause_s = self._settings.poll_s
-                if self._is_busy:
-                    pause_s = min(pause_s, max(_PAUSE_LEAST_S, self._reading_s))
+                took_s = self._clock.monotonic_s() - begun_s
+                rest_s = min(self._settings.poll_s, max(_PAUSE_LEAST_S, _PAUSE_TIMES * took_s))
+                pause_s = rest_s if self._is_busy else self._settings.poll_s
+                await asyncio.sleep(rest_s)
+                await self._wait_for_news(pause_s - rest_s)
             except (SlurmFailed, SlurmUnreadable) as error:
                 self.counts.failures += 1
                 pause_s = min(2.0 * pause_s, _BACKOFF_MOST_S)
                 self._log.warning("slurm=unread error=%s again_s=%.1f", error, pause_s)
+                await asyncio.sleep(pause_s)
+
+    async def _wait_for_news(self, most_s: float) -> None:
+        """Waits for a decision of the core or a word of our plugin that a job was submitted, for so long at the most."""
+        until_s = self._clock.monotonic_s() + most_s
+        while not self._is_due.is_set() and (left_s := until_s - self._clock.monotonic_s()) > 0.0:
+            if self._read_submitted_ns() != self._submitted_ns:
+                return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(min(left_s, _NEWS_EVERY_S)):
                     await self._is_due.wait()
+
+    def _read_submitted_ns(self) -> int:
+        """Returns when our plugin has last held a job, by the file that it writes beside the lease; 0 if it never has."""
+        lease = self._settings.lease
+        try:
+            return 0 if lease is None else lease.with_name(lease.name + _SUBMITTED).stat().st_mtime_ns
+        except OSError:
+            return 0
 
     async def look(self) -> None:
         """Reads the cluster and does what is to be done; raises SlurmFailed and SlurmUnreadable if it cannot be read."""
         self._is_due.clear()
+        self._submitted_ns = self._read_submitted_ns()
         begun_s = self._clock.monotonic_s()
-        text, _ = await asyncio.gather(self._commands.read_jobs(), self._read_nodes())
-        jobs, nodes = await asyncio.to_thread(parse_jobs, text), self._nodes
-        self._reading_s = self._clock.monotonic_s() - begun_s
-        unreadable = (*jobs.unreadable, *nodes.unreadable)
+        self._looked_s, self._apart_s = begun_s, min(_AHEAD_MOST_S, begun_s - self._looked_s)
+        await asyncio.gather(self._read_jobs(), self._read_nodes())
+        jobs, nodes = self._table.jobs, self._nodes
+        unreadable = (*self._table.unreadable, *nodes.unreadable)
         self.counts.unreadable += len(unreadable)
         self._unreadable_log.note(unreadable)
-        self._distinct.update(jobs.jobs, nodes.nodes)
-        has_agent = frozenset(node.name for node in nodes.nodes if self._has_agent(node.name))
+        self._distinct.update(jobs, nodes.nodes)
         now_s = self._clock.now_ns() / 1e9
         self._is_busy, written = False, set[str]()
+        await self._follow_slurm(jobs)
+        await self._decide(jobs, now_s, written)
+        if not self._settings.advises:
+            await self._release_ahead(jobs, now_s, written)
+        if self._saving is not None:
+            # By a clock that never falls: a step of the wall clock is no idle time.
+            orders = self._saving.decide(jobs, nodes.nodes, now_s=self._clock.monotonic_s())
+            await asyncio.gather(*map(self._set_power, orders))
+        self.counts.looks += 1
+        if self._settings.advises:
+            await self._advise(jobs)
+        else:
+            self._renew_lease(now_s)
+
+    async def _follow_slurm(self, jobs: Sequence[SlurmJob]) -> None:
+        """Reports how placed jobs have ended, and what Slurm has begun ahead in their places; then the core fills what is left.
+
+        Several jobs may have run in one place since the last look, so that this is done in turn, as long as anything is new.
+        Those that wait in Slurm where there is room now begin there before anything else could.
+        """
+        has_news = False
+        for _ in range(_TURNS_MOST):
+            view = await self._loop.read(_view)
+            ends = self._steering.list_ends(jobs, view.workloads)
+            if ends:
+                await self._loop.record_engine_attempts(ends, more_follow=True)
+            begun = self._steering.list_begun(jobs, view.workloads)
+            adopted = await asyncio.gather(*map(self._adopt_begun, begun))
+            if not ends and not any(adopted):
+                break
+            has_news = True
+        if not has_news:
+            return
+        self._is_busy = True
+        for waiting in self._steering.list_next(jobs, view.workloads):
+            for one in waiting:
+                if not await self._adopt_begun(one):
+                    break
+        await self._loop.reconsider()
+
+    async def _adopt_begun(self, one: AdoptJob) -> bool:
+        """Has the core place a job where Slurm has begun it; returns whether it could."""
+        try:
+            await self._loop.adopt(one.request, one.adoption)
+        except (Fault, ContractError) as error:
+            # Until its place is free here, too, it counts as external usage.
+            self._log.info("slurm=begun refused=%s", error)
+            return False
+        return True
+
+    async def _decide(self, jobs: Sequence[SlurmJob], now_s: float, written: set[str]) -> None:
+        """Decides and carries out, until nothing follows from what was done; notes the jobs that were changed in Slurm."""
+        nodes = self._nodes.nodes
+        has_agent = frozenset(node.name for node in nodes if self._has_agent(node.name))
         for _ in range(_ROUNDS_MOST):
             self._is_due.clear()
             view = await self._loop.read(_view)
             found = self._steering.decide(
-                jobs.jobs,
-                nodes.nodes,
+                jobs,
+                nodes,
                 view.workloads,
                 has_agent=has_agent,
                 gpus=view.gpus,
@@ -215,15 +311,42 @@ class SlurmEngine:
             await self._carry_out(found, written)
             if not self._is_due.is_set():
                 break
-        if self._saving is not None:
-            # By a clock that never falls: a step of the wall clock is no idle time.
-            orders = self._saving.decide(jobs.jobs, nodes.nodes, now_s=self._clock.monotonic_s())
-            await asyncio.gather(*map(self._set_power, orders))
-        self.counts.looks += 1
-        if self._settings.advises:
-            await self._advise(jobs.jobs)
-        else:
-            self._renew_lease(now_s)
+
+    async def _release_ahead(self, jobs: Sequence[SlurmJob], now_s: float, written: set[str]) -> None:
+        """Releases jobs that Slurm can start before the next look where others end, and holds those again that it cannot."""
+        view = await self._loop.read(_view)
+        horizon_s = min(_AHEAD_MOST_S, max(_AHEAD_LEAST_S, _AHEAD_TIMES * self._apart_s))
+        ends = expect_ends(jobs, view.workloads, now_s=now_s, horizon_s=horizon_s)
+        ahead = judge_ahead(jobs, view.workloads, ends)
+        surplus = [HoldJob(job) for job in ahead.surplus if job.job_id not in written]
+        places = list[PlaceJob]()
+        if ahead.ends and any(one.phase is WorkloadPhase.PENDING for one in view.workloads.values()):
+            copied = await self._loop.read(lambda core: core.state.copy())
+            now_ns = self._clock.now_ns()
+
+            def plan() -> list[PlaceJob]:
+                return plan_releases(self._loop.make_core(copied), jobs, ahead, now_ns=now_ns)
+
+            places = [one for one in await asyncio.to_thread(plan) if one.job.job_id not in written]
+        if places or surplus:
+            self._log.info(
+                "slurm=ahead released=%d held_again=%d waiting=%d", len(places), len(surplus), len(ahead.waiting)
+            )
+        self.counts.ahead += len(places)
+        self._is_busy |= bool(places)
+        await asyncio.gather(self._place(places), self._hold(surplus))
+
+    async def _hold(self, surplus: Sequence[HoldJob]) -> None:
+        """Holds jobs again that were released ahead; one that has begun meanwhile runs on."""
+        if not surplus:
+            return
+        async with self._writes:
+            try:
+                await self._commands.hold_jobs([one.job.job_id for one in surplus])
+                self.counts.held_again += len(surplus)
+            except SlurmFailed as error:
+                self.counts.failures += 1
+                self._log.warning("slurm=HoldJob jobs=%d error=%s", len(surplus), error)
 
     async def _advise(self, jobs: Sequence[SlurmJob]) -> None:
         """Has Slurm prefer the nodes on which the core would place the kinds of jobs that came last."""
@@ -264,6 +387,28 @@ class SlurmEngine:
         except (SlurmFailed, SlurmUnreadable) as error:
             self._log.warning("slurm=weights taken_back=no error=%s: restart slurmctld, or start and stop again", error)
 
+    async def _read_jobs(self) -> None:
+        """Brings the jobs up to date: by columns, and by a full answer where these do not tell all, or after an interval.
+
+        Full answers take at most one part of the time in so many; after an interval one is due in any case.
+        """
+        waited_s = self._clock.monotonic_s() - self._full_s
+        is_due = waited_s >= _FULL_EVERY_S
+        if not is_due:
+            text = (await self._commands.read_columns()).decode(errors="replace")
+            try:
+                await asyncio.to_thread(self._table.update, text)
+            except SlurmUnreadable as error:
+                self._log.info("slurm=columns error=%s", error)
+                is_due = True
+            times = _FULL_TIMES if self._table.incomplete else _INDEXES_TIMES if self._table.unindexed else math.inf
+            is_due |= waited_s >= times * max(_PAUSE_LEAST_S, self._full_takes_s)
+        if is_due:
+            begun_s = self._clock.monotonic_s()
+            self._table.fill(await asyncio.to_thread(parse_jobs, await self._commands.read_jobs()))
+            self._full_s = self._clock.monotonic_s()
+            self._full_takes_s = self._full_s - begun_s
+
     async def _read_nodes(self) -> None:
         """Reads the nodes, at most once in an interval."""
         now_s = self._clock.monotonic_s()
@@ -273,11 +418,8 @@ class SlurmEngine:
 
     async def _carry_out(self, found: Sequence[SlurmInstruction], written: set[str]) -> None:
         """Carries out instructions, and notes the jobs that they change in Slurm."""
-        places, changes, commands = (
-            list[PlaceJob](),
-            list[LetJobGo | CancelJob | RequeueJob](),
-            list[SlurmInstruction](),
-        )
+        places, changes = list[PlaceJob](), list[LetJobGo | CancelJob | RequeueJob]()
+        commands, submissions = list[SlurmInstruction](), list[SubmitJob]()
         statuses = list[AttemptStatus]()
         for one in found:
             match one:
@@ -287,19 +429,29 @@ class SlurmEngine:
                     changes.append(one)
                 case ReportAttempt(status):
                     statuses.append(status)
+                case SubmitJob():
+                    submissions.append(one)
                 case _:
                     commands.append(one)
             self._is_busy |= not isinstance(one, RegisterNode | RemoveNode | ReportUsage)
         written.update(filter(None, map(_find_job_id, (*places, *changes))))
         # Each begins before the next, so that the core has them in order; those that wait together are one commit.
-        ended = [self._loop.record_engine_attempts(statuses)] if statuses else []
         refusals = asyncio.gather(*map(self._command, commands))
+        ended = [self._loop.record_engine_attempts(statuses)] if statuses else []
         await asyncio.gather(refusals, *ended)
-        for let_go in refusals.result():
-            if let_go is not None:
-                changes.append(let_go)
-                written.add(let_go.job_id)
+        left = [one for one in (*refusals.result(), *await self._submit(submissions)) if one is not None]
+        changes += left
+        written.update(one.job_id for one in left)
         await asyncio.gather(self._place(places), *map(self._write, changes))
+
+    async def _submit(self, submissions: Sequence[SubmitJob]) -> list[LetJobGo | None]:
+        """Submits jobs to the core, some at a time; after a while the rest is left to the next look, for others have ended."""
+        results, begun_s = list[LetJobGo | None](), self._clock.monotonic_s()
+        for first in range(0, len(submissions), _SUBMITTED_AT_ONCE):
+            if self._clock.monotonic_s() - begun_s > _SUBMITTING_MOST_S:
+                break
+            results += await asyncio.gather(*map(self._command, submissions[first : first + _SUBMITTED_AT_ONCE]))
+        return results
 
     async def _command(self, one: SlurmInstruction) -> LetJobGo | None:
         """Carries out an instruction in the core; one that is refused is decided anew by the next look.
@@ -387,6 +539,7 @@ class SlurmEngine:
                 one.nodes,
                 mark_placement(one),
                 begins_now=one.job.admin_comment.startswith(MARK_REQUEUED),
+                is_held=one.job.is_held,
             )
             for one in batch
         ]

@@ -12,6 +12,7 @@ planned is adopted where it runs, one that ended is ended here as it ended there
 refuses to start where it was placed, or that cannot be steered at all, is let go: released without nodes and with the
 reason, and counted as external from then on. A job that has to make room for other work of the core is requeued by Slurm, which tells it
 to end, and held; in the core it waits again where it was in the queue, under its id, which its mark keeps. So no job waits for anything that Slurm alone would not make it wait for.
+A job may be released ahead of its placement (release_ahead.py): in the core it waits until it has begun, and is adopted then.
 
 Sources: slurm.schedmd.com/job_reason_codes.html.
 """
@@ -19,7 +20,6 @@ Sources: slurm.schedmd.com/job_reason_codes.html.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from signal import SIGKILL, SIGTERM
 from typing import NamedTuple, TypeAlias
 
@@ -31,6 +31,7 @@ from eelgrid_controller.engines.node_reports import (
     ReportUsage,
 )
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
+from eelgrid_controller.engines.slurm.dependencies import Dependencies, DependencyState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
     AttemptState,
@@ -61,7 +62,6 @@ _TRAITS_MOST = 16
 _NODE_TRAITS_MOST = 256
 _WORDS_MOST = 160
 _WAITS_TIMES = 10.0
-_DEPENDENCY = re.compile(r"(after|afterany|afterok|afternotok):([0-9]+(?:_(?:[0-9]+|\*))?)(\(\w+\))?")
 _NS = 10**9
 _SIGNALS_MOST = 64
 FORGOTTEN = "Slurm has forgotten the job, so nobody knows how it ended"
@@ -149,6 +149,13 @@ class PlaceJob:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldJob:
+    """A job that was released ahead and has not begun is to wait for the core again; its mark and its nodes stay."""
+
+    job: SlurmJob
+
+
+@dataclass(frozen=True, slots=True)
 class RequeueJob:
     """A placed job has to make room: have Slurm end it and queue it again, held; one that waits there is held only."""
 
@@ -182,6 +189,7 @@ SlurmInstruction: TypeAlias = (
     | EndJob
     | ReportAttempt
     | PlaceJob
+    | HoldJob
     | RequeueJob
     | CancelJob
     | LetJobGo
@@ -207,6 +215,8 @@ class Steering:
     # By workload: since when it waits where it was placed, and since when Slurm refuses it there.
     _waits_since_s: dict[str, float] = field(default_factory=dict)
     _refused_since_s: dict[str, float] = field(default_factory=dict)
+    # Those that wait here and were reported as external usage, since they run and could not be adopted.
+    _external: set[str] = field(default_factory=set)
     reports: NodeReporter = field(default_factory=NodeReporter)
     _priority_classes: frozenset[str] = frozenset()
 
@@ -229,7 +239,7 @@ class Steering:
         self._priority_classes = priority_classes
         by_id = {name_workload(job): job for job in jobs}
         found: list[SlurmInstruction] = []
-        found += self._end_jobs(by_id, workloads)
+        found += self._end_jobs(by_id, workloads, now_s)
         found += self._follow_nodes(jobs, nodes, workloads, has_agent)
         around = _Surroundings({node.name for node in nodes}, Dependencies(jobs), now_s)
         waiting = sum(workloads[key].phase is WorkloadPhase.PENDING for key in by_id.keys() & workloads.keys())
@@ -246,7 +256,47 @@ class Steering:
                 del since_s[key]
         return found
 
-    def _end_jobs(self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload]) -> Iterable[SlurmInstruction]:
+    def list_ends(self, jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload]) -> list[AttemptStatus]:
+        """Returns how placed jobs have ended, of those that did; `decide` reports the same among all else."""
+        by_id = {name_workload(job): job for job in jobs if job.has_ended and has_run(job) and is_released(job)}
+        placed = (workload for key in by_id if (workload := workloads.get(key)) is not None)
+        return [
+            describe_end(by_id[one.workload_id], one)
+            for one in placed
+            if one.phase is WorkloadPhase.PLACED and not one.preempted_for
+        ]
+
+    def _may_follow(self, key: str, now_s: float) -> bool:
+        """Returns whether a job that ran unseen and could not be adopted where it ran may be at the next look, for so long."""
+        since_s = self._waits_since_s.setdefault(key, now_s)
+        return now_s - since_s < _WAITS_TIMES * self.settings.patience_s
+
+    def list_begun(self, jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload]) -> list[AdoptJob]:
+        """Returns the adoptions of jobs that were released ahead and have begun, or ended unseen, in the order of their starts."""
+        found = list[tuple[int, int, AdoptJob]]()
+        for job in jobs:
+            if not is_released(job) or not (job.holds_resources or (job.has_ended and has_run(job))):
+                continue
+            workload = workloads.get(name_workload(job))
+            if workload is not None and workload.phase is WorkloadPhase.PENDING and not workload.preempted_for:
+                ended_s = job.end_s if job.has_ended else 2**62
+                found.append((ended_s, job.start_s, self._adopt(job, workload)))
+        return [one for _, _, one in sorted(found, key=lambda one: one[:2])]
+
+    def list_next(self, jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload]) -> list[list[AdoptJob]]:
+        """Returns by node the adoptions of jobs that were released ahead and wait there, in the order of their submission."""
+        found: dict[tuple[str, ...], list[tuple[int, tuple[int, int], AdoptJob]]] = {}
+        for job in jobs:
+            workload = workloads.get(name_workload(job)) if job.is_pending and not job.is_held else None
+            if workload is None or not is_released(job) or workload.phase is not WorkloadPhase.PENDING:
+                continue
+            one = (job.submit_s, _order(job.job_id), self._adopt(job, workload))
+            found.setdefault(job.required_nodes, []).append(one)
+        return [[one for _, _, one in sorted(waiting, key=lambda one: one[:2])] for waiting in found.values()]
+
+    def _end_jobs(
+        self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload], now_s: float
+    ) -> Iterable[SlurmInstruction]:
         known = {job.job_id for job in by_id.values()}
         for key, workload in workloads.items():
             if not key.startswith(WORKLOAD_PREFIX) or workload.phase not in (
@@ -270,10 +320,9 @@ class Steering:
                 reason = f"requeued in Slurm, restart {job.restarts}"
                 yield ReportAttempt(_describe_unseen_end(workload, AttemptState.ENDED, reason, SIGTERM))
             elif job.has_ended:
-                is_cancelled = job.state in _CANCELLED or not job.start_s
-                if is_placed and not is_cancelled:
+                if has_run(job) and is_placed:
                     yield ReportAttempt(describe_end(job, workload))
-                else:
+                elif not (has_run(job) and is_released(job) and self._may_follow(key, now_s)):
                     yield EndJob(key, f"{job.state.lower()} in Slurm")
 
     def _steer(
@@ -308,7 +357,7 @@ class Steering:
             if has_to_go:
                 yield RequeueJob(job, key)
             else:
-                yield from self._watch_released(key, job, around.now_s)
+                yield from self._watch_released(key, job, workload, around)
             return
         standing = around.dependencies.judge(job.dependency)
         # After a requeue Slurm waits until credentials of the last run are void, which we end when it is placed.
@@ -325,7 +374,7 @@ class Steering:
         elif phase is WorkloadPhase.CANCELLED:
             yield CancelJob(job.job_id)
         elif phase is WorkloadPhase.PLACED and workload is not None:
-            places = tuple(dict.fromkeys(place.node_name for place in workload.placements))
+            places = _list_places(workload)
             if around.names.issuperset(places):
                 yield PlaceJob(job, places)
 
@@ -338,9 +387,11 @@ class Steering:
     def _follow_run(self, key: str, job: SlurmJob, workload: Workload | None) -> Iterable[SlurmInstruction]:
         """Has the core hold a running job where it runs."""
         phase = None if workload is None else workload.phase
-        if phase is WorkloadPhase.PENDING:
-            # Somebody else has released it: from now on it is external.
-            yield EndJob(key, "runs in Slurm without having been placed")
+        if workload is not None and phase is WorkloadPhase.PENDING:
+            # One that we have released ahead is adopted before all else, or at the next look.
+            if not is_released(job):
+                # Somebody else has released it: from now on it is external.
+                yield EndJob(key, "runs in Slurm without having been placed")
             return
         places = () if workload is None else workload.placements
         if phase not in (None, WorkloadPhase.PLACED):
@@ -349,24 +400,50 @@ class Steering:
             if not workload.attempts and job.start_s:
                 yield ReportAttempt(_describe_start(job, workload))
             return
-        indexes = job.gpu_indexes or {}
+        yield self._adopt(job, workload)
+
+    def _adopt(self, job: SlurmJob, workload: Workload | None) -> AdoptJob:
+        """Returns the adoption of a job where it runs, or where it ran unseen: there it holds devices until its end is reported.
+
+        One that waits here has not been reported as external usage, unless it could not be adopted at an earlier look.
+        """
+        is_pending = workload is not None and workload.phase is WorkloadPhase.PENDING
+        places = () if workload is None else workload.placements
+        # What has ended holds none, and what a pending one holds may be promised to another for a moment: corrected later.
+        indexes = {} if job.has_ended else job.gpu_indexes or {}
+        is_external = name_workload(job) in self._external if is_pending else not job.has_ended
         standing = tuple(
             RunningReplica(
                 node_name=name,
                 gpu_indexes=indexes.get(name, ()),
-                is_exact=bool(indexes.get(name)),
-                counted=_amounts_on_node(job, name),
+                is_exact=bool(indexes.get(name)) and not is_pending,
+                counted=_amounts_on_node(job, name) if is_external else ExternalUsage(),
             )
-            for name in job.nodes
+            for name in job.nodes or job.required_nodes
         )
-        first = 1 + max((one.replica for one in places), default=-1)
-        adoption = Adoption(standing=standing, first=first, released=tuple(one.replica for one in places))
-        yield AdoptJob(self._build_request(job), adoption)
+        adoption = Adoption(
+            standing=standing,
+            first=1 + max((one.replica for one in places), default=-1),
+            released=tuple(one.replica for one in places),
+            begins_pending=is_pending,
+        )
+        return AdoptJob(self._build_request(job), adoption)
 
-    def _watch_released(self, key: str, job: SlurmJob, now_s: float) -> Iterable[SlurmInstruction]:
+    def _watch_released(
+        self, key: str, job: SlurmJob, workload: Workload | None, around: "_Surroundings"
+    ) -> Iterable[SlurmInstruction]:
         """Lets a job go that Slurm refuses to start where it was placed, or does not start there for long."""
-        if not job.admin_comment.startswith(MARK_PLACED):
+        if not is_released(job):
             return
+        if workload is not None and workload.phase is WorkloadPhase.PLACED:
+            places = _list_places(workload)
+            if set(places) != set(job.required_nodes) and around.names.issuperset(places):
+                # It was released ahead, and there is room elsewhere first.
+                yield PlaceJob(job, places)
+                return
+        now_s = around.now_s
+        if workload is not None and workload.phase is WorkloadPhase.PENDING:
+            self._waits_since_s[key] = now_s
         waits_s = now_s - self._waits_since_s.setdefault(key, now_s)
         is_over = self.note_answer(job, is_refused=is_refusal(job.reason), now_s=now_s)
         if is_over or waits_s >= _WAITS_TIMES * self.settings.patience_s:
@@ -391,6 +468,13 @@ class Steering:
         has_agent: frozenset[str],
     ) -> Iterable[SlurmInstruction]:
         usage = sum_external_usage(jobs, workloads)
+        self._external = {
+            key
+            for job in jobs
+            if job.holds_resources
+            and (one := workloads.get(key := name_workload(job))) is not None
+            and one.phase is WorkloadPhase.PENDING
+        }
         yield from self.reports.remove_missing({node.name for node in nodes})
         for node in nodes:
             others = replace(usage.get(node.name, ExternalUsage()), traits=list_traits(node), closed=node.closed)
@@ -438,10 +522,25 @@ def is_steered(job: SlurmJob) -> bool:
     return job.admin_comment.startswith((MARK_HELD, MARK_PLACED, MARK_REQUEUED))
 
 
+def is_released(job: SlurmJob) -> bool:
+    """Whether a job was released by us, with nodes of our choice."""
+    return job.admin_comment.startswith(MARK_PLACED)
+
+
+def has_run(job: SlurmJob) -> bool:
+    """Whether a job that has ended had begun, and nobody cancelled it."""
+    return job.state not in _CANCELLED and job.start_s > 0
+
+
 def is_refusal(reason: str) -> bool:
     """Whether Slurm's reason to wait is one that waiting for capacity does not end."""
     word = re.split(r"[^A-Za-z]", reason, maxsplit=1)[0]
     return word in _REFUSED or word.startswith(_REFUSED_PREFIXES)
+
+
+def _list_places(workload: Workload) -> tuple[str, ...]:
+    """Returns the names of the nodes of a placed job, each once."""
+    return tuple(dict.fromkeys(place.node_name for place in workload.placements))
 
 
 def _order(job_id: str) -> tuple[int, int]:
@@ -611,52 +710,6 @@ def build_inventory(node: SlurmNode) -> Inventory:
                 model = one.type or "GPU"
                 gpus.append(Gpu(uuid=f"{node.name}/gpu-{index}", index=index, product=model, model=model))
     return Inventory(node_name=node.name, cpu_milli=1000 * node.cpus, memory_bytes=node.memory_bytes, gpus=tuple(gpus))
-
-
-class DependencyState(Enum):
-    """How a held job's dependency stands: Slurm does not look at it before the job is released."""
-
-    FULFILLED = "fulfilled"
-    WAITS = "waits"
-    # Of a kind that is not judged here, or of a job that Slurm has forgotten, or never to be fulfilled.
-    UNKNOWN = "unknown"
-
-
-class Dependencies:
-    """Judges dependencies by the jobs of one look, as Slurm would: after, afterany, afterok and afternotok."""
-
-    def __init__(self, jobs: Iterable[SlurmJob]) -> None:
-        self._by_id: dict[str, list[SlurmJob]] = {}
-        for job in jobs:
-            names = {job.job_id, job.array_id, f"{job.array_id}_*"} if job.array_id else {job.job_id}
-            for name in names:
-                self._by_id.setdefault(name, []).append(job)
-
-    def judge(self, text: str) -> DependencyState:
-        """Judges what is written, such as afterok:12(unfulfilled),afterany:13_*(fulfilled)."""
-        found = [self._judge_one(part) for part in text.split(",") if part]
-        if DependencyState.UNKNOWN in found or "?" in text:
-            return DependencyState.UNKNOWN
-        return DependencyState.WAITS if DependencyState.WAITS in found else DependencyState.FULFILLED
-
-    def _judge_one(self, part: str) -> DependencyState:
-        matched = _DEPENDENCY.fullmatch(part)
-        if matched is None:
-            return DependencyState.UNKNOWN
-        kind, name, stands = matched.groups()
-        if stands == "(fulfilled)":
-            return DependencyState.FULFILLED
-        jobs = self._by_id.get(name, [])
-        if not jobs:
-            # It ended so long ago that Slurm knows it no more: then only Slurm's own record says how.
-            return DependencyState.FULFILLED if kind == "afterany" else DependencyState.UNKNOWN
-        if kind == "after":
-            return DependencyState.WAITS if any(job.is_pending for job in jobs) else DependencyState.FULFILLED
-        if any(job.is_pending or job.holds_resources for job in jobs):
-            return DependencyState.WAITS
-        is_good = all(job.state == "COMPLETED" and not (job.exit_code or job.exit_signal) for job in jobs)
-        is_met = kind == "afterany" or is_good == (kind == "afterok")
-        return DependencyState.FULFILLED if is_met else DependencyState.UNKNOWN
 
 
 class _Surroundings(NamedTuple):

@@ -1,0 +1,141 @@
+"""Job table: the jobs of the last full answer, brought up to date by columns of squeue, which cost a tenth of its JSON.
+
+Owns which columns are read and how they change a job, and for which jobs only a full answer will do. Must not know how commands
+run, nor when which answer is read.
+
+Theory. While a job waits, runs and ends little of it changes: its state, its nodes, its times, how it ended, and what was
+noted of it here. These are columns of `squeue --Format` in every version, and none of them holds a user's words. All else is in the full answer, the
+only truth: a job that was not in the last one is left out until the next, and a GPU that began to be held since is not yet
+known by its index. So the table says for how many jobs a full answer is due, and for how many only because of their GPUs, which is less urgent. A job that the columns do not
+name may be forgotten by Slurm, which a full answer has to confirm: it stays as it was. Columns that cannot be read leave the job as it was, and the table incomplete.
+
+Sources: man page of squeue (--Format, SLURM_TIME_FORMAT).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmJobs, SlurmUnreadable, expand_hosts
+
+# Their widths are those at which squeue cuts them: what fills its column may be cut.
+_WIDTHS = {
+    "JobArrayID": 32, "ArrayTaskID": 12, "State": 24, "Reason": 64, "PriorityLong": 12, "RestartCnt": 8, "StartTime": 16,
+    "EndTime": 16, "EligibleTime": 16, "NodeList": 200, "ReqNodes": 200, "exit_code": 12, "admin_comment": 200,
+}  # fmt: skip
+# With a mark after each; the administrator's comment is the last, since it may hold one itself.
+COLUMNS = ",".join(f"{name}:{width}|" for name, width in _WIDTHS.items())
+# Times as seconds since 1970.
+TIME_FORMAT = "%s"
+_UNKNOWN = ("", "N/A", "Unknown", "None", "(null)", "n/a")
+_EXIT = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
+
+
+class JobTable:
+    """All jobs as far as they are known.
+
+    `incomplete` counts those of which only a full answer tells, and `unindexed` those whose GPUs only that names.
+    """
+
+    def __init__(self) -> None:
+        self.incomplete = self.unindexed = 0
+        self.unreadable: tuple[str, ...] = ()
+        self._jobs: dict[str, SlurmJob] = {}
+        # By job its columns when they were last read: most are the same each time.
+        self._lines: dict[str, str] = {}
+        # By job its nodes in the last full answer.
+        self._full_nodes: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def jobs(self) -> tuple[SlurmJob, ...]:
+        """The jobs, in the order of Slurm's last answer."""
+        return tuple(self._jobs.values())
+
+    def fill(self, answer: SlurmJobs) -> None:
+        """Takes a full answer."""
+        self._jobs = {job.job_id: job for job in answer.jobs}
+        self.unreadable = answer.unreadable
+        self._full_nodes = {job.job_id: job.nodes for job in answer.jobs}
+        self._lines.clear()
+        self.incomplete = self.unindexed = 0
+
+    def update(self, text: str) -> None:
+        """Brings the jobs up to date by columns; raises SlurmUnreadable if these are none."""
+        jobs, lines = dict[str, SlurmJob](), dict[str, str]()
+        incomplete = unindexed = 0
+        for line in text.split("\n"):
+            if not line.strip():
+                continue
+            columns = [column.strip() for column in line.split("|", len(_WIDTHS) - 1)]
+            if len(columns) != len(_WIDTHS):
+                raise SlurmUnreadable(f"squeue has {line[:80]!r} where {len(_WIDTHS)} columns are expected")
+            # In 22.05 the first column of a task is 12_3, later 12.
+            is_task = columns[1] not in _UNKNOWN and "_" not in columns[0]
+            key = f"{columns[0]}_{columns[1]}" if is_task else columns[0]
+            job = self._jobs.get(key)
+            if job is None:
+                incomplete += 1
+                continue
+            if self._lines.get(key) != line:
+                try:
+                    job = _change(job, dict(zip(_WIDTHS, columns, strict=True)))
+                except (SlurmUnreadable, ValueError):
+                    incomplete += 1
+                    jobs[key] = job
+                    continue
+            jobs[key], lines[key] = job, line
+            unindexed += job.holds_resources and bool(job.gpus) and job.nodes != self._full_nodes.get(key)
+        for key in self._jobs.keys() - jobs.keys():
+            jobs[key] = self._jobs[key]
+            incomplete += 1
+        self._jobs, self._lines = jobs, lines
+        self.incomplete, self.unindexed = incomplete, unindexed
+
+
+def _change(job: SlurmJob, columns: Mapping[str, str]) -> SlurmJob:
+    for name, width in _WIDTHS.items():
+        if len(columns[name]) >= width and name != "admin_comment":
+            raise SlurmUnreadable(f"{name} may be cut")
+    state, nodes = columns["State"], expand_hosts(_read_text(columns["NodeList"]))
+    if not re.fullmatch(r"[A-Z_]+", state):
+        raise SlurmUnreadable(f"State has {state[:40]!r}")
+    exit_code, exit_signal = job.exit_code, job.exit_signal
+    if columns["exit_code"]:
+        exit_code, exit_signal = _read_exit(columns["exit_code"])
+    return replace(
+        job,
+        state=state,
+        # A flag hides the state beside it here, as in the JSON of 22.05.
+        flags=frozenset(),
+        reason=columns["Reason"],
+        is_held=int(columns["PriorityLong"]) == 0,
+        restarts=int(columns["RestartCnt"]),
+        start_s=_read_time(columns["StartTime"]),
+        end_s=_read_time(columns["EndTime"]),
+        eligible_s=_read_time(columns["EligibleTime"]),
+        nodes=nodes,
+        node_count=len(nodes) or job.node_count,
+        gpu_indexes=job.gpu_indexes if nodes == job.nodes else None,
+        required_nodes=expand_hosts(_read_text(columns["ReqNodes"])),
+        exit_code=exit_code,
+        exit_signal=exit_signal,
+        admin_comment=_read_text(columns["admin_comment"].removesuffix("|").rstrip()),
+    )
+
+
+def _read_exit(text: str) -> tuple[int, int]:
+    """Reads an exit code and a signal: in 22.05 the status of wait(2), later 3:0."""
+    if text.isdigit():
+        return int(text) >> 8 & 0xFF, int(text) & 0x7F
+    matched = _EXIT.fullmatch(text)
+    if matched is None:
+        raise SlurmUnreadable(f"exit_code has {text[:40]!r}")
+    return int(matched[1]), int(matched[2])
+
+
+def _read_text(text: str) -> str:
+    return "" if text in _UNKNOWN else text
+
+
+def _read_time(text: str) -> int:
+    return 0 if text in _UNKNOWN else int(text)
