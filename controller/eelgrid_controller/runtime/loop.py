@@ -1,9 +1,8 @@
 """The controller's event loop: single owner of the cluster state and the only way to change it.
 
 `ControllerLoop` applies commands in order, commits their events to the journal in batches, and answers a caller when
-its events are on disk. `JournalWriter` commits in the event loop's own thread while the disk is fast and in a thread
-of its own while it is slow; `CheckpointWriter` decides when the state is copied to disk. Must not know how decisions
-are made (`core`) or how calls arrive.
+its events are on disk. `JournalWriter` commits in the event loop's own thread while a disk of ours is fast, else in its
+own; `CheckpointWriter` decides when the state is copied. Must not know how decisions are made or how calls arrive.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult, CoreStep
-from eelgrid_controller.errors import JournalError, JournalFull
+from eelgrid_controller.errors import ControllerError, JournalError, JournalFenced, JournalFull
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
@@ -120,7 +119,7 @@ class JournalWriter:
         start_s = self._clock.perf_s()
         last = write() if self._quick >= _QUICK_IN_A_ROW else await self.run_in_thread(write)
         taken_s = self._clock.perf_s() - start_s
-        self._quick = self._quick + 1 if taken_s <= _SLOW_COMMIT_S else 0
+        self._quick = self._quick + 1 if taken_s <= _SLOW_COMMIT_S and not self._journal.is_remote else 0
         return last, taken_s
 
     async def run_in_thread(self, call: Callable[[], _Result]) -> _Result:
@@ -540,7 +539,7 @@ class ControllerLoop:
         try:
             await part()
         except Exception as error:  # noqa: BLE001  # reported to the owner of the process, which ends it
-            self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, JournalError))
+            self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, ControllerError))
             if not self.failed.done():
                 self.failed.set_result(error)
             self._refuse_all(Unavailable("the controller is stopping; repeat the call when it is back"))
@@ -605,7 +604,12 @@ class ControllerLoop:
         if broken:
             fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
         elif events or entries:
-            fault = await self._commit(events, entries)
+            try:
+                fault = await self._commit(events, entries)
+            except JournalFenced as error:  # this process ends
+                for command in batch:
+                    command.resolve(fault=command.fault or Unavailable(str(error)))
+                raise
         if fault is not None:
             self._go_on_from(await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state)))
         self._under_way_s = None

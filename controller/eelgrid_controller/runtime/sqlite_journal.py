@@ -33,7 +33,13 @@ from eelgrid_controller.errors import (
     JournalUnavailable,
     LostEntries,
 )
-from eelgrid_controller.runtime.audit_log import AuditFilter, AuditPage, AuditTable, read_audit_page
+from eelgrid_controller.runtime.audit_log import (
+    AuditFilter,
+    AuditPage,
+    AuditTable,
+    SqliteAuditRows,
+    read_audit_page,
+)
 from eelgrid_controller.state.journal import (
     Checkpoint,
     JournalCounters,
@@ -200,7 +206,9 @@ class _Examined:
 
 
 class SqliteJournal:
-    """Implements `Journal`; made by `open_journal`."""
+    """Implements `AuditedJournal`; made by `open_journal`."""
+
+    is_remote = False
 
     def __init__(
         self,
@@ -228,7 +236,7 @@ class SqliteJournal:
         self._identities: dict[Path, tuple[int, int] | None] = {}
         with self._translate_errors():
             name = connection.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
-            self.audit_table = AuditTable(connection)
+            self.audit_table = AuditTable(SqliteAuditRows(connection))
         self.cluster_id: str = name[0].decode(errors="replace") if name else ""
         if found.lost is None and (mark is None or mark.newest != JournalMark(self._last, self._chain)):
             self._write_mark(JournalMark(self._last, self._chain))
