@@ -159,7 +159,7 @@ lock: $(VENV)/installed-dev
 	  --constraint requirements.lock pyproject.toml -o requirements-ray.lock
 	@for part in agent controller; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing) \
+	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing --extra postgresql) \
 	    --constraint requirements-dev.lock pyproject.toml \
 	    -o deploy/docker/requirements-$$part.lock || exit 1; done
 

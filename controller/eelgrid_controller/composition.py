@@ -29,7 +29,7 @@ from eelgrid_controller.runtime.audit_log import AuditedJournal
 from eelgrid_controller.runtime.config import ControllerConfig, SlurmConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
-from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.runtime.stores import open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
@@ -143,9 +143,13 @@ class Controller:
 
     async def _start(self) -> str:
         self._traces_to = resolve_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
-        journal = open_journal(
+        # In a thread: it may wait for another controller's lease to end.
+        journal = await asyncio.to_thread(
+            open_store,
+            self.config.database,
             self.config.data,
             new_cluster_id=str(uuid.uuid4()),
+            address=self.config.listen,
             retained=self.config.retained_events,
             accepts_loss=self.config.accepts_journal_loss,
         )

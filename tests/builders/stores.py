@@ -6,7 +6,10 @@ Each is made for one test; `damage_entry` and the like change what is stored, be
 import contextlib
 import sqlite3
 
+import pytest
+
 from eelgrid_controller.runtime import sqlite_journal
+from tests import postgres_rig
 
 
 class SqliteStore:
@@ -46,4 +49,53 @@ def sqlite_store(folder):
     yield SqliteStore(folder)
 
 
-JOURNAL_STORES = (sqlite_store,)
+class PostgresStore:
+    """A database of a server that is the tests' own."""
+
+    entries_table = "eelgrid.journal"
+
+    def __init__(self, url):
+        self.url = url
+
+    def open(self, new_cluster_id="cluster-1", **options):
+        """Opens the journal, at once or not at all."""
+        from eelgrid_controller.runtime.postgresql.connections import parse_url
+        from eelgrid_controller.runtime.postgresql.journal import open_postgres_journal
+
+        options = {"wait_s": 0.0, **options}
+        return open_postgres_journal(parse_url(self.url), new_cluster_id=new_cluster_id, **options)
+
+    def run(self, statement, *values):
+        """Runs a statement by itself; returns its rows, or how many it changed."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            done = connection.execute(statement, values)
+            return done.fetchall() if done.description else done.rowcount
+
+    def damage_entry(self, seq):
+        """Changes a letter."""
+        assert (
+            self.run("UPDATE eelgrid.journal SET body = replace(body, 'node_name', 'nod3_name') WHERE seq = %s", seq)
+            == 1
+        )
+
+    def delete_entry(self, seq):
+        """Takes one away."""
+        assert self.run("DELETE FROM eelgrid.journal WHERE seq = %s", seq) == 1
+
+    def damage_checkpoint(self, seq):
+        """Overwrites it."""
+        assert self.run("UPDATE eelgrid.checkpoints SET body = 'x' WHERE seq = %s", seq) == 1
+
+
+@contextlib.contextmanager
+def postgres_store(_folder):
+    """A new database on the server of this process."""
+    yield PostgresStore(postgres_rig.shared_server().create_database())
+
+
+JOURNAL_STORES = (
+    pytest.param(sqlite_store, id="sqlite"),
+    pytest.param(postgres_store, id="postgresql", marks=postgres_rig.needs_server),
+)

@@ -503,9 +503,7 @@ def open_journal(
     path = data / FILE_NAME
     held = contextlib.ExitStack()
     try:
-        _lock_directory(path, held)
-        _refuse_links(data)
-        _tighten(data)
+        hold_directory(data, held)
         mark = _mark_of(path, held)
         marked = None if mark is None else mark.newest
         if not path.exists():
@@ -523,13 +521,14 @@ def open_journal(
         raise
 
 
-def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
+def hold_directory(data: Path, held: contextlib.ExitStack) -> None:
     """Creates the directory and locks it for this process; the kernel releases the lock however the process ends.
+
+    Raises ControllerConfigError and JournalHeld.
 
     The lock is on the directory itself and on a file in it. The file names the holder, and is what earlier versions
     lock; but it can be removed and created again, and then two processes would each hold one.
     """
-    data = path.parent
     try:
         data.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         directory = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -548,7 +547,7 @@ def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
         except BlockingIOError as error:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
             raise JournalHeld(
-                path,
+                data / FILE_NAME,
                 f"another controller{f' (process {holder})' if holder else ''} has it open",
                 "stop that one, or name another --data directory",
             ) from error
@@ -558,6 +557,8 @@ def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
                 raise
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    _refuse_links(data)
+    _tighten(data)
 
 
 def _refuse_links(data: Path) -> None:
