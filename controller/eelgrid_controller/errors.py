@@ -109,6 +109,22 @@ class JournalUnavailable(JournalError):
     """The disk refused otherwise; nothing of the write remains."""
 
 
+class JournalMoved(JournalError):
+    """Everything was copied to another database, where it goes on: two that went on would be two clusters."""
+
+    def __init__(self, path: StoreLocation, target: str) -> None:
+        super().__init__(path, f"it was moved to {target}", "start the controller with that one (--database)")
+
+
+class JournalNotEmpty(JournalError):
+    """Something was to be copied into it, but it holds entries already."""
+
+    def __init__(self, path: StoreLocation) -> None:
+        super().__init__(
+            path, "it holds a journal already", "name an empty one, or take that one away if a copy was interrupted"
+        )
+
+
 class JournalGone(JournalUnavailable):
     """The journal's files were removed or replaced while they were in use."""
 

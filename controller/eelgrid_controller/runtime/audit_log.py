@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from eelgrid_controller.state.journal import Journal
+from eelgrid_controller.state.journal import Journal, JournalCopy
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST, AUDIT_REASON_MOST, AuditEntry
 from eelgrid_protos.plain_messages import from_plain, to_plain
@@ -265,8 +265,18 @@ class AuditedJournal(Journal, Protocol):
     def audit_table(self) -> AuditTable:
         """The audit log's bounds."""
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the leader that writes; one that is moved to another database goes on above it."""
+
     def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
         """Reads a page of the audit log; any thread may call it at any time. Raises JournalError."""
+
+    def restore(self, copy: JournalCopy) -> None:
+        """Takes over all of another journal, or nothing; raises JournalNotEmpty unless it is empty."""
+
+    def mark_moved(self, target: str) -> None:
+        """Makes every later opening raise JournalMoved."""
 
 
 _CREATE = (

@@ -463,7 +463,9 @@ class ControllerLoop:
             self._go_on_with_backlog()
             if not self._queue:
                 self._wake.clear()
-                await self._rest()
+                # A stop that was asked for while a checkpoint was written must not be slept through.
+                if not self._stopping:
+                    await self._rest()
             elif self._journal_fault is None or await self._can_write():
                 await self._batch()
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eelgrid_controller.errors import ControllerConfigError, LibraryMissing, import_library
 from eelgrid_controller.runtime.audit_log import AuditedJournal
-from eelgrid_controller.runtime.sqlite_journal import hold_directory, open_journal
+from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, hold_directory, open_journal
 
 _SQLITE = "sqlite:///"
 _POSTGRESQL = ("postgresql://", "postgresql+psycopg://")
@@ -31,6 +31,15 @@ def sqlite_folder(url: str) -> Path | None:
     return Path(folder)
 
 
+def is_filled(url: str) -> bool:
+    """Returns whether a journal may be there: SQLite's file is, and a database is asked when it is opened.
+
+    Raises ControllerConfigError.
+    """
+    folder = sqlite_folder(url)
+    return folder is None or (folder / FILE_NAME).exists()
+
+
 def open_store(
     url: str,
     data: Path,
@@ -39,11 +48,13 @@ def open_store(
     address: str = "",
     retained: int = 10_000,
     accepts_loss: bool = False,
+    above: int = 0,
+    wait_s: float | None = None,
 ) -> AuditedJournal:
     """Opens the journal that a URL names, an empty one for SQLite in `data`, and keeps every other controller out of it.
 
-    PostgreSQL waits for the lease of another controller to end, some seconds; `address` is what those who find us leading
-    are told. Raises ControllerConfigError and JournalError.
+    PostgreSQL waits for the lease of another controller to end, for some seconds if `wait_s` does not say for how long;
+    `address` is what those who find us leading are told, and the epoch will be higher than `above`. Raises ControllerConfigError and JournalError.
     """
     folder = sqlite_folder(url) if url else data
     if folder is not None:
@@ -60,7 +71,12 @@ def open_store(
         # The folder has other files, of which the energy ledger is one.
         hold_directory(data, held)
         opened = open_postgres_journal(
-            parse_url(url), new_cluster_id=new_cluster_id, address=address, retained=retained
+            parse_url(url),
+            new_cluster_id=new_cluster_id,
+            address=address,
+            retained=retained,
+            above=above,
+            wait_s=wait_s,
         )
         opened.on_close = held.pop_all().close
         return opened

@@ -44,6 +44,29 @@ class JournalHistory:
     entries: tuple[tuple[int, JournalEntry], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class JournalCopy:
+    """All that one journal holds, for another: its cluster and epoch, its newest checkpoint, and who asked for what."""
+
+    cluster_id: str
+    epoch: int
+    history: JournalHistory
+    checkpoint: Checkpoint | None
+    audited: tuple[AuditEntry, ...] = ()
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last entry."""
+        before = self.history.checkpoint.seq if self.history.checkpoint else 0
+        return self.history.entries[-1][0] if self.history.entries else before
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The one that entries follow and the newest, each once, in order."""
+        found = {one.seq: one for one in (self.history.checkpoint, self.checkpoint) if one is not None}
+        return tuple(found[seq] for seq in sorted(found))
+
+
 @dataclass(slots=True)
 class JournalCounters:
     """Counters of the journal since it was opened."""

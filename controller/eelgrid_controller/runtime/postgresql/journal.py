@@ -29,6 +29,8 @@ from eelgrid_controller.errors import (
     JournalFenced,
     JournalFull,
     JournalHeld,
+    JournalMoved,
+    JournalNotEmpty,
     JournalUnavailable,
     LostEntries,
 )
@@ -57,6 +59,7 @@ from eelgrid_controller.runtime.postgresql.leadership import (
 from eelgrid_controller.runtime.postgresql.schema import audit, checkpoints, journal, meta, upgrade_schema
 from eelgrid_controller.state.journal import (
     Checkpoint,
+    JournalCopy,
     JournalCounters,
     JournalEntry,
     JournalHistory,
@@ -67,6 +70,8 @@ from eelgrid_protos.messages import AuditEntry
 
 # Rows that one round trip of a long read fetches.
 _FETCHED_ONCE = 1000
+# Rows of a copy that are sent as one.
+_COPIED_ONCE = 5000
 _PROBE_CHARACTERS = 256 * 1024
 _TRY_AGAIN_S = 0.5
 _ERRORS = (SQLAlchemyError, UnreplicatedCommit)
@@ -153,10 +158,21 @@ class PostgresJournal:
         self._last = 0
         # Whether a write may have been committed of which nobody was told.
         self._is_unsettled = False
+        try:
+            self._begin(new_cluster_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, new_cluster_id: str) -> None:
+        """Reads what is there, and names the cluster if nothing is."""
         with self._writing() as connection, begin_bounded(connection):
             lengthen_statements(connection)
-            hold_term(connection, mine, location=location)
+            hold_term(connection, self.term, location=self.path)
             connection.execute(upsert(meta).values(key="cluster_id", value=new_cluster_id).on_conflict_do_nothing())
+            moved = connection.execute(select(meta.c.value).where(meta.c.key == "moved_to")).scalar()
+            if moved is not None:
+                raise JournalMoved(self.path, moved)
             self.cluster_id: str = connection.execute(
                 select(meta.c.value).where(meta.c.key == "cluster_id")
             ).scalar_one()
@@ -171,6 +187,11 @@ class PostgresJournal:
         return self._last
 
     @property
+    def epoch(self) -> int:
+        """That of this process's term."""
+        return self.term.epoch
+
+    @property
     def may_lead(self) -> bool:
         """Whether this process may decide now; see `LeaseKeeper`."""
         return self._keeper.may_lead
@@ -179,12 +200,7 @@ class PostgresJournal:
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
         """Writes all entries, and those of the audit log, in one transaction that is on disk on return."""
-        rows, size = [], 0
-        for seq, entry in enumerate(entries, self._last + 1):
-            body = _dumps(entry.body)
-            size += len(body)
-            crc = _entry_crc(seq, entry.kind, body)
-            rows.append({"seq": seq, "epoch": self.term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc})
+        rows = [self._entry_row(seq, entry) for seq, entry in enumerate(entries, self._last + 1)]
         try:
             with self._transaction() as connection:
                 if rows:
@@ -200,8 +216,40 @@ class PostgresJournal:
             self._prune_audit()
         self.counters.commits += 1
         self.counters.entries += len(rows)
-        self.counters.bytes_written += size
+        self.counters.bytes_written += sum(len(row["body"].encode()) for row in rows)
         return self._last
+
+    def _entry_row(self, seq: int, entry: JournalEntry) -> dict[str, Any]:
+        body = _dumps(entry.body)
+        crc = _entry_crc(seq, entry.kind, body)
+        return {"seq": seq, "epoch": self.term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
+
+    def _checkpoint_row(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        body = zlib.compress(_dumps(checkpoint.state), 3)
+        crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest, body)
+        named: dict[str, Any] = {"seq": checkpoint.seq, "epoch": self.term.epoch, "body": body}
+        return {**named, "digest": checkpoint.digest, "crc32": crc}
+
+    def restore(self, copy: JournalCopy) -> None:
+        """See `AuditedJournal`."""
+        with self._transaction() as connection:
+            lengthen_statements(connection)
+            if self._last or self.audit_table.last or copy.cluster_id != self.cluster_id:
+                raise JournalNotEmpty(self.path)
+            for checkpoint in copy.checkpoints:
+                connection.execute(insert(checkpoints), self._checkpoint_row(checkpoint))
+            for begin in range(0, len(copy.history.entries), _COPIED_ONCE):
+                part = copy.history.entries[begin : begin + _COPIED_ONCE]
+                connection.execute(insert(journal), [self._entry_row(*one) for one in part])
+            if copy.audited:
+                self.audit_table.insert(copy.audited)
+        self.audit_table.committed()
+        self._last = copy.last_seq
+
+    def mark_moved(self, target: str) -> None:
+        """See `AuditedJournal`."""
+        with self._transaction() as connection:
+            connection.execute(insert(meta).values(key="moved_to", value=target))
 
     def _was_committed(self, rows: int, audited: int) -> bool:
         """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell."""
@@ -229,16 +277,10 @@ class PostgresJournal:
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Stores a checkpoint; deletes all but the newest before it, and the entries that both cover."""
-        body = zlib.compress(_dumps(checkpoint.state), 3)
-        row = {
-            "epoch": self.term.epoch,
-            "body": body,
-            "digest": checkpoint.digest,
-            "crc32": _checkpoint_crc(checkpoint.seq, checkpoint.digest, body),
-        }
+        row = self._checkpoint_row(checkpoint)
         with self._transaction() as connection:
             lengthen_statements(connection)
-            new = upsert(checkpoints).values(seq=checkpoint.seq, **row)
+            new = upsert(checkpoints).values(row)
             connection.execute(new.on_conflict_do_update(index_elements=["seq"], set_=row))
             kept = (
                 connection.execute(select(checkpoints.c.seq).order_by(checkpoints.c.seq.desc()).limit(2))
@@ -249,7 +291,7 @@ class PostgresJournal:
             if len(kept) == 2:
                 connection.execute(delete(journal).where(journal.c.seq <= min(*kept, self._last - self._retained)))
         self.counters.checkpoints += 1
-        self.counters.checkpoint_bytes = len(body)
+        self.counters.checkpoint_bytes = len(row["body"])
 
     def probe(self) -> None:
         """Checks that writing works, by writing and removing as many bytes as a large commit."""
@@ -415,8 +457,9 @@ def open_postgres_journal(
     retained: int = 10_000,
     times: LeaseTimes | None = None,
     wait_s: float | None = None,
+    above: int = 0,
 ) -> PostgresJournal:
-    """Opens the journal of a database, makes its tables if they are missing, and begins a new term.
+    """Opens the journal of a database, makes its tables if they are missing, and begins a new term, with an epoch higher than `above`.
 
     While another controller leads, waits for `wait_s`, by default a little longer than the lease of one that crashed.
     Raises JournalHeld then, and JournalError.
@@ -431,7 +474,9 @@ def open_postgres_journal(
             check_session(connection)
         upgrade_schema(engine, location)
         patience_s = times.ttl_s + 2.0 * times.renew_s if wait_s is None else wait_s
-        mine, began_s = _wait_for_term(engine, holder, address, ttl_s=times.ttl_s, wait_s=patience_s, location=location)
+        mine, began_s = _wait_for_term(
+            engine, location, wait_s=patience_s, holder=holder, address=address, ttl_s=times.ttl_s, above=above
+        )
     except _ERRORS as error:
         _dispose(engine, renewing)
         raise_journal_error(location, error)
@@ -440,25 +485,17 @@ def open_postgres_journal(
         raise
     keeper = LeaseKeeper(renewing, mine, times=times, location=location, began_s=began_s)
     keeper.start()
-    try:
-        return PostgresJournal(
-            engine, mine, keeper, location=location, new_cluster_id=new_cluster_id, retained=retained
-        )
-    except BaseException:
-        keeper.close()
-        _dispose(engine, renewing)
-        raise
+    # Which closes all of it if it cannot begin.
+    return PostgresJournal(engine, mine, keeper, location=location, new_cluster_id=new_cluster_id, retained=retained)
 
 
-def _wait_for_term(
-    engine: Engine, holder: str, address: str, *, ttl_s: float, wait_s: float, location: str
-) -> tuple[Term, float]:
+def _wait_for_term(engine: Engine, location: str, *, wait_s: float, **wanted: Any) -> tuple[Term, float]:
     """Begins a term as soon as nobody else leads; returns it, and when its taking was sent. Raises JournalHeld."""
     until_s = boottime_s() + wait_s
     while True:
         sent_s = boottime_s()
         with engine.connect() as connection, begin_bounded(connection):
-            mine = take_term(connection, holder=holder, address=address, ttl_s=ttl_s)
+            mine = take_term(connection, **wanted)
             other = read_term(connection) if mine is None else mine
         if mine is not None:
             return mine, sent_s

@@ -74,8 +74,11 @@ class Term:
         return self.timeline, self.epoch
 
 
-def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float) -> Term | None:
-    """Begins a new term within the caller's transaction; None while another's lease runs. Raises SQLAlchemyError."""
+def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float, above: int = 0) -> Term | None:
+    """Begins a new term within the caller's transaction; None while another's lease runs. Raises SQLAlchemyError.
+
+    Its epoch is also higher than `above`.
+    """
     # First the lock, then the clock, in two statements: the time of one that waited would be that before its wait.
     connection.execute(select(lease.c.id).with_for_update()).one()
     if not connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one():
@@ -85,7 +88,7 @@ def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float
     timeline = connection.execute(_TIMELINE).scalar_one()
     epoch = connection.execute(
         update(term)
-        .values(epoch=term.c.epoch + 1, holder=holder, address=address, timeline=timeline)
+        .values(epoch=func.greatest(term.c.epoch, above) + 1, holder=holder, address=address, timeline=timeline)
         .returning(term.c.epoch)
     ).scalar_one()
     connection.execute(update(lease).values(epoch=epoch, expires_at=_from_now(ttl_s)))
