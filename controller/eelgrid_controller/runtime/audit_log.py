@@ -291,6 +291,8 @@ class SqliteAuditRows:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        # Whether the table is on disk; one that this transaction makes may not come to be.
+        self._is_there = False
 
     def measure(self) -> tuple[int, int, int]:
         """See `AuditRows`."""
@@ -303,7 +305,9 @@ class SqliteAuditRows:
 
     def insert(self, rows: Sequence[AuditRow]) -> None:
         """See `AuditRows`."""
-        self._connection.execute(_CREATE)
+        if not self._is_there:
+            self._is_there = _has_table(self._connection)
+            self._connection.execute(_CREATE)
         self._connection.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def measure_oldest(self, most: int) -> Sequence[tuple[int, int]]:
