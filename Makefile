@@ -103,7 +103,8 @@ test-ha: $(VENV)/installed-dev
 	    && sed -i 's/^#*create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf \
 	    && apt-get install -y -qq --no-install-recommends postgresql; }
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest -q tests/contracts/journal_contract_test.py tests/unit/postgres_*_test.py tests/unit/store_*_test.py
+	@$(BIN)/python -m pytest -q tests/contracts/journal_contract_test.py tests/unit/postgres_*_test.py tests/unit/store_*_test.py \
+	  tests/e2e/postgres_leaders_test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev

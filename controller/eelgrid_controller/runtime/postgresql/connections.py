@@ -119,6 +119,11 @@ def describe_fault(error: BaseException) -> DatabaseFault:
     return DatabaseFault(FaultKind.OTHER, problem, "the server's log says more")
 
 
+def is_lock_timeout(error: DBAPIError) -> bool:
+    """Whether a lock was not given within its limit, so that nothing else is wrong."""
+    return bool(getattr(error.orig, "sqlstate", None) == "55P03")
+
+
 def parse_url(url: str) -> URL:
     """Parses the URL of a PostgreSQL database; raises ControllerConfigError."""
     try:
@@ -156,7 +161,7 @@ def make_engine(
         "statement_timeout": f"{int(statement_s * 1000)}ms",
         "lock_timeout": f"{int(min(LOCK_S, statement_s) * 1000)}ms",
         # A process that was stopped within a transaction must not hold its locks for ever.
-        "idle_in_transaction_session_timeout": f"{int(2 * statement_s * 1000)}ms",
+        "idle_in_transaction_session_timeout": f"{int(statement_s * 1000)}ms",
         "default_transaction_isolation": "read\\ committed",
         "timezone": "UTC",
     } | ({"synchronous_commit": "local"} if is_local else {})

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy import URL, Connection, Engine, delete, func, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from eelgrid_controller.errors import (
     JournalCorrupt,
@@ -42,6 +42,7 @@ from eelgrid_controller.runtime.postgresql.connections import (
     check_session,
     describe_fault,
     discard,
+    is_lock_timeout,
     lengthen_statements,
     locate,
     make_engine,
@@ -494,9 +495,15 @@ def _wait_for_term(engine: Engine, location: str, *, wait_s: float, **wanted: An
     until_s = boottime_s() + wait_s
     while True:
         sent_s = boottime_s()
-        with engine.connect() as connection, begin_bounded(connection):
-            mine = take_term(connection, **wanted)
-            other = read_term(connection) if mine is None else mine
+        try:
+            with engine.connect() as connection, begin_bounded(connection):
+                mine = take_term(connection, **wanted)
+                other = read_term(connection) if mine is None else mine
+        except OperationalError as error:
+            # A leader that was stopped within a write holds the row, until the server ends its transaction.
+            if not is_lock_timeout(error) or boottime_s() >= until_s:
+                raise
+            continue
         if mine is not None:
             return mine, sent_s
         if boottime_s() >= until_s:
