@@ -143,6 +143,35 @@ def test_whoever_takes_over_waits_for_the_write_under_way_and_sees_it(store):
                 old.append(entries("b"))
 
 
+def test_a_leader_that_stopped_within_a_write_is_ended_by_who_takes_over(store):
+    """Between two statements of one message the server's limit for idle transactions does not count."""
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def park(_connection):
+        arrived.set()
+        assert go_on.wait(60.0)
+
+    with closing(store.open()) as old, ThreadPoolExecutor(1) as threads:
+        old._connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
+        old._connection.commit()
+        # It is stopped as a whole.
+        old._keeper._stop.set()
+        old._keeper._thread.join()
+        event.listen(old._engine, "commit", park)
+        writing = threads.submit(old.append, entries("a"))
+        try:
+            assert arrived.wait(10.0)
+            end_lease(store)
+            with closing(store.open(wait_s=40.0)) as new:
+                assert new.term.epoch == 2
+                assert names_in(new) == []
+                go_on.set()
+                with pytest.raises(JournalFenced):
+                    writing.result(20.0)
+        finally:
+            go_on.set()
+
+
 def test_an_ended_backend_costs_one_write_and_the_next_goes_on(store):
     with closing(store.open()) as journal:
         journal.append(entries("a"))

@@ -659,7 +659,8 @@ class ControllerLoop:
             if self._is_checkpoint_due():
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
-                self._files_at_s = now_s + _FILES_EVERY_S
+                # Of a database it is only asked whether this process still leads.
+                self._files_at_s = now_s + (0.0 if self.journal.is_remote else _FILES_EVERY_S)
                 self._watch_files()
 
     def _watch_files(self) -> None:

@@ -21,6 +21,8 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from eelgrid_controller.errors import ControllerConfigError
 
 SCHEMA = "eelgrid"
+# By which a server's list of connections names ours.
+APPLICATION = "eelgrid-controller"
 # A commit on a healthy server takes milliseconds; this bounds one that waits for a lock or a standby.
 STATEMENT_S = 5.0
 LOCK_S = 3.0
@@ -28,7 +30,7 @@ LOCK_S = 3.0
 LONG_STATEMENT_S = 120.0
 # libpq's: a server that does not answer is given up after about ten seconds, not after hours.
 _CONNECTION_SETTINGS = {
-    "application_name": "eelgrid-controller",
+    "application_name": APPLICATION,
     "client_encoding": "utf8",
     "connect_timeout": 3,
     "keepalives_idle": 4,
@@ -200,12 +202,14 @@ def begin_bounded(connection: Connection, *, seconds: float = STATEMENT_S) -> It
     reports the commit as done, with a warning. Raises SQLAlchemyError, and UnreplicatedCommit after the commit.
     """
     driver: Any = connection.connection.dbapi_connection
-    with connection.begin():
-        yield
-        guard = threading.Timer(seconds, _cancel, (driver,))
-        guard.daemon = True
-        guard.start()
-    guard.cancel()
+    guard = threading.Timer(seconds, _cancel, (driver,))
+    guard.daemon = True
+    try:
+        with connection.begin():
+            yield
+            guard.start()
+    finally:
+        guard.cancel()
     found: list[str] = driver.eelgrid_unreplicated
     if found:
         found.clear()

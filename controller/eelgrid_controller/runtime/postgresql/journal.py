@@ -53,6 +53,7 @@ from eelgrid_controller.runtime.postgresql.leadership import (
     LeaseTimes,
     Term,
     boottime_s,
+    end_stalled,
     hold_term,
     read_term,
     take_term,
@@ -500,9 +501,11 @@ def _wait_for_term(engine: Engine, location: str, *, wait_s: float, **wanted: An
                 mine = take_term(connection, **wanted)
                 other = read_term(connection) if mine is None else mine
         except OperationalError as error:
-            # A leader that was stopped within a write holds the row, until the server ends its transaction.
             if not is_lock_timeout(error) or boottime_s() >= until_s:
                 raise
+            # A leader that was stopped within a write holds the row.
+            with engine.begin() as connection:
+                end_stalled(connection)
             continue
         if mine is not None:
             return mine, sent_s

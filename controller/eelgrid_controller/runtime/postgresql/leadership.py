@@ -24,13 +24,19 @@ from sqlalchemy import ColumnElement, Connection, Engine, func, select, text, up
 from sqlalchemy.exc import SQLAlchemyError
 
 from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalUnavailable
-from eelgrid_controller.runtime.postgresql.connections import describe_fault
+from eelgrid_controller.runtime.postgresql.connections import APPLICATION, STATEMENT_S, describe_fault
 from eelgrid_controller.runtime.postgresql.schema import lease, term
 
 # Of the server's log; not every server lets everybody read it, and then the epoch alone orders the leaders.
 _TIMELINE = text(
     "SELECT CASE WHEN has_function_privilege('pg_walfile_name(pg_lsn)', 'execute') AND NOT pg_is_in_recovery() "
     "THEN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int ELSE 0 END"
+)
+# Of our own connections to this database, those that have done nothing within a transaction for so long.
+_END_STALLED = text(
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND usename = current_user AND application_name = :name AND state LIKE 'idle in transaction%' "
+    "AND pid <> pg_backend_pid() AND state_change < clock_timestamp() - make_interval(secs => :seconds)"
 )
 _RETRY_S = 1.0
 
@@ -93,6 +99,16 @@ def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float
     ).scalar_one()
     connection.execute(update(lease).values(epoch=epoch, expires_at=_from_now(ttl_s)))
     return Term(epoch, holder, address, timeline)
+
+
+def end_stalled(connection: Connection) -> int:
+    """Ends connections of controllers that stopped within a transaction; returns how many. Raises SQLAlchemyError.
+
+    The server's own limit for them counts only between statements. A leader that is stopped while it sends several at once
+    (psycopg's executemany) would hold the row of the term until it wakes up.
+    """
+    limits = {"name": APPLICATION, "seconds": STATEMENT_S}
+    return int(connection.execute(_END_STALLED, limits).scalar_one())
 
 
 def _from_now(seconds: float) -> ColumnElement[Any]:
