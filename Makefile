@@ -1,6 +1,6 @@
 # Verbs for newcomers: each does its own set-up on a bare machine with Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux test-ray check docs bench proto format lock fuzz clean
+.PHONY: help demo box test test-kubernetes test-observability test-slurm test-flux test-ray test-ha check docs bench proto format lock fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slurm    jobs steered on a real Slurm, which is installed for it (Debian, as root)"
 	@echo "make test-flux     jobs scheduled on a broker in memory, and on a real Flux where EELGRID_FLUX or the PATH has one"
 	@echo "make test-ray      a real Ray cluster followed, and its Serve scaled; Ray is installed in .venv-ray"
+	@echo "make test-ha       the journal on a real PostgreSQL, which is installed for it (Debian, as root)"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
@@ -95,6 +96,16 @@ test-ray: $(VENV)/installed-dev $(VENV)-ray/installed
 	@EELGRID_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -q tests/unit/ray_*_test.py \
 	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py
 
+# A real PostgreSQL of the tests' own, which never becomes a service; its server runs as user postgres.
+test-ha: $(VENV)/installed-dev
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql-common \
+	    && sed -i 's/^#*create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf \
+	    && apt-get install -y -qq --no-install-recommends postgresql; }
+	@$(BIN)/python -m eelgrid_kernels
+	@$(BIN)/python -m pytest -q tests/contracts/journal_contract_test.py tests/unit/postgres_*_test.py tests/unit/store_*_test.py \
+	  tests/e2e/postgres_leaders_test.py
+
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev
 	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v victoria-metrics >/dev/null \
@@ -159,7 +170,7 @@ lock: $(VENV)/installed-dev
 	  --constraint requirements.lock pyproject.toml -o requirements-ray.lock
 	@for part in agent controller; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing) \
+	    --custom-compile-command "make lock" --extra $$part $$(test $$part = agent || echo --extra tracing --extra postgresql) \
 	    --constraint requirements-dev.lock pyproject.toml \
 	    -o deploy/docker/requirements-$$part.lock || exit 1; done
 

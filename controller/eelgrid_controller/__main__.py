@@ -250,6 +250,13 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     help="Data directory: journal, audit log and energy ledger.",
 )
 @click.option(
+    "--database",
+    default=_DEFAULTS.database,
+    metavar="URL",
+    help="Database of the journal and the audit log: postgresql://USER@HOST/DATABASE, or sqlite:///FOLDER; "
+    "SQLite in --data by default. Passwords belong into PGPASSFILE.",
+)
+@click.option(
     "--accept-journal-loss",
     is_flag=True,
     help="Start once from a journal that has lost acknowledged entries, and record the loss in it.",

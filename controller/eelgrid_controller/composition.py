@@ -25,10 +25,11 @@ from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
 from eelgrid_controller.objectives.observation import ObjectiveSettings
+from eelgrid_controller.runtime.audit_log import AuditedJournal
 from eelgrid_controller.runtime.config import ControllerConfig, SlurmConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
-from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
+from eelgrid_controller.runtime.stores import open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
@@ -142,9 +143,13 @@ class Controller:
 
     async def _start(self) -> str:
         self._traces_to = resolve_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
-        journal = open_journal(
+        # In a thread: it may wait for another controller's lease to end.
+        journal = await asyncio.to_thread(
+            open_store,
+            self.config.database,
             self.config.data,
             new_cluster_id=str(uuid.uuid4()),
+            address=self.config.listen,
             retained=self.config.retained_events,
             accepts_loss=self.config.accepts_journal_loss,
         )
@@ -189,7 +194,7 @@ class Controller:
         self._log.info("event=%s", line)
         return line
 
-    def _report_loss(self, journal: SqliteJournal) -> None:
+    def _report_loss(self, journal: AuditedJournal) -> None:
         """Logs the lost journal entries; the loop records them before any other change."""
         if journal.lost is not None:
             self._log.critical(
@@ -214,7 +219,7 @@ class Controller:
                 (found,) = error.violations
                 raise ControllerConfigError(f"--policy: {found.problem}", found.remedy) from None
 
-    async def _compose(self, journal: SqliteJournal) -> RecoveredState:
+    async def _compose(self, journal: AuditedJournal) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
         products = catalogue.load_catalogue()
         engines = (self.config.kubernetes, self.config.slurm, self.config.ray)
@@ -321,7 +326,7 @@ class Controller:
         )
         self.metrics.add(fleet.families, reads_state=True)
 
-    def _begin_audit(self, journal: SqliteJournal) -> None:
+    def _begin_audit(self, journal: AuditedJournal) -> None:
         """Starts the audit log of operators' calls."""
         keeper = self._keeper
         self.trail = AuditTrail(

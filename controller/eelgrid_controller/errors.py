@@ -6,7 +6,10 @@ Each message says what went wrong and what to do.
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+# Where a store is: a file, or the address of a database, which never has a password.
+StoreLocation: TypeAlias = Path | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,9 @@ class SequenceJump(BatchRefused):
 
 
 class LedgerError(ControllerError):
-    """The energy ledger cannot be read or written, and placing goes on without it; `path` is its file."""
+    """The energy ledger cannot be read or written, and placing goes on without it; `path` is its file or database."""
 
-    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+    def __init__(self, path: StoreLocation, problem: str, remedy: str) -> None:
         self.path = path
         super().__init__(f"energy ledger {path}: {problem}", remedy)
 
@@ -63,9 +66,9 @@ class LedgerRefused(LedgerError):
 
 
 class JournalError(ControllerError):
-    """The journal cannot be read or written; `path` is its file."""
+    """The journal cannot be read or written; `path` is its file or database."""
 
-    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+    def __init__(self, path: StoreLocation, problem: str, remedy: str) -> None:
         self.path = path
         super().__init__(f"journal {path}: {problem}", remedy)
 
@@ -85,7 +88,7 @@ class JournalHeld(JournalError):
 class JournalCorrupt(JournalError):
     """What is on disk is not what was written; `seq` is the first bad entry, where one can be named."""
 
-    def __init__(self, path: Path, problem: str, remedy: str, *, seq: int | None = None) -> None:
+    def __init__(self, path: StoreLocation, problem: str, remedy: str, *, seq: int | None = None) -> None:
         self.seq = seq
         super().__init__(path, problem, remedy)
 
@@ -93,7 +96,7 @@ class JournalCorrupt(JournalError):
 class JournalLost(JournalCorrupt):
     """Entries that were acknowledged are gone; `lost` says which."""
 
-    def __init__(self, path: Path, problem: str, remedy: str, *, lost: LostEntries) -> None:
+    def __init__(self, path: StoreLocation, problem: str, remedy: str, *, lost: LostEntries) -> None:
         self.lost = lost
         super().__init__(path, problem, remedy, seq=lost.first)
 
@@ -106,8 +109,31 @@ class JournalUnavailable(JournalError):
     """The disk refused otherwise; nothing of the write remains."""
 
 
+class JournalMoved(JournalError):
+    """Everything was copied to another database, where it goes on: two that went on would be two clusters."""
+
+    def __init__(self, path: StoreLocation, target: str) -> None:
+        super().__init__(path, f"it was moved to {target}", "start the controller with that one (--database)")
+
+
+class JournalNotEmpty(JournalError):
+    """Something was to be copied into it, but it holds entries already."""
+
+    def __init__(self, path: StoreLocation) -> None:
+        super().__init__(
+            path, "it holds a journal already", "name an empty one, or take that one away if a copy was interrupted"
+        )
+
+
 class JournalGone(JournalUnavailable):
     """The journal's files were removed or replaced while they were in use."""
+
+
+class JournalFenced(ControllerError):
+    """Another controller leads and writes: this process must end, and nothing of what it was writing remains."""
+
+    def __init__(self, path: StoreLocation, problem: str, remedy: str) -> None:
+        super().__init__(f"journal {path}: {problem}", remedy)
 
 
 class LibraryMissing(Exception):

@@ -109,6 +109,8 @@ async def run_controller(data: Path, **options: Any) -> AsyncIterator[RunningCon
 class MemoryJournal:
     """Implements `Journal` in memory; `fault` makes writing fail, `gate` holds it up."""
 
+    is_remote = False
+
     def __init__(self) -> None:
         self.path = Path("memory.sqlite3")
         self.counters = JournalCounters()

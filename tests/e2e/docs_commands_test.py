@@ -48,6 +48,9 @@ UNRUN = {
     "eelctl run --pty --gpus 1 --time 2h -- bash": _ATTACHED,
     "eelctl run -i -- sort": _ATTACHED,
     "eelctl run --time 2h --deadline +12h -- python train.py": "is refused where no agent runs processes; the blocks run it",
+    "eelctl admin migrate sqlite:////var/lib/eelgrid-controller postgresql://eelgrid@db.example/eelgrid": (
+        "needs a PostgreSQL; tests/unit/store_migration_test.py"
+    ),
     "eelctl replay": "submits a whole trace",
     "eelctl box start": "starts daemons of this user; tests/e2e/box_test.py",
     "eelctl top": "runs until Ctrl-C; `--once` is run by the blocks",

@@ -22,6 +22,8 @@ __all__ = ["Disk", "MemoryJournal", "Unreliable"]
 class MemoryJournal:
     """Keeps everything that was appended."""
 
+    is_remote = False
+
     def __init__(self) -> None:
         self.path = Path("memory")
         self.counters = JournalCounters()
@@ -86,6 +88,8 @@ class MemoryJournal:
 
 class Unreliable:
     """A journal on a disk that may be full; also a `Journal`."""
+
+    is_remote = False
 
     def __init__(self, inner: "MemoryJournal | SqliteJournal") -> None:
         self.inner = inner

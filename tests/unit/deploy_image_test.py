@@ -144,7 +144,7 @@ def test_an_images_lock_is_a_part_of_the_projects(program):
     assert (not HEAVY & mine.keys()) == (program == "agent")
     assert mine.keys() >= build.locked(program).keys()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {"agent": ("agent",), "controller": ("controller", "tracing")}[program]
+    extras = {"agent": ("agent",), "controller": ("controller", "tracing", "postgresql")}[program]
     asked = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
     assert {Requirement(one).name.lower() for one in asked} <= mine.keys()
 

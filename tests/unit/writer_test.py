@@ -5,7 +5,7 @@ import threading
 from tests.builders.server import MemoryJournal
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.runtime.loop import JournalWriter
+from eelgrid_controller.runtime.journal_writer import JournalWriter
 
 
 class _Journal(MemoryJournal):

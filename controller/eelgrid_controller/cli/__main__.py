@@ -86,6 +86,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "top": ("top", "Watch the cluster live."),
     "audit": ("access", "Show who requested which change, when, and with what result."),
     "whoami": ("access", "Show the identity, roles and rights of your certificate."),
+    "admin": ("admin", "Move a controller's journal to another database."),
     "doctor": ("doctor", "Check this installation and say how to repair it."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "frontier": ("frontier", "Compute energy against latency and throughput of a fleet."),
@@ -116,7 +117,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plan": ("whatif", "capacity", "shadow", "decision", "frontier", "profile", "policy"),
     "Money": ("energy", "spending", "report", "exporters"),
     "Nodes": ("cordon", "uncordon", "drain", "node", "plan", "partition", "reconcile"),
-    "Set-up": ("doctor", "demo", "whoami", "audit", "version", "completion", "help"),
+    "Set-up": ("doctor", "admin", "demo", "whoami", "audit", "version", "completion", "help"),
 }
 
 

@@ -1,7 +1,7 @@
-"""The audit log: who requested which change and how the call ended, in a table of the journal's SQLite file.
+"""The audit log: who requested which change and how the call ended, in a table beside the journal's entries.
 
 Owns which calls are audited, the summary of a request, and the rows on disk with their checksums and bounds. Rows are
-written in the transactions of the journal, whose owner calls `AuditTable`.
+written in the transactions of the journal, whose owner calls `AuditTable`; each database implements `AuditRows`.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from eelgrid_controller.state.journal import Journal, JournalCopy
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST, AUDIT_REASON_MOST, AuditEntry
 from eelgrid_protos.plain_messages import from_plain, to_plain
@@ -166,38 +167,53 @@ AUDIT_ROWS_MOST = 250_000
 # Rows have some 400 bytes; this bounds those with long arguments.
 AUDIT_BYTES_MOST = 256 * 2**20
 _SPARE = 64
-_CREATE = (
-    "CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY, time_ns INTEGER NOT NULL, user TEXT NOT NULL, "
-    "call TEXT NOT NULL, denied INTEGER NOT NULL, body TEXT NOT NULL, crc32 INTEGER NOT NULL)"
-)
 
 
-_MATCHING = "FROM audit WHERE time_ns >= ? AND (? = '' OR user = ?) AND (? = '' OR call = ?) AND denied >= ?"
+class AuditRow(NamedTuple):
+    """An entry as it is stored."""
+
+    number: int
+    time_ns: int
+    user: str
+    call: str
+    denied: int
+    body: str
+    crc32: int
 
 
-def _crc(number: int, body: bytes) -> int:
-    return zlib.crc32(b"%d\n%b" % (number, body))
+class AuditRows(Protocol):
+    """The rows of one database; what writes is called inside the transaction of their journal."""
+
+    def measure(self) -> tuple[int, int, int]:
+        """Returns the last number, how many rows there are, and how many bytes their bodies have."""
+
+    def insert(self, rows: Sequence[AuditRow]) -> None:
+        """Writes rows."""
+
+    def measure_oldest(self, most: int) -> Sequence[tuple[int, int]]:
+        """Returns number and bytes of the oldest rows, in order."""
+
+    def delete_before(self, number: int) -> None:
+        """Deletes the rows with lower numbers."""
 
 
 class AuditTable:
     """Writes the audit log; `insert` is called inside the owner's transaction, and `committed` after it."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, rows: AuditRows) -> None:
         self.rows_most = AUDIT_ROWS_MOST
         self.bytes_most = AUDIT_BYTES_MOST
-        self._connection = connection
-        self._last = self._rows = self._bytes = 0
+        self._stored = rows
+        self._last, self._rows, self._bytes = rows.measure()
         self._new = (0, 0)
-        self._is_there = _has_table(connection)
-        if self._is_there:
-            self._last, self._rows, self._bytes = connection.execute(
-                "SELECT coalesce(max(number), 0), count(*), coalesce(sum(length(CAST(body AS BLOB))), 0) FROM audit"
-            ).fetchone()
+
+    @property
+    def last(self) -> int:
+        """Number of the last entry that is on disk."""
+        return self._last
 
     def insert(self, entries: Sequence[AuditEntry]) -> None:
         """Writes entries in order."""
-        if not self._is_there:
-            self._connection.execute(_CREATE)
         rows, size = [], 0
         for number, entry in enumerate(entries, self._last + 1):
             plain = to_plain(entry, brief=True)
@@ -205,14 +221,13 @@ class AuditTable:
             body = json.dumps(plain, separators=(",", ":")).encode()
             size += len(body)
             denied, text = is_denied(entry.code), body.decode()
-            rows.append((number, entry.time_ns, entry.user, entry.call, denied, text, _crc(number, body)))
-        self._connection.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            rows.append(AuditRow(number, entry.time_ns, entry.user, entry.call, denied, text, _crc(number, body)))
+        self._stored.insert(rows)
         self._new = len(rows), size
 
     def committed(self) -> None:
         """Confirms that the inserted rows are on disk."""
         rows, size = self._new
-        self._is_there = True
         self._new = (0, 0)
         self._last, self._rows, self._bytes = self._last + rows, self._rows + rows, self._bytes + size
 
@@ -226,21 +241,88 @@ class AuditTable:
         rows_left = self.rows_most - self.rows_most // _SPARE - 1
         bytes_left = self.bytes_most - self.bytes_most // _SPARE - 1
         first = self._last - self._rows + 1
-        rows = self._connection.execute(
-            "SELECT number, length(CAST(body AS BLOB)) FROM audit ORDER BY number LIMIT ?",
-            (max(self._rows - rows_left, self._rows // _SPARE + 1),),
-        ).fetchall()
         gone, freed = 0, 0
-        for number, size in rows:
+        for number, size in self._stored.measure_oldest(max(self._rows - rows_left, self._rows // _SPARE + 1)):
             if self._rows - gone <= rows_left and self._bytes - freed <= bytes_left:
                 break
             gone, freed, first = gone + 1, freed + size, number + 1
-        self._connection.execute("DELETE FROM audit WHERE number < ?", (first,))
+        self._stored.delete_before(first)
         return gone, freed
 
     def pruned(self, rows: int, size: int) -> None:
         """Confirms that the deleted rows are gone from disk."""
         self._rows, self._bytes = self._rows - rows, self._bytes - size
+
+
+class AuditedJournal(Journal, Protocol):
+    """A journal whose transactions also hold the audit log."""
+
+    @property
+    def cluster_id(self) -> str:
+        """The name that this cluster was given when its journal was created."""
+
+    @property
+    def audit_table(self) -> AuditTable:
+        """The audit log's bounds."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the leader that writes; one that is moved to another database goes on above it."""
+
+    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+        """Reads a page of the audit log; any thread may call it at any time. Raises JournalError."""
+
+    def restore(self, copy: JournalCopy) -> None:
+        """Takes over all of another journal, or nothing; raises JournalNotEmpty unless it is empty."""
+
+    def mark_moved(self, target: str) -> None:
+        """Makes every later opening raise JournalMoved."""
+
+
+_CREATE = (
+    "CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY, time_ns INTEGER NOT NULL, user TEXT NOT NULL, "
+    "call TEXT NOT NULL, denied INTEGER NOT NULL, body TEXT NOT NULL, crc32 INTEGER NOT NULL)"
+)
+_MATCHING = "FROM audit WHERE time_ns >= ? AND (? = '' OR user = ?) AND (? = '' OR call = ?) AND denied >= ?"
+
+
+class SqliteAuditRows:
+    """Implements `AuditRows`: a table that is made with the first entry."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        # Whether the table is on disk; one that this transaction makes may not come to be.
+        self._is_there = False
+
+    def measure(self) -> tuple[int, int, int]:
+        """See `AuditRows`."""
+        if not _has_table(self._connection):
+            return 0, 0, 0
+        last, rows, size = self._connection.execute(
+            "SELECT coalesce(max(number), 0), count(*), coalesce(sum(length(CAST(body AS BLOB))), 0) FROM audit"
+        ).fetchone()
+        return last, rows, size
+
+    def insert(self, rows: Sequence[AuditRow]) -> None:
+        """See `AuditRows`."""
+        if not self._is_there:
+            self._is_there = _has_table(self._connection)
+            self._connection.execute(_CREATE)
+        self._connection.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def measure_oldest(self, most: int) -> Sequence[tuple[int, int]]:
+        """See `AuditRows`."""
+        return self._connection.execute(
+            "SELECT number, length(CAST(body AS BLOB)) FROM audit ORDER BY number LIMIT ?", (most,)
+        ).fetchall()
+
+    def delete_before(self, number: int) -> None:
+        """See `AuditRows`."""
+        self._connection.execute("DELETE FROM audit WHERE number < ?", (number,))
+
+
+def _crc(number: int, body: bytes) -> int:
+    return zlib.crc32(b"%d\n%b" % (number, body))
 
 
 def _has_table(connection: sqlite3.Connection) -> bool:
@@ -263,6 +345,11 @@ def read_audit_page(path: Path, wanted: AuditFilter, *, size: int, before: int |
             f"SELECT number, body, crc32 {_MATCHING} AND number < ? ORDER BY number DESC LIMIT ?",
             (*values, 2**62 if before is None else before, size + 1),
         ).fetchall()
+    return build_audit_page(rows, size=size, total=total)
+
+
+def build_audit_page(rows: Sequence[tuple[int, object, int]], *, size: int, total: int) -> AuditPage:
+    """Builds a page of `size` from number, body and CRC of the newest rows; one row more says that there are more."""
     entries = [_entry(*row) for row in rows[:size]]
     found = tuple(entry for entry in entries if entry is not None)
     more = rows[size - 1][0] if len(rows) > size else 0

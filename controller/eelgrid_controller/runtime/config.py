@@ -139,6 +139,8 @@ class ControllerConfig:
     """All settings of one controller."""
 
     data: Path
+    # The journal's, as a URL (runtime/stores.py); empty for SQLite in `data`.
+    database: str = ""
     listen: str = "127.0.0.1:7443"
     metrics: str = "127.0.0.1:9464"
     # Separate address of the probes, which then wait for no other request; empty for none.

@@ -1,36 +1,35 @@
 """The controller's event loop: single owner of the cluster state and the only way to change it.
 
 `ControllerLoop` applies commands in order, commits their events to the journal in batches, and answers a caller when
-its events are on disk. `JournalWriter` commits in the event loop's own thread while the disk is fast and in a thread
-of its own while it is slow; `CheckpointWriter` decides when the state is copied to disk. Must not know how decisions
-are made (`core`) or how calls arrive.
+its events are on disk. Must not know how decisions are made (`core`), how calls arrive, or where a commit runs
+(`journal_writer`).
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock, RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
-from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
+from eelgrid_controller.core.recovery import RecoveredState, recover_state
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult, CoreStep
-from eelgrid_controller.errors import JournalError, JournalFull
+from eelgrid_controller.errors import ControllerError, JournalError, JournalFenced, JournalUnavailable
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.journal_writer import CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import DeadlineBroken, Event, UnreadableEvent
-from eelgrid_controller.state.journal import Checkpoint, Journal, digest_of
+from eelgrid_controller.state.journal import Journal
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
@@ -47,11 +46,6 @@ from eelgrid_protos.messages import (
 )
 
 _Result = TypeVar("_Result")
-# A commit that takes longer moves commits to the thread, until a number in a row were quick.
-_SLOW_COMMIT_S = 0.010
-_QUICK_IN_A_ROW = 3
-# Delay after a failed checkpoint.
-_CHECKPOINT_AGAIN_S = 30.0
 _PROBE_EVERY_S = 1.0
 _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
@@ -96,89 +90,6 @@ class CoreCommand:
             self.answer.set_result(result)
         else:
             self.answer.set_exception(fault)
-
-
-class JournalWriter:
-    """Calls a journal from one event loop, one call at a time."""
-
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self._journal = journal
-        self._clock = clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
-        self._quick = 0
-
-    async def append(self, events: tuple[Event, ...], audited: tuple[AuditEntry, ...] = ()) -> tuple[int, float]:
-        """Writes events and audit entries to disk; returns the number of the last event and the seconds taken.
-
-        Raises JournalError.
-        """
-
-        def write() -> int:
-            entries = encode_entries(events)
-            return self._journal.append(entries, audited) if audited else self._journal.append(entries)
-
-        start_s = self._clock.perf_s()
-        last = write() if self._quick >= _QUICK_IN_A_ROW else await self.run_in_thread(write)
-        taken_s = self._clock.perf_s() - start_s
-        self._quick = self._quick + 1 if taken_s <= _SLOW_COMMIT_S else 0
-        return last, taken_s
-
-    async def run_in_thread(self, call: Callable[[], _Result]) -> _Result:
-        """Runs `call` in the journal's thread and returns its result: for anything longer than a commit."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-    def close(self) -> None:
-        """Ends the thread; the journal stays open."""
-        self._thread.shutdown()
-
-
-def journal_fault(error: JournalError) -> Fault:
-    """Converts a journal error into the fault that callers get."""
-    return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))
-
-
-class CheckpointWriter:
-    """Decides when to write a checkpoint of one journal, and writes it."""
-
-    def __init__(
-        self, journal: Journal, writer: JournalWriter, *, config: ControllerConfig, clock: Clock, log: logging.Logger
-    ) -> None:
-        self.events = 0  # since the last checkpoint
-        self._journal = journal
-        self._writer = writer
-        self._config = config
-        self._clock = clock
-        self._log = log
-        self._not_before_s = 0.0
-
-    def is_due(self, *, idle_s: float) -> bool:
-        """Returns whether to write now: at the hard bound, or after enough events once the loop has been idle this long."""
-        if self._clock.monotonic_s() < self._not_before_s or self.events < self._config.checkpoint_events:
-            return False
-        return idle_s >= self._config.checkpoint_idle_s or self.events >= self._config.checkpoint_events_most
-
-    async def write(self, state: ClusterState) -> None:
-        """Copies the state to disk; the loop waits, so the state does not change, while readers continue."""
-
-        def write() -> None:
-            plain = state.dump()
-            self._journal.write_checkpoint(Checkpoint(state.revision, plain, digest_of(plain)))
-
-        start_s = self._clock.perf_s()
-        try:
-            await self._writer.run_in_thread(write)
-        except JournalError as error:
-            # The entries are still in the journal; only the next start is slower.
-            self._log.warning("checkpoint=failed error=%s", error)
-            self._not_before_s = self._clock.monotonic_s() + _CHECKPOINT_AGAIN_S
-            return
-        self._log.info(
-            "checkpoint=written revision=%d events=%d seconds=%.3f",
-            state.revision,
-            self.events,
-            self._clock.perf_s() - start_s,
-        )
-        self.events = 0
 
 
 def _change_nothing(_core: Core, _now_ns: int) -> CoreStep[None]:
@@ -542,7 +453,7 @@ class ControllerLoop:
         try:
             await part()
         except Exception as error:  # noqa: BLE001  # reported to the owner of the process, which ends it
-            self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, JournalError))
+            self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, ControllerError))
             if not self.failed.done():
                 self.failed.set_result(error)
             self._refuse_all(Unavailable("the controller is stopping; repeat the call when it is back"))
@@ -554,7 +465,9 @@ class ControllerLoop:
             self._go_on_with_backlog()
             if not self._queue:
                 self._wake.clear()
-                await self._rest()
+                # A stop that was asked for while a checkpoint was written must not be slept through.
+                if not self._stopping:
+                    await self._rest()
             elif self._journal_fault is None or await self._can_write():
                 await self._batch()
             else:
@@ -607,9 +520,15 @@ class ControllerLoop:
         if broken:
             fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
         elif events or entries:
-            fault = await self._commit(events, entries)
+            try:
+                fault = await self._commit(events, entries)
+            except JournalFenced as error:
+                # This process ends: what it would recover from now on is another leader's.
+                for command in batch:
+                    command.resolve(fault=command.fault or Unavailable(str(error)))
+                raise
         if fault is not None:
-            self._go_on_from(await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state)))
+            self._go_on_from(await self._recover(batch, fault))
         self._under_way_s = None
         self._settled.set()
         nodes: frozenset[str] = frozenset()
@@ -625,6 +544,19 @@ class ControllerLoop:
                 listener(committed)
         # Lets readers and answered callers run before the state changes again.
         await asyncio.sleep(0)
+
+    async def _recover(self, batch: Sequence[CoreCommand], fault: Fault) -> RecoveredState:
+        """Returns the state of the journal; while a database cannot be read, commands are refused and reads wait."""
+        while True:
+            try:
+                return await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state))
+            except JournalUnavailable:
+                if self._stopping or not self.journal.is_remote:
+                    raise
+            for command in batch:
+                command.resolve(fault=command.fault or fault)
+            self._refuse_all(fault)
+            await asyncio.sleep(_PROBE_EVERY_S)
 
     def _apply_batch(self) -> tuple[list[CoreCommand], bool]:
         """Applies queued commands up to the bounds; True if the core failed and its state cannot be trusted."""
@@ -729,7 +661,8 @@ class ControllerLoop:
             if self._is_checkpoint_due():
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
-                self._files_at_s = now_s + _FILES_EVERY_S
+                # Of a database it is only asked whether this process still leads.
+                self._files_at_s = now_s + (0.0 if self.journal.is_remote else _FILES_EVERY_S)
                 self._watch_files()
 
     def _watch_files(self) -> None:

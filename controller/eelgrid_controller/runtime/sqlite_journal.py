@@ -1,8 +1,7 @@
 """The journal in one SQLite file: entries, checkpoints, and integrity checks on all of them.
 
-Owns the files of a data directory, their locks and modes. Must not know what an event means. The high-water mark, the
-last acknowledged entry and a checksum chain over all entries up to it, is kept outside of the database, in a file
-with two slots so that a torn write leaves one record intact.
+Owns the files of a data directory, their locks and modes. Must not know what an event means. The last acknowledged entry
+is also noted outside of the database (journal_mark.py).
 """
 
 import contextlib
@@ -12,13 +11,11 @@ import json
 import os
 import sqlite3
 import stat
-import struct
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from eelgrid_controller.errors import (
     ControllerConfigError,
@@ -29,13 +26,23 @@ from eelgrid_controller.errors import (
     JournalGone,
     JournalHeld,
     JournalLost,
+    JournalMoved,
+    JournalNotEmpty,
     JournalTooNew,
     JournalUnavailable,
     LostEntries,
 )
-from eelgrid_controller.runtime.audit_log import AuditFilter, AuditPage, AuditTable, read_audit_page
+from eelgrid_controller.runtime.audit_log import (
+    AuditFilter,
+    AuditPage,
+    AuditTable,
+    SqliteAuditRows,
+    read_audit_page,
+)
+from eelgrid_controller.runtime.journal_mark import CHAIN_START, MARK_NAME, HighWaterMark, JournalMark, extend_chain
 from eelgrid_controller.state.journal import (
     Checkpoint,
+    JournalCopy,
     JournalCounters,
     JournalEntry,
     JournalHistory,
@@ -43,107 +50,6 @@ from eelgrid_controller.state.journal import (
     entry_removal_command,
 )
 from eelgrid_protos.messages import AuditEntry
-
-MARK_NAME = "journal.mark"
-# Chain value before the first entry.
-CHAIN_START = bytes(16)
-_SLOT_BYTES = 4096  # one page, so that no write touches both slots
-_SLOTS = 2
-_MODE = 0o640
-_MAGIC = b"EELGMRK1"
-_RECORD = struct.Struct(">8sQQ16s")
-_CRC = struct.Struct(">I")
-_LINK = struct.Struct(">QI")
-
-
-@dataclass(frozen=True, slots=True)
-class JournalMark:
-    """The last entry that was acknowledged, and the checksum over all entries up to it."""
-
-    seq: int
-    chain: bytes
-
-
-def extend_chain(chain: bytes, entries: Iterable[tuple[int, int]]) -> bytes:
-    """Extends the checksum chain by entries, each given by its number and CRC."""
-    for seq, crc in entries:
-        chain = blake2b(chain + _LINK.pack(seq, crc & 0xFFFFFFFF), digest_size=len(CHAIN_START)).digest()
-    return chain
-
-
-class HighWaterMark:
-    """The mark's file, held open; every method raises OSError."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        self._writes, self.newest = self._read()
-
-    @classmethod
-    def open(cls, directory: Path) -> Self | None:
-        """Opens the mark of a directory; None if there is none. Refuses a symbolic link."""
-        path = directory / MARK_NAME
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            return cls(path, descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    @classmethod
-    def create(cls, directory: Path, mark: JournalMark) -> Self:
-        """Creates a file with this mark, on disk on return; replaces an existing one."""
-        path = directory / MARK_NAME
-        draft = path.with_suffix(".mark.new")
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
-        try:
-            os.pwrite(descriptor, bytes(_SLOTS * _SLOT_BYTES), 0)
-            os.fsync(descriptor)
-            made = cls(path, descriptor)
-            made.write(mark)
-            draft.rename(path)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
-        return made
-
-    def write(self, mark: JournalMark) -> None:
-        """Writes the mark to disk."""
-        record = _RECORD.pack(_MAGIC, self._writes + 1, mark.seq, mark.chain)
-        content = record + _CRC.pack(zlib.crc32(record))
-        if os.pwrite(self._descriptor, content, (self._writes + 1) % _SLOTS * _SLOT_BYTES) != len(content):
-            raise OSError(0, f"a short write to {self.path}")
-        os.fdatasync(self._descriptor)
-        self._writes += 1
-        self.newest = mark
-
-    def close(self) -> None:
-        """Closes the file."""
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
-
-    def _read(self) -> tuple[int, JournalMark | None]:
-        """Returns the number of writes and the newest complete record; None if neither slot has one."""
-        newest: tuple[int, JournalMark | None] = (0, None)
-        for slot in range(_SLOTS):
-            content = os.pread(self._descriptor, _RECORD.size + _CRC.size, slot * _SLOT_BYTES)
-            if len(content) != _RECORD.size + _CRC.size:
-                continue
-            record, (crc,) = content[: _RECORD.size], _CRC.unpack(content[_RECORD.size :])
-            magic, writes, seq, chain = _RECORD.unpack(record)
-            if magic == _MAGIC and crc == zlib.crc32(record) and writes > newest[0]:
-                newest = writes, JournalMark(seq, chain)
-        return newest
-
 
 FILE_NAME = "journal.sqlite3"
 LOCK_NAME = "controller.lock"
@@ -182,6 +88,11 @@ def _checkpoint_crc(seq: int, digest: bytes, body: bytes) -> int:
     return zlib.crc32(body, zlib.crc32(b"%d\n%b\n" % (seq, digest)))
 
 
+def _checkpoint_row(checkpoint: Checkpoint) -> tuple[int, bytes, str, int]:
+    body = zlib.compress(_dumps(checkpoint.state), 3)
+    return checkpoint.seq, body, checkpoint.digest, _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)
+
+
 def _check_row(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
     """Decodes the checkpoint in a row; None if it is damaged."""
     if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
@@ -200,7 +111,9 @@ class _Examined:
 
 
 class SqliteJournal:
-    """Implements `Journal`; made by `open_journal`."""
+    """Implements `AuditedJournal`; made by `open_journal`."""
+
+    is_remote = False
 
     def __init__(
         self,
@@ -227,9 +140,13 @@ class SqliteJournal:
         self._has_unmarked = False
         self._identities: dict[Path, tuple[int, int] | None] = {}
         with self._translate_errors():
-            name = connection.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
-            self.audit_table = AuditTable(connection)
-        self.cluster_id: str = name[0].decode(errors="replace") if name else ""
+            named = {name.decode(): value for name, value in connection.execute("SELECT key, value FROM meta")}
+            self.audit_table = AuditTable(SqliteAuditRows(connection))
+        if "moved_to" in named:
+            raise JournalMoved(path, named["moved_to"].decode(errors="replace"))
+        self.cluster_id: str = named.get("cluster_id", b"").decode(errors="replace")
+        # That of the database which the journal was copied from; the lock of the directory stands for a term.
+        self.epoch = int(named.get("epoch", 0))
         if found.lost is None and (mark is None or mark.newest != JournalMark(self._last, self._chain)):
             self._write_mark(JournalMark(self._last, self._chain))
         if found.base is None or found.chain is None:
@@ -265,6 +182,34 @@ class SqliteJournal:
         self.counters.entries += len(rows)
         self.counters.bytes_written += size
         return self._last
+
+    def restore(self, copy: JournalCopy) -> None:
+        """See `AuditedJournal`."""
+        links, events = [], []
+        for seq, entry in copy.history.entries:
+            body = _dumps(entry.body)
+            links.append((seq, _entry_crc(seq, entry.kind.encode(), body)))
+            events.append((seq, entry.kind, body.decode(), links[-1][1]))
+        execute = self._connection.execute
+        with self._transaction():
+            if self._last or copy.cluster_id != self.cluster_id:
+                raise JournalNotEmpty(self.path)
+            for checkpoint in copy.checkpoints:
+                execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", _checkpoint_row(checkpoint))
+            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", events)
+            if copy.audited:
+                self.audit_table.insert(copy.audited)
+            chain = extend_chain(CHAIN_START, links)
+            values = {"chain": f"{copy.last_seq} {chain.hex()}", "epoch": copy.epoch}
+            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        self.audit_table.committed()
+        self.epoch = copy.epoch
+        self._acknowledge(copy.last_seq, chain)
+
+    def mark_moved(self, target: str) -> None:
+        """See `AuditedJournal`."""
+        with self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('moved_to', ?)", (target,))
 
     def _prune_audit(self) -> None:
         """Keeps the audit log within its bounds; after a disk error it is tried again at the next commit."""
@@ -342,9 +287,7 @@ class SqliteJournal:
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Stores a checkpoint; deletes all but the newest before it, and the entries that both cover."""
-        body = zlib.compress(_dumps(checkpoint.state), 3)
-        crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)
-        row = (checkpoint.seq, body, checkpoint.digest, crc)
+        row = _checkpoint_row(checkpoint)
         self.check_files()
         self._remove_unmarked()
         with self._transaction():
@@ -356,7 +299,7 @@ class SqliteJournal:
             if count == 2:
                 execute("DELETE FROM events WHERE seq <= ?", (min(older, self._last - self._retained),))
         self.counters.checkpoints += 1
-        self.counters.checkpoint_bytes = len(body)
+        self.counters.checkpoint_bytes = len(row[1])
         # Moves the write-ahead log into the file now, at a quiet moment, rather than during a commit.
         with self._translate_errors():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -495,9 +438,7 @@ def open_journal(
     path = data / FILE_NAME
     held = contextlib.ExitStack()
     try:
-        _lock_directory(path, held)
-        _refuse_links(data)
-        _tighten(data)
+        hold_directory(data, held)
         mark = _mark_of(path, held)
         marked = None if mark is None else mark.newest
         if not path.exists():
@@ -515,13 +456,14 @@ def open_journal(
         raise
 
 
-def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
+def hold_directory(data: Path, held: contextlib.ExitStack) -> None:
     """Creates the directory and locks it for this process; the kernel releases the lock however the process ends.
+
+    Raises ControllerConfigError and JournalHeld.
 
     The lock is on the directory itself and on a file in it. The file names the holder, and is what earlier versions
     lock; but it can be removed and created again, and then two processes would each hold one.
     """
-    data = path.parent
     try:
         data.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         directory = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -540,7 +482,7 @@ def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
         except BlockingIOError as error:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
             raise JournalHeld(
-                path,
+                data / FILE_NAME,
                 f"another controller{f' (process {holder})' if holder else ''} has it open",
                 "stop that one, or name another --data directory",
             ) from error
@@ -550,6 +492,8 @@ def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
                 raise
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    _refuse_links(data)
+    _tighten(data)
 
 
 def _refuse_links(data: Path) -> None:

@@ -3,17 +3,16 @@
 `Journal` is the durable storage that the event loop needs. Entry number n is the event that led from revision n - 1
 of the state to n, so the journal's last number and the state's revision are one number, and a gap, a repetition or a
 lost tail is detected. Explanations are stored as compact rows. `JournalSanitizer` brings values that an older version
-accepted inside the rules of this one, and records what it changed. Must not know files or SQLite.
+accepted inside the rules of this one, and records what it changed. Must not know files or databases.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from eelgrid_controller.errors import LostEntries
+from eelgrid_controller.errors import LostEntries, StoreLocation
 from eelgrid_protos.messages import AuditEntry, Candidate, CostTerm, Removal, ReplicaExplanation, Workload
 from eelgrid_protos.plain_messages import from_plain
 from eelgrid_protos.quantities import PLAN_EPOCH_MOST, Text
@@ -45,6 +44,29 @@ class JournalHistory:
     entries: tuple[tuple[int, JournalEntry], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class JournalCopy:
+    """All that one journal holds, for another: its cluster and epoch, its newest checkpoint, and who asked for what."""
+
+    cluster_id: str
+    epoch: int
+    history: JournalHistory
+    checkpoint: Checkpoint | None
+    audited: tuple[AuditEntry, ...] = ()
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last entry."""
+        before = self.history.checkpoint.seq if self.history.checkpoint else 0
+        return self.history.entries[-1][0] if self.history.entries else before
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The one that entries follow and the newest, each once, in order."""
+        found = {one.seq: one for one in (self.history.checkpoint, self.checkpoint) if one is not None}
+        return tuple(found[seq] for seq in sorted(found))
+
+
 @dataclass(slots=True)
 class JournalCounters:
     """Counters of the journal since it was opened."""
@@ -60,8 +82,12 @@ class Journal(Protocol):
     """A durable, ordered journal with one writer; a method that raises has changed nothing."""
 
     @property
-    def path(self) -> Path:
-        """Path of the file, for messages."""
+    def path(self) -> StoreLocation:
+        """The file or the database, for messages."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a commit may wait for another machine, so that the event loop must never wait for it itself."""
 
     @property
     def counters(self) -> JournalCounters:
@@ -87,22 +113,26 @@ class Journal(Protocol):
         """Stores a checkpoint, and deletes what two checkpoints have made unnecessary."""
 
     def check_files(self) -> None:
-        """Raises JournalGone if the files that are written are no longer those that a restart would read."""
+        """Raises JournalGone or JournalFenced if what is written is no longer what a restart would read."""
 
     def probe(self) -> None:
         """Checks that writing works; raises JournalFull or JournalUnavailable."""
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file or the connections."""
 
 
-def checkpoint_removal_command(path: Path, seq: int) -> str:
+def checkpoint_removal_command(path: StoreLocation, seq: int) -> str:
     """Returns the shell command that removes one checkpoint."""
+    if isinstance(path, str):
+        return f"psql {path} -c 'DELETE FROM eelgrid.checkpoints WHERE seq={seq}'"  # noqa: S608  # shown, never run
     return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # shown, never run
 
 
-def entry_removal_command(path: Path, seq: int) -> str:
+def entry_removal_command(path: StoreLocation, seq: int) -> str:
     """Returns the shell command that removes an entry and all after it."""
+    if isinstance(path, str):
+        return f"psql {path} -c 'DELETE FROM eelgrid.journal WHERE seq>={seq}'"  # noqa: S608  # shown, never run
     return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # shown, never run
 
 

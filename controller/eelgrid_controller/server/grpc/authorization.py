@@ -23,12 +23,12 @@ from eelgrid_controller.runtime.audit_log import (
     JOURNALLED,
     REPORTS,
     AuditedCall,
+    AuditedJournal,
     AuditFilter,
     is_denied,
     summarize_request,
 )
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.runtime.sqlite_journal import SqliteJournal
 from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos import __version__
@@ -313,7 +313,7 @@ def _code_of(error: Exception) -> str:
 class AuditService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, journal: SqliteJournal, trail: AuditTrail) -> None:
+    def __init__(self, *, journal: AuditedJournal, trail: AuditTrail) -> None:
         self._journal = journal
         self._trail = trail
 

@@ -1,0 +1,239 @@
+"""Who leads: a term that fences every write, and a lease that says who may try to lead.
+
+Owns the rows `term` and `lease`, and the thread that renews the lease. Must not know what a leader writes.
+
+The term is an epoch that rises with each leader. Every transaction of a leader begins by locking its row FOR SHARE, with
+its own epoch as a condition; whoever takes over locks it FOR UPDATE, so it waits for the transaction under way, and each
+later one of the old leader finds another epoch and writes nothing. That holds whatever clocks, pauses and networks do.
+
+The lease is only a matter of manners: while it runs, nobody tries to take over. It is judged by the server's clock alone,
+and read with `clock_timestamp()` after its row is locked, since `now()` is the time at which the transaction began. A
+leader stops deciding at a deadline before its end, counted on its own clock from before the renewal was sent. A lease that
+ran out without a successor may be renewed: nobody else has led, since whoever does has another epoch.
+
+Locks are those of rows, at READ COMMITTED; nothing needs serializable transactions, or locks that belong to a session.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Engine, func, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalUnavailable
+from eelgrid_controller.runtime.postgresql.connections import APPLICATION, STATEMENT_S, describe_fault
+from eelgrid_controller.runtime.postgresql.schema import lease, term
+
+# Of the server's log; not every server lets everybody read it, and then the epoch alone orders the leaders.
+_TIMELINE = text(
+    "SELECT CASE WHEN has_function_privilege('pg_walfile_name(pg_lsn)', 'execute') AND NOT pg_is_in_recovery() "
+    "THEN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int ELSE 0 END"
+)
+# Of our own connections to this database, those that have done nothing within a transaction for so long.
+_END_STALLED = text(
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND usename = current_user AND application_name = :name AND state LIKE 'idle in transaction%' "
+    "AND pid <> pg_backend_pid() AND state_change < clock_timestamp() - make_interval(secs => :seconds)"
+)
+_RETRY_S = 1.0
+
+
+def boottime_s() -> float:
+    """Seconds on a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTimes:
+    """How long a lease runs, how often it is renewed, and when a leader that cannot renew stops deciding, in seconds."""
+
+    ttl_s: float = 10.0
+    renew_s: float = 2.0
+    deadline_s: float = 7.0
+    # Each renewal's own limit.
+    statement_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Raises ControllerConfigError for times by which a leader in good health could lose its lease."""
+        if not 0.0 < self.renew_s < self.deadline_s < self.ttl_s or self.renew_s + self.statement_s > self.deadline_s:
+            raise ControllerConfigError(
+                f"the lease's times {self.renew_s:g}, {self.deadline_s:g} and {self.ttl_s:g} s do not fit",
+                "renew within the deadline, statement included, and let the deadline be before the end",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leader's time: two are ordered by timeline first, since a promoted standby may have lost the last epochs."""
+
+    epoch: int
+    holder: str
+    address: str = ""
+    timeline: int = 0
+
+    @property
+    def token(self) -> tuple[int, int]:
+        """What orders terms."""
+        return self.timeline, self.epoch
+
+
+def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float, above: int = 0) -> Term | None:
+    """Begins a new term within the caller's transaction; None while another's lease runs. Raises SQLAlchemyError.
+
+    Its epoch is also higher than `above`.
+    """
+    # First the lock, then the clock, in two statements: the time of one that waited would be that before its wait.
+    connection.execute(select(lease.c.id).with_for_update()).one()
+    if not connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one():
+        return None
+    # Waits for a write that is under way.
+    connection.execute(select(term.c.epoch).with_for_update()).one()
+    timeline = connection.execute(_TIMELINE).scalar_one()
+    epoch = connection.execute(
+        update(term)
+        .values(epoch=func.greatest(term.c.epoch, above) + 1, holder=holder, address=address, timeline=timeline)
+        .returning(term.c.epoch)
+    ).scalar_one()
+    connection.execute(update(lease).values(epoch=epoch, expires_at=_from_now(ttl_s)))
+    return Term(epoch, holder, address, timeline)
+
+
+def end_stalled(connection: Connection) -> int:
+    """Ends connections of controllers that stopped within a transaction; returns how many. Raises SQLAlchemyError.
+
+    The server's own limit for them counts only between statements. A leader that is stopped while it sends several at once
+    (psycopg's executemany) would hold the row of the term until it wakes up.
+    """
+    limits = {"name": APPLICATION, "seconds": STATEMENT_S}
+    return int(connection.execute(_END_STALLED, limits).scalar_one())
+
+
+def _from_now(seconds: float) -> ColumnElement[Any]:
+    """So many seconds from now, by the server's clock at the moment when the statement comes to it."""
+    return func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+
+
+def hold_term(connection: Connection, mine: Term, *, location: str, is_exclusive: bool = False) -> None:
+    """Keeps the term within the caller's transaction; raises JournalFenced if it is over.
+
+    Exclusively, it also waits for a transaction of this term whose end its own leader did not learn.
+    """
+    is_mine = (term.c.epoch == mine.epoch) & (term.c.holder == mine.holder)
+    locked = select(term.c.id).where(is_mine).with_for_update(read=not is_exclusive)
+    if connection.execute(locked).first() is None:
+        raise fenced_by(read_term(connection), mine, location=location)
+
+
+def read_term(connection: Connection) -> Term:
+    """Returns who leads, or led last."""
+    return Term(*connection.execute(select(term.c.epoch, term.c.holder, term.c.address, term.c.timeline)).one())
+
+
+def fenced_by(other: Term, mine: Term, *, location: str) -> JournalFenced:
+    """Returns the error of a leader that another has followed."""
+    where = f" at {other.address}" if other.address else ""
+    return JournalFenced(
+        location,
+        f"{other.holder}{where} leads with epoch {other.epoch}, this process had {mine.epoch}",
+        "start this one again, and it waits until that one ends",
+    )
+
+
+def renew_lease(connection: Connection, mine: Term, *, ttl_s: float) -> bool:
+    """Extends the lease within the caller's transaction; False if another term has begun."""
+    done = connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_from_now(ttl_s)))
+    return bool(done.rowcount == 1)
+
+
+def release_lease(connection: Connection, mine: Term) -> None:
+    """Ends the lease at once, so that another may take over; its row stays, since the next epoch follows from it."""
+    connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_from_now(-1.0)))
+
+
+class LeaseKeeper:
+    """Renews the lease of one term, in a thread and on a connection of its own, until it is closed or fenced.
+
+    `may_lead` is a comparison of two numbers, for any thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        mine: Term,
+        *,
+        times: LeaseTimes,
+        location: str,
+        began_s: float,
+        now_s: Callable[[], float] = boottime_s,
+    ) -> None:
+        """`began_s` is when the taking of the term was sent."""
+        self.renewals = 0
+        self._engine = engine
+        self._term = mine
+        self._times = times
+        self._location = location
+        self._now_s = now_s
+        self._until_s = began_s + times.deadline_s
+        self._fenced: JournalFenced | None = None
+        self._fault = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def start(self) -> None:
+        """Begins to renew."""
+        self._thread.start()
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether decisions may be taken now."""
+        return self._fenced is None and self._now_s() < self._until_s
+
+    def check(self) -> None:
+        """Raises JournalFenced once another leads, and JournalUnavailable while the lease cannot be renewed."""
+        if self._fenced is not None:
+            raise self._fenced
+        if not self.may_lead:
+            raise JournalUnavailable(
+                self._location,
+                f"the lease could not be renewed ({self._fault or 'the server does not answer'})",
+                "check that the server runs and can be reached; work resumes by itself, unless another leads by then",
+            )
+
+    def renew(self) -> None:
+        """Renews once; keeps what went wrong for `check`."""
+        sent_s = self._now_s()
+        try:
+            with self._engine.begin() as connection:
+                is_mine = renew_lease(connection, self._term, ttl_s=self._times.ttl_s)
+                other = None if is_mine else read_term(connection)
+        except SQLAlchemyError as error:
+            self._fault = describe_fault(error).problem
+            return
+        if other is not None:
+            self._fenced = fenced_by(other, self._term, location=self._location)
+            return
+        self.renewals += 1
+        self._until_s, self._fault = sent_s + self._times.deadline_s, ""
+
+    def close(self) -> None:
+        """Stops renewing, releases the lease where the server can be reached, and closes the connection."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._fenced is None:
+            try:
+                with self._engine.begin() as connection:
+                    release_lease(connection, self._term)
+            except SQLAlchemyError as error:
+                # It runs out by itself.
+                self._fault = describe_fault(error).problem
+        self._engine.dispose()
+
+    def _run(self) -> None:
+        wait_s = self._times.renew_s
+        while not self._stop.wait(wait_s) and self._fenced is None:
+            self.renew()
+            wait_s = min(_RETRY_S, self._times.renew_s) if self._fault else self._times.renew_s
