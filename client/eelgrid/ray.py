@@ -222,7 +222,8 @@ def describe_replica(
 ) -> RayReplica:
     """Returns where one replica runs; `gpus` are by UUID those that are cut into slices. Raises FailedPreconditionError."""
     request, bundle = workload.spec.request, dict[str, float]()
-    variables = {ray_names.WORKLOAD_VARIABLE: workload.workload_id}
+    # Ray writes the titles of its workers over their environment, where the agent reads whose they are, unless told not to.
+    variables = {ray_names.WORKLOAD_VARIABLE: workload.workload_id, "SPT_NOENV": "1"}
     if request.cpu_milli:
         bundle["CPU"] = request.cpu_milli / 1000.0
     if request.memory_bytes:
