@@ -20,7 +20,7 @@ help:
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
 	@echo "make test-slurm    jobs steered on a real Slurm, which is installed for it (Debian, as root)"
 	@echo "make test-flux     jobs scheduled on a broker in memory, and on a real Flux where EELGRID_FLUX or the PATH has one"
-	@echo "make test-ray      a real Ray cluster followed, and its Serve scaled; Ray is installed in .venv-ray"
+	@echo "make test-ray      a real Ray cluster followed, its Serve scaled, its nodes from the queue; Ray is installed in .venv-ray"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
 	@echo "make docs    serve the documentation on http://127.0.0.1:8000"
@@ -93,7 +93,7 @@ $(VENV)-ray/installed: $(VENV)/made requirements-ray.lock
 test-ray: $(VENV)/installed-dev $(VENV)-ray/installed
 	@$(BIN)/python -m eelgrid_kernels
 	@EELGRID_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -q tests/unit/ray_*_test.py \
-	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py
+	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py tests/e2e/ray_capacity_test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev

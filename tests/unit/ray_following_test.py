@@ -15,6 +15,7 @@ from eelgrid_controller.engines.ray.following import (
     build_job_request,
     name_ray_job,
 )
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.messages import Placement, ResourceRequest, Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.ray_names import NODE_TRAIT, OF_CLIENT, ORIGIN
 
@@ -219,6 +220,17 @@ def test_nodes_are_registered_once_reported_with_traits_and_removed_when_they_ar
     assert decide_all(following=following, agents=(), nodes=NODES[:1]) == [RemoveNode("n1")]
     following.reports.forget("n0")
     assert len(decide_all(following=following, agents=(), nodes=NODES[:1])) == 2
+
+
+def test_a_node_with_an_agent_that_never_was_rays_is_open_for_what_agents_run():
+    following = Following()
+    found = decide_all(following=following, agents=("n0", "n1", "box"))
+    (report,) = [one.others for one in found if isinstance(one, ReportUsage) and one.node_name == "box"]
+    assert report == ExternalUsage()
+    # One whose raylet has left stays closed.
+    found = decide_all(following=following, agents=("n0", "n1", "box"), nodes=NODES[1:])
+    assert [(one.node_name, bool(one.others.closed)) for one in found] == [("n0", True)]
+    assert decide_all(following=following, agents=("n0", "n1", "box"), nodes=NODES[1:]) == []
 
 
 def test_a_node_that_is_drained_is_closed_and_one_with_an_agent_closes_when_its_raylet_leaves():

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -57,11 +58,18 @@ _BACKOFF_MOST_S = 30.0
 _REFUSALS_KEPT = 1_000
 
 
-def _view(core: Core) -> tuple[dict[str, Workload], dict[str, dict[int, str]]]:
-    """Returns Ray's workloads that the core holds, and by node its GPUs by index."""
+class _CoreView(NamedTuple):
+    """Ray's workloads that the core holds, by node its GPUs by index, and the names of all nodes."""
+
+    workloads: dict[str, Workload]
+    gpus: dict[str, dict[int, str]]
+    nodes: tuple[str, ...]
+
+
+def _view(core: Core) -> _CoreView:
     state = core.state
     mine = {key: one for key, one in state.workloads.items() if is_of_ray(one)}
-    return mine, map_gpus_by_index(state, mine.values())
+    return _CoreView(mine, map_gpus_by_index(state, mine.values()), tuple(state.nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +156,8 @@ class RayEngine:
         self._detailed = tuple(node.node_id for node in look.nodes)
         self.counts.unreadable += len(look.unreadable)
         self._unreadable_log.note(look.unreadable)
-        has_agent = frozenset(node.name for node in look.nodes if self._has_agent(node.name))
-        workloads, gpus = await self._loop.read(_view)
+        workloads, gpus, nodes = await self._loop.read(_view)
+        has_agent = frozenset(filter(self._has_agent, {*nodes, *(node.name for node in look.nodes)}))
         claimed = claim_replicas(look.holdings, workloads)
         holdings = tuple(
             replace(one, workload_id=claimed[one.holder]) if one.holder in claimed else one for one in look.holdings

@@ -107,6 +107,8 @@ class Following:
     # By holder and node: the most that was ever known of its GPUs, since statistics come late and may fail to come.
     _slots: dict[tuple[str, str], tuple[GpuSlot, ...]] = field(default_factory=dict)
     reports: NodeReporter = field(default_factory=NodeReporter)
+    # Names of nodes that were Ray's.
+    _were_of_ray: set[str] = field(default_factory=set)
 
     def decide(
         self,
@@ -117,7 +119,7 @@ class Following:
         gpus: Mapping[str, Mapping[int, str]],
         now_s: float,
     ) -> list[RayInstruction]:
-        """Returns what is to be done; `gpus` are by node the ids of the core's GPUs by their index."""
+        """Returns what is to be done; `has_agent` names all nodes of agents, `gpus` the core's ids of GPUs by node and index."""
         names = {node.node_id: node.name for node in look.nodes}
         holdings = self._remember_slots([one for one in look.holdings if one.node_id in names])
         mine = {key: one for key, one in workloads.items() if is_of_ray(one)}
@@ -164,12 +166,17 @@ class Following:
         self, nodes: Sequence[RayNode], usage: Mapping[str, ExternalUsage], has_agent: frozenset[str]
     ) -> Iterable[RayInstruction]:
         # The agent of a node speaks on when its raylet is gone: then nothing of Ray's may come there.
-        closed = "Ray: the node has left the cluster"
-        yield from self.reports.remove_missing({node.name for node in nodes}, has_agent=has_agent, closed=closed)
+        closed, names = "Ray: the node has left the cluster", {node.name for node in nodes}
+        self._were_of_ray |= names
+        # One that never was Ray's is free for what agents run, such as nodes of Ray from our own queue.
+        others = has_agent - self._were_of_ray
+        yield from self.reports.remove_missing(names | others, has_agent=has_agent, closed=closed)
+        for name in sorted(others):
+            yield from self.reports.report(name, ExternalUsage(), None)
         for node in nodes:
-            others = replace(usage.get(node.name, ExternalUsage()), traits=list_node_traits(node), closed=node.closed)
+            held = replace(usage.get(node.name, ExternalUsage()), traits=list_node_traits(node), closed=node.closed)
             inventory = None if node.name in has_agent else build_ray_inventory(node)
-            yield from self.reports.report(node.name, others, inventory)
+            yield from self.reports.report(node.name, held, inventory)
 
     def _follow_job(
         self, job: RayJob, wanted: frozenset[_Device], mine: Mapping[str, Workload], now_s: float
