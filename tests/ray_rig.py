@@ -145,10 +145,14 @@ class RayCluster:
         return answer["data"]["result"]["result"]
 
     def submit(self, entrypoint, **settings):
-        """Submits a job by the Jobs API; returns its id."""
-        status, answer = self.request("/api/jobs/", method="POST", body={"entrypoint": entrypoint, **settings})
-        assert status == 200, answer
-        return answer["submission_id"]
+        """Submits a job by the Jobs API, once the head's own agent is up; returns its id."""
+
+        def submit_once():
+            status, answer = self.request("/api/jobs/", method="POST", body={"entrypoint": entrypoint, **settings})
+            assert status == 200 or "No available agent" in str(answer), answer
+            return status == 200 and answer["submission_id"]
+
+        return poll_until(submit_once, "the head takes jobs", within_s=_START_S)
 
     def job(self, submission):
         """A job as the Jobs API has it."""

@@ -447,8 +447,6 @@ def run_raylet(address: str, node_type: str, drain_s: float, start: Sequence[str
         "RAY_NODE_TYPE_NAME": node_type,
         # On SIGTERM `ray start --block` drains its node for so long, and then ends what still runs there.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s - _END_S:g}",
-        # Workers whose environment can be read are charged to the job by the agent.
-        "SPT_NOENV": "1",
     }
     is_stopped = _StopRequest(signal.SIGTERM)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", address, "--block", *start]

@@ -54,7 +54,7 @@ def test_a_share_of_a_gpu_is_asked_for_as_such_and_one_of_several_is_refused():
 def test_whole_gpus_and_shares_become_a_bundle_and_the_workload_is_named():
     found = ray.describe_replica(build_workload(gpus=2, cpus=4, memory_bytes=2**30), PLACE, SELECTOR, {})
     assert found.bundle == {"CPU": 4.0, "memory": 2.0**30, "GPU": 2.0}
-    assert (found.label_selector, found.env_vars) == (SELECTOR, {"EELGRID_WORKLOAD_ID": "w", "SPT_NOENV": "1"})
+    assert (found.label_selector, found.env_vars) == (SELECTOR, {"EELGRID_WORKLOAD_ID": "w"})
     assert ray.describe_replica(build_workload(gpus=0.5), PLACE, SELECTOR, {}).bundle == {"CPU": 1.0, "GPU": 0.5}
 
 

@@ -5,8 +5,8 @@ while, because what it used since the last sample is charged after its death. En
 programs that name themselves nowhere else (Slurm's SLUID layout, Ray, and the agent's own launcher) are looked up
 there, and only under the variable names in this file. A process may write anything there: the attributor believes a
 workload's id only where the plan gives that workload the device. The process title is read for Ray's prefix and for
-the MPS server and is not kept. Ray writes titles over the environment, which is then empty, unless a worker starts with
-SPT_NOENV; the client library for Ray sees to that.
+the MPS server and is not kept. Ray writes titles over the arguments alone: its raylet starts workers with SPT_NOENV, so that
+their environments stay.
 
 /proc/PID/cgroup holds a line for each hierarchy, and a path may hold several owners, one inside the other (a Slurm job
 in a pod of Slinky, a pod in the container of a kind node). Along a path the innermost owner wins, and among lines the

@@ -119,6 +119,8 @@ class RayEngine:
         self._is_due = asyncio.Event()
         # Workloads that stand for deployments of Serve, as far as the engine's overrides name them.
         self._served: set[str] = set()
+        # Workloads whose jobs the look before has stopped: Ray takes a moment, and is told again by each look.
+        self._stopped: set[str] = set()
         # What the core or Ray has refused and was told of once.
         self._refusals: set[str] = set()
         loop.listeners.append(self._on_commit)
@@ -164,8 +166,10 @@ class RayEngine:
         )
         look = replace(look, holdings=holdings)
         now_s = self._clock.now_ns() / 1e9
-        for one in self._following.decide(look, workloads, has_agent=has_agent, gpus=gpus, now_s=now_s):
+        found = self._following.decide(look, workloads, has_agent=has_agent, gpus=gpus, now_s=now_s)
+        for one in found:
             await self._command(one)
+        self._stopped = {one.workload_id for one in found if isinstance(one, StopRayJob)}
         await self._serve(look, workloads)
         self.counts.looks += 1
         return look
@@ -230,8 +234,9 @@ class RayEngine:
                     self.counts.ended += 1
                 case StopRayJob(submission_id, workload_id):
                     await self._ray.stop_job(submission_id)
-                    self._log.info("workload=%s stopped job=%s", workload_id, submission_id)
-                    self.counts.stopped += 1
+                    if workload_id not in self._stopped:
+                        self._log.info("workload=%s stopped job=%s", workload_id, submission_id)
+                        self.counts.stopped += 1
         except (Fault, ContractError) as error:
             self._on_refusal(one, error)
         except RayFailed as error:
