@@ -20,7 +20,7 @@ help:
 	@echo "make test-kubernetes  the same rules and measurements on a real control plane (docs/explanation/kubernetes.md)"
 	@echo "make test-slurm    jobs steered on a real Slurm, which is installed for it (Debian, as root)"
 	@echo "make test-flux     jobs scheduled on a broker in memory, and on a real Flux where EELGRID_FLUX or the PATH has one"
-	@echo "make test-ray      a real Ray cluster followed, and its Serve scaled; Ray is installed in .venv-ray"
+	@echo "make test-ray      a real Ray cluster followed, its Serve scaled, its nodes from the queue; Ray is installed in .venv-ray"
 	@echo "make test-ha       the journal on a real PostgreSQL, which is installed for it (Debian, as root)"
 	@echo "make test-observability  metrics, dashboards, alerts, ledger and page, by a real Prometheus and Chromium"
 	@echo "make check   formatting, lint, types, import contracts, fresh generated code and pages, the documentation's links"
@@ -94,7 +94,7 @@ $(VENV)-ray/installed: $(VENV)/made requirements-ray.lock
 test-ray: $(VENV)/installed-dev $(VENV)-ray/installed
 	@$(BIN)/python -m eelgrid_kernels
 	@EELGRID_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -q tests/unit/ray_*_test.py \
-	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py
+	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py tests/e2e/ray_capacity_test.py
 
 # A real PostgreSQL of the tests' own, which never becomes a service; its server runs as user postgres.
 test-ha: $(VENV)/installed-dev

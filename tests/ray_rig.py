@@ -46,6 +46,7 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "2",
+            "RAY_metrics_report_interval_ms": "1000",
             "RAY_AUTH_MODE": "token" if token else "disabled",
         }
         if token:
@@ -56,6 +57,8 @@ class RayCluster:
         head = {
             "num_cpus": 4, "num_gpus": 0, "include_dashboard": True, "dashboard_port": self.port,
             "temp_dir": str(self.folder / "ray"), "labels": {"eelgrid.io/node": "head"},
+            # Its own autoscaler would only look on; ours needs to know which instance the head is.
+            "no_monitor": True, "env_vars": {"RAY_CLOUD_INSTANCE_ID": "head", "RAY_NODE_TYPE_NAME": "head"},
         }  # fmt: skip
         self._log = (self.folder / "cluster.log").open("w")
         self._process = subprocess.Popen(
@@ -142,10 +145,14 @@ class RayCluster:
         return answer["data"]["result"]["result"]
 
     def submit(self, entrypoint, **settings):
-        """Submits a job by the Jobs API; returns its id."""
-        status, answer = self.request("/api/jobs/", method="POST", body={"entrypoint": entrypoint, **settings})
-        assert status == 200, answer
-        return answer["submission_id"]
+        """Submits a job by the Jobs API, once the head's own agent is up; returns its id."""
+
+        def submit_once():
+            status, answer = self.request("/api/jobs/", method="POST", body={"entrypoint": entrypoint, **settings})
+            assert status == 200 or "No available agent" in str(answer), answer
+            return status == 200 and answer["submission_id"]
+
+        return poll_until(submit_once, "the head takes jobs", within_s=_START_S)
 
     def job(self, submission):
         """A job as the Jobs API has it."""
@@ -161,6 +168,17 @@ class RayCluster:
         program = RayProgram(self, text, environment)
         self.programs.append(program)
         return program
+
+    def autoscale(self, settings, **environment):
+        """Starts Ray's autoscaler over the queue of a controller, by a file of these settings."""
+        path = self.write("capacity.yaml", json.dumps({"address": self.address, **settings}))
+        log = (self.folder / "autoscale.log").open("w")
+        process = subprocess.Popen(
+            [PYTHON, "-m", "eelgrid.ray_capacity", "autoscale", str(path)], stdin=subprocess.DEVNULL, stdout=log,
+            stderr=log, env={**self.environment, **environment}, cwd=self.folder, start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        return process
 
     def write(self, name, text):
         """Puts a module where all programs and workers find it; returns its path."""
@@ -198,8 +216,10 @@ class RayProgram:
         )  # fmt: skip
 
     def read(self):
-        """The next line that it says, as JSON."""
+        """The next line that it says, as JSON; what Ray itself says of raylets there is left out."""
         line = self.process.stdout.readline()
+        while "(raylet" in line:
+            line = self.process.stdout.readline()
         if not line:
             self._log.seek(0)
             raise AssertionError(f"the program has ended\n{self._log.read()[-3000:]}")

@@ -222,6 +222,7 @@ def describe_replica(
 ) -> RayReplica:
     """Returns where one replica runs; `gpus` are by UUID those that are cut into slices. Raises FailedPreconditionError."""
     request, bundle = workload.spec.request, dict[str, float]()
+    # The agent reads it in the environment of the workers, and charges them to the workload.
     variables = {ray_names.WORKLOAD_VARIABLE: workload.workload_id}
     if request.cpu_milli:
         bundle["CPU"] = request.cpu_milli / 1000.0

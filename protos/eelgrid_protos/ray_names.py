@@ -9,6 +9,9 @@ NODE_LABEL = "eelgrid.io/node"
 ORIGIN, OF_CLIENT, OF_JOB, OF_SERVE = "ray/origin", "client", "job", "serve"
 # A label of a workload that stands for a deployment of Serve: application/deployment.
 SERVE_LABEL = "ray/serve"
+# Labels of a job that is a node of Ray: of which cluster, and of which type; and the label of its raylet.
+CAPACITY_OF, NODE_TYPE = "ray/capacity", "ray/node-type"
+CAPACITY_LABEL = "eelgrid.io/capacity"
 # Required of nodes by the client library, so that its work comes to nodes of Ray only.
 NODE_TRAIT = "ray/node"
 # The name of a placement group that is reserved for a workload: this, and the workload's id.

@@ -51,6 +51,16 @@ def test_nodes_have_their_labels_names_and_resources():
     assert not look.unreadable
 
 
+def test_a_raylet_that_is_a_job_of_ours_is_no_node_and_what_is_held_there_is_left_out():
+    answer = json.loads(read("nodes"))
+    for node in answer["data"]["result"]["result"]:
+        if node["labels"]["eelgrid.io/node"] == "n0":
+            node["labels"]["eelgrid.io/capacity"] = "ray"
+    look = parse_look(replace(recorded(), nodes=json.dumps(answer).encode()))
+    assert [node.name for node in look.nodes] == ["head", "n1"]
+    assert [name for name, *_ in holdings(look)] == ["n1"]
+
+
 def test_holders_say_what_they_hold_and_a_group_holds_for_all_within():
     look = parse_look(recorded())
     assert holdings(look) == [

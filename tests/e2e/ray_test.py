@@ -13,6 +13,8 @@ from tests.ray_rig import CPUS, GPUS, MISSING, RayCluster
 from tests.waiting import poll_until
 
 from eelgrid.ray import build_serve_spec
+from eelgrid_agent.energy.accounts import UsageOwnerKind
+from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
 from eelgrid_protos.messages import (
     GetWorkloadRequest,
     ListNodesRequest,
@@ -141,6 +143,17 @@ def test_a_submitted_job_is_a_workload_on_the_very_gpus_that_it_has(ray, cluster
     assert state.phase is WorkloadPhase.CANCELLED
 
 
+def test_a_job_whose_workload_is_cancelled_is_stopped_in_ray_and_is_no_other_workload(ray, cluster):
+    job = ray.submit(f"python {ray.write('train.py', JOB)} n0 2")
+    key = f"ray-{job}"
+    poll_until(lambda: key in list_placed(cluster), "it is a workload", within_s=60.0)
+    cluster.eelctl("cancel", key)
+    poll_until(lambda: ray.job(job)["status"] == "STOPPED", "it is stopped", within_s=60.0)
+    poll_until(lambda: not ray.devices(), "no process has a GPU", within_s=60.0)
+    found = cluster.operators.list_workloads(ListWorkloadsRequest(page_size=1000), timeout=10.0).workloads
+    assert [one.workload_id for one in found if one.workload_id.startswith(key)] == [key]
+
+
 def test_what_ray_holds_is_given_to_nobody_else_and_freed_as_soon_as_ray_frees_it(ray, cluster):
     program = ray.program(
         ACTORS
@@ -177,6 +190,8 @@ class Worker:
     def look(self):
         node = ray.get_runtime_context().get_node_labels()["eelgrid.io/node"]
         return [node, os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("EELGRID_WORKLOAD_ID", "")]
+    def pid(self):
+        return os.getpid()
 client = eelgrid.Client()
 def start(placed):
     workers = [Worker.options(**placed.options(number)).remote() for number in range(len(placed.replicas))]
@@ -273,6 +288,25 @@ def test_the_energy_of_a_job_is_its_own(ray, tmp_path):
 
         found = own.until(lambda: {job, other} <= find_energy().keys() and find_energy(), within_s=120.0)
         assert found[job] > found[other]
+
+
+def test_processes_of_programs_that_share_a_gpu_are_each_known_to_the_agent_as_their_workloads(ray, cluster):
+    program = ray.program(
+        CLIENT
+        + """
+with eelgrid.ray.place(client, gpus=0.25) as one, eelgrid.ray.place(client, gpus=0.25) as two:
+    for placed in (one, two):
+        (worker,) = start(placed)
+        held = [worker, *(globals().get("held") or ())]
+        print(json.dumps(ray.get(worker.pid.remote())), flush=True)
+    sys.stdin.readline()
+""",
+        EELGRID_CONTROLLER=cluster.address,
+    )
+    for _ in range(2):
+        (key, _), pid = program.read(), program.read()
+        found = ProcessOwnerResolver().resolve([pid], now_ns=0)[pid]
+        assert (found.workload, found.owner.kind) == (key, UsageOwnerKind.RAY)
 
 
 APPLICATION = """

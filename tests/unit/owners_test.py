@@ -105,6 +105,16 @@ def test_a_ray_worker(tmp_path):
     assert owner_of(tmp_path, 3).kind is UsageOwnerKind.USER
 
 
+def test_a_ray_worker_of_the_client_library_states_its_workload_and_one_in_a_pod_does_not(tmp_path):
+    environ = {"RAY_JOB_ID": "03000000", "EELGRID_WORKLOAD_ID": "w-7"}
+    session = "0::/user.slice/user-1000.slice/session-3.scope"
+    for pid, cgroup in ((1, session), (2, "0::/system.slice/ray.service"), (3, POD_CGROUP)):
+        process(tmp_path, pid, cgroup, title="ray::Actor.step", environ=environ)
+    found = ProcessOwnerResolver(tmp_path).resolve([1, 2, 3], now_ns=0)
+    assert [found[pid].workload for pid in (1, 2, 3)] == ["w-7", "w-7", ""]
+    assert [found[pid].owner.ray_job for pid in (1, 2, 3)] == ["03000000"] * 3
+
+
 def test_the_mps_server_is_reported(tmp_path):
     process(tmp_path, 1, "0::/system.slice/mps.service", title="nvidia-cuda-mps-server -f")
     process(tmp_path, 2, "0::/system.slice/x.service", title="grep nvidia-cuda-mps-server")

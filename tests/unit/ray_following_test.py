@@ -11,9 +11,11 @@ from eelgrid_controller.engines.ray.following import (
     EndRayWork,
     Following,
     FollowingSettings,
+    StopRayJob,
     build_job_request,
     name_ray_job,
 )
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.messages import Placement, ResourceRequest, Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.ray_names import NODE_TRAIT, OF_CLIENT, ORIGIN
 
@@ -162,12 +164,29 @@ def test_a_submitted_job_ends_in_the_core_as_it_ended_in_ray(status, code, end):
     assert decide(ACTOR, jobs=(replace(JOB, status=status, exit_code=code),), workloads=held) == []
 
 
-def test_a_job_that_was_cancelled_here_but_goes_on_is_another_workload():
-    ended = build_workload(KEY, phase=WorkloadPhase.CANCELLED)
+def test_a_job_that_was_ended_by_the_engine_but_goes_on_is_another_workload():
+    ended = replace(build_workload(KEY, phase=WorkloadPhase.CANCELLED), reason="holds no GPU in Ray any more")
     assert name_ray_job(JOB, {KEY: ended}) == f"{KEY}.1"
     (found,) = decide(ACTOR, workloads=[ended])
     assert found.request.workload_id == f"{KEY}.1"
     assert decide(ACTOR, workloads=[ended, build_workload(f"{KEY}.1", ("n0", (2,)))]) == []
+
+
+def test_a_submitted_job_whose_workload_somebody_cancelled_is_stopped_and_no_other_workload():
+    cancelled = build_workload(KEY, phase=WorkloadPhase.CANCELLED)
+    assert decide(ACTOR, workloads=[cancelled]) == [StopRayJob("raysubmit_A", KEY)]
+    assert usage(ACTOR, workloads=[cancelled])["n0"].gpu_indexes == (2,)
+    assert decide(ACTOR, jobs=(replace(JOB, status="STOPPED"),), workloads=[cancelled]) == []
+    before = replace(cancelled, reason="holds no GPU in Ray any more")
+    later = build_workload(f"{KEY}.1", phase=WorkloadPhase.CANCELLED)
+    assert decide(ACTOR, workloads=[before, later]) == [StopRayJob("raysubmit_A", f"{KEY}.1")]
+
+
+def test_a_driver_that_somebody_started_cannot_be_stopped_and_is_another_workload():
+    driver = replace(JOB, submission_id="")
+    cancelled = build_workload("ray-02000000-7", phase=WorkloadPhase.CANCELLED)
+    (found,) = decide(ACTOR, jobs=(driver,), workloads=[cancelled])
+    assert found.request.workload_id == "ray-02000000-7.1"
 
 
 def test_drivers_of_two_clusters_with_one_number_are_two_jobs():
@@ -193,8 +212,17 @@ def test_gpus_that_ray_chose_otherwise_than_planned_are_corrected():
     (found,) = decide(group, workloads=[mine])
     assert found == CorrectDevices("n0", {("w", 0): ("n0/gpu-1",), ("w", 1): ("n0/gpu-3",)})
     assert decide(replace(group, slots=(GpuSlot(1, 1.0),)), workloads=[mine]) == []
-    shares = build_workload("w", ("n0", (0,)), client=True, milli=500)
-    assert decide(replace(group, gpus=0.5, slots=(GpuSlot(3, 0.5),)), workloads=[shares]) == []
+
+
+def test_shares_of_gpus_are_corrected_by_how_much_is_held_of_each():
+    mine = build_workload("w", ("n0", (0,)), ("n0", (0,)), ("n0", (1,)), client=True, milli=333)
+    group = RayHolding(node_id="id-n0", holder="g", workload_id="w", gpus=0.999, slots=(GpuSlot(3, 0.999),))
+    (found,) = decide(group, workloads=[mine])
+    assert found.held == {("w", replica): ("n0/gpu-3",) for replica in range(3)}
+    # One of them is not known yet.
+    assert decide(replace(group, slots=(GpuSlot(3, 0.666),)), workloads=[mine]) == []
+    as_planned = replace(group, slots=(GpuSlot(0, 0.666), GpuSlot(1, 0.333)))
+    assert decide(as_planned, workloads=[mine]) == []
 
 
 def test_what_a_client_forgot_to_release_ends_after_a_while_and_not_while_its_group_waits():
@@ -217,6 +245,17 @@ def test_nodes_are_registered_once_reported_with_traits_and_removed_when_they_ar
     assert decide_all(following=following, agents=(), nodes=NODES[:1]) == [RemoveNode("n1")]
     following.reports.forget("n0")
     assert len(decide_all(following=following, agents=(), nodes=NODES[:1])) == 2
+
+
+def test_a_node_with_an_agent_that_never_was_rays_is_open_for_what_agents_run():
+    following = Following()
+    found = decide_all(following=following, agents=("n0", "n1", "box"))
+    (report,) = [one.others for one in found if isinstance(one, ReportUsage) and one.node_name == "box"]
+    assert report == ExternalUsage()
+    # One whose raylet has left stays closed.
+    found = decide_all(following=following, agents=("n0", "n1", "box"), nodes=NODES[1:])
+    assert [(one.node_name, bool(one.others.closed)) for one in found] == [("n0", True)]
+    assert decide_all(following=following, agents=("n0", "n1", "box"), nodes=NODES[1:]) == []
 
 
 def test_a_node_that_is_drained_is_closed_and_one_with_an_agent_closes_when_its_raylet_leaves():

@@ -10,11 +10,11 @@ from eelgrid_controller.engines.ray.answers import RayHolding, RayNode, RayUnrea
 from eelgrid_controller.engines.ray.serve import (
     DeploymentKey,
     LeaveServeDeployment,
+    MetricPages,
     ScaleServeDeployment,
     ServeDeployment,
     claim_replicas,
     decide_scaling,
-    list_metric_pages,
     list_replica_moves,
     parse_applications,
 )
@@ -81,10 +81,20 @@ def test_places_follow_replicas_once_all_are_there():
     assert list_replica_moves(replicas, NAMES, {"w": build_workload("n1", "n1")}) == []
 
 
-def test_metrics_are_one_page_for_each_node():
-    nodes = [RayNode(node_id="id-n0", name="n0", address="10.0.0.1", metrics_port=80), RayNode(node_id="i", name="n1")]
-    found = list_metric_pages(nodes, {"w": build_workload("n0", "n0", "n1")})
-    assert found == {"w": {0: "http://10.0.0.1:80/metrics"}}
+def test_metrics_are_one_page_for_each_node_with_replicas_or_a_router():
+    nodes = [
+        RayNode(node_id=f"id-{name}", name=name, address=f"10.0.0.{at}", metrics_port=80)
+        for at, name in enumerate(("head", "n0", "n1"))
+    ]
+    pages, routers = MetricPages(), frozenset({"id-head"})
+    found = pages.list_pages(nodes, routers, {"w": build_workload("n0", "n0")})
+    assert found == {"w": {0: "http://10.0.0.0:80/metrics", 1: "http://10.0.0.1:80/metrics"}}
+    # A page keeps its number, whoever comes and goes.
+    found = pages.list_pages(nodes[1:], routers, {"w": build_workload("n1", "n0")})
+    assert found == {"w": {1: "http://10.0.0.1:80/metrics", 2: "http://10.0.0.2:80/metrics"}}
+    nowhere = [RayNode(node_id="i", name="n0")]
+    assert pages.list_pages(nowhere, routers, {"w": build_workload("n0")}) == {"w": {}}
+    assert pages.list_pages(nodes, routers, {"w": build_workload(phase=WorkloadPhase.PENDING)}) == {"w": {}}
 
 
 def test_applications_are_read_and_what_is_none_is_refused():
@@ -95,7 +105,10 @@ def test_applications_are_read_and_what_is_none_is_refused():
         "replicas": [{"state": "RUNNING"}],
     }
     application = {"deployed_app_config": config, "deployments": {"Echo": one, "Broken": {"target_num_replicas": "?"}}}
-    text = json.dumps({"applications": {"web": application, "odd": None}}).encode()
-    assert parse_applications(text) == {KEY: replace(DEPLOYED, target_replicas=2)}
+    text = json.dumps({"applications": {"web": application, "odd": None}, "proxies": {"id-n0": {}}}).encode()
+    found = parse_applications(text)
+    assert found.deployments == {KEY: replace(DEPLOYED, target_replicas=2)}
+    assert found.routers == {"id-n0"}
+    assert not parse_applications(b'{"applications": {}, "proxies": null}').routers
     with pytest.raises(RayUnreadable, match="no applications"):
         parse_applications(b"[]")

@@ -5,7 +5,8 @@ while, because what it used since the last sample is charged after its death. En
 programs that name themselves nowhere else (Slurm's SLUID layout, Ray, and the agent's own launcher) are looked up
 there, and only under the variable names in this file. A process may write anything there: the attributor believes a
 workload's id only where the plan gives that workload the device. The process title is read for Ray's prefix and for
-the MPS server and is not kept.
+the MPS server and is not kept. Ray writes titles over the arguments alone: its raylet starts workers with SPT_NOENV, so that
+their environments stay.
 
 /proc/PID/cgroup holds a line for each hierarchy, and a path may hold several owners, one inside the other (a Slurm job
 in a pod of Slinky, a pod in the container of a kind node). Along a path the innermost owner wins, and among lines the
@@ -194,8 +195,8 @@ _STAT_MOST = 4096
 _MPS_SERVER = "nvidia-cuda-mps"
 _RAY_TITLE = "ray::"
 _WORKLOAD = "EELGRID_WORKLOAD_ID"
-# What a cgroup cannot tell from the jobs that the agent runs.
-_UNNAMED = (UsageOwnerKind.PROCESS, UsageOwnerKind.UNIT, UsageOwnerKind.USER)
+# What a cgroup cannot tell from the jobs that the agent runs; a Ray job may hold several workloads of the client library.
+_UNNAMED = (UsageOwnerKind.PROCESS, UsageOwnerKind.UNIT, UsageOwnerKind.USER, UsageOwnerKind.RAY)
 # The field after the command in /proc/PID/stat is the third, and the start time the 22nd.
 _START_FIELD = 19
 
@@ -205,7 +206,7 @@ class ProcessOwner:
     """The owner of a process.
 
     `mps_server` marks a server that shares the device for others, `hidden` one that could not be read. `workload` is
-    the id that the launcher of the agent's jobs gave it, as the process states it.
+    the id that the launcher of the agent's jobs, or the client library for Ray, gave it, as the process states it.
     """
 
     owner: UsageOwner

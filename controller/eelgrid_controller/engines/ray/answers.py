@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.element_lists import UnreadableAnswer, read_elements
-from eelgrid_protos.ray_names import GROUP_PREFIX, NODE_LABEL, WORKLOAD_VARIABLE
+from eelgrid_protos.ray_names import CAPACITY_LABEL, GROUP_PREFIX, NODE_LABEL, WORKLOAD_VARIABLE
 
 # A record is some kilobytes, and Ray gives ten thousand of them at the most.
 ANSWER_BYTES_MOST = 256 * 2**20
@@ -167,7 +167,8 @@ def parse_look(answers: RayAnswers) -> RayLook:
     unreadable: list[str] = []
     details = _read_details(answers.details, unreadable)
     nodes = read_elements(_list_state(answers.nodes, "nodes"), "node_id", _read_node, unreadable)
-    known = name_nodes([node for node in nodes if node is not None])
+    # A raylet that is itself a job of ours is no node here: what Ray does there is within what the job was given.
+    known = name_nodes([node for node in nodes if node is not None and CAPACITY_LABEL not in node.labels])
     processes = [
         *read_elements(_list_state(answers.actors, "actors"), "actor_id", _read_actor, unreadable),
         *read_elements(_list_state(answers.tasks, "tasks"), "task_id", _read_task, unreadable),
@@ -177,10 +178,12 @@ def parse_look(answers: RayAnswers) -> RayLook:
     )
     present = [group for group in groups if group is not None]
     alive = [one for one in processes if one is not None]
+    node_ids = {node.node_id for node in known}
+    holdings = list_holdings(present, alive, {key: one.slots for key, one in details.items()})
     return RayLook(
         nodes=tuple(_add_detail(node, details.get(node.node_id)) for node in known),
         jobs=tuple(read_elements(_list_jobs(answers.jobs), "job_id", _read_job, unreadable)),
-        holdings=tuple(list_holdings(present, alive, {key: one.slots for key, one in details.items()})),
+        holdings=tuple(one for one in holdings if one.node_id in node_ids),
         expected=frozenset(_workload_of_group(group.name) for group in present if group.is_pending) - {""},
         unreadable=tuple(unreadable),
     )

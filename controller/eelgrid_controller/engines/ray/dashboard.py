@@ -49,6 +49,9 @@ class RayPort(Protocol):
     async def scale_deployment(self, application: str, deployment: str, replicas: int) -> None:
         """Gives a deployment of Serve its number of replicas."""
 
+    async def stop_job(self, submission_id: str) -> None:
+        """Stops a job of the Jobs API; harmless for one that has ended."""
+
     async def close(self) -> None:
         """Ends all connections."""
 
@@ -95,6 +98,10 @@ class RayDashboard:
         """Gives a deployment of Serve its number of replicas."""
         path = f"/api/v1/applications/{quote(application, safe='')}/deployments/{quote(deployment, safe='')}/scale"
         await self._request("POST", path, {"target_num_replicas": replicas})
+
+    async def stop_job(self, submission_id: str) -> None:
+        """Stops a job of the Jobs API; harmless for one that has ended."""
+        await self._request("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
 
     async def _get(self, path: str) -> bytes:
         return await self._request("GET", path)

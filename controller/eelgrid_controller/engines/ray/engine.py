@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -29,25 +30,27 @@ from eelgrid_controller.engines.node_reports import (
 from eelgrid_controller.engines.ray.answers import RayLook, RayUnreadable, parse_look
 from eelgrid_controller.engines.ray.dashboard import RayFailed, RayPort
 from eelgrid_controller.engines.ray.following import (
+    JOB_PREFIX,
     AdoptRayJob,
     EndRayWork,
     Following,
     FollowingSettings,
     RayInstruction,
     ReportRayEnd,
+    StopRayJob,
     is_of_ray,
 )
 from eelgrid_controller.engines.ray.serve import (
     LeaveServeDeployment,
+    MetricPages,
     ScaleServeDeployment,
     claim_replicas,
     decide_scaling,
-    list_metric_pages,
     list_replica_moves,
     name_deployment,
     parse_applications,
 )
-from eelgrid_controller.state.events import WorkloadPlaced, WorkloadScaled
+from eelgrid_controller.state.events import WorkloadCancelled, WorkloadPlaced, WorkloadScaled
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload
@@ -56,11 +59,18 @@ _BACKOFF_MOST_S = 30.0
 _REFUSALS_KEPT = 1_000
 
 
-def _view(core: Core) -> tuple[dict[str, Workload], dict[str, dict[int, str]]]:
-    """Returns Ray's workloads that the core holds, and by node its GPUs by index."""
+class _CoreView(NamedTuple):
+    """Ray's workloads that the core holds, by node its GPUs by index, and the names of all nodes."""
+
+    workloads: dict[str, Workload]
+    gpus: dict[str, dict[int, str]]
+    nodes: tuple[str, ...]
+
+
+def _view(core: Core) -> _CoreView:
     state = core.state
     mine = {key: one for key, one in state.workloads.items() if is_of_ray(one)}
-    return mine, map_gpus_by_index(state, mine.values())
+    return _CoreView(mine, map_gpus_by_index(state, mine.values()), tuple(state.nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +90,7 @@ class RayCounts:
     unreadable: int = 0
     adopted: int = 0
     ended: int = 0
+    stopped: int = 0
     scaled: int = 0
     refused: int = 0
 
@@ -101,21 +112,24 @@ class RayEngine:
         self.counts = RayCounts()
         self._ray, self._loop, self._has_agent = ray, loop, has_agent
         self._settings, self._clock, self._log = settings, clock, log
-        self._following = Following(settings.following)
+        self._following, self._pages = Following(settings.following), MetricPages()
         # Nodes of the last look, whose statistics are read, too.
         self._detailed: tuple[str, ...] = ()
         self._unreadable_log = UnreadableLog("ray", log)
-        # A workload was placed or scaled: the next look is due at once.
+        # A workload was placed or scaled, or one of a job was cancelled: the next look is due at once.
         self._is_due = asyncio.Event()
         # Workloads that stand for deployments of Serve, as far as the engine's overrides name them.
         self._served: set[str] = set()
-        # What the core has refused and was told of once.
+        # Workloads whose jobs the look before has stopped: Ray takes a moment, and is told again by each look.
+        self._stopped: set[str] = set()
+        # What the core or Ray has refused and was told of once.
         self._refusals: set[str] = set()
         loop.listeners.append(self._on_commit)
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
-            if isinstance(event, WorkloadPlaced | WorkloadScaled):
+            is_of_job = isinstance(event, WorkloadCancelled) and event.workload_id.startswith(JOB_PREFIX)
+            if isinstance(event, WorkloadPlaced | WorkloadScaled) or is_of_job:
                 self._is_due.set()
                 return
 
@@ -145,16 +159,18 @@ class RayEngine:
         self._detailed = tuple(node.node_id for node in look.nodes)
         self.counts.unreadable += len(look.unreadable)
         self._unreadable_log.note(look.unreadable)
-        has_agent = frozenset(node.name for node in look.nodes if self._has_agent(node.name))
-        workloads, gpus = await self._loop.read(_view)
+        workloads, gpus, nodes = await self._loop.read(_view)
+        has_agent = frozenset(filter(self._has_agent, {*nodes, *(node.name for node in look.nodes)}))
         claimed = claim_replicas(look.holdings, workloads)
         holdings = tuple(
             replace(one, workload_id=claimed[one.holder]) if one.holder in claimed else one for one in look.holdings
         )
         look = replace(look, holdings=holdings)
         now_s = self._clock.now_ns() / 1e9
-        for one in self._following.decide(look, workloads, has_agent=has_agent, gpus=gpus, now_s=now_s):
+        found = self._following.decide(look, workloads, has_agent=has_agent, gpus=gpus, now_s=now_s)
+        for one in found:
             await self._command(one)
+        self._stopped = {one.workload_id for one in found if isinstance(one, StopRayJob)}
         await self._serve(look, workloads)
         self.counts.looks += 1
         return look
@@ -169,14 +185,17 @@ class RayEngine:
         self._served = set(served)
         if not served:
             return
-        self._loop.outside.pages.update(list_metric_pages(look.nodes, served))
         names = {node.node_id: node.name for node in look.nodes}
         for workload, adoption in list_replica_moves(look.holdings, names, served):
             request = SubmitWorkloadRequest(spec=workload.spec, workload_id=workload.workload_id)
             await self._command(AdoptRayJob(request, adoption))
-        deployments = parse_applications(await self._ray.read_applications())
+        serve = parse_applications(await self._ray.read_applications())
+        outside = self._loop.outside
+        outside.pages |= (found := self._pages.list_pages(look.nodes, serve.routers, served))
+        # What was counted before a page is read for the first time is of no window.
+        outside.grown |= {name: frozenset(pages) for name, pages in found.items()}
         left: dict[str, str] = {}
-        for one in decide_scaling(deployments, served):
+        for one in decide_scaling(serve.deployments, served):
             match one:
                 case ScaleServeDeployment(workload_id, key, replicas):
                     try:
@@ -216,10 +235,19 @@ class RayEngine:
                     self.counts.ended += 1
                 case EndRayWork(workload_id, reason):
                     self._log.info("workload=%s ended reason=%s", workload_id, reason)
-                    await self._loop.cancel(workload_id)
+                    await self._loop.cancel(workload_id, reason=reason)
                     self.counts.ended += 1
+                case StopRayJob(submission_id, workload_id):
+                    await self._ray.stop_job(submission_id)
+                    if workload_id not in self._stopped:
+                        self._log.info("workload=%s stopped job=%s", workload_id, submission_id)
+                        self.counts.stopped += 1
         except (Fault, ContractError) as error:
             self._on_refusal(one, error)
+        except RayFailed as error:
+            # The next look tries again; one job that does not stop keeps no other waiting.
+            self.counts.failures += 1
+            self._log_once(f"{type(one).__name__} error={error}")
 
     def _on_refusal(self, one: RayInstruction, error: Exception) -> None:
         self._following.reports.forget_refused(one)
@@ -227,7 +255,9 @@ class RayEngine:
             # It has ended or left meanwhile, which the next look tells.
             return
         self.counts.refused += 1
-        said = f"{type(one).__name__} refused={error}"
+        self._log_once(f"{type(one).__name__} refused={error}")
+
+    def _log_once(self, said: str) -> None:
         if said not in self._refusals:
             if len(self._refusals) >= _REFUSALS_KEPT:
                 self._refusals.clear()

@@ -4,8 +4,9 @@
 missed is decided anew at the next look. Owns which of Ray's work is a workload of the core and what is external usage. Must
 not know how requests are made, nor clocks; times are arguments.
 
-Theory. Ray decides where its work runs unless somebody has asked the core first, so nothing is changed in Ray here. There are
-two kinds of workloads. Those of the client library were placed by the core; what is reserved in Ray names its workload, and
+Theory. Ray decides where its work runs unless somebody has asked the core first, so nothing is changed in Ray here, except
+that a job is stopped whose workload somebody has cancelled: ends of the engine's own have a reason, and that of a person has
+none. There are two kinds of workloads. Those of the client library were placed by the core; what is reserved in Ray names its workload, and
 counts as that workload's up to what the core has granted on that node, the rest as external usage. So a name that is wrong, or
 not its own, frees nothing. Jobs that asked nobody are adopted: a replica for each GPU that a job has to itself, on the very
 device, so that its energy is its own. All else that Ray holds is external usage: CPUs and memory of jobs, GPUs whose index
@@ -48,6 +49,8 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from eelgrid_protos.ray_names import NODE_TRAIT, OF_CLIENT, OF_JOB, ORIGIN, SERVE_LABEL, label_trait
 
+# Ids of the workloads of jobs begin with it.
+JOB_PREFIX = "ray-"
 _NODE_TRAITS_MOST = 256
 _TRAIT_MOST = 253
 _GENERATIONS_MOST = 10_000
@@ -76,8 +79,16 @@ class EndRayWork:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class StopRayJob:
+    """Somebody has cancelled the workload of a submitted job: stop the job in Ray."""
+
+    submission_id: str
+    workload_id: str
+
+
 RayInstruction: TypeAlias = (
-    RegisterNode | RemoveNode | ReportUsage | CorrectDevices | AdoptRayJob | ReportRayEnd | EndRayWork
+    RegisterNode | RemoveNode | ReportUsage | CorrectDevices | AdoptRayJob | ReportRayEnd | EndRayWork | StopRayJob
 )
 
 
@@ -105,6 +116,8 @@ class Following:
     # By holder and node: the most that was ever known of its GPUs, since statistics come late and may fail to come.
     _slots: dict[tuple[str, str], tuple[GpuSlot, ...]] = field(default_factory=dict)
     reports: NodeReporter = field(default_factory=NodeReporter)
+    # Names of nodes that were Ray's.
+    _were_of_ray: set[str] = field(default_factory=set)
 
     def decide(
         self,
@@ -115,7 +128,7 @@ class Following:
         gpus: Mapping[str, Mapping[int, str]],
         now_s: float,
     ) -> list[RayInstruction]:
-        """Returns what is to be done; `gpus` are by node the ids of the core's GPUs by their index."""
+        """Returns what is to be done; `has_agent` names all nodes of agents, `gpus` the core's ids of GPUs by node and index."""
         names = {node.node_id: node.name for node in look.nodes}
         holdings = self._remember_slots([one for one in look.holdings if one.node_id in names])
         mine = {key: one for key, one in workloads.items() if is_of_ray(one)}
@@ -162,18 +175,28 @@ class Following:
         self, nodes: Sequence[RayNode], usage: Mapping[str, ExternalUsage], has_agent: frozenset[str]
     ) -> Iterable[RayInstruction]:
         # The agent of a node speaks on when its raylet is gone: then nothing of Ray's may come there.
-        closed = "Ray: the node has left the cluster"
-        yield from self.reports.remove_missing({node.name for node in nodes}, has_agent=has_agent, closed=closed)
+        closed, names = "Ray: the node has left the cluster", {node.name for node in nodes}
+        self._were_of_ray |= names
+        # One that never was Ray's is free for what agents run, such as nodes of Ray from our own queue.
+        others = has_agent - self._were_of_ray
+        yield from self.reports.remove_missing(names | others, has_agent=has_agent, closed=closed)
+        for name in sorted(others):
+            yield from self.reports.report(name, ExternalUsage(), None)
         for node in nodes:
-            others = replace(usage.get(node.name, ExternalUsage()), traits=list_node_traits(node), closed=node.closed)
+            held = replace(usage.get(node.name, ExternalUsage()), traits=list_node_traits(node), closed=node.closed)
             inventory = None if node.name in has_agent else build_ray_inventory(node)
-            yield from self.reports.report(node.name, others, inventory)
+            yield from self.reports.report(node.name, held, inventory)
 
     def _follow_job(
         self, job: RayJob, wanted: frozenset[_Device], mine: Mapping[str, Workload], now_s: float
     ) -> Iterable[RayInstruction]:
         """Has the core hold the GPUs that a job has to itself."""
-        key = name_ray_job(job, mine)
+        key, last = name_ray_job(job, mine), find_last_workload(job, mine)
+        if last is not None and last.phase is WorkloadPhase.CANCELLED and not last.reason and job.submission_id:
+            # Until it has ended, what it holds is external usage. A driver that somebody started is not Ray's to stop.
+            if not job.is_over:
+                yield StopRayJob(job.submission_id, last.workload_id)
+            return
         workload = mine.get(key)
         places = () if workload is None else workload.placements
         held = {_device_of(place): place.replica for place in places}
@@ -228,7 +251,7 @@ def is_of_ray(workload: Workload) -> bool:
 def _base_name(job: RayJob) -> str:
     # Numbers of drivers begin anew with each cluster, so the time is a part of their name.
     name = job.submission_id or f"{job.job_id}-{job.start_s}"
-    return "ray-" + re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:100].strip("-_")
+    return JOB_PREFIX + re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:100].strip("-_")
 
 
 def _strip_generation(key: str) -> str:
@@ -237,13 +260,29 @@ def _strip_generation(key: str) -> str:
 
 def name_ray_job(job: RayJob, workloads: Mapping[str, Workload]) -> str:
     """Returns the core's id of a job: after one that was ended while the job went on, the next number of it."""
-    base = _base_name(job)
-    for number in range(_GENERATIONS_MOST):
-        key = f"{base}.{number}" if number else base
+    for key in _list_generations(job):
         workload = workloads.get(key)
         if workload is None or not workload.phase.is_ended:
             return key
-    return base
+    return _base_name(job)
+
+
+def find_last_workload(job: RayJob, workloads: Mapping[str, Workload]) -> Workload | None:
+    """Returns the newest workload of a job, ended or not; None if it has none."""
+    last = None
+    for key in _list_generations(job):
+        workload = workloads.get(key)
+        if workload is None:
+            break
+        last = workload
+    return last
+
+
+def _list_generations(job: RayJob) -> Iterable[str]:
+    base = _base_name(job)
+    yield base
+    for number in range(1, _GENERATIONS_MOST):
+        yield f"{base}.{number}"
 
 
 def build_job_request(job: RayJob, key: str, replicas: int, settings: FollowingSettings) -> SubmitWorkloadRequest:
@@ -384,20 +423,24 @@ def list_corrections(
     gpus: Mapping[str, Mapping[int, str]],
 ) -> Iterable[CorrectDevices]:
     """Yields by node the GPUs that workloads of the client library have there, where Ray chose others than planned."""
-    held: dict[tuple[str, str], list[int]] = {}
+    held: dict[tuple[str, str], dict[int, float]] = {}
     for one in holdings:
         if _is_granted(one, names, mine):
-            held.setdefault((one.workload_id, names[one.node_id]), []).extend(slot.gpu for slot in one.slots)
+            shares = held.setdefault((one.workload_id, names[one.node_id]), {})
+            for slot in one.slots:
+                shares[slot.gpu] = min(1.0, shares.get(slot.gpu, 0.0) + slot.share)
     by_node: dict[str, dict[tuple[str, int], tuple[str, ...]]] = {}
-    for (key, name), indexes in held.items():
+    for (key, name), shares in held.items():
         request, known = mine[key].spec.request, gpus.get(name, {})
         places = sorted((one for one in mine[key].placements if one.node_name == name), key=lambda one: one.replica)
-        if any(one.gpu_instance is not None for one in places) or request.gpu_milli != GPU_MILLI_WHOLE:
-            # Slices and shares are chosen here, and told to the program itself.
+        if any(one.gpu_instance is not None for one in places) or not request.gpu_milli:
+            # Slices are chosen here, and told to the program itself.
             continue
-        uuids = [known[index] for index in sorted(set(indexes)) if index in known]
+        # Several replicas may share a GPU, each with its part of it.
+        times = {index: round(share * GPU_MILLI_WHOLE / request.gpu_milli) for index, share in shares.items()}
+        uuids = [known[index] for index in sorted(times) if index in known for _ in range(times[index])]
         planned = [uuid for one in places for uuid in one.gpu_uuids]
-        if len(uuids) != len(planned) or set(uuids) == set(planned):
+        if len(uuids) != len(planned) or sorted(uuids) == sorted(planned):
             continue
         into = by_node.setdefault(name, {})
         for at, place in enumerate(places):

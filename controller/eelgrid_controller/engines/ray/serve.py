@@ -14,7 +14,7 @@ Sources: docs.ray.io (Serve REST API v2, external scaling), tried on Ray 2.60: 4
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +49,13 @@ class ServeDeployment:
     is_open: bool
 
 
+class ServeLook(NamedTuple):
+    """Serve at one moment: its deployments, and the ids of nodes whose proxies route requests to them."""
+
+    deployments: Mapping[DeploymentKey, ServeDeployment]
+    routers: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleServeDeployment:
     """Give a deployment its number of replicas."""
@@ -66,13 +73,13 @@ class LeaveServeDeployment:
     reason: str
 
 
-def parse_applications(text: bytes) -> dict[DeploymentKey, ServeDeployment]:
+def parse_applications(text: bytes) -> ServeLook:
     """Parses the answer of GET /api/serve/applications/; raises RayUnreadable. An unreadable deployment is left out."""
     answer = parse_json(text)
     applications = answer.get("applications") if isinstance(answer, dict) else None
     if not isinstance(applications, dict):
         raise RayUnreadable("the answer has no applications")
-    found = {}
+    found: dict[DeploymentKey, ServeDeployment] = {}
     for name, application in applications.items():
         deployments = application.get("deployments") if isinstance(application, dict) else None
         config = application.get("deployed_app_config") if isinstance(application, dict) else None
@@ -82,7 +89,8 @@ def parse_applications(text: bytes) -> dict[DeploymentKey, ServeDeployment]:
             key = DeploymentKey(name, title)
             if isinstance(one, dict) and (read := _read_deployment(key, one, is_open=is_open)) is not None:
                 found[key] = read
-    return found
+    proxies = answer.get("proxies")
+    return ServeLook(found, frozenset(map(str, proxies)) if isinstance(proxies, dict) else frozenset())
 
 
 def _read_deployment(key: DeploymentKey, found: Mapping[str, Any], *, is_open: bool) -> ServeDeployment | None:
@@ -182,18 +190,34 @@ def list_replica_moves(
     return found
 
 
-def list_metric_pages(nodes: Iterable[RayNode], workloads: Mapping[str, Workload]) -> dict[str, dict[int, str]]:
-    """Returns by workload and replica where Serve's metrics are: one page for each node, that tells of all replicas there."""
-    ports = {node.name: node for node in nodes if node.metrics_port and node.address}
-    found: dict[str, dict[int, str]] = {}
-    for key, workload in workloads.items():
-        if name_deployment(workload) is None:
-            continue
-        pages: dict[str, tuple[int, str]] = {}
-        for place in workload.placements:
-            node = ports.get(place.node_name)
-            if node is not None and place.node_name not in pages:
-                host = f"[{node.address}]" if ":" in node.address else node.address
-                pages[place.node_name] = place.replica, f"http://{host}:{node.metrics_port}/metrics"
-        found[key] = dict(pages.values())
-    return found
+class MetricPages:
+    """Where Serve's metrics are: one page for each node that has replicas of a deployment, or routes requests to them.
+
+    What waits for a replica is told where it was sent, which is the node of a proxy; so its page is read even if no replica
+    runs there. A page keeps its number while its node is there, since what it has counted goes on when replicas come and go.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def list_pages(
+        self, nodes: Iterable[RayNode], routers: Collection[str], workloads: Mapping[str, Workload]
+    ) -> dict[str, dict[int, str]]:
+        """Returns by workload the URLs of pages by number; `routers` are the ids of nodes with a proxy."""
+        known = {node.node_id: node for node in nodes if node.metrics_port and node.address}
+        self._numbers = {key: number for key, number in self._numbers.items() if key in known}
+        for key in sorted(known.keys() - self._numbers.keys()):
+            self._numbers[key] = 1 + max(self._numbers.values(), default=-1)
+        found: dict[str, dict[int, str]] = {}
+        for key, workload in workloads.items():
+            if name_deployment(workload) is None:
+                continue
+            places = {place.node_name for place in workload.placements}
+            wanted = [one for one in known.values() if one.name in places or (places and one.node_id in routers)]
+            found[key] = {self._numbers[one.node_id]: _build_page_url(one) for one in wanted}
+        return found
+
+
+def _build_page_url(node: RayNode) -> str:
+    host = f"[{node.address}]" if ":" in node.address else node.address
+    return f"http://{host}:{node.metrics_port}/metrics"

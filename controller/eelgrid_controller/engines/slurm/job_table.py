@@ -16,7 +16,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmJobs, SlurmUnreadable, expand_hosts
+from eelgrid_controller.engines.host_lists import expand_hosts
+from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmJobs, SlurmUnreadable
 
 # Their widths are those at which squeue cuts them: what fills its column may be cut.
 _WIDTHS = {
