@@ -3,7 +3,7 @@
 A real Slurm on loopback (tests/slurm_rig.py) with two nodes that work and a dynamic one with simulated GPUs, whose layout changes
 from one to another and back by `eelgrid-agent mig apply --slurm`. One job beats twenty times a second all the time, others follow
 one another. Measured: how long the node is out of service, by the agent; the whole command, with Python's start; how long
-slurmctld shows no idle node, asked without a pause; and the longest silence of the job that beats.
+slurmctld shows no idle node, asked ten times a second; and the longest silence of the job that beats.
 
 Target: out of service for at most 2 s as the median, and no job of another node requeued, ended or failed.
 """
@@ -29,12 +29,14 @@ from bench.runner import Options, Progress, Unusable, benchmark, report_promise
 from bench.tables import write_csv
 
 _OUTAGE_MOST_S = 2.0
+# Each question is a process, and must not take the machine from what is measured.
+_ASKED_S = 0.1
 _WITHIN_S = 120.0
 _OUTAGE = re.compile(r"out of service in Slurm for ([0-9.]+) s")
 
 
 class _Watch(threading.Thread):
-    """Asks slurmctld about the node without a pause, and counts for how long it was not idle."""
+    """Asks slurmctld about the node again and again, and counts for how long it was not idle."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(daemon=True)
@@ -42,7 +44,7 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         last_s = time.monotonic()
-        while not self.is_over.is_set():
+        while not self.is_over.wait(_ASKED_S):
             is_idle = self.node.show().get("State") == "IDLE+DYNAMIC_NORM"
             now_s = time.monotonic()
             self.gone_s += 0.0 if is_idle else now_s - last_s
