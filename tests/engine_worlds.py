@@ -54,6 +54,8 @@ class EngineWorld:
 
     names = ("n0", "n1")
     options = ()
+    # How long a promise may take to be seen.
+    within_s = 90.0
     # What the engine does not promise, by the name of the promise, with the reason.
     lacks = MappingProxyType({})
 
@@ -337,6 +339,8 @@ class RealRayWorld(FakeRayWorld):
     """A Ray with two raylets on this machine, and a head without GPUs."""
 
     names = ("head", "n0", "n1")
+    # A driver and its workers import Ray anew, on a busy machine for a minute and more.
+    within_s = 240.0
 
     def open(self):
         self.ray = RayCluster()
