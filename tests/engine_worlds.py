@@ -117,7 +117,8 @@ class EngineWorld:
     def list_placed(self):
         """All workloads that the core has placed."""
         request = ListWorkloadsRequest(phases=(WorkloadPhase.PLACED,), page_size=1000)
-        return self.cluster.operators.list_workloads(request, timeout=10.0).workloads
+        # A controller that is busy, or has just been started anew, is asked again.
+        return self.cluster.until(lambda: (self.cluster.operators.list_workloads(request, timeout=10.0),))[0].workloads
 
     def known_devices(self):
         """The devices that the core says are held, each with the keys of its holders."""
