@@ -54,6 +54,8 @@ class EngineWorld:
 
     names = ("n0", "n1")
     options = ()
+    # How long a promise may take to be seen.
+    within_s = 90.0
     # What the engine does not promise, by the name of the promise, with the reason.
     lacks = MappingProxyType({})
 
@@ -115,7 +117,8 @@ class EngineWorld:
     def list_placed(self):
         """All workloads that the core has placed."""
         request = ListWorkloadsRequest(phases=(WorkloadPhase.PLACED,), page_size=1000)
-        return self.cluster.operators.list_workloads(request, timeout=10.0).workloads
+        # A controller that is busy, or has just been started anew, is asked again.
+        return self.cluster.until(lambda: (self.cluster.operators.list_workloads(request, timeout=10.0),))[0].workloads
 
     def known_devices(self):
         """The devices that the core says are held, each with the keys of its holders."""
@@ -337,6 +340,8 @@ class RealRayWorld(FakeRayWorld):
     """A Ray with two raylets on this machine, and a head without GPUs."""
 
     names = ("head", "n0", "n1")
+    # A driver and its workers import Ray anew, on a busy machine for a minute and more.
+    within_s = 240.0
 
     def open(self):
         self.ray = RayCluster()

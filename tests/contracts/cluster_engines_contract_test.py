@@ -18,7 +18,6 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 
-WITHIN_S = 90.0
 ENGINES = [
     pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=missing or "it is there"))
     for name, missing in list_engines().items()
@@ -49,15 +48,15 @@ def skip_unless_promised(world, what):
 
 
 def wait_running(world, *jobs):
-    poll_until(lambda: all(world.starts(job) for job in jobs), "the jobs have begun", within_s=WITHIN_S)
-    poll_until(lambda: all(map(world.holds_all, jobs)), "they hold their devices", within_s=WITHIN_S)
+    poll_until(lambda: all(world.starts(job) for job in jobs), "the jobs have begun", within_s=world.within_s)
+    poll_until(lambda: all(map(world.holds_all, jobs)), "they hold their devices", within_s=world.within_s)
     wait_agreement(world)
 
 
 def wait_agreement(world):
     """Waits until the core knows the same devices as the engine."""
     with suppress(AssertionError):
-        poll_until(lambda: world.known_devices() == world.held_by_engine(), within_s=WITHIN_S)
+        poll_until(lambda: world.known_devices() == world.held_by_engine(), within_s=world.within_s)
     assert world.known_devices() == world.held_by_engine()
 
 
@@ -86,7 +85,7 @@ def test_a_job_ends_in_the_core_as_it_ended_in_its_engine(world, code, phase):
     job = world.start_ending(code)
     wait_running(world, job)
     world.end(job, code)
-    poll_until(lambda: world.phase(job).is_ended, "the core knows of the end", within_s=WITHIN_S)
+    poll_until(lambda: world.phase(job).is_ended, "the core knows of the end", within_s=world.within_s)
     found = world.workload(job)
     assert (found.phase, found.exit_code) == (phase, code)
     assert found.reason == ("" if not code else "exited with 37")
@@ -97,10 +96,12 @@ def test_a_job_that_is_cancelled_in_its_engine_is_cancelled_in_the_core_and_hold
     job = world.start(2)
     wait_running(world, job)
     world.cancel(job)
-    poll_until(lambda: world.is_over(job), "the engine has ended it", within_s=WITHIN_S)
-    poll_until(lambda: world.phase(job).is_ended, "the core knows", within_s=WITHIN_S)
+    poll_until(lambda: world.is_over(job), "the engine has ended it", within_s=world.within_s)
+    poll_until(lambda: world.phase(job).is_ended, "the core knows", within_s=world.within_s)
     assert world.phase(job) is WorkloadPhase.CANCELLED
-    poll_until(lambda: world.known_devices() == world.held_by_engine() == {}, "nothing is held", within_s=WITHIN_S)
+    poll_until(
+        lambda: world.known_devices() == world.held_by_engine() == {}, "nothing is held", within_s=world.within_s
+    )
 
 
 def test_a_job_that_an_operator_cancels_ends_in_its_engine(world):
@@ -108,8 +109,8 @@ def test_a_job_that_an_operator_cancels_ends_in_its_engine(world):
     job = world.start()
     wait_running(world, job)
     cancel_record(world, world.key(job))
-    poll_until(lambda: world.is_over(job), "the engine has ended it", within_s=WITHIN_S)
-    poll_until(lambda: world.phase(job) is WorkloadPhase.CANCELLED, "so has the core", within_s=WITHIN_S)
+    poll_until(lambda: world.is_over(job), "the engine has ended it", within_s=world.within_s)
+    poll_until(lambda: world.phase(job) is WorkloadPhase.CANCELLED, "so has the core", within_s=world.within_s)
     assert world.starts(job) == 1
 
 
