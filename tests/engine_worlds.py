@@ -286,8 +286,6 @@ class RealSlurmWorld(SlurmWorld):
 class FakeRayWorld(EngineWorld):
     """A dashboard of Ray that is a server of the test's."""
 
-    lacks = MappingProxyType({"ends what an operator cancels": "a record of a job is none of Ray's"})
-
     def open(self):
         self.ray = FakeRay(self.names)
         self.options = ("--ray", self.ray.url, "--ray-poll", "0.2", "--ray-patience", "3")

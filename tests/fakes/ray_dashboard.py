@@ -21,7 +21,16 @@ class FakeRay:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                body = json.dumps(cluster.answer(self.path.partition("?")[0])).encode()
+                self._send(cluster.answer(self.path.partition("?")[0]))
+
+            def do_POST(self):
+                key = self.path.removeprefix("/api/jobs/").removesuffix("/stop")
+                assert self.path == f"/api/jobs/{key}/stop", self.path
+                cluster.end(key, "STOPPED")
+                self._send({"stopped": True})
+
+            def _send(self, answer):
+                body = json.dumps(answer).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
