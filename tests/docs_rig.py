@@ -34,6 +34,7 @@ REASONS = (
     "needs a registry",
     "needs a terminal",
     "needs a box",
+    "needs a PostgreSQL",
 )
 OUTPUT = "Output"
 # Of a text that shows what was printed at another time.

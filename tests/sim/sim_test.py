@@ -15,11 +15,11 @@ ROOT = HERE.parent.parent
 SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "25"))
 STEPS = 600
 # A plant is given this many seeds to show itself.
-PLANT_SEEDS = range(1000, 1040)
+PLANT_SEEDS = range(1000, 1060)
 # Of plants that show themselves late: the first seed that shows it, which is tried first.
 SHOWN_BY = {
     "an agent loses ticks": 1016,
-    "a controller counts a batch twice": 1025,
+    "a controller counts a batch twice": 1055,
     "a controller believes a journal that was rolled back": 1007,
 }
 

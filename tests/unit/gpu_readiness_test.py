@@ -120,11 +120,12 @@ class RecordedProcesses:
     def list_attempts(self):
         return self.attempts
 
-    def start(self, item):
-        key = attempt_key(item)
-        self.attempts[key] = AttemptStatus(
-            workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=AttemptState.RUNNING
-        )
+    def start(self, *items):
+        for item in items:
+            key = attempt_key(item)
+            self.attempts[key] = AttemptStatus(
+                workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=AttemptState.RUNNING
+            )
         self.on_change()
 
     def refuse(self, item, reason, *, gpu_held=False):

@@ -136,9 +136,7 @@ def test_a_job_that_was_released_ahead_is_adopted_once_it_has_begun_and_when_nob
     # If it cannot be adopted it is external usage until the next look.
     assert decide(RUNNING, workloads=[known], steering=steering) == []
     (running,) = steering.list_begun([RUNNING], {known.workload_id: known})
-    assert running.adoption.standing[0].counted == replace(
-        reports(RUNNING, workloads=[known])["n0"], gpu_indexes=(), traits=()
-    )
+    assert running.adoption.standing[0].counted == replace(reports(RUNNING, workloads=[known])["n0"], traits=())
     ended = replace(RUNNING, state="COMPLETED", end_s=21)
     (unseen,) = Steering().list_begun([ended], {known.workload_id: known})
     assert (unseen.adoption.begins_pending, unseen.adoption.standing[0].counted) == (True, ExternalUsage())

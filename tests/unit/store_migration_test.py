@@ -127,10 +127,11 @@ async def test_between_folders_nothing_is_done_without_a_yes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "words"), [("sqlite:///nothing/there", "there is no journal"), ("here", "no database")]
+    ("source", "code", "words"),
+    [("sqlite:///nothing/there", 4, "there is no journal"), ("here", 2, "FROM is no URL of a database")],
 )
-def test_a_source_that_is_none_is_refused(source, words, tmp_path):
-    assert words in migrate(source, f"sqlite:///{tmp_path}/new", "--yes", code=2).stderr
+def test_a_source_that_is_none_is_refused(source, code, words, tmp_path):
+    assert words in migrate(source, f"sqlite:///{tmp_path}/new", "--yes", code=code).stderr
     assert not (tmp_path / "new").exists()
 
 

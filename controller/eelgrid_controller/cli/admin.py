@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from eelgrid_controller.cli.confirmation import confirm_change, yes_option
-from eelgrid_controller.cli.connection import CliError, CliSettings, UsageMismatch, output_option
+from eelgrid_controller.cli.connection import CliError, CliSettings, NameNotFound, UsageMismatch, output_option
 from eelgrid_controller.cli.output import print_plain
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
 
@@ -31,9 +31,21 @@ def _translated() -> Iterator[None]:
         raise CliError(error.problem, error.remedy) from error
 
 
+def _check_url(_context: click.Context, parameter: click.Parameter, url: str) -> str:
+    """Refuses what names no database, without repeating it: it may hold a password."""
+    from eelgrid_controller.runtime.stores import sqlite_folder
+
+    try:
+        sqlite_folder(url)
+    except ControllerConfigError as error:
+        problem = f"{parameter.metavar} is no URL of a database"
+        raise click.BadParameter(f"{problem}; {error.remedy}", param_hint=f"'{parameter.metavar}'") from error
+    return url
+
+
 @admin.command()
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
+@click.argument("source", metavar="FROM", callback=_check_url)
+@click.argument("target", metavar="TO", callback=_check_url)
 @yes_option
 @output_option
 @click.pass_obj
@@ -50,7 +62,9 @@ def migrate(settings: CliSettings, source: str, target: str, *, yes: bool) -> No
 
     with _translated(), contextlib.ExitStack() as stack:
         if not is_filled(source):
-            raise UsageMismatch(f"there is no journal in {source}", "name the folder of --data, as sqlite:///FOLDER")
+            raise NameNotFound(
+                f"FROM: there is no journal in {source}", "name the folder of --data, as sqlite:///FOLDER"
+            )
         # Locks of folders are those of --data; a database has none of its own.
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eelctl-")))
         begun = open_store(source, scratch / "source", new_cluster_id="", address="eelctl admin migrate", wait_s=0.0)
