@@ -280,3 +280,13 @@ def test_a_job_is_named_by_its_metadata_or_its_program(entrypoint, name):
     named = replace(JOB, metadata={"name": "mine", "user": "alice"})
     spec = build_job_request(named, "k", 1, FollowingSettings()).spec
     assert (spec.name, spec.user) == ("mine", "alice")
+
+
+@pytest.mark.parametrize("known", [(), (GpuSlot(2, 1.0),)], ids=["none", "one of two"])
+def test_a_gpu_stays_held_while_statistics_have_not_told_which_a_job_has_as_after_a_restart(known):
+    held = build_workload(KEY, ("n0", (1,)), ("n0", (2,)))
+    two = replace(ACTOR, gpus=2.0, slots=known)
+    assert decide(two, workloads=[held], now_s=0.0) == []
+    # Told, and it has another one.
+    (found,) = decide(replace(ACTOR, gpus=2.0, slots=(GpuSlot(2, 1.0), GpuSlot(3, 1.0))), workloads=[held])
+    assert (found.adoption.released, found.adoption.standing[0].gpu_indexes) == ((0,), (3,))

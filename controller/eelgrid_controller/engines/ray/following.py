@@ -136,7 +136,8 @@ class Following:
         found += self._end_unheld(look, holdings, mine, now_s)
         found += self._follow_nodes(look.nodes, sum_external_usage(holdings, names, mine), has_agent)
         for job in sorted(look.jobs, key=lambda one: (one.start_s, one.job_id, one.submission_id)):
-            found += self._follow_job(job, list_own_devices(job, holdings, names, mine), mine, now_s)
+            unsaid = list_unsaid_nodes(job, holdings, names, mine)
+            found += self._follow_job(job, list_own_devices(job, holdings, names, mine), unsaid, mine, now_s)
         found += _end_forgotten(look.jobs, mine)
         found += list_corrections(holdings, names, mine, gpus)
         for key in self._unheld_since_s.keys() - mine.keys():
@@ -188,9 +189,14 @@ class Following:
             yield from self.reports.report(node.name, held, inventory)
 
     def _follow_job(
-        self, job: RayJob, wanted: frozenset[_Device], mine: Mapping[str, Workload], now_s: float
+        self,
+        job: RayJob,
+        wanted: frozenset[_Device],
+        unsaid: frozenset[str],
+        mine: Mapping[str, Workload],
+        now_s: float,
     ) -> Iterable[RayInstruction]:
-        """Has the core hold the GPUs that a job has to itself."""
+        """Has the core hold the GPUs that a job has to itself; on nodes where it is `unsaid` which, those that it holds."""
         key, last = name_ray_job(job, mine), find_last_workload(job, mine)
         if last is not None and last.phase is WorkloadPhase.CANCELLED and not last.reason and job.submission_id:
             # Until it has ended, what it holds is external usage. A driver that somebody started is not Ray's to stop.
@@ -200,6 +206,7 @@ class Following:
         workload = mine.get(key)
         places = () if workload is None else workload.placements
         held = {_device_of(place): place.replica for place in places}
+        wanted |= {one for one in held if one.node_name in unsaid}
         if not wanted:
             if not held:
                 return
@@ -365,6 +372,17 @@ def list_own_devices(
         else:
             shared |= devices
     return frozenset(used - shared - taken)
+
+
+def list_unsaid_nodes(
+    job: RayJob, holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload]
+) -> frozenset[str]:
+    """Returns the nodes whose statistics have not told which GPUs a job has there, as after a restart of the controller."""
+    return frozenset(
+        names[one.node_id]
+        for one in holdings
+        if job.job_id and one.job_id == job.job_id and len(one.slots) < one.gpus and not _is_granted(one, names, mine)
+    )
 
 
 def _is_granted(one: RayHolding, names: Mapping[str, str], mine: Mapping[str, Workload]) -> bool:
