@@ -50,6 +50,8 @@ from eelgrid_protos.messages import (
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _LOOK_S = 1.0
+# After each look, of the time that it took.
+_PAUSE_SHARE, _PAUSE_MOST_S = 0.5, 0.25
 
 
 def _view(core: Core) -> tuple[dict[str, Workload], dict[str, Inventory]]:
@@ -91,7 +93,10 @@ class FluxEngine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._is_due.wait()
+            begun_s = self._clock.monotonic_s()
             await self.look()
+            # A look goes over all jobs: events that come meanwhile share the next one, and others have their turn.
+            await asyncio.sleep(min(_PAUSE_MOST_S, _PAUSE_SHARE * (self._clock.monotonic_s() - begun_s)))
 
     async def look(self) -> None:
         """Decides once, and carries it out."""

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from eelgrid_controller.engines.element_lists import UnreadableAnswer
@@ -27,6 +28,8 @@ _PROPERTIES_MOST = 1_024
 # Forbidden in the names of properties by RFC 20.
 _PROPERTY = re.compile(r"[^!&'\"^`|()\x00-\x1f]{1,200}")
 # 64 bits, and `f`.
+# Each look names all jobs that wait or run.
+_JOB_IDS_KEPT = 65_536
 _JOB_ID_LETTERS_MOST = 12
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Properties that describe the instance and not the hardware; they are in no R of a job.
@@ -264,6 +267,7 @@ def _bracket(text: str) -> str:
     return text if text.isdigit() else f"[{text}]"
 
 
+@lru_cache(maxsize=_JOB_IDS_KEPT)
 def format_job_id(number: int) -> str:
     """Formats a job id in base 58, with `f` before it: what every Flux command reads, in ASCII."""
     digits = "".join(_digits(number)) or _BASE58[0]
