@@ -11,7 +11,6 @@ import json
 import os
 import sqlite3
 import stat
-import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +39,20 @@ from eelgrid_controller.runtime.audit_log import (
     read_audit_page,
 )
 from eelgrid_controller.runtime.journal_mark import CHAIN_START, MARK_NAME, HighWaterMark, JournalMark, extend_chain
+from eelgrid_controller.runtime.journal_rows import (
+    compute_entry_crc,
+    decode_checkpoint,
+    describe_damaged_checkpoint,
+    describe_damaged_entry,
+    encode_body,
+    encode_checkpoint,
+)
 from eelgrid_controller.state.journal import (
     Checkpoint,
     JournalCopy,
     JournalCounters,
     JournalEntry,
     JournalHistory,
-    checkpoint_removal_command,
-    entry_removal_command,
 )
 from eelgrid_protos.messages import AuditEntry
 
@@ -74,30 +79,6 @@ CREATE TABLE checkpoints (
   seq INTEGER PRIMARY KEY, body BLOB NOT NULL, digest TEXT NOT NULL, crc32 INTEGER NOT NULL
 );
 """
-
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-def _entry_crc(seq: int, kind: bytes, body: bytes) -> int:
-    return zlib.crc32(b"%d\n%b\n%b" % (seq, kind, body))
-
-
-def _checkpoint_crc(seq: int, digest: bytes, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(b"%d\n%b\n" % (seq, digest)))
-
-
-def _checkpoint_row(checkpoint: Checkpoint) -> tuple[int, bytes, str, int]:
-    body = zlib.compress(_dumps(checkpoint.state), 3)
-    return checkpoint.seq, body, checkpoint.digest, _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)
-
-
-def _check_row(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
-    """Decodes the checkpoint in a row; None if it is damaged."""
-    if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
-        return Checkpoint(seq, json.loads(zlib.decompress(body)), digest.decode())
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +145,9 @@ class SqliteJournal:
         rows: list[tuple[int, str, str, int]] = []
         size = 0
         for seq, entry in enumerate(entries, self._last + 1):
-            body = _dumps(entry.body)
+            body = encode_body(entry.body)
             size += len(body)
-            rows.append((seq, entry.kind, body.decode(), _entry_crc(seq, entry.kind.encode(), body)))
+            rows.append((seq, entry.kind, body.decode(), compute_entry_crc(seq, entry.kind.encode(), body)))
         self.check_files()
         self._remove_unmarked()
         with self._transaction():
@@ -187,15 +168,15 @@ class SqliteJournal:
         """See `AuditedJournal`."""
         links, events = [], []
         for seq, entry in copy.history.entries:
-            body = _dumps(entry.body)
-            links.append((seq, _entry_crc(seq, entry.kind.encode(), body)))
+            body = encode_body(entry.body)
+            links.append((seq, compute_entry_crc(seq, entry.kind.encode(), body)))
             events.append((seq, entry.kind, body.decode(), links[-1][1]))
         execute = self._connection.execute
         with self._transaction():
             if self._last or copy.cluster_id != self.cluster_id:
                 raise JournalNotEmpty(self.path)
             for checkpoint in copy.checkpoints:
-                execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", _checkpoint_row(checkpoint))
+                execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", encode_checkpoint(checkpoint))
             self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", events)
             if copy.audited:
                 self.audit_table.insert(copy.audited)
@@ -232,17 +213,9 @@ class SqliteJournal:
             ).fetchall()
         if not rows:
             return None
-        if checkpoint := _check_row(*rows[0]):
+        if checkpoint := decode_checkpoint(*rows[0]):
             return checkpoint
-        seq = rows[0][0]
-        before = f"the checkpoint at entry {rows[1][0]}" if len(rows) > 1 else "the beginning"
-        raise JournalCorrupt(
-            self.path,
-            f"the checkpoint at entry {seq} is damaged",
-            f"{before} and the entries since then lead to the same state, so nothing is lost by removing it: "
-            f"{checkpoint_removal_command(self.path, seq)}",
-            seq=seq,
-        )
+        raise describe_damaged_checkpoint(self.path, rows[0][0], rows[1][0] if len(rows) > 1 else None)
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Yields entries in order; raises JournalCorrupt at the first that is damaged or missing."""
@@ -260,7 +233,11 @@ class SqliteJournal:
         for found, kind, body, crc in cursor:
             if found != expected:
                 raise self._corrupt(expected, seq, f"entries {expected} to {found - 1} are missing")
-            if not isinstance(kind, bytes) or not isinstance(body, bytes) or _entry_crc(found, kind, body) != crc:
+            if (
+                not isinstance(kind, bytes)
+                or not isinstance(body, bytes)
+                or compute_entry_crc(found, kind, body) != crc
+            ):
                 raise self._corrupt(found, seq, f"entry {found} is damaged")
             yield found, JournalEntry(kind.decode(), json.loads(body))
             expected += 1
@@ -280,14 +257,14 @@ class SqliteJournal:
             if reader.execute("SELECT min(seq) FROM events").fetchone() == (1,):
                 return JournalHistory(None, tuple(self._entries(reader, 0)))
             rows = reader.execute("SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq LIMIT 1").fetchall()
-            checkpoint = _check_row(*rows[0]) if rows else None
+            checkpoint = decode_checkpoint(*rows[0]) if rows else None
             if rows and checkpoint is None:
                 raise self._corrupt(rows[0][0], 0, f"the checkpoint at entry {rows[0][0]} is damaged")
             return JournalHistory(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Stores a checkpoint; deletes all but the newest before it, and the entries that both cover."""
-        row = _checkpoint_row(checkpoint)
+        row = encode_checkpoint(checkpoint)
         self.check_files()
         self._remove_unmarked()
         with self._transaction():
@@ -374,14 +351,7 @@ class SqliteJournal:
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('chain', ?)", (row,))
 
     def _corrupt(self, seq: int, good: int, problem: str) -> JournalCorrupt:
-        start = f"the checkpoint at entry {good}" if good else "the beginning"
-        return JournalCorrupt(
-            self.path,
-            problem,
-            f"{start} and the entries up to {seq - 1} are good: restore a backup, or give up the rest with: "
-            f"{entry_removal_command(self.path, seq)} and start once with --accept-journal-loss",
-            seq=seq,
-        )
+        return describe_damaged_entry(self.path, seq, good, problem, then=" and start once with --accept-journal-loss")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -557,7 +527,7 @@ def _examine(path: Path, mark: JournalMark | None) -> _Examined:
             at_mark = extend_chain(base.chain, links[:upto])
             if lost is None and mark is not None and mark.seq >= base.seq and at_mark != mark.chain:
                 sound = all(
-                    isinstance(kind, bytes) and isinstance(body, bytes) and _entry_crc(seq, kind, body) == crc
+                    isinstance(kind, bytes) and isinstance(body, bytes) and compute_entry_crc(seq, kind, body) == crc
                     for seq, kind, body, crc in _rows(reader, "seq, kind, body, crc32", base.seq)
                 )
                 # Reading reports damaged entries by number.

@@ -14,7 +14,6 @@ import os
 import socket
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -35,6 +34,14 @@ from eelgrid_controller.errors import (
     LostEntries,
 )
 from eelgrid_controller.runtime.audit_log import AuditFilter, AuditPage, AuditRow, AuditTable, build_audit_page
+from eelgrid_controller.runtime.journal_rows import (
+    compute_entry_crc,
+    decode_checkpoint,
+    describe_damaged_checkpoint,
+    describe_damaged_entry,
+    encode_body,
+    encode_checkpoint,
+)
 from eelgrid_controller.runtime.postgresql.connections import (
     FaultKind,
     UnreplicatedCommit,
@@ -65,8 +72,6 @@ from eelgrid_controller.state.journal import (
     JournalCounters,
     JournalEntry,
     JournalHistory,
-    checkpoint_removal_command,
-    entry_removal_command,
 )
 from eelgrid_protos.messages import AuditEntry
 
@@ -81,18 +86,6 @@ _ERRORS = (SQLAlchemyError, UnreplicatedCommit)
 
 class _FateUnknown(JournalUnavailable):
     """The connection broke within a write, which may be committed or not."""
-
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-def _entry_crc(seq: int, kind: str, body: bytes) -> int:
-    return zlib.crc32(b"%d\n%b\n%b" % (seq, kind.encode(), body))
-
-
-def _checkpoint_crc(seq: int, digest: str, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(b"%d\n%b\n" % (seq, digest.encode())))
 
 
 def raise_journal_error(location: str, error: BaseException) -> NoReturn:
@@ -222,15 +215,12 @@ class PostgresJournal:
         return self._last
 
     def _entry_row(self, seq: int, entry: JournalEntry) -> dict[str, Any]:
-        body = _dumps(entry.body)
-        crc = _entry_crc(seq, entry.kind, body)
+        body = encode_body(entry.body)
+        crc = compute_entry_crc(seq, entry.kind.encode(), body)
         return {"seq": seq, "epoch": self.term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
 
     def _checkpoint_row(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        body = zlib.compress(_dumps(checkpoint.state), 3)
-        crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest, body)
-        named: dict[str, Any] = {"seq": checkpoint.seq, "epoch": self.term.epoch, "body": body}
-        return {**named, "digest": checkpoint.digest, "crc32": crc}
+        return {**encode_checkpoint(checkpoint)._asdict(), "epoch": self.term.epoch}
 
     def restore(self, copy: JournalCopy) -> None:
         """See `AuditedJournal`."""
@@ -328,17 +318,9 @@ class PostgresJournal:
             rows = connection.execute(newest).all()
         if not rows:
             return None
-        if checkpoint := _check_row(rows[0]):
+        if checkpoint := _decode_checkpoint(rows[0]):
             return checkpoint
-        seq = rows[0].seq
-        before = f"the checkpoint at entry {rows[1].seq}" if len(rows) > 1 else "the beginning"
-        raise JournalCorrupt(
-            self.path,
-            f"the checkpoint at entry {seq} is damaged",
-            f"{before} and the entries since then lead to the same state, so nothing is lost by removing it: "
-            f"{checkpoint_removal_command(self.path, seq)}",
-            seq=seq,
-        )
+        raise describe_damaged_checkpoint(self.path, rows[0].seq, rows[1].seq if len(rows) > 1 else None)
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Yields entries in order; raises JournalCorrupt at the first that is damaged or missing."""
@@ -346,7 +328,7 @@ class PostgresJournal:
         with self._translate_errors(), read_snapshot(self._engine) as connection:
             last = yield from self._entries(connection, seq, upto)
         if last != upto:
-            raise self._corrupt(last + 1, seq, f"entries {last + 1} to {upto} are missing")
+            raise describe_damaged_entry(self.path, last + 1, seq, f"entries {last + 1} to {upto} are missing")
 
     def _entries(self, connection: Connection, seq: int, upto: int) -> Generator[tuple[int, JournalEntry], None, int]:
         """Yields the acknowledged entries after `seq`, verified; returns the number of the last."""
@@ -355,9 +337,11 @@ class PostgresJournal:
         with connection.execute(found.execution_options(yield_per=_FETCHED_ONCE)) as rows:
             for row in rows:
                 if row.seq != expected:
-                    raise self._corrupt(expected, seq, f"entries {expected} to {row.seq - 1} are missing")
-                if _entry_crc(row.seq, row.kind, row.body.encode()) != row.crc32:
-                    raise self._corrupt(row.seq, seq, f"entry {row.seq} is damaged")
+                    raise describe_damaged_entry(
+                        self.path, expected, seq, f"entries {expected} to {row.seq - 1} are missing"
+                    )
+                if compute_entry_crc(row.seq, row.kind.encode(), row.body.encode()) != row.crc32:
+                    raise describe_damaged_entry(self.path, row.seq, seq, f"entry {row.seq} is damaged")
                 yield row.seq, JournalEntry(row.kind, json.loads(row.body))
                 expected += 1
         return expected - 1
@@ -372,9 +356,9 @@ class PostgresJournal:
             if connection.execute(select(func.min(journal.c.seq))).scalar() == 1:
                 return JournalHistory(None, tuple(self._entries(connection, 0, upto)))
             row = connection.execute(select(checkpoints).order_by(checkpoints.c.seq).limit(1)).first()
-            checkpoint = None if row is None else _check_row(row)
+            checkpoint = None if row is None else _decode_checkpoint(row)
             if row is not None and checkpoint is None:
-                raise self._corrupt(row.seq, 0, f"the checkpoint at entry {row.seq} is damaged")
+                raise describe_damaged_entry(self.path, row.seq, 0, f"the checkpoint at entry {row.seq} is damaged")
             begin = checkpoint.seq if checkpoint else 0
             return JournalHistory(checkpoint, tuple(self._entries(connection, begin, upto)))
 
@@ -433,22 +417,9 @@ class PostgresJournal:
         except SQLAlchemyError as error:
             raise_journal_error(self.path, error)
 
-    def _corrupt(self, seq: int, good: int, problem: str) -> JournalCorrupt:
-        start = f"the checkpoint at entry {good}" if good else "the beginning"
-        return JournalCorrupt(
-            self.path,
-            problem,
-            f"{start} and the entries up to {seq - 1} are good: restore a backup, or give up the rest with: "
-            f"{entry_removal_command(self.path, seq)}",
-            seq=seq,
-        )
 
-
-def _check_row(row: Any) -> Checkpoint | None:
-    """Decodes the checkpoint in a row; None if it is damaged."""
-    if _checkpoint_crc(row.seq, row.digest, row.body) != row.crc32:
-        return None
-    return Checkpoint(row.seq, json.loads(zlib.decompress(row.body)), row.digest)
+def _decode_checkpoint(row: Any) -> Checkpoint | None:
+    return decode_checkpoint(row.seq, row.body, row.digest.encode(), row.crc32)
 
 
 def open_postgres_journal(
