@@ -16,7 +16,7 @@ from eelgrid_agent.engine.slurm_node import (
     OutageLimits,
     OutagePhase,
     OutageRecord,
-    SlurmNode,
+    SlurmNodeService,
     build_gres,
 )
 from eelgrid_protos.catalogue.loader import load_catalogue
@@ -66,7 +66,7 @@ class World:
         self.points(name)
 
     def start_agent(self):
-        self.node = SlurmNode(
+        self.node = SlurmNodeService(
             self.slurm,
             self.outages,
             read_gres=self.gres,

@@ -51,7 +51,7 @@ from eelgrid_agent.enforce.mig.parted_file import (
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.engine.local import PROCESSES, adopt_attempts
-from eelgrid_agent.engine.slurm_node import SlurmNode
+from eelgrid_agent.engine.slurm_node import SlurmNodeService
 from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
 from eelgrid_agent.state_files import StateDirectoryError, StateFile, StateFileError, lock_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
@@ -531,7 +531,7 @@ def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
         raise MigUsageError("not confirmed; nothing was changed")
 
 
-def _open_slurm_node(flags: argparse.Namespace, site: MigHost) -> SlurmNode | None:
+def _open_slurm_node(flags: argparse.Namespace, site: MigHost) -> SlurmNodeService | None:
     """The node in Slurm; None without --slurm. Raises SlurmNodeFileError."""
     if flags.slurm is None:
         return None
@@ -545,7 +545,7 @@ def _open_slurm_node(flags: argparse.Namespace, site: MigHost) -> SlurmNode | No
     )
 
 
-def _open_executor(site: MigHost, current: list[str], service: SlurmNode | None) -> LayoutReconciler:
+def _open_executor(site: MigHost, current: list[str], service: SlurmNodeService | None) -> LayoutReconciler:
     """What changes layouts, and says so with the name of the device that is current."""
     control = NarratedControl(site.control, tell=lambda text: _print_line(f"{current[0]}: {text}"), changed=site.keep)
     return LayoutReconciler(
@@ -620,7 +620,7 @@ def _resume(flags: argparse.Namespace, site: MigHost) -> int:
     return FAILED if any(one.status is ApplyStatus.FAILED for one in results) else DONE
 
 
-def _tell_outage(node: SlurmNode | None) -> None:
+def _tell_outage(node: SlurmNodeService | None) -> None:
     if node is not None and node.outage_s:
         _print_line(f"the node was out of service in Slurm for {node.outage_s:.2f} s")
 

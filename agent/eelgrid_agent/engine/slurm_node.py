@@ -225,7 +225,7 @@ class OutageLimits:
     poll_s: float = 0.05
 
 
-class SlurmNode:
+class SlurmNodeService:
     """Takes this node out of service and brings it back. Not thread-safe: layouts are changed by one thread."""
 
     def __init__(

@@ -28,8 +28,8 @@ from eelgrid_agent.engine.slurm_node import (
     NodeGres,
     OutageLimits,
     OutageRecord,
-    SlurmNode,
     SlurmNodeError,
+    SlurmNodeService,
     SlurmNodeView,
     build_gres,
     normalize_gres,
@@ -256,7 +256,7 @@ def build_slurm_node(
     list_gpus: Callable[[], Iterable[Gpu]],
     open_nodes: Callable[[Gpu], str] = lambda _: "",
     drain_wait_s: float | None = None,
-) -> SlurmNode:
+) -> SlurmNodeService:
     """Builds the node of this machine, with its journal in a state directory, or in memory.
 
     `list_gpus` reads the devices, and `open_nodes` creates the files that a device's slices need: slurmd does not start without.
@@ -272,7 +272,7 @@ def build_slurm_node(
     journal: StateStore[OutageRecord] = (
         MemoryState(OutageRecord()) if directory is None else StateFile(directory / SLURM_NODE_FILE, SLURM_NODE_JOURNAL)
     )
-    return SlurmNode(
+    return SlurmNodeService(
         SlurmNodeHost(settings),
         journal,
         read_gres=read_gres,
