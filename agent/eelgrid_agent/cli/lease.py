@@ -4,8 +4,9 @@
     lease release  when it uses them no more
     lease list     who holds what since when, and of whom it is not known whether he still exists
 
-Defines the flags, the text and the exit codes: 0 done, 1 no agent answers, it does not know the device or it
-failed, 2 wrong use, 3 refused, because another engine holds a device or its MIG layout is being changed. Errors are one line on stderr and say what to do next.
+Defines the flags, the text and the exit codes: 0 done, 1 no agent answers, it does not know the device or it failed, 2
+wrong use, 3 refused, because another engine holds a device or its MIG layout is being changed. Errors are one line on
+stderr and say what to do next.
 The protocol is `node/lease_socket.py`'s; a Slurm prolog and epilog that call this are in docs/how-to/two-engines.md.
 """
 

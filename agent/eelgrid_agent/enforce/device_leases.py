@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 from eelgrid_agent.enforce.lease_table import (
     KUBERNETES_ENGINE,
@@ -73,18 +72,6 @@ class UnknownDevice(LeaseRefused):
     """The node has no such device."""
 
     passes = False
-
-
-class LeaseRequest(NamedTuple):
-    """Devices that a holder asks for, by UUID or GPU index."""
-
-    holder: LeaseHolder
-    names: Sequence[str]
-    is_shared: bool = False
-
-
-# What a holder has, or why it does not get what it asked for.
-LeaseAnswer = tuple[LeaseEntry, ...] | LeaseRefused
 
 
 class DeviceLeases:
@@ -204,39 +191,6 @@ class DeviceLeases:
             found = tuple(lease for lease in table.leases if lease.holder == holder)
         self.on_change()
         return found
-
-    def take_each(self, asked: Iterable[LeaseRequest]) -> dict[LeaseHolder, LeaseAnswer]:
-        """Leases what several holders ask for, each all or none, in one write; returns what each holds, or why not."""
-        gpus = tuple(self.list_gpus())
-        refused: dict[LeaseHolder, LeaseRefused] = {}
-        given: list[LeaseHolder] = []
-        with self._lock:
-            table = self._table
-            for holder, names, is_shared in asked:
-                try:
-                    devices = _find_devices(names, gpus)
-                    self._refuse_early(holder, devices)
-                    table = table.take(
-                        holder,
-                        devices,
-                        since_ns=max(0, self._wall_ns()),
-                        boot_id=self._boot_id,
-                        is_shared=is_shared,
-                    )
-                    given.append(holder)
-                except LeaseRefused as error:
-                    refused[holder] = error
-            if given:
-                try:
-                    self._write(table)
-                    self._table = table
-                except LeaseUnrecorded as error:
-                    refused |= dict.fromkeys(given, error)
-            for holder, why in refused.items():
-                self._note_refusal(holder, why)
-            held = {holder: tuple(one for one in self._table.leases if one.holder == holder) for holder in given}
-        self.on_change()
-        return held | refused
 
     def adopt(
         self,

@@ -32,14 +32,14 @@ import signal
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from eelgrid_agent.enforce.device_leases import DeviceLeases, LeaseAnswer, LeaseRequest
+from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseDevice, LeaseEntry, LeaseHolder, LeaseRefused
 from eelgrid_agent.engine import launcher
 from eelgrid_agent.engine.attempt_records import (
@@ -182,14 +182,11 @@ class LocalEngine:
             self._leases.keep_only(LOCAL_ENGINE, frozenset(map(_name_owner, running)))
         self.on_change()
 
-    def _take_leases(self, assignments: Collection[Assignment]) -> Mapping[LeaseHolder, LeaseAnswer]:
-        """Leases the devices of attempts; returns what each holds, or why it is refused."""
-        asked = [
-            LeaseRequest(_name_holder(attempt_key(item)), item.gpu_uuids, is_shared=_is_gpu_shared(item))
-            for item in assignments
-            if item.gpu_uuids
-        ]
-        return {} if self._leases is None or not asked else self._leases.take_each(asked)
+    def _take_lease(self, key: AttemptKey, assignment: Assignment) -> tuple[LeaseEntry, ...]:
+        """Leases the devices of an attempt; raises LeaseRefused."""
+        if self._leases is None or not assignment.gpu_uuids:
+            return ()
+        return self._leases.take(_name_holder(key), assignment.gpu_uuids, is_shared=_is_gpu_shared(assignment))
 
     def _release_lease(self, key: AttemptKey) -> None:
         if self._leases is not None:
@@ -198,13 +195,13 @@ class LocalEngine:
     def start(self, *assignments: Assignment) -> None:
         """Starts the processes of assignments, unless their attempts are known."""
         new = {attempt_key(item): item for item in assignments if attempt_key(item) not in self._attempts}
-        leased = self._take_leases(new.values())
         # Asked of the fork server, and not answered.
         asked = deque[AttemptKey]()
         for key, assignment in new.items():
-            lease = leased.get(_name_holder(key), ())
-            if isinstance(lease, LeaseRefused):
-                self.refuse(assignment, str(lease), gpu_held=True)
+            try:
+                lease = self._take_lease(key, assignment)
+            except LeaseRefused as refused:
+                self.refuse(assignment, str(refused), gpu_held=True)
                 continue
             status = _status(key, AttemptState.RUNNING, started_ns=time.time_ns())
             self._attempts[key] = _Attempt(self._folder / _folder_name(key), status)
@@ -230,7 +227,12 @@ class LocalEngine:
         user = None if self._users is None else self._users.resolve(assignment.run_as)
         folder.mkdir(mode=0o700, exist_ok=True)
         cgroup = self._cgroups.create(folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes)
-        records = self._write_spec(folder, assignment, cgroup, user, [entry.device for entry in lease])
+        self._request_launcher(
+            folder, self._write_spec(folder, assignment, cgroup, user, [entry.device for entry in lease])
+        )
+
+    def _request_launcher(self, folder: Path, records: int) -> None:
+        """Hands locked records to the fork server; raises OSError and ForkServerEnded."""
         try:
             self.fork_server.request(folder, records)
         finally:
@@ -269,11 +271,7 @@ class LocalEngine:
             if is_launcher_alive(folder) or "running" in read_records(folder):
                 return -1
             try:
-                records = lock_records(folder)
-                try:
-                    self.fork_server.request(folder, records)
-                finally:
-                    os.close(records)
+                self._request_launcher(folder, lock_records(folder))
                 return self.fork_server.receive()
             except ForkServerEnded as error:
                 _LOG.warning("event=fork_server_ended reason=%r", str(error))
