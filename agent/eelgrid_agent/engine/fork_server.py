@@ -1,7 +1,7 @@
 """The agent's side of the fork server: one small process that forks every launcher.
 
 Theory. Starting Python for each attempt costs 20 ms of CPU; a fork of a process that has it already, 1 ms. The agent
-itself has threads, so it must not fork and go on. The server (`launcher.serve`) has one thread and no state: it ends
+itself has threads, so it must not fork and go on. The server (`launcher_server`) has one thread and no state: it ends
 with the agent, whose end of the socket closes then, and the next start makes another. Launchers do not notice.
 
 Requests are answered in their order, so the next folder is made while the server forks for the one before.
@@ -19,9 +19,9 @@ import sys
 import weakref
 from pathlib import Path
 
-from eelgrid_agent.engine import launcher
-
-_LAUNCHER = str(Path(launcher.__file__).resolve())
+# The server finds its own modules here, and nothing else beside the standard library.
+_ROOT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from eelgrid_agent.engine.launcher_server import main; main()"
 # A fork takes milliseconds; a machine that swaps gets much more.
 _ANSWER_S = 10.0
 # So many are not answered at the most: neither side's socket is full then, so neither waits for the other.
@@ -56,7 +56,7 @@ class ForkServer:
         try:
             log = _open_log(self._log)
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", _LAUNCHER, str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

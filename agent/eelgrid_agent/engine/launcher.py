@@ -1,8 +1,7 @@
 """The launcher: runs one process of a workload, and stays until everything that it started is gone.
 
-The program is the fork server of `fork_server`: it is run by path, without site-packages, imports the standard library
-only, has one thread, and forks a launcher for each request of the agent. A launcher has a session of its own and
-outlives both. Its folder has the command in the records of the attempt (`attempt_records`), to which it adds a step before
+It is forked by `launcher_server`, has one thread, imports the standard library only, has a session of its own and outlives
+both the server and the agent. Its folder has the command in the records of the attempt (`attempt_records`), to which it adds a step before
 the start, and another when nothing is left; and the output (`output.log`).
 
 A process that is asked input of has a pipe or a terminal, which the launcher keeps open: so it is there however often
@@ -20,17 +19,20 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import gc
 import json
 import os
 import select
 import signal
 import socket
 import struct
-import sys
 import termios
 import time
 import traceback
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # Not loaded by the server, which is small.
+    from typing import Any
 
 # Loaded once, by the server.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +46,7 @@ _DRAIN_CHUNKS_MOST = 64
 _FAILED = 126 << 8
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _UMASK = 0o022
-_IGNORED_BY_PYTHON = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
+IGNORED_BY_PYTHON = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
 # Of input: a letter, and what the contract allows in one message.
 INPUT_PACKET_BYTES_MOST = 1 + 16_384
 INPUT_SOCKET = "input.sock"
@@ -52,7 +54,7 @@ RECORDS = "records.jsonl"
 _END_OF_FILE = b"\x04"
 _LINE_ENDS = (b"\n", b"\r", _END_OF_FILE)
 # Linux takes 4096 bytes for a path.
-_REQUEST_BYTES_MOST = 8192
+REQUEST_BYTES_MOST = 8192
 
 
 def append_record(descriptor: int, step: str, content: object) -> None:
@@ -297,12 +299,22 @@ class ProcessGroupKiller:
 class Launcher:
     """One process, from its start to its exit record."""
 
-    def __init__(self, folder: str, records: int) -> None:
-        """Takes the command from the records of a folder, open and locked."""
-        self._folder, self._records = folder, records
-        written = os.pread(records, os.fstat(records).st_size, 0)
-        self._spec = json.loads(written)["spec"]
-        self._killer = ProcessGroupKiller(self._spec["cgroup"])
+    def __init__(self) -> None:
+        """Prepares this process for what is the same for every attempt."""
+        _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGCHLD, wake_poll)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            # Not ignored, which the process would inherit.
+            signal.signal(number, wake_poll)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._identity = {"pid": os.getpid(), "start_ticks": read_start_ticks(os.getpid())}
+        self._folder, self._records = "", -1
+        self._spec: dict[str, Any] = {}
+        self._killer = ProcessGroupKiller("")
         self._pid = 0
         self._status: int | None = None
         self._reason = ""
@@ -315,34 +327,44 @@ class Launcher:
         self._started_ns = 0
         self._input: JobInput | None = None
 
+    def wait_for_attempt(self, requests: socket.socket) -> bool:
+        """Waits for the folder of an attempt and its records, open and locked; False if none will come.
+
+        The server hands a request over before it tells the agent of this process, so a stop that comes without one is
+        not for an attempt.
+        """
+        self._poll.register(requests.fileno(), select.POLLIN)
+        while all(descriptor == self._wake for descriptor, _ in self._poll.poll()):
+            if self._stop_due:
+                return False
+            os.read(self._wake, 4096)
+        self._poll.unregister(requests.fileno())
+        folder, passed, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MOST, 1)
+        requests.close()
+        if not folder:
+            return False
+        (self._records,) = passed
+        os.set_inheritable(self._records, False)
+        self._folder = os.fsdecode(folder)
+        self._spec = json.loads(os.pread(self._records, os.fstat(self._records).st_size, 0))["spec"]
+        self._killer = ProcessGroupKiller(self._spec["cgroup"])
+        return True
+
     def run(self) -> None:
-        """Runs the process to its end."""
-        _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_stop)
-        signal.signal(signal.SIGCHLD, _wake_poll)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            # Not ignored, which the process would inherit.
-            signal.signal(number, _wake_poll)
+        """Runs the process of the attempt to its end."""
         owner = self._spec.get("user") or {}
         log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"], owner.get("uid", -1))
-        poll = select.poll()
-        poll.register(wake_read, select.POLLIN)
+        poll = self._poll
         self._started_ns = time.time_ns()
-        running = {
-            "pid": os.getpid(),
-            "start_ticks": read_start_ticks(os.getpid()),
-            "started_ns": self._started_ns,
-        }
+        running = self._identity | {"started_ns": self._started_ns}
         append_record(self._records, "running", running)
         os.fsync(self._records)
         output = self._start(poll)
         while not self._reap():
             self._act()
             for descriptor, _ in poll.poll(self._timeout_ms()):
-                if descriptor == wake_read:
-                    os.read(wake_read, 4096)
+                if descriptor == self._wake:
+                    os.read(self._wake, 4096)
                 elif descriptor != output:
                     assert self._input is not None
                     self._input.serve(descriptor)
@@ -520,7 +542,7 @@ class Launcher:
         }
 
 
-def _wake_poll(_number: int, _frame: object) -> None:
+def wake_poll(_number: int, _frame: object) -> None:
     """Wakes the poll, by the wake-up descriptor."""
 
 
@@ -570,7 +592,7 @@ def _spawn_command(argv: "list[str]", environment: "dict[str, str]", streams: "t
                 file_actions=actions,
                 setsid=True,
                 setsigmask=(),
-                setsigdef=_IGNORED_BY_PYTHON,
+                setsigdef=IGNORED_BY_PYTHON,
             )
         except OSError as error:
             # One that is there and cannot be run is what the user wants to hear of.
@@ -632,7 +654,7 @@ def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
         os.dup2(descriptor, target)
     # What has a handler here gets its default by exec.
     signal.set_wakeup_fd(-1)
-    for number in _IGNORED_BY_PYTHON:
+    for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     argv: list[str] = list(spec["argv"])  # type: ignore[call-overload]
@@ -641,79 +663,22 @@ def _become(spec: dict[str, object], streams: "tuple[int, int]") -> str:
     return "cannot start"
 
 
-def serve(control: socket.socket) -> None:
-    """Forks a launcher for each folder that is named on the socket, until the agent closes its end.
+def run_launcher(requests: socket.socket, unused: "tuple[int, ...]") -> None:
+    """In a child of the server: is a launcher; never returns.
 
-    A request carries the folder's records, which are locked. The answers come in the order of the requests; each carries a pidfd, which is opened
-    before the launcher can be reaped, so that it names no other process; or the number of an error.
+    Closes the descriptors of the server. The records of its attempt stay open, and locked, until the end.
     """
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _wake_poll)
-    for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
-        # A daemon started in the background passes ignored signals on.
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    # What is here already is not looked at again, so that its pages stay shared with every launcher.
-    gc.freeze()
-    poll = select.poll()
-    for descriptor in (control.fileno(), wake_read):
-        poll.register(descriptor, select.POLLIN)
-    while True:
-        if any(descriptor == control.fileno() for descriptor, _ in poll.poll()):
-            request, passed, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MOST, 1)
-            if not request:
-                return
-            for descriptor in passed:
-                os.set_inheritable(descriptor, False)
-            _answer(control, os.fsdecode(request), passed, (wake_read, wake_write))
-        with contextlib.suppress(BlockingIOError):
-            os.read(wake_read, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
-def _answer(control: socket.socket, folder: str, passed: list[int], own: tuple[int, ...]) -> None:
-    try:
-        pid = os.fork()
-    except OSError as error:
-        control.send(str(error.errno).encode())
-    else:
-        if pid == 0:
-            control.close()
-            _run_launcher(folder, passed[0], own)
-        pidfd = os.pidfd_open(pid)
-        socket.send_fds(control, [b"0"], [pidfd])
-        os.close(pidfd)
-    for descriptor in passed:
-        os.close(descriptor)
-
-
-def _run_launcher(folder: str, records: int, unused: tuple[int, ...]) -> None:
-    """In the child: is the launcher of a folder; never returns. Its records stay open, and locked, until the end."""
     code = 1
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for descriptor in unused:
             os.close(descriptor)
-        Launcher(folder, records).run()
+        launcher = Launcher()
+        if launcher.wait_for_attempt(requests):
+            launcher.run()
         code = 0
     except BaseException:  # noqa: BLE001  # whatever it is, two servers must not run on
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def main() -> None:
-    """Serves the socket whose descriptor is named."""
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        control.set_inheritable(False)
-        serve(control)
-
-
-if __name__ == "__main__":
-    main()
