@@ -6,7 +6,17 @@ from types import SimpleNamespace
 from tests.builders.agent import ManualClock, build_agent_node, build_devices
 
 from eelgrid_agent.engine.port import AttemptKey
-from eelgrid_protos.messages import AttemptReport, AttemptState, AttemptStatus, Cadence, Welcome
+from eelgrid_protos.messages import (
+    Assignment,
+    AttemptReport,
+    AttemptState,
+    AttemptStatus,
+    Cadence,
+    ConnectResponse,
+    NodePlan,
+    PlanApplied,
+    Welcome,
+)
 
 WELCOME = Welcome(acknowledged_sequence=0, cadence=Cadence())
 
@@ -20,7 +30,7 @@ class ReportedAttempts:
 
     def __init__(self):
         self._attempts, self.wakes = {}, 0
-        self._processes = SimpleNamespace(list_attempts=lambda: self._attempts, on_change=None)
+        self._processes = SimpleNamespace(list_attempts=lambda: self._attempts, on_change=None, start=lambda *_: None)
         clock = ManualClock()
         self.node = build_agent_node(build_devices(clock), clock, processes=self._processes)
         self.node.on_welcome(WELCOME)
@@ -34,6 +44,22 @@ class ReportedAttempts:
         for one in statuses:
             self._attempts[AttemptKey(one.workload_id, one.replica, one.attempt)] = one
         self._processes.on_change()
+
+    def order(self, epoch, *gpu_uuids):
+        """Sends a plan with an assignment of each GPU, and returns the epochs of the plans that are answered by then."""
+        items = tuple(
+            Assignment(workload_id=f"w-{uuid}", replica=0, gpu_uuids=(uuid,), gpu_milli=1000) for uuid in gpu_uuids
+        )
+        plan = NodePlan(node_name=self.node.name, epoch=epoch, lease_s=60.0, assignments=items)
+        self.node.on_message(ConnectResponse(message=plan))
+        return self.read_answers()
+
+    def read_answers(self):
+        found = []
+        while (message := self.node.next_message()) is not None:
+            if isinstance(message.message, PlanApplied):
+                found.append(message.message.epoch)
+        return found
 
     def read(self):
         """The ids in the reports that are due."""
@@ -85,3 +111,30 @@ def test_a_new_stream_is_told_everything_at_once():
     assert told.read() == []
     told.node.on_welcome(WELCOME)
     assert told.read() == [["a"]]
+
+
+def test_that_plans_are_in_force_is_told_once_for_all_at_intervals():
+    told = ReportedAttempts()
+    assert told.order(1) == told.order(2) == []
+    told.node.report_starts()
+    assert told.read_answers() == [2]
+    told.node.report_starts()
+    assert told.read_answers() == []
+
+
+def test_what_a_plan_may_not_do_is_told_at_once_and_nothing_older_after_it():
+    told = ReportedAttempts()
+    assert told.order(1) == []
+    assert told.order(2, "GPU-that-is-not-here") == [2]
+    told.node.report_starts()
+    assert told.read_answers() == []
+
+
+def test_a_new_stream_is_told_of_the_newest_plan():
+    told = ReportedAttempts()
+    assert told.order(1) == []
+    told.node.on_disconnected()
+    told.node.on_welcome(WELCOME)
+    assert told.read_answers() == [1]
+    told.node.report_starts()
+    assert told.read_answers() == []

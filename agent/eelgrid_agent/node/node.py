@@ -44,6 +44,7 @@ from eelgrid_protos.messages import (
     ATTEMPTS_MOST,
     Acknowledgement,
     ApplyResult,
+    ApplyStatus,
     Assignment,
     AttemptReport,
     AttemptStatus,
@@ -183,13 +184,14 @@ class AgentNode:
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks, self._streams = deque[LogChunk | InputResult](), 0
         self._charged, self._clock = _ChargedAssignments(), clock
-        self._draw_incarnation = draw_incarnation
-        self._incarnation = draw_incarnation()
+        self._draw_incarnation, self._incarnation = draw_incarnation, draw_incarnation()
         self._slow_sent_ns: int | None = None
         self._slow_due = False
         self._sampler = Sampler(sample_interval_s=Cadence().sample_interval_s)
         self._events = EventQueue()
         self._answers: deque[PlanApplied] = deque(maxlen=8)
+        # Of the newest plan, if it is in force as it came and that is still to be told.
+        self._plain_answer: PlanApplied | None = None
         self._inventory_due = False
         self._held = LatestValue[HeldDevices]()
         self._times = SendSchedule(phase=send_phase)
@@ -287,8 +289,7 @@ class AgentNode:
         before = self.guard.applied
         answer = self.guard.complete_plan(verdict, self._apply_assignments(verdict.assignments))
         if answer != before:
-            self._answers.append(answer)
-            self.wake()
+            self._queue_answer(answer)
         self.ordered()
 
     def queue_events(self, events: Iterable[NodeEvent]) -> None:
@@ -317,8 +318,13 @@ class AgentNode:
         self.queue_events(self.guard.drain_events())
         answer = self.guard.pop_answer()
         if answer is not None:
-            self._answers.append(answer)
-            self.wake()
+            self._queue_answer(answer)
+
+    def _queue_answer(self, answer: PlanApplied) -> None:
+        """Queues what became of the plan in force; what is newer than it replaces an answer that is still kept back."""
+        self._plain_answer = None
+        self._answers.append(answer)
+        self.wake()
 
     def record_tick(self, gpus: GpuReadings, *, monotonic_ns: int) -> bool:
         """Records a look; True when a device was lost or came back, so that a survey is due."""
@@ -479,6 +485,7 @@ class AgentNode:
         self._events.resume()
         self.outbox.windows.resume()
         self._answers.clear()
+        self._plain_answer = None
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
@@ -565,8 +572,11 @@ class AgentNode:
         answer = verdict.answer
         if answer is None:
             answer = self.guard.complete_plan(verdict, self._apply_assignments(verdict.assignments))
-        self._answers.append(answer)
-        self.wake()
+        # With processes plans come with each start and end: that all is as it should be is told a moment later, once for all.
+        if self._processes is None or answer.status is not ApplyStatus.APPLIED or answer.results:
+            self._queue_answer(answer)
+        else:
+            self._plain_answer = answer
         self.ordered()
 
     def _apply_assignments(self, possible: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
@@ -633,7 +643,12 @@ class AgentNode:
         self.wake()
 
     def report_starts(self) -> None:
-        """Lets the controller know which attempts have begun, unless it was told meanwhile; called at intervals."""
+        """Lets the controller know which attempts have begun, unless it was told meanwhile, and that the plan is in force.
+
+        Called at intervals.
+        """
+        if self._plain_answer is not None:
+            self._queue_answer(self._plain_answer)
         if self._has_untold_starts:
             self._is_start_report_due = True
             self.wake()

@@ -10,7 +10,8 @@ rest may be backfilled.
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
@@ -35,6 +36,7 @@ from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.pending_queue import PendingTicket
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.messages import (
+    ResourceRequest,
     Workload,
     WorkloadSpec,
 )
@@ -48,7 +50,7 @@ _SCANNED_MOST = 4096
 # With queues the next of them costs 20 to 40 µs.
 _FAIR_SCANNED_MOST = 1024
 
-QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
+QuotePrices = Callable[[int, ResourceRequest | None], tuple[PricesQuoted, ...]]
 
 
 class RetryRounds:
@@ -160,7 +162,7 @@ class _WaitingKinds:
     Right as long as no rule is of single workloads: without queues, reservations, engines' rules and spending limits.
     """
 
-    __slots__ = ("_numbers", "failed", "known")
+    __slots__ = ("_numbers", "_waits", "failed", "known", "passed")
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -168,13 +170,20 @@ class _WaitingKinds:
         self.known: dict[str, tuple[WorkloadSpec, int, int]] = {}
         # By number: the smallest number of replicas that did not fit, and why.
         self.failed: dict[int, tuple[int, str]] = {}
+        # A number for each kind and what kept it from starting, and by workload the one as which it was passed over: it
+        # is again, as long as it is the same object.
+        self._waits: dict[tuple[int, tuple[int, str]], int] = {}
+        self.passed: dict[str, tuple[Workload, int]] = {}
 
     def begin_step(self, pending: int) -> None:
         """Forgets what failed, and work that waits no longer once that is most of what is known."""
         self.failed.clear()
-        if len(self.known) > 2 * pending + _SCANNED_MOST:
+        most = 2 * pending + _SCANNED_MOST
+        if len(self.known) > most or len(self._waits) > most:
             self.known.clear()
             self._numbers.clear()
+            self._waits.clear()
+            self.passed.clear()
 
     def learn(self, workload_id: str, spec: WorkloadSpec) -> tuple[WorkloadSpec, int, int]:
         """Returns what is known of a workload from now on."""
@@ -186,6 +195,28 @@ class _WaitingKinds:
     def note_failure(self, workload_id: str, spec: WorkloadSpec, why: tuple[int, str]) -> None:
         """Notes what keeps a workload from starting, and all that ask for the same."""
         self.failed[self.learn(workload_id, spec)[1]] = why
+
+    def pass_over(self, workload: Workload) -> bool:
+        """Returns whether work waits for what it waited for, and no start is promised to it."""
+        kind = self.known.get(workload.workload_id)
+        if kind is None or kind[0] is not workload.spec:
+            kind = self.learn(workload.workload_id, workload.spec)
+        why = self.failed.get(kind[1])
+        if why is None or workload.promise is not None or kind[2] < why[0] or workload.reason != why[1]:
+            return False
+        self.passed[workload.workload_id] = workload, self._waits.setdefault((kind[1], why), len(self._waits))
+        return True
+
+    def leave_out_passed(
+        self, tickets: Iterable[PendingTicket], workloads: Mapping[str, Workload]
+    ) -> list[PendingTicket]:
+        """Leaves out what was passed over before, unchanged, for what fails now: `pass_over` would say the same."""
+        find, failing = self.passed.get, {self._waits.get(item, -1) for item in self.failed.items()}
+        return [
+            ticket
+            for ticket in tickets
+            if (found := find(ticket[2])) is None or found[1] not in failing or found[0] is not workloads[ticket[2]]
+        ]
 
 
 class _RetryStep:
@@ -299,15 +330,16 @@ class _RetryStep:
 
     def _skip_waiting(self, tickets: Iterable[PendingTicket]) -> Iterator[PendingTicket]:
         """Leaves out work that waits for what it waited for, and for which nothing is kept or reserved."""
-        workloads, failed, known = self._workloads, self._kinds.failed, self._kinds.known
-        reserves = self._backfill.reserves_more
-        for ticket in tickets:
-            workload = workloads[ticket[2]]
-            kind = known.get(ticket[2])
-            if kind is None or kind[0] is not workload.spec:
-                kind = self._kinds.learn(ticket[2], workload.spec)
-            why = failed.get(kind[1])
-            if why is None or reserves or workload.promise is not None or kind[2] < why[0] or workload.reason != why[1]:
+        left, kinds = deque(tickets), self._kinds
+        # Each time that twice as many kinds have failed, so that many kinds cost few passes.
+        failures_due, reserves = 1, self._backfill.reserves_more
+        while left:
+            if len(kinds.failed) >= failures_due and not reserves:
+                failures_due = 2 * len(kinds.failed)
+                left = deque(kinds.leave_out_passed(left, self._workloads))
+                continue
+            ticket = left.popleft()
+            if reserves or not kinds.pass_over(self._workloads[ticket[2]]):
                 yield ticket
                 reserves = self._backfill.reserves_more
 
@@ -401,13 +433,15 @@ class _RetryStep:
             self._apply(event)
             self.events.append(event)
 
-    def _apply_quotes(self) -> None:
-        for quotes in self._quoted(self._now_ns):
+    def _apply_quotes(self, request: ResourceRequest | None = None) -> None:
+        for quotes in self._quoted(self._now_ns, request):
             self._apply(quotes)
             self.events.append(quotes)
 
     def _decide(self, workload: Workload, spec: WorkloadSpec, closed: frozenset[str]) -> PlacementDecision:
-        self._apply_quotes()
+        # Where a failure may be followed by a preemption or a reserved start, these are chosen by new prices as well.
+        has_sequel = self.fair_round is not None or self._backfill.reserves_for(workload)
+        self._apply_quotes(None if has_sequel else spec.request)
         searches = self._chooser.searches
         decision = self._holds.decide(workload, spec, self._now_ns, closed=closed, is_round=True)
         self._tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)

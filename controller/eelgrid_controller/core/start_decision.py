@@ -17,7 +17,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, PricesQuoted, WorkloadQueueChanged
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import FailedPrecondition
-from eelgrid_protos.messages import Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import ResourceRequest, Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 
 # By the queue that work is in.
 _OF_QUEUES = frozenset({PendingConstraint.QUEUE, PendingConstraint.QUOTA, PendingConstraint.MAX_QUOTA})
@@ -41,9 +41,9 @@ class StartDecider:
         """Lists the GPU models of the cluster."""
         return self._placer.snapshot().models
 
-    def quote_prices(self, now_ns: int) -> tuple[PricesQuoted, ...]:
-        """Returns new quotes if they are due, not yet applied."""
-        quotes = self._placer.quote_prices()
+    def quote_prices(self, now_ns: int, request: ResourceRequest | None = None) -> tuple[PricesQuoted, ...]:
+        """Returns new quotes if they are due, not yet applied; for a request, only if a node has room for it."""
+        quotes = self._placer.quote_prices(request)
         if quotes is None:
             return ()
         return (

@@ -27,7 +27,7 @@ from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRule
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, Workload, WorkloadSpec
+from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, ResourceRequest, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 NO_NODES: frozenset[str] = frozenset()
@@ -109,10 +109,10 @@ class WorkloadPlacer:
                 self._traits[name] = traits
                 self._set_node_traits(name, set(traits))
 
-    def quote_prices(self) -> OpportunityPrices | None:
-        """Returns new quotes if they are due, else None."""
-        policy = self._state.policy
-        return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
+    def quote_prices(self, request: ResourceRequest | None = None) -> OpportunityPrices | None:
+        """Returns new quotes if they are due, else None; for a request, only if a node has room for it."""
+        policy, shifts = self._state.policy, self._state.market.shifts
+        return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, shifts, request)
 
     def decide_placement(
         self,

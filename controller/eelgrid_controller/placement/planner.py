@@ -365,17 +365,27 @@ class Planner:
         )
 
     def quote_prices(
-        self, snapshot: Snapshot, weights: Weights, placement: str, shifts: int
+        self,
+        snapshot: Snapshot,
+        weights: Weights,
+        placement: str,
+        shifts: int,
+        request: ResourceRequest | None = None,
     ) -> OpportunityPrices | None:
         """Returns new quotes if the policy uses any and they are due after `shifts` starts and ends of tasks; else None.
 
-        `shifts` is -1 if the quotes in force are invalid.
+        `shifts` is -1 if the quotes in force are invalid. For a request that no node has room for they wait, since they
+        choose among nodes that have.
         """
         if placement != DEFAULT_PLACEMENT_POLICY or not snapshot.names:
             return None
         candidates = self._candidates(snapshot, placement, make_prices(weights))
         if not candidates.is_due(shifts):
             return None
+        if request is not None:
+            allows = snapshot.allowed_models(request.gpu_models)
+            if not candidates.count_verdicts(snapshot.nodes, make_task(request), allows)[FITS]:
+                return None
         offers, scarce, load = candidates.compute_prices()
         # The code of a removed model remains; a controller that starts now would not know it.
         there = set(np.unique(snapshot.nodes.gpu_model).tolist())
