@@ -75,6 +75,17 @@ def test_ends_are_read_in_the_forms_of_all_versions(text, end):
     assert (table.jobs[0].exit_code, table.jobs[0].exit_signal) == end
 
 
+def test_a_requeued_job_is_read_as_22_05_writes_it():
+    running = replace(JOB, state="RUNNING", is_held=False, nodes=("n0",), start_s=100, end_s=160, reason="None")
+    table = make(running)
+    requeued = {"Reason": "job requeued in held state", "RestartCnt": "1", "EndTime": "NONE", "StartTime": "170"}
+    table.update(write(State="COMPLETING", NodeList="n0", **requeued))
+    assert (table.jobs[0].holds_resources, table.jobs[0].is_held, table.incomplete) == (True, True, 0)
+    table.update(write(**requeued))
+    (job,) = table.jobs
+    assert (job.is_pending, job.is_held, job.restarts, job.nodes, job.end_s) == (True, True, 1, (), 0)
+
+
 def test_a_flag_of_the_last_full_answer_does_not_outlive_it():
     ending = replace(JOB, state="COMPLETED", flags=frozenset({"COMPLETING"}), nodes=("n1",), start_s=1)
     table = make(ending)

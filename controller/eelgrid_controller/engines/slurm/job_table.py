@@ -32,7 +32,8 @@ _WIDTHS = {
 COLUMNS = ",".join(f"{name}:{width}|" for name, width in _WIDTHS.items())
 # Times as seconds since 1970.
 TIME_FORMAT = "%s"
-_UNKNOWN = ("", "N/A", "Unknown", "None", "(null)", "n/a")
+# The end of a requeued job is NONE in 22.05.
+_UNKNOWN = ("", "N/A", "Unknown", "None", "NONE", "(null)", "n/a")
 _EXIT = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
