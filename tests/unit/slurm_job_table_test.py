@@ -75,6 +75,15 @@ def test_ends_are_read_in_the_forms_of_all_versions(text, end):
     assert (table.jobs[0].exit_code, table.jobs[0].exit_signal) == end
 
 
+def test_a_job_that_was_shrunk_has_fewer_nodes_and_processors():
+    running = replace(JOB, state="RUNNING", nodes=("n0", "n1", "n2"), node_count=3, cpus=6, gpu_indexes={"n0": (1,)})
+    table = make(running)
+    table.update(write(State="RUNNING", NodeList="n[0,2]"))
+    (job,) = table.jobs
+    assert (job.nodes, job.node_count, job.cpus, job.gpu_indexes) == (("n0", "n2"), 2, 4, None)
+    assert table.unindexed == 1
+
+
 def test_a_requeued_job_is_read_as_22_05_writes_it():
     running = replace(JOB, state="RUNNING", is_held=False, nodes=("n0",), start_s=100, end_s=160, reason="None")
     table = make(running)

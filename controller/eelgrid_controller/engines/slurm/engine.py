@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -57,6 +57,7 @@ from eelgrid_controller.engines.slurm.marks import (
 )
 from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
 from eelgrid_controller.engines.slurm.release_ahead import ENDS_REMEMBERED_S, expect_ends, judge_ahead, plan_releases
+from eelgrid_controller.engines.slurm.shrinking import KeepNodes, ShrinkJob, classify_refusal
 from eelgrid_controller.engines.slurm.steering import (
     AdoptJob,
     CancelJob,
@@ -103,6 +104,9 @@ _ACCEPTED_MOST = 10_000
 _SUBMITTED_AT_ONCE, _SUBMITTING_MOST_S = 16, 0.25
 # Placements of one command, each two calls of slurmctld of some milliseconds.
 _PLACED_AT_ONCE_LEAST, _PLACED_AT_ONCE_MOST = 8, 200
+
+
+JobChange: TypeAlias = LetJobGo | CancelJob | RequeueJob | ShrinkJob
 
 
 class _View(NamedTuple):
@@ -159,6 +163,9 @@ class SlurmCounts:
     held_again: int = 0
     left: int = 0
     refused: int = 0
+    # Running jobs that gave nodes back, and those that were to and kept them.
+    shrunk: int = 0
+    kept: int = 0
     weighed: int = 0
     powered_down: int = 0
     powered_up: int = 0
@@ -439,15 +446,18 @@ class SlurmEngine:
 
     async def _carry_out(self, found: Sequence[SlurmInstruction], written: set[str]) -> None:
         """Carries out instructions, and notes the jobs that they change in Slurm."""
-        places, changes = list[PlaceJob](), list[LetJobGo | CancelJob | RequeueJob]()
+        places, changes = list[PlaceJob](), list[JobChange]()
         commands, submissions = list[SlurmInstruction](), list[SubmitJob]()
         statuses = list[AttemptStatus]()
         for one in found:
             match one:
                 case PlaceJob():
                     places.append(one)
-                case LetJobGo() | CancelJob() | RequeueJob():
+                case LetJobGo() | CancelJob() | RequeueJob() | ShrinkJob():
                     changes.append(one)
+                case KeepNodes():
+                    self.counts.kept += 1
+                    self._log.info("job=%s shrinks=no rule=%s reason=%s", one.job_id, one.rule, one.reason)
                 case ReportAttempt(status):
                     statuses.append(status)
                 case SubmitJob():
@@ -506,7 +516,7 @@ class SlurmEngine:
         self._log.warning("slurm=%s refused=%s", type(one).__name__, error)
         return None
 
-    async def _write(self, one: LetJobGo | CancelJob | RequeueJob) -> None:
+    async def _write(self, one: JobChange) -> None:
         """Changes a job in Slurm."""
         async with self._writes:
             try:
@@ -515,6 +525,8 @@ class SlurmEngine:
                         await self._leave(job_id, reason, run)
                     case RequeueJob():
                         await self._requeue(one)
+                    case ShrinkJob():
+                        await self._shrink(one)
                     case CancelJob(job_id):
                         await self._commands.cancel_job(job_id)
             except SlurmFailed as error:
@@ -607,6 +619,27 @@ class SlurmEngine:
             with contextlib.suppress(Fault):
                 await self._loop.refuse_preemption(one.workload_id, reason, again_s=_REQUEUED_AGAIN_S)
 
+    async def _shrink(self, one: ShrinkJob) -> None:
+        """Tells a job which nodes it keeps, and takes the others once it has left them, or should have; what is refused is given up."""
+        job_id, kept = one.job.job_id, ",".join(one.nodes)[:_NAMES_SHOWN_MOST]
+        try:
+            if not one.is_told:
+                await self._commands.announce_shrink(job_id, mark_placement(one.job, one.nodes))
+                self._log.info("job=%s shrinks=told keeps=%s", job_id, kept)
+                return
+            if not one.is_due and not one.leaving.isdisjoint(await self._commands.list_step_nodes(job_id)):
+                return
+            await self._commands.shrink_job(job_id, one.nodes)
+        except SlurmFailed as error:
+            rule = classify_refusal(str(error))
+            self.counts.failures += 1
+            self.counts.kept += 1
+            self._steering.shrinking.keep(one.workload_id, self._clock.now_ns() / 1e9)
+            self._log.warning("job=%s shrinks=no rule=%s error=%s", job_id, rule, error)
+            return
+        self.counts.shrunk += 1
+        self._log.info("job=%s shrinks=yes keeps=%s overdue=%s", job_id, kept, one.is_due)
+
     async def _leave(self, job_id: str, reason: str, run: str) -> None:
         """Leaves a job to Slurm's own scheduler, and says why."""
         words = shorten_reason(reason)
@@ -638,7 +671,7 @@ class SlurmEngine:
 def _find_job_id(one: SlurmInstruction) -> str:
     """Returns which job an instruction changes in Slurm, or would; empty for one that is about the core alone."""
     match one:
-        case PlaceJob(job) | RequeueJob(job):
+        case PlaceJob(job) | RequeueJob(job) | ShrinkJob(job):
             return job.job_id
         case LetJobGo(job_id) | CancelJob(job_id):
             return job_id

@@ -162,6 +162,8 @@ def _change(job: SlurmJob, columns: Mapping[str, str]) -> SlurmJob:
     state, nodes = columns["State"], expand_hosts(_read_text(columns["NodeList"]))
     if not re.fullmatch(r"[A-Z_]+", state):
         raise SlurmUnreadable(f"State has {state[:40]!r}")
+    # A job that was shrunk has fewer, in proportion, as far as columns tell.
+    cpus = job.cpus * len(nodes) // len(job.nodes) if nodes and len(nodes) < len(job.nodes) else job.cpus
     exit_code, exit_signal = job.exit_code, job.exit_signal
     if columns["exit_code"]:
         exit_code, exit_signal = _read_exit(columns["exit_code"])
@@ -178,6 +180,7 @@ def _change(job: SlurmJob, columns: Mapping[str, str]) -> SlurmJob:
         eligible_s=_read_time(columns["EligibleTime"]),
         nodes=nodes,
         node_count=len(nodes) or job.node_count,
+        cpus=max(1, cpus),
         gpu_indexes=job.gpu_indexes if nodes == job.nodes else None,
         required_nodes=expand_hosts(_read_text(columns["ReqNodes"])),
         exit_code=exit_code,

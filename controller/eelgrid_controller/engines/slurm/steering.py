@@ -45,6 +45,7 @@ from eelgrid_controller.engines.slurm.marks import (
     list_job_ids,
     name_workload,
 )
+from eelgrid_controller.engines.slurm.shrinking import KeepNodes, Shrinking, ShrinkJob, find_least_nodes, find_profile
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
     AttemptState,
@@ -54,6 +55,7 @@ from eelgrid_protos.messages import (
     Mobility,
     ResourceRequest,
     SubmitWorkloadRequest,
+    TrainingPromise,
     Workload,
     WorkloadKind,
     WorkloadPhase,
@@ -197,6 +199,8 @@ SlurmInstruction: TypeAlias = (
     | RequeueJob
     | CancelJob
     | LetJobGo
+    | ShrinkJob
+    | KeepNodes
 )
 
 
@@ -225,7 +229,12 @@ class Steering:
     # Those that wait here and were reported as external usage, since they run and could not be adopted.
     _external: set[str] = field(default_factory=set)
     reports: NodeReporter = field(default_factory=NodeReporter)
+    shrinking: Shrinking = field(init=False)
     _priority_classes: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """A job that is to give nodes back has as long for it as Slurm has to start one."""
+        self.shrinking = Shrinking(self.settings.patience_s)
 
     def decide(
         self,
@@ -254,6 +263,7 @@ class Steering:
         around = _Surroundings({node.name for node in nodes}, dependencies, now_s)
         found += self._steer_jobs(by_id, workloads, around)
         found += _list_corrections(by_id, workloads, gpus)
+        self.shrinking.forget_missing(by_id, now_s)
         for since_s in (self._waits_since_s, self._refused_since_s):
             for key in since_s.keys() - by_id.keys():
                 del since_s[key]
@@ -390,7 +400,7 @@ class Steering:
             if has_to_go and job.state == "RUNNING" and "COMPLETING" not in job.flags:
                 yield RequeueJob(job, key)
             else:
-                yield from self._follow_run(key, job, workload)
+                yield from self._follow_run(key, job, workload, around.now_s)
             return
         if not job.is_pending:
             return
@@ -425,8 +435,10 @@ class Steering:
             return request
         return replace(request, spec=replace(request.spec, priority_class=job.qos))
 
-    def _follow_run(self, key: str, job: SlurmJob, workload: Workload | None) -> Iterable[SlurmInstruction]:
-        """Has the core hold a running job where it runs."""
+    def _follow_run(
+        self, key: str, job: SlurmJob, workload: Workload | None, now_s: float
+    ) -> Iterable[SlurmInstruction]:
+        """Has the core hold a running job where it runs, and the job give back what the core wants no more of it."""
         phase = None if workload is None else workload.phase
         if workload is not None and phase is WorkloadPhase.PENDING:
             # One that we have released ahead is adopted before all else, or at the next look.
@@ -441,6 +453,12 @@ class Steering:
             if not workload.attempts and job.start_s:
                 yield ReportAttempt(_describe_start(job, workload))
             return
+        if workload is not None and is_released(job):
+            shrinks = self.shrinking.decide(key, job, _list_places(workload), now_s)
+            if shrinks is not None:
+                yield shrinks
+            if isinstance(shrinks, ShrinkJob):
+                return
         yield self._adopt(job, workload)
 
     def _adopt(self, job: SlurmJob, workload: Workload | None) -> AdoptJob:
@@ -638,9 +656,11 @@ def list_traits(node: SlurmNode) -> tuple[str, ...]:
 
 def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRequest:
     """Returns the submission of a job: a replica for each node that it wants."""
+    training = _find_training(job)
     spec = WorkloadSpec(
         name=_clean_name(job.name) or f"job-{job.job_id}",
-        kind=WorkloadKind.BATCH_JOB,
+        kind=WorkloadKind.BATCH_JOB if training is None else WorkloadKind.TRAINING_JOB,
+        training=training,
         replicas=job.node_count,
         namespace=settings.namespace,
         user=job.user,
@@ -659,6 +679,15 @@ def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRe
         labels={"slurm/job": job.job_id},
     )
     return SubmitWorkloadRequest(spec=spec, workload_id=name_workload(job))
+
+
+def _find_training(job: SlurmJob) -> TrainingPromise | None:
+    """Returns what the core may decide by itself of a job's size: between its user's least and what it was submitted with."""
+    least, profile = find_least_nodes(job), find_profile(job)
+    if least is None or not profile or not least <= job.node_count or not job.gpus:
+        return None
+    # Of a slowdown its user has said nothing: no limit is set for it.
+    return TrainingPromise(profile=profile, slowdown_most=0.0, replicas_least=least, replicas_most=job.node_count)
 
 
 def _clean_name(name: str) -> str:
