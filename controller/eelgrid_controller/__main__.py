@@ -132,6 +132,9 @@ _SLURM_SETTINGS = {
     "slurm_mode": "mode",
     "slurm_patience": "patience_s",
     "slurm_poll": "poll_s",
+    "slurm_rest": "rest",
+    "slurm_rest_token_file": "rest_token_file",
+    "slurm_rest_user": "rest_user",
 }
 _RAY_SETTINGS = {
     "ray": "address",
@@ -433,6 +436,12 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Hold, place and release jobs that opted in, or only have Slurm prefer nodes by their weights.")  # fmt: skip
 @click.option("--slurm-patience", type=float, default=_SLURM.patience_s, show_default=True,
               help="Seconds after which a placed job that Slurm refuses there is left to Slurm.")  # fmt: skip
+@click.option("--slurm-rest", default="", metavar="ADDRESS",
+              help="Its slurmrestd, such as unix:/run/slurmrestd.sock, which answers instead of squeue and sinfo as long as it does.")  # fmt: skip
+@click.option(
+    "--slurm-rest-token-file", type=_FILE, metavar="FILE", help="Holds the JWT for a slurmrestd that asks for one."
+)
+@click.option("--slurm-rest-user", default="", metavar="NAME", help="Whose the JWT is, if not its subject's.")
 @click.option("--slurm-power-save", is_flag=True,
               help="Have idle nodes sleep, by Slurm's SuspendProgram and ResumeProgram.")  # fmt: skip
 @click.option("--slurm-idle-watts", type=float, default=_SLURM.idle_w, show_default=True, help="Watts of an idle node.")

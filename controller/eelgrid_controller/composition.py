@@ -664,9 +664,19 @@ class Controller:
         from eelgrid_controller.engines.slurm.engine import SlurmEngine, SlurmSettings
         from eelgrid_controller.engines.slurm.steering import SteeringSettings
 
+        log = self._log.getChild("slurm")
         environment = {} if wanted.conf is None else {"SLURM_CONF": str(wanted.conf)}
+        commands = SlurmCommandLine(folder=wanted.commands, environment=environment)
+        if wanted.rest:
+            from eelgrid_controller.engines.slurm.rest import SlurmRest, SlurmRestReader
+
+            rest = SlurmRest(wanted.rest, token_file=wanted.rest_token_file, user=wanted.rest_user)
+            commands = SlurmRestReader(
+                rest, clock=self._clock, log=log, folder=wanted.commands, environment=environment
+            )
+            self._stack.push_async_callback(rest.close)
         engine = SlurmEngine(
-            SlurmCommandLine(folder=wanted.commands, environment=environment),
+            commands,
             loop=self.loop,
             has_agent=self.agents.is_node_reported,
             settings=SlurmSettings(
@@ -678,7 +688,7 @@ class Controller:
                 power_saving=_read_power_saving(wanted),
             ),
             clock=self._clock,
-            log=self._log.getChild("slurm"),
+            log=log,
         )
         self._stack.callback(engine.end_lease)
         self._stack.push_async_callback(engine.take_back_advice)

@@ -154,6 +154,15 @@ class SlurmInMemory:
     async def requeue_job(self, job, comment):
         raise SlurmFailed("is not simulated")
 
+    async def announce_shrink(self, job_id, comment):
+        raise SlurmFailed("is not simulated")
+
+    async def list_step_nodes(self, job_id):
+        raise SlurmFailed("is not simulated")
+
+    async def shrink_job(self, job_id, nodes):
+        raise SlurmFailed("is not simulated")
+
     async def cancel_job(self, job_id):
         self.jobs[int(job_id)].state = "CANCELLED"
 

@@ -1,16 +1,20 @@
 """The core asks an engine which nodes will do: at the moment of each decision, replica by replica."""
 
+import pytest
 from tests.builders.cluster import build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Eligibility
+from eelgrid_controller.state.spending import SpendingState
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import WorkloadPhase
 
 
 class OneEach:
     """Every replica of every workload it judges has a node of its own, among those that are open."""
+
+    follows_specs = False
 
     def __init__(self, *judged, domains=None):
         self.judged, self.open, self.asked = set(judged), {"a", "b", "c"}, 0
@@ -96,3 +100,36 @@ def test_work_that_grows_is_asked_about_for_its_new_replicas_alone():
     grown = made.scale("svc", 3, now_ns=10).result
     assert sorted(nodes(grown)) == ["a", "b", "c"]
     assert nodes(grown)[0] == first
+
+
+class OfSpecs(OneEach):
+    """Rules that say the same of all workloads with equal specs."""
+
+    follows_specs = True
+
+
+@pytest.mark.parametrize(("kind", "looked_at"), [(OneEach, 40), (OfSpecs, 1)])
+def test_a_round_passes_over_work_that_asks_for_the_same_where_rules_follow_specs(monkeypatch, kind, looked_at):
+    made = core(kind(), gpus=1)
+    for number in range(3):
+        made.submit(build_request(f"runs-{number}"), now_ns=9)
+    for number in range(40):
+        made.submit(build_request(f"waits-{number:02}"), now_ns=10)
+    made.retry_waiting(now_ns=11)
+    found, ask = list[object](), SpendingState.blocking_limit
+    monkeypatch.setattr(SpendingState, "blocking_limit", lambda self, spec: found.append(spec) or ask(self, spec))
+    made.retry_waiting(now_ns=12)
+    assert len(found) == looked_at
+    # A freed GPU goes to the first that waits, and the reasons of the others stay.
+    made.cancel("runs-1", now_ns=13)
+    found = made.state.workloads
+    assert (found["waits-00"].phase, found["waits-01"].phase) == (WorkloadPhase.PLACED, WorkloadPhase.PENDING)
+    assert len({found[f"waits-{number:02}"].reason for number in range(1, 40)}) == 1
+
+
+def test_rules_that_follow_specs_still_bind_the_work_that_they_judge():
+    made = core(OfSpecs("pair"), gpus=1)
+    made.submit(build_request("a"), now_ns=9)
+    found = [made.submit(build_request(name, replicas=2), now_ns=10).result for name in ("pair", "free")]
+    assert [one.phase for one in found] == [WorkloadPhase.PLACED, WorkloadPhase.PENDING]
+    assert len(set(nodes(found[0]))) == 2

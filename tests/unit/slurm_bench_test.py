@@ -1,8 +1,10 @@
-"""The benchmark of Slurm reads its moments from slurmctld's log, as 22.05 writes it."""
+"""The benchmarks of Slurm: moments from slurmctld's log, as 22.05 writes it, and looks at a Slurm in memory."""
 
+import asyncio
 from datetime import datetime
 
 from bench.slurm import SlurmRound, parse_moments
+from bench.slurm_looks import measure_looks
 
 LOG = """
 [2026-11-27T11:26:15.000] _slurm_rpc_submit_batch_job: JobId=1 InitPrio=0 usec=201
@@ -29,3 +31,9 @@ def test_moments_of_jobs_are_read_from_the_log_and_become_spans_and_a_rate():
     assert found.list_spans("submitted", "released") == [0.25]
     assert found.list_spans("submitted", "allocated") == [0.5]
     assert found.rate_hz == 1.0
+
+
+def test_the_cost_of_looks_is_measured_with_jobs_that_have_ended_and_all_gpus_in_use():
+    costs = asyncio.run(measure_looks(ended=30, waiting=5, looks=4))
+    assert sum(map(len, costs.spans_ms.values())) == 4
+    assert min(span for spans in costs.spans_ms.values() for span in spans) > 0.0

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,16 @@ from eelgrid_agent.energy.allocations import DeviceReference
 from eelgrid_agent.energy.node_energy import AttributionSources
 from eelgrid_agent.enforce.guard.events import JobHold
 from eelgrid_agent.enforce.guard.plan import Guard
-from eelgrid_agent.engine.slurm_jobs import JOBS_MOST, HandedJob, HandoverError, HandoverFolder, parse_job
+from eelgrid_agent.engine.slurm_jobs import (
+    JOBS_MOST,
+    HandedJob,
+    HandoverError,
+    HandoverFolder,
+    describe_planned_limits,
+    parse_job,
+)
 from eelgrid_agent.node.inventory import map_job_holds
-from eelgrid_protos.messages import ApplyStatus, ComputeInstance, Gpu, GpuInstance, NodeEventKind
+from eelgrid_protos.messages import ApplyStatus, Assignment, ComputeInstance, Gpu, GpuInstance, NodeEventKind
 
 SCRIPTS = Path(__file__).parent.parent.parent / "deploy" / "slurm"
 GPUS = (
@@ -69,6 +77,48 @@ def test_the_prolog_hands_over_what_slurm_says_and_the_epilog_takes_it_back(fold
     assert list(folder.iterdir()) == []
 
 
+def fake_scontrol(folder, text):
+    """A folder for the PATH with a scontrol that says this."""
+    (folder / "bin").mkdir()
+    write(folder / "bin", "scontrol", f"#!/bin/sh\necho '{text}'\n", mode=0o755)
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
+
+def test_a_task_of_an_array_is_handed_over_by_the_name_that_the_plan_has_for_it(folder, tmp_path_factory):
+    said = "JobId=12 ArrayJobId=9 ArrayTaskId=3 JobName=x TresFreq=gpu:high MailUser=(null)"
+    path = fake_scontrol(tmp_path_factory.mktemp("commands"), said)
+    write(folder, "plan-9_3", "power limit 300 W\n")
+    write(folder, "answer-12", "of an earlier run")
+    assert script("prolog", folder, SLURM_JOB_GPUS="0", PATH=path) == 0
+    (job,) = HandoverFolder(folder).read_jobs()
+    assert (job.task, job.workload_id, job.gpu_freq) == ("9_3", "slurm-9_3", "high")
+    assert map_job_holds([job], GPUS)["GPU-a"].workload == "slurm-9_3"
+
+
+@pytest.mark.parametrize(("planned", "waits"), [("plan-12", True), ("plan-13", False)])
+def test_the_prolog_waits_for_the_agent_only_if_a_limit_is_planned_for_the_job(folder, planned, waits):
+    write(folder, planned, "power limit 300 W\n")
+    begun_s = time.monotonic()
+    assert script("prolog", folder, SLURM_JOB_GPUS="0") == 0
+    # Nobody answers; it looks twenty times, a tenth of a second apart.
+    assert (time.monotonic() - begun_s >= 2.0) == waits
+
+
+def test_planned_limits_of_jobs_and_tasks_are_written_and_others_are_not(folder):
+    limits_w = {"slurm-12": 300.0, "slurm-9_3": 250.5, "w-1": 100.0, "slurm-x": 1.0, "slurm-": 1.0}
+    plans = describe_planned_limits(limits_w)
+    assert plans == {"12": "power limit 300 W\n", "9_3": "power limit 250.5 W\n"}
+    write(folder, "plan-8", "of an agent before\n")
+    found = HandoverFolder(folder)
+    found.read_jobs()
+    found.write_plans(plans)
+    assert sorted(path.name for path in folder.iterdir()) == ["plan-12", "plan-9_3"]
+    absent = HandoverFolder(folder / "absent")
+    absent.read_jobs()
+    absent.write_plans(plans)
+    assert not (folder / "absent").exists()
+
+
 def test_an_answer_to_an_earlier_run_is_none_to_this_one(folder):
     write(folder, "answer-12", "GPU-a: known\n")
     assert script("prolog", folder, SLURM_JOB_GPUS="0") == 0
@@ -105,6 +155,7 @@ def test_neither_script_fails_a_job_whatever_the_folder_is(folder):
         ("devices=0;rm", "devices"),
         ("devices=" + ",".join(map(str, range(300))), "devices"),
         ("devices=0\nrestart=x", "restart"),
+        ("devices=0\ntask=1_2_3", "task"),
         ("devices=0\npower_limit_w=nan", "power_limit_w"),
         ("devices=0\npower_limit_w=0", "power_limit_w"),
         ("devices=0\npower_limit_w=999999", "power_limit_w"),
@@ -179,7 +230,10 @@ def test_a_limit_is_of_a_job_that_alone_holds_the_whole_gpu():
     one = HandedJob(job="1", devices=("0",), power_limit_w=300.0)
     slice_ = HandedJob(job="2", devices=("MIG-x",), power_limit_w=200.0)
     clocks = HandedJob(job="3", devices=("0", "7"), gpu_freq="high")
-    assert map_job_holds([one, slice_], GPUS) == {"GPU-a": JobHold(job="1", limit_w=300.0), "GPU-b": JobHold(job="2")}
+    assert map_job_holds([one, slice_], GPUS) == {
+        "GPU-a": JobHold(job="1", workload="slurm-1", limit_w=300.0),
+        "GPU-b": JobHold(job="2"),
+    }
     assert map_job_holds([one, clocks], GPUS) == {"GPU-a": JobHold(job="3", owns_clocks=True)}
 
 
@@ -223,6 +277,74 @@ def test_the_lower_of_plan_and_job_counts_and_the_plan_s_comes_back(rig):
     hold(rig, {})
     rig.cycle(2)
     assert rig.limit_w(one) == 500.0
+
+
+def plan_for(*jobs):
+    """A plan with a whole GPU and a limit for each job."""
+    return {
+        "assignments": tuple(
+            Assignment(workload_id=workload, replica=0, gpu_uuids=(uuid,), gpu_milli=1000) for workload, uuid, _ in jobs
+        ),
+        "gpu_settings": tuple(setting(uuid, limit_w) for _, uuid, limit_w in jobs),
+    }
+
+
+def test_a_planned_limit_goes_to_the_gpu_that_slurm_gave_the_job(rig):
+    one, other = rig.machine.uuids[:2]
+    settled(rig, **plan_for(("slurm-7", one, 400.0), ("slurm-8.2", other, 600.0)))
+    assert rig.guard.planned_job_limits_w == {"slurm-7": 400.0, "slurm-8": 600.0}
+    hold(rig, {other: JobHold(job="7", workload="slurm-7")})
+    assert rig.guard.answer_jobs() == {}
+    rig.cycle(4)
+    # What was planned for the other stays on its GPU until it begins elsewhere.
+    assert (rig.limit_w(one), rig.limit_w(other)) == (400.0, 400.0)
+    assert rig.guard.answer_jobs() == {"7": f"{other}: power limit 400 W\n"}
+    hold(rig, {other: JobHold(job="7", workload="slurm-7"), one: JobHold(job="8", workload="slurm-8", limit_w=500.0)})
+    rig.cycle(4)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (500.0, 400.0)
+    # The epilog of the one: then its GPU has what the plan says of the GPU.
+    hold(rig, {one: JobHold(job="8", workload="slurm-8")})
+    rig.cycle(4)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (600.0, 600.0)
+    hold(rig, {})
+    rig.cycle(4)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (400.0, 600.0)
+
+
+def test_a_limit_that_was_planned_for_another_job_is_not_this_one_s(rig):
+    one, other = rig.machine.uuids[:2]
+    settled(rig, **plan_for(("slurm-7", one, 400.0)))
+    unplanned = JobHold(job="9", workload="slurm-9")
+    hold(rig, {one: unplanned, other: JobHold(job="7", workload="slurm-7")})
+    rig.cycle(4)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (700.0, 400.0)
+    # As long as the one for whom it was planned has not begun, the limit stays: it may be a budget's.
+    hold(rig, {one: unplanned})
+    rig.cycle(4)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (400.0, 700.0)
+
+
+def test_a_planned_limit_ends_with_the_lease_and_clocks_of_a_job_come_first(rig):
+    one, other = rig.machine.uuids[:2]
+    settled(rig, **plan_for(("slurm-7", one, 400.0)))
+    hold(rig, {other: JobHold(job="7", workload="slurm-7", owns_clocks=True)})
+    rig.cycle(4)
+    assert rig.limit_w(other) == 700.0
+    hold(rig, {other: JobHold(job="7", workload="slurm-7")})
+    rig.cycle(4)
+    assert rig.limit_w(other) == 400.0
+    rig.cycle(70)
+    assert (rig.limit_w(one), rig.limit_w(other)) == (700.0, 700.0)
+    assert rig.guard.planned_job_limits_w == {}
+    assert rig.guard.answer_jobs() == {"7": f"{other}: known\n"}
+
+
+def test_a_plan_that_is_only_observed_plans_no_limit_of_a_job(rig):
+    one, other = rig.machine.uuids[:2]
+    settled(rig, enforce=False, **plan_for(("slurm-7", one, 400.0)))
+    hold(rig, {other: JobHold(job="7", workload="slurm-7")})
+    rig.cycle(4)
+    assert (rig.limit_w(other), rig.guard.planned_job_limits_w) == (700.0, {})
 
 
 def test_a_job_s_limit_outlives_the_lease(rig):

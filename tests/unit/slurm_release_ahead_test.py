@@ -6,14 +6,9 @@ import pytest
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmNode
+from eelgrid_controller.engines.slurm.marks import name_workload
 from eelgrid_controller.engines.slurm.release_ahead import EndingKind, expect_ends, judge_ahead, plan_releases
-from eelgrid_controller.engines.slurm.steering import (
-    SteeringSettings,
-    build_inventory,
-    build_request,
-    list_traits,
-    name_workload,
-)
+from eelgrid_controller.engines.slurm.steering import SteeringSettings, build_inventory, build_request, list_traits
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos import catalogue

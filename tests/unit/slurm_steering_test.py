@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from eelgrid_controller.engines.node_reports import CorrectDevices, RegisterNode, RemoveNode, ReportUsage
-from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmNode
+from eelgrid_controller.engines.slurm.answers import GresCount, SlurmJob, SlurmJobs, SlurmNode
 from eelgrid_controller.engines.slurm.dependencies import Dependencies, DependencyState
+from eelgrid_controller.engines.slurm.job_table import JobTable
+from eelgrid_controller.engines.slurm.marks import mark_placement, mark_requeue, shorten_reason
 from eelgrid_controller.engines.slurm.steering import (
     WAITING_MOST,
     AdoptJob,
@@ -21,9 +23,6 @@ from eelgrid_controller.engines.slurm.steering import (
     SubmitJob,
     build_request,
     is_refusal,
-    mark_placement,
-    mark_requeue,
-    shorten_reason,
 )
 from eelgrid_controller.formatting import describe_attempt
 from eelgrid_controller.state.engine_reports import ExternalUsage
@@ -62,16 +61,27 @@ def build_workload(job, *nodes, phase=WorkloadPhase.PENDING, gpus=("u0", "u1")):
     )
 
 
+def judge_by(jobs):
+    """Judges dependencies by these jobs."""
+    table = JobTable()
+    table.fill(SlurmJobs(jobs=tuple(jobs)))
+    return Dependencies(table.find_jobs)
+
+
 def decide(*jobs, workloads=(), steering=None, nodes=NODES, now_s=100.0, agents=frozenset({"n0", "n1"}), gpus=None):
     """What is to be done, without what is reported of nodes."""
     known = {one.workload_id: one for one in workloads}
-    found = (steering or Steering()).decide(jobs, nodes, known, has_agent=agents, gpus=gpus or {}, now_s=now_s)
+    found = (steering or Steering()).decide(
+        jobs, nodes, known, has_agent=agents, gpus=gpus or {}, now_s=now_s, dependencies=judge_by(jobs)
+    )
     return [one for one in found if not isinstance(one, ReportUsage)]
 
 
 def reports(*jobs, workloads=()):
     known = {one.workload_id: one for one in workloads}
-    found = Steering().decide(jobs, NODES, known, has_agent=frozenset({"n0", "n1"}), gpus={}, now_s=1.0)
+    found = Steering().decide(
+        jobs, NODES, known, has_agent=frozenset({"n0", "n1"}), gpus={}, now_s=1.0, dependencies=judge_by(jobs)
+    )
     return {one.node_name: one.others for one in found if isinstance(one, ReportUsage)}
 
 
@@ -280,7 +290,7 @@ def test_a_job_that_has_to_make_room_is_requeued_waits_under_its_id_and_is_place
     assert step(waits, build_workload(HELD), 105.0) == []
     # Its own wait in Slurm is ended when it is placed, and the nodes that it has are ours and not its user's.
     (place,) = step(waits, build_workload(HELD, "n1"), 106.0)
-    assert (place, mark_placement(place)) == (PlaceJob(waits, ("n1",)), "eelgrid:placed:n1/0@1")
+    assert (place, mark_placement(place.job, place.nodes)) == (PlaceJob(waits, ("n1",)), "eelgrid:placed:n1/0@1")
     again = replace(waits, admin_comment="eelgrid:placed:n1/0@1", is_held=False, required_nodes=("n1",))
     assert step(again, build_workload(HELD, "n1"), 107.0) == []
     assert step(replace(again, state="RUNNING", nodes=("n1",)), build_workload(HELD, "n1"), 108.0) == []
@@ -298,7 +308,7 @@ def test_a_placed_job_that_has_not_begun_makes_room_without_a_restart():
     (found,) = decide(held, workloads=[victim(HELD, "n0")])
     assert found.status.is_over
     (place,) = decide(held, workloads=[build_workload(HELD, "n1")])
-    assert mark_placement(place) == "eelgrid:placed:n1"
+    assert mark_placement(place.job, place.nodes) == "eelgrid:placed:n1"
 
 
 def test_a_requeued_job_is_known_again_without_a_journal_and_keeps_its_run_when_it_is_let_go():
@@ -315,9 +325,10 @@ def test_only_jobs_that_slurm_may_requeue_are_victims_and_a_qos_is_the_priority_
     wanted = [build_request(replace(HELD, can_requeue=can), SteeringSettings()).spec for can in (True, False)]
     assert [one.evicted_by_engine for one in wanted] == [True, False]
     for names, given in ((frozenset({"high"}), "high"), (frozenset(), "")):
+        urgent = [replace(HELD, qos="high")]
         (found,) = Steering().decide(
-            [replace(HELD, qos="high")], (), {}, has_agent=frozenset(), gpus={}, now_s=1.0, priority_classes=names
-        )
+            urgent, (), {}, has_agent=frozenset(), gpus={}, now_s=1.0, dependencies=judge_by(urgent), priority_classes=names
+        )  # fmt: skip
         assert found.request.spec.priority_class == given
 
 
@@ -410,7 +421,7 @@ TASKS = tuple(replace(ENDED, job_id=f"9_{task}", array_id="9") for task in range
     ],
 )
 def test_dependencies_are_judged_as_slurm_would(dependency, state):
-    assert Dependencies((HELD, ENDED, BAD, *TASKS)).judge(dependency) is state
+    assert judge_by((HELD, ENDED, BAD, *TASKS)).judge(dependency) is state
 
 
 def test_what_slurm_alone_can_judge_is_left_to_it():
@@ -432,7 +443,9 @@ def test_a_node_is_reported_once_until_something_changes():
     steering, jobs = Steering(), []
 
     def count(nodes=NODES):
-        found = steering.decide(jobs, nodes, {}, has_agent=frozenset({"n0", "n1"}), gpus={}, now_s=1.0)
+        found = steering.decide(
+            jobs, nodes, {}, has_agent=frozenset({"n0", "n1"}), gpus={}, now_s=1.0, dependencies=judge_by(jobs)
+        )
         return [(one.node_name, one.others.closed) for one in found if isinstance(one, ReportUsage)]
 
     assert count() == [("n0", ""), ("n1", "")]
@@ -460,6 +473,31 @@ def test_replicas_of_a_job_of_several_nodes_go_to_nodes_of_their_own():
     assert rules.list_eligible_nodes("slurm-12", {0: "n0"}, {}) == {"n1"}
     rules.update((replace(pair, features="h100"),), NODES)
     assert rules.list_eligible_nodes("slurm-12", {}, {}) == frozenset()
+
+
+def test_a_job_that_waits_is_not_looked_at_again_until_it_or_its_workload_changes(monkeypatch):
+    looked = list[str]()
+    steer = Steering._steer
+
+    def note(self, key, *more):
+        looked.append(key)
+        return steer(self, key, *more)
+
+    monkeypatch.setattr(Steering, "_steer", note)
+    steering, waits = Steering(), build_workload(HELD)
+    later = replace(HELD, job_id="13", dependency="afterok:12(unfulfilled)")
+    for _ in range(3):
+        assert decide(HELD, later, workloads=[waits, build_workload(later)], steering=steering) == []
+    # What others decide of the second one may change without it.
+    assert looked == ["slurm-12", "slurm-13", "slurm-13", "slurm-13"]
+    placed = build_workload(HELD, "n1")
+    assert decide(HELD, workloads=[placed], steering=steering) == [PlaceJob(HELD, ("n1",))]
+    assert decide(HELD, workloads=[waits], steering=steering) == []
+    edited = replace(HELD, required_nodes=("n0",))
+    assert decide(edited, workloads=[waits], steering=steering) == [LetJobGo("12", "its user has named its nodes")]
+    assert decide(HELD, workloads=[waits], steering=steering) == []
+    ended = replace(HELD, state="CANCELLED", is_held=False)
+    assert decide(ended, workloads=[waits], steering=steering) == [EndJob("slurm-12", "cancelled in Slurm")]
 
 
 def test_jobs_beyond_the_bound_wait_for_those_before_them():

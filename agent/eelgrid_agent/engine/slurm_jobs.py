@@ -8,8 +8,10 @@ outlives a kill of either side, so an agent that starts again finds the jobs as 
 since no job outlives a boot. A file is renamed into place, so none is read half written. Only root, or the agent's own user,
 is believed: whoever could write here could lower everybody's limits.
 
-    job-12     of the prolog: lines KEY=VALUE; restart, devices (by comma, as Slurm names them), power_limit_w, gpu_freq
+    job-12     of the prolog: lines KEY=VALUE; restart, devices (by comma, as Slurm names them), power_limit_w, gpu_freq, and of a
+               task of an array task, as 12_3
     answer-12  of the agent: a line for each device, once what the job asks is in force; the prolog may wait for it
+    plan-12_3  of the agent: the plan has a limit for this job or task, for whose answer the prolog should wait
     0, 1.3     of other prologs: the ids of the jobs of a device or GPU instance, one a line (read by `node_energy`)
 
 Source: Slurm's prolog and epilog guide (SLURM_JOB_GPUS, SLURM_JOB_RESTART_COUNT, CUDA_VISIBLE_DEVICES).
@@ -31,6 +33,10 @@ _BYTES_MOST = 16 * 1024
 _WATTS_MOST = 100_000.0
 _JOB_FILE = re.compile(r"^job-([0-9]{1,10})$")
 _ANSWER_FILE = re.compile(r"^answer-([0-9]{1,10})$")
+_PLAN_FILE = re.compile(r"^plan-([0-9]{1,10}(?:_[0-9]{1,10})?)$")
+# What a plan calls a job or task.
+_WORKLOAD_PREFIX = "slurm-"
+_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 _DEVICE = re.compile(r"^[A-Za-z0-9/.:-]{1,96}$")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # A folder's time of change is as coarse as the kernel's tick: a change right after a look may not show in it.
@@ -46,6 +52,13 @@ class HandedJob:
     devices: tuple[str, ...] = ()
     power_limit_w: float | None = None
     gpu_freq: str = ""
+    # Of a task of an array, as Slurm's users name it: 12_3.
+    task: str = ""
+
+    @property
+    def workload_id(self) -> str:
+        """What a plan calls it, without its restart."""
+        return f"{_WORKLOAD_PREFIX}{self.task or self.job}"
 
 
 class HandoverError(ValueError):
@@ -63,13 +76,27 @@ def parse_job(job: str, text: str) -> HandedJob:
         raise HandoverError("restart: must be a whole number; see the prolog")
     if watts and not (re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", watts) and 0.0 < float(watts) <= _WATTS_MOST):
         raise HandoverError(f"power_limit_w: must be watts in (0, {_WATTS_MOST:g}]; correct the job's comment")
+    task = fields.get("task", "")
+    if task and not _NAME.fullmatch(task):
+        raise HandoverError("task: must be the number of an array and of a task, such as 12_3; see the prolog")
     return HandedJob(
         job=job,
+        task=task,
         restart=int(restart),
         devices=devices,
         power_limit_w=float(watts) if watts else None,
         gpu_freq=fields.get("gpu_freq", "")[:64],
     )
+
+
+def describe_planned_limits(limits_w: Mapping[str, float]) -> dict[str, str]:
+    """Returns by job or task what is written of its planned limit; work of others is left out."""
+    found = dict[str, str]()
+    for workload_id, limit_w in sorted(limits_w.items()):
+        name = workload_id.removeprefix(_WORKLOAD_PREFIX)
+        if name != workload_id and _NAME.fullmatch(name) and len(found) < JOBS_MOST:
+            found[name] = f"power limit {limit_w:g} W\n"
+    return found
 
 
 class HandoverFolder:
@@ -78,8 +105,9 @@ class HandoverFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._changed_ns: int | None = None
-        # What the folder holds of answers, by job.
+        # What the folder holds of answers, by job, and of planned limits, by job or task.
         self.answers: dict[str, str] = {}
+        self.plans: dict[str, str] = {}
         # Files that could not be used, and why; of the newest look.
         self.refused: tuple[str, ...] = ()
 
@@ -91,7 +119,7 @@ class HandoverFolder:
         try:
             folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            self._changed_ns, self.answers, self.refused = None, {}, ()
+            self._changed_ns, self.answers, self.plans, self.refused = None, {}, {}, ()
             return ()
         except OSError as error:
             raise HandoverError(f"{self._path}: cannot be opened ({error.strerror}); make it a folder") from None
@@ -110,27 +138,37 @@ class HandoverFolder:
 
     def write_answers(self, answers: Mapping[str, str]) -> None:
         """Makes these the answers by job; those that were given already cost nothing. Raises OSError."""
-        for job in self.answers.keys() - answers.keys():
-            (self._path / f"answer-{job}").unlink(missing_ok=True)
-            del self.answers[job]
-        for job, text in answers.items():
-            if self.answers.get(job) != text:
-                replace_file(self._path / f"answer-{job}", text.encode())
-                self.answers[job] = text
+        self._write("answer", self.answers, answers)
+
+    def write_plans(self, plans: Mapping[str, str]) -> None:
+        """Makes these the planned limits by job or task; without a folder nobody asks for them. Raises OSError."""
+        if self._changed_ns is not None:
+            self._write("plan", self.plans, plans)
+
+    def _write(self, kind: str, written: dict[str, str], wanted: Mapping[str, str]) -> None:
+        for job in written.keys() - wanted.keys():
+            (self._path / f"{kind}-{job}").unlink(missing_ok=True)
+            del written[job]
+        for job, text in wanted.items():
+            if written.get(job) != text:
+                replace_file(self._path / f"{kind}-{job}", text.encode())
+                written[job] = text
 
     def _read(self, folder: int) -> tuple[HandedJob, ...]:
         about = os.fstat(folder)
         if problem := _distrust(about):
             raise HandoverError(f"{self._path}: {problem}; make it root's alone (mode 0700)")
-        found, refused, answers = list[HandedJob](), list[str](), dict[str, str]()
+        found, refused, answers, plans = list[HandedJob](), list[str](), dict[str, str](), dict[str, str]()
         names = sorted(os.listdir(folder))
         for name in names:
-            job, answer = _JOB_FILE.match(name), _ANSWER_FILE.match(name)
-            if job is None and answer is None:
+            job, answer, plan = _JOB_FILE.match(name), _ANSWER_FILE.match(name), _PLAN_FILE.match(name)
+            if job is None and answer is None and plan is None:
                 continue
             try:
                 if answer is not None:
                     answers[answer[1]] = _read_file(folder, name)
+                elif plan is not None:
+                    plans[plan[1]] = _read_file(folder, name)
                 elif job is not None and len(found) < JOBS_MOST:
                     found.append(parse_job(job[1], _read_file(folder, name)))
                 else:
@@ -142,7 +180,7 @@ class HandoverFolder:
                 refused.append(f"{name}: {error}")
         is_old = abs(time.time_ns() - about.st_mtime_ns) > _COARSE_NS
         self._changed_ns = about.st_mtime_ns if is_old else -1
-        self.answers, self.refused = answers, tuple(refused)
+        self.answers, self.plans, self.refused = answers, plans, tuple(refused)
         return tuple(sorted(found, key=lambda one: int(one.job)))
 
 

@@ -316,6 +316,11 @@ def map_job_holds(jobs: Iterable[HandedJob], gpus: Iterable[Gpu]) -> dict[str, J
     for uuid, found in holders.items():
         owner = next((job for job, _ in found if job.gpu_freq), None)
         (first, is_whole) = found[0]
-        limit_w = first.power_limit_w if len(found) == 1 and is_whole else None
-        holds[uuid] = JobHold(job=(owner or first).job, limit_w=limit_w, owns_clocks=owner is not None)
+        is_alone = len(found) == 1 and is_whole
+        holds[uuid] = JobHold(
+            job=(owner or first).job,
+            workload=first.workload_id if is_alone else "",
+            limit_w=first.power_limit_w if is_alone else None,
+            owns_clocks=owner is not None,
+        )
     return holds

@@ -20,7 +20,7 @@ from eelgrid_agent.devices.port import DevicePort
 from eelgrid_agent.devices.sampler import ExtendedReader, ExtendedReadings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
 from eelgrid_agent.engine.readiness import GpuUse, read_gpu_use
-from eelgrid_agent.engine.slurm_jobs import HandoverError, HandoverFolder
+from eelgrid_agent.engine.slurm_jobs import HandoverError, HandoverFolder, describe_planned_limits
 from eelgrid_agent.node.inventory import (
     BatchReader,
     DeviceSurvey,
@@ -135,6 +135,9 @@ async def watch_slurm_jobs(node: AgentNode, folder: HandoverFolder) -> None:
             if now_s - read_s >= HANDOVER_READ_S or folder.has_changed():
                 read_s = now_s
                 node.update_slurm_jobs(await asyncio.to_thread(folder.read_jobs))
+            plans = describe_planned_limits(node.guard.planned_job_limits_w)
+            if plans != folder.plans:
+                await asyncio.to_thread(folder.write_plans, plans)
             answers = node.guard.answer_jobs()
             if answers != folder.answers:
                 await asyncio.to_thread(folder.write_answers, answers)

@@ -116,7 +116,7 @@ class DeadlineIndex:
         self._live: set[str] = set()
         # Deadlines that nothing was said of yet; an entry counts as long as its workload is live and keeps its promise.
         self._times: list[tuple[int, str]] = []
-        for key in state.workloads:
+        for key in state.live_ids:
             self._add(key)
 
     def _add(self, workload_id: str) -> None:

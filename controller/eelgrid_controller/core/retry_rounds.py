@@ -159,7 +159,8 @@ class RetryRounds:
 class _WaitingKinds:
     """What pending work shares, by a number, so that thousands that wait alike are passed over in a fraction of a ms.
 
-    Right as long as no rule is of single workloads: without queues, reservations, engines' rules and spending limits.
+    Right as long as no rule is of single workloads: without queues, reservations, spending limits and engines' rules that are
+    not about specs.
     """
 
     __slots__ = ("_numbers", "_waits", "failed", "known", "passed")
@@ -256,8 +257,9 @@ class _RetryStep:
         """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""
         workloads, failed, find_hold = self._workloads, self.failed, self._state.spending.blocking_limit
         has_rules, has_queues = self._chooser.uses_engine_rules, self._queues.is_active
-        # An engine's rules and spending limits are of single workloads.
-        has_equals = self._chooser.eligibility.rules is None and not self._state.spending.over
+        # Spending limits, and rules that an engine has beside the spec, are of single workloads.
+        rules = self._chooser.eligibility.rules
+        has_equals = (rules is None or rules.follows_specs) and not self._state.spending.over
         # Then a request that has failed is all that is to be known of work behind it: a queue of thousands is looked
         # through for each GPU that becomes free.
         is_plain = has_equals and not (has_queues or self._state.policy.reservations or len(self._state.nominations))

@@ -68,7 +68,7 @@ class EstimatedEnds:
     def _rebuild(self) -> None:
         self._policy = self._state.policy
         self._runs = {}
-        for workload_id in self._state.workloads:
+        for workload_id in self._state.live_ids:
             run = self._estimate(workload_id)
             if run is not None:
                 self._runs[workload_id] = run

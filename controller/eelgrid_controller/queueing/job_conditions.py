@@ -179,9 +179,10 @@ class JobConditionIndex:
         self._gang_keys: dict[str, GangKey] = {}
         # Slots are first of what runs, and of that for which others make room.
         nominated = (state.workloads[event.workload_id] for event in state.nominations)
-        for workload in (*filter(lambda one: one.phase is WorkloadPhase.PLACED, state.workloads.values()), *nominated):
+        live = [state.workloads[key] for key in state.live_ids]
+        for workload in (*filter(lambda one: one.phase is WorkloadPhase.PLACED, live), *nominated):
             self._slots.claim(workload)
-        for workload in state.workloads.values():
+        for workload in live:
             self._note_gang(workload)
         for key in tuple(state.pending):
             workload = state.workloads[key]

@@ -69,6 +69,11 @@ class SlurmConfig:
     conf: Path | None = None
     # The folder of squeue, sinfo, scontrol, sbatch and scancel; None: the PATH.
     commands: Path | None = None
+    # Its slurmrestd, by which jobs and nodes are read: unix:/run/slurmrestd.sock or http://ctld:6820; empty for none. The token of
+    # a JWT is read for each request, and is its own subject's unless it is of another user.
+    rest: str = ""
+    rest_token_file: Path | None = None
+    rest_user: str = ""
     # Tells our job_submit plugin that somebody decides; the plugin must be able to read it.
     lease: Path = Path("/run/eelgrid/slurm-lease")
     lease_s: float = 30.0
@@ -88,6 +93,10 @@ class SlurmConfig:
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""
+        if self.rest and not self.rest.startswith(("unix:/", "http://", "https://")):
+            raise ControllerConfigError(
+                f"--slurm-rest is {self.rest[:100]!r}", "give unix:/run/slurmrestd.sock, or such as http://ctld:6820"
+            )
         if not 0.0 <= self.sleep_w < self.idle_w < 1e6:
             raise ControllerConfigError(f"sleep_w is {self.sleep_w:g}", f"give less than idle_w, {self.idle_w:g}")
         if not 1.0 <= self.wake_s <= 86_400.0:

@@ -21,7 +21,7 @@ event sequences give equal digests.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -184,6 +184,11 @@ class ClusterState:
         self.queue_usage.update_charges(self.policy, (workload_id,), self.workloads, self.nodes, 0)
         self.pending.discard(workload_id)
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
+
+    @property
+    def live_ids(self) -> KeysView[str]:
+        """The ids of pending and placed workloads, in the order of their submission."""
+        return self._numbers.keys()
 
     @property
     def live_workloads(self) -> int:

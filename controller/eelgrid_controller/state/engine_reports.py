@@ -109,6 +109,10 @@ class Adoption:
 class EligibilityRules(Protocol):
     """Eligibility rules of an engine, evaluated during a decision."""
 
+    @property
+    def follows_specs(self) -> bool:
+        """Whether the rules say the same of all workloads with equal specs, so that what keeps one keeps the others."""
+
     def has_rules_for(self, workload_id: str) -> bool:
         """Returns whether the engine's rules apply to a workload instead of its traits."""
 

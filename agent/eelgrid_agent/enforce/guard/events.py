@@ -150,11 +150,13 @@ class DesiredSettings:
 class JobHold:
     """What a job of another engine, which alone holds the whole device, asks of it.
 
-    `limit_w` is in force until the job ends, beside the plan's: the lower one counts. With `owns_clocks` the job sets
-    clocks of its own, so the device gets neither limit nor clocks nor profile from a plan.
+    `limit_w` is in force until the job ends, beside the plan's: the lower one counts. `workload` is what a plan calls the job,
+    without its restart: the limit that it plans for the job is this device's, whichever it had expected. With `owns_clocks` the job
+    sets clocks of its own, so the device gets neither limit nor clocks nor profile from a plan.
     """
 
     job: str
+    workload: str = ""
     limit_w: float | None = None
     owns_clocks: bool = False
 

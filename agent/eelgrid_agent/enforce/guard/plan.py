@@ -5,14 +5,16 @@ alone. The lease is renewed by any message of the controller; when it expires, s
 work continues. A gang (devices that share a workload) gets its lowest limit, since the slowest member sets the pace.
 A change below the hysteresis is ignored for the whole gang. A setting is applied once it was read back.
 
-Jobs of another engine on this node (Slurm's) are no part of a plan: what they ask of the devices that they hold stands
-until they end, whatever becomes of the controller and its lease. Clocks have one owner: a device whose job sets them
+Jobs of another engine on this node (Slurm's) ask something of the devices that they hold, which stands until they end, whatever
+becomes of the controller and its lease. What a plan has for such a job is of the job and not of the device: the engine chooses the
+device when the job starts, and the plan names it later, so until then its limit goes where the job is. Clocks have one owner: a device whose job sets them
 itself is put back as it was found and left alone; only the node's power budget, a circuit breaker, still lowers it.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from eelgrid_agent.enforce.guard.core import GuardState, get_limit_bounds, step_guard
 from eelgrid_agent.enforce.guard.device_step import DeviceState, get_target_limit_w
@@ -104,30 +106,70 @@ def merge_gang_settings(
     return wishes
 
 
+class PlannedJobs(NamedTuple):
+    """What a plan has for work of another engine, by workload without its restart, and which of them it expects on a device."""
+
+    limits_w: Mapping[str, float]
+    expected: Mapping[str, str]
+
+
+NO_PLANNED_JOBS = PlannedJobs({}, {})
+
+
+def find_planned_jobs(
+    assignments: Iterable[Assignment], wishes: Mapping[str, DesiredSettings], parent_of: Mapping[str, str]
+) -> PlannedJobs:
+    """Returns the lowest limit that the plan has for the devices of each workload, and whose each device is to be."""
+    limits_w, expected = dict[str, float](), dict[str, str]()
+    for one in assignments:
+        # A restart of a job has an id of its own in the plan.
+        name, _, _ = one.workload_id.partition(".")
+        for device in one.gpu_uuids:
+            uuid = parent_of.get(device, device)
+            expected[uuid] = name
+            wish = wishes.get(uuid)
+            if wish is not None and wish.limit_w is not None:
+                limits_w[name] = min(wish.limit_w, limits_w.get(name, wish.limit_w))
+    return PlannedJobs(limits_w, expected)
+
+
 def overlay_jobs(
-    wishes: Mapping[str, DesiredSettings], holds: Mapping[str, JobHold], *, has_control: bool
+    wishes: Mapping[str, DesiredSettings], holds: Mapping[str, JobHold], planned: PlannedJobs, *, has_control: bool
 ) -> dict[str, DesiredSettings]:
     """Returns what is wanted of each device by the plan's wishes and by the jobs that hold devices."""
     found = dict(wishes)
+    handed = {hold.workload for hold in holds.values() if hold.workload}
     for uuid, hold in holds.items() if has_control else ():
         wish = found.get(uuid, DesiredSettings())
         if hold.owns_clocks:
             found.pop(uuid, None)
-        elif hold.limit_w is not None:
-            limit_w = hold.limit_w if wish.limit_w is None else min(wish.limit_w, hold.limit_w)
+            continue
+        planned_w = wish.limit_w
+        if hold.workload in planned.limits_w:
+            planned_w = planned.limits_w[hold.workload]
+        elif hold.workload and planned.expected.get(uuid, hold.workload) in handed - {hold.workload}:
+            # It was planned for a job that is on another device.
+            planned_w = None
+        limit_w = min((one for one in (planned_w, hold.limit_w) if one is not None), default=None)
+        if limit_w != wish.limit_w:
             found[uuid] = replace(wish, limit_w=limit_w)
     return found
 
 
-def answer_job(state: GuardState, uuid: str, hold: JobHold, *, has_control: bool, limits: GuardLimits) -> str:
-    """What the job that holds the device is told; empty while it is under way."""
+def answer_job(
+    state: GuardState, uuid: str, hold: JobHold, *, has_limit: bool, has_control: bool, limits: GuardLimits
+) -> str:
+    """What the job that holds the device is told; empty while it is under way.
+
+    `has_limit`: it has one of its own, or the plan has one for it.
+    """
     device = state.device(uuid)
     if not has_control:
-        return "this agent observes only: nothing is set" if hold.owns_clocks or hold.limit_w is not None else "known"
+        return "this agent observes only: nothing is set" if hold.owns_clocks or has_limit else "known"
     if hold.owns_clocks:
         is_free = device.record is None and device.proposed is None and not device.is_busy
         return f"{RefusalRule.CLOCKS_OWNED}: left to the job, which sets clocks itself" if is_free else ""
-    if hold.limit_w is None:
+    if not has_limit:
         return "known"
     if device.suspended or device.problems:
         return device.suspended or "; ".join(problem.detail for _, problem in device.problems)
@@ -263,6 +305,7 @@ class Guard:
         # What the plan wants by itself, and what the jobs of another engine ask of the devices that they hold.
         self._plan_wishes: Mapping[str, DesiredSettings] = {}
         self._gangs: Mapping[str, tuple[str, ...]] = {}
+        self._planned = NO_PLANNED_JOBS
         self._holds: Mapping[str, JobHold] = {}
         self._events: deque[NodeEvent] = deque(maxlen=_EVENTS_MOST)
         self._answer_due = False
@@ -394,7 +437,7 @@ class Guard:
         self._lease_ends_ns = None
         self.expired = True
         self._layouts_due = {}
-        self._plan_wishes = {}
+        self._plan_wishes, self._planned = {}, NO_PLANNED_JOBS
         self._step(PlanExpired())
         if self._holds:
             self._update_wishes(self._state.plan_budget_w, is_enforced=self._state.is_enforced)
@@ -427,9 +470,17 @@ class Guard:
         """What each job is told, a line for each device; without the jobs whose devices are not all settled."""
         answers: dict[str, list[str]] = {}
         for uuid, hold in sorted(self._holds.items()):
-            word = answer_job(self._state, uuid, hold, has_control=self._has_control, limits=self._limits)
+            has_limit = hold.limit_w is not None or hold.workload in self._planned.limits_w
+            word = answer_job(
+                self._state, uuid, hold, has_limit=has_limit, has_control=self._has_control, limits=self._limits
+            )
             answers.setdefault(hold.job, []).append(f"{uuid}: {word}\n" if word else "")
         return {job: "".join(lines) for job, lines in answers.items() if all(lines)}
+
+    @property
+    def planned_job_limits_w(self) -> Mapping[str, float]:
+        """The limit that the plan in force has for the devices of each workload, without the restart of a job."""
+        return self._planned.limits_w if self._has_control else {}
 
     def lease_left_s(self, now_ns: int) -> float:
         """Seconds until the lease runs out; 0 without a plan or after it."""
@@ -551,11 +602,12 @@ class Guard:
         self._gangs = gangs = find_gangs(judged.assignments, parent_of)
         before = self._plan_wishes
         self._plan_wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
+        self._planned = find_planned_jobs(judged.assignments, self._plan_wishes, parent_of)
         self._enforced = tuple(self._plan_wishes)
         self._update_wishes(plan.power_budget_w, is_enforced=plan.enforce and self._has_control)
 
     def _update_wishes(self, budget_w: float | None, *, is_enforced: bool) -> None:
-        wishes = overlay_jobs(self._plan_wishes, self._holds, has_control=self._has_control)
+        wishes = overlay_jobs(self._plan_wishes, self._holds, self._planned, has_control=self._has_control)
         event = PlanInForce(wishes=wishes, gangs=self._gangs, budget_w=budget_w, enforce=is_enforced)
         self._state, _ = step_guard(self._state, event, self._limits)
 

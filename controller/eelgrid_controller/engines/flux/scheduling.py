@@ -472,6 +472,9 @@ class FluxScheduling:
 class FluxEligibility:
     """Eligibility rules of jobs with constraints, with several nodes, or with whole nodes."""
 
+    # A constraint of Flux is no part of a spec.
+    follows_specs = False
+
     def __init__(self, scheduling: FluxScheduling) -> None:
         self._scheduling = scheduling
 

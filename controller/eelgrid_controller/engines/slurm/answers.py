@@ -30,6 +30,9 @@ _TASKS_MOST = 10_000
 _GRES = re.compile(
     r"(?:gres[:/])?gpu(?:[:/]([A-Za-z][A-Za-z0-9._-]*|[0-9][A-Za-z0-9._-]*[A-Za-z][A-Za-z0-9._-]*))?[:=]([0-9]{1,6})"
 )
+# What is asked of steps; a list of nodes that fills its column may be cut.
+_STEP_NODES_WIDTH = 4000
+STEP_COLUMNS = f"StepID:64|,Nodes:{_STEP_NODES_WIDTH}|"
 _INDEXES = re.compile(r"\(IDX:([0-9,-]*)\)")
 
 _Read = TypeVar("_Read")
@@ -185,6 +188,20 @@ def parse_nodes(text: str | bytes) -> SlurmNodes:
     unreadable: list[str] = []
     nodes = tuple(_read_each(text, "nodes", "name", _read_node, unreadable))
     return SlurmNodes(nodes=nodes, unreadable=tuple(unreadable))
+
+
+def parse_step_nodes(text: str) -> frozenset[str]:
+    """Parses what `squeue --steps` has of STEP_COLUMNS: the nodes of steps; a batch script and what holds a job open are none."""
+    found = set[str]()
+    for line in text.splitlines():
+        step, mark, nodes = line.partition("|")
+        if not line.strip():
+            continue
+        if not mark or (len(nodes.rstrip("|\n")) >= _STEP_NODES_WIDTH and not nodes.rstrip("|").endswith(" ")):
+            raise SlurmUnreadable(f"has {line[:80]!r} where a step and its nodes are expected")
+        if not step.strip().endswith((".batch", ".extern")):
+            found.update(expand_hosts(nodes.strip().rstrip("|").strip()))
+    return frozenset(found)
 
 
 def _read_each(

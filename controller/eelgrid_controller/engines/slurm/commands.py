@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from eelgrid_controller.engines.slurm.answers import ANSWER_BYTES_MOST, SlurmJob
+from eelgrid_controller.engines.element_lists import UnreadableAnswer
+from eelgrid_controller.engines.slurm.answers import ANSWER_BYTES_MOST, STEP_COLUMNS, SlurmJob, parse_step_nodes
 from eelgrid_controller.engines.slurm.job_table import COLUMNS, TIME_FORMAT
 
 _SAID_MOST = 300
@@ -65,6 +66,15 @@ class SlurmCommands(Protocol):
 
     async def requeue_job(self, job: SlurmJob, comment: str) -> None:
         """Notes the comment of a job, has it ended, if it has begun, and queued again, and holds it."""
+
+    async def announce_shrink(self, job_id: str, comment: str) -> None:
+        """Notes the comment of a running job and tells its batch script by SIGUSR2 to read it."""
+
+    async def list_step_nodes(self, job_id: str) -> frozenset[str]:
+        """Returns the nodes on which steps of a job run; its batch script is none."""
+
+    async def shrink_job(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Takes all nodes but these from a running job, and ends its steps there."""
 
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""
@@ -151,6 +161,24 @@ class SlurmCommandLine:
         """Notes the comment of a job, has it ended, if it has begun, and queued again, and holds it."""
         await self._update(job.job_id, f"AdminComment={comment}")
         await self._run("scontrol", "hold" if job.is_pending else "requeuehold", job.job_id)
+
+    async def announce_shrink(self, job_id: str, comment: str) -> None:
+        """Notes the comment of a running job and tells its batch script by SIGUSR2 to read it."""
+        await self._update(job_id, f"AdminComment={comment}")
+        await self._run("scancel", "--batch", "--signal=USR2", job_id)
+
+    async def list_step_nodes(self, job_id: str) -> frozenset[str]:
+        """Returns the nodes on which steps of a job run; its batch script is none."""
+        words = ("--steps", "--noheader", f"--jobs={job_id}", "--Format", STEP_COLUMNS)
+        text = await self._run("squeue", *words)
+        try:
+            return parse_step_nodes(text.decode(errors="replace"))
+        except UnreadableAnswer as error:
+            raise SlurmFailed(f"squeue {' '.join(words[:3])} {error}") from None
+
+    async def shrink_job(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Takes all nodes but these from a running job, and ends its steps there."""
+        await self._update(job_id, f"NodeList={','.join(nodes)}")
 
     async def cancel_job(self, job_id: str) -> None:
         """Cancels a job."""

@@ -1,12 +1,12 @@
 """Dependencies of held jobs: Slurm does not look at them before a job is released, so they are judged here.
 
-Owns what an expression such as afterok:12 says, given all jobs of one answer. Must not know what is done with a job.
+Owns what an expression such as afterok:12 says, given the jobs that it names. Must not know what is done with a job.
 
 Sources: man page of sbatch (--dependency).
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from eelgrid_controller.engines.slurm.answers import SlurmJob
@@ -24,14 +24,11 @@ class DependencyState(Enum):
 
 
 class Dependencies:
-    """Judges dependencies by the jobs of one look, as Slurm would: after, afterany, afterok and afternotok."""
+    """Judges dependencies as Slurm would: after, afterany, afterok and afternotok."""
 
-    def __init__(self, jobs: Iterable[SlurmJob]) -> None:
-        self._by_id: dict[str, list[SlurmJob]] = {}
-        for job in jobs:
-            names = {job.job_id, job.array_id, f"{job.array_id}_*"} if job.array_id else {job.job_id}
-            for name in names:
-                self._by_id.setdefault(name, []).append(job)
+    def __init__(self, find_jobs: Callable[[str], Sequence[SlurmJob]]) -> None:
+        """`find_jobs` returns the jobs of a name: 12, 12_3, or 12_* for all tasks of an array; none if Slurm knows none."""
+        self._find_jobs = find_jobs
 
     def judge(self, text: str) -> DependencyState:
         """Judges what is written, such as afterok:12(unfulfilled),afterany:13_*(fulfilled)."""
@@ -47,7 +44,7 @@ class Dependencies:
         kind, name, stands = matched.groups()
         if stands == "(fulfilled)":
             return DependencyState.FULFILLED
-        jobs = self._by_id.get(name, [])
+        jobs = self._find_jobs(name)
         if not jobs:
             # It ended so long ago that Slurm knows it no more: then only Slurm's own record says how.
             return DependencyState.FULFILLED if kind == "afterany" else DependencyState.UNKNOWN

@@ -12,7 +12,7 @@ placements in one command, and one that fails is repeated by the next look.
 
 Cost. A look costs processor time of this machine and of slurmctld, which jobs of a second would have to share. So while jobs
 come and go, looks take at most half of the time, and no slot waits for one where jobs are released ahead (release_ahead.py). Between full
-answers about jobs only columns are read (job_table.py), an equal request is not checked again on the same nodes for some
+answers about jobs only columns are read (job_table.py), jobs that ended a while ago are not looked at, an equal request is not checked again on the same nodes for some
 seconds, and nodes are read once in an interval. Our plugin says that a job was submitted by a file beside the lease.
 """
 
@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -42,13 +42,23 @@ from eelgrid_controller.engines.node_reports import (
 from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
+from eelgrid_controller.engines.slurm.dependencies import Dependencies
 from eelgrid_controller.engines.slurm.job_table import JobTable
-from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
-from eelgrid_controller.engines.slurm.release_ahead import expect_ends, judge_ahead, plan_releases
-from eelgrid_controller.engines.slurm.steering import (
+from eelgrid_controller.engines.slurm.marks import (
     MARK_LEFT,
     MARK_REQUEUED,
     WORKLOAD_PREFIX,
+    find_run_suffix,
+    list_job_ids,
+    mark_placement,
+    mark_requeue,
+    name_workload,
+    shorten_reason,
+)
+from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
+from eelgrid_controller.engines.slurm.release_ahead import ENDS_REMEMBERED_S, expect_ends, judge_ahead, plan_releases
+from eelgrid_controller.engines.slurm.shrinking import KeepNodes, ShrinkJob, classify_refusal
+from eelgrid_controller.engines.slurm.steering import (
     AdoptJob,
     CancelJob,
     DistinctNodes,
@@ -63,10 +73,6 @@ from eelgrid_controller.engines.slurm.steering import (
     SteeringSettings,
     SubmitJob,
     build_request,
-    find_run_suffix,
-    mark_placement,
-    mark_requeue,
-    shorten_reason,
 )
 from eelgrid_controller.state.events import PreemptionStarted, WorkloadCancelled, WorkloadPlaced
 from eelgrid_protos.errors import ContractError
@@ -100,19 +106,32 @@ _SUBMITTED_AT_ONCE, _SUBMITTING_MOST_S = 16, 0.25
 _PLACED_AT_ONCE_LEAST, _PLACED_AT_ONCE_MOST = 8, 200
 
 
-class _CoreView(NamedTuple):
-    """The jobs that the core holds, by node its GPUs by index, and the policy's classes."""
+JobChange: TypeAlias = LetJobGo | CancelJob | RequeueJob | ShrinkJob
 
+
+class _View(NamedTuple):
+    """The jobs that matter, what the core holds of them, by node its GPUs by index, and the policy's classes."""
+
+    jobs: list[SlurmJob]
     workloads: dict[str, Workload]
     gpus: dict[str, dict[int, str]]
     priority_classes: frozenset[str]
 
 
-def _view(core: Core) -> _CoreView:
+def _view(core: Core, table: JobTable, now_s: float) -> _View:
+    """Looks at what is live in Slurm or in the core, and at what has just ended; the rest costs nothing."""
     state = core.state
-    jobs = {key: one for key, one in state.workloads.items() if key.startswith(WORKLOAD_PREFIX)}
-    gpus = map_gpus_by_index(state, jobs.values())
-    return _CoreView(jobs, gpus, frozenset(one.name for one in state.policy.priority_classes))
+    found = {key: state.workloads[key] for key in state.live_ids if key.startswith(WORKLOAD_PREFIX)}
+    jobs = table.select_jobs(ended_since_s=now_s - ENDS_REMEMBERED_S)
+    names = set(map(name_workload, jobs))
+    # Those that have ended in Slurm, or run there as another restart.
+    there = {job.job_id for job in jobs}
+    jobs += table.list_jobs(sorted(set(list_job_ids(found.keys() - names)) - there))
+    for key in names - found.keys():
+        if (ended := state.workloads.get(key)) is not None:
+            found[key] = ended
+    gpus = map_gpus_by_index(state, found.values())
+    return _View(jobs, found, gpus, frozenset(one.name for one in state.policy.priority_classes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +163,9 @@ class SlurmCounts:
     held_again: int = 0
     left: int = 0
     refused: int = 0
+    # Running jobs that gave nodes back, and those that were to and kept them.
+    shrunk: int = 0
+    kept: int = 0
     weighed: int = 0
     powered_down: int = 0
     powered_up: int = 0
@@ -233,28 +255,32 @@ class SlurmEngine:
         begun_s = self._clock.monotonic_s()
         self._looked_s, self._apart_s = begun_s, min(_AHEAD_MOST_S, begun_s - self._looked_s)
         await asyncio.gather(self._read_jobs(), self._read_nodes())
-        jobs, nodes = self._table.jobs, self._nodes
+        nodes = self._nodes
         unreadable = (*self._table.unreadable, *nodes.unreadable)
         self.counts.unreadable += len(unreadable)
         self._unreadable_log.note(unreadable)
-        self._distinct.update(jobs, nodes.nodes)
         now_s = self._clock.now_ns() / 1e9
+        jobs = (await self._read_view(now_s)).jobs
+        self._distinct.update(jobs, nodes.nodes)
         self._is_busy, written = False, set[str]()
-        await self._follow_slurm(jobs)
-        await self._decide(jobs, now_s, written)
+        await self._follow_slurm(now_s)
+        await self._decide(now_s, written)
         if not self._settings.advises:
-            await self._release_ahead(jobs, now_s, written)
+            await self._release_ahead(now_s, written)
         if self._saving is not None:
             # By a clock that never falls: a step of the wall clock is no idle time.
             orders = self._saving.decide(jobs, nodes.nodes, now_s=self._clock.monotonic_s())
             await asyncio.gather(*map(self._set_power, orders))
         self.counts.looks += 1
         if self._settings.advises:
-            await self._advise(jobs)
+            await self._advise(self._table.jobs)
         else:
             self._renew_lease(now_s)
 
-    async def _follow_slurm(self, jobs: Sequence[SlurmJob]) -> None:
+    async def _read_view(self, now_s: float) -> _View:
+        return await self._loop.read(lambda core: _view(core, self._table, now_s))
+
+    async def _follow_slurm(self, now_s: float) -> None:
         """Reports how placed jobs have ended, and what Slurm has begun ahead in their places; then the core fills what is left.
 
         Several jobs may have run in one place since the last look, so that this is done in turn, as long as anything is new.
@@ -262,11 +288,11 @@ class SlurmEngine:
         """
         has_news = False
         for _ in range(_TURNS_MOST):
-            view = await self._loop.read(_view)
-            ends = self._steering.list_ends(jobs, view.workloads)
+            view = await self._read_view(now_s)
+            ends = self._steering.list_ends(view.jobs, view.workloads)
             if ends:
                 await self._loop.record_engine_attempts(ends, more_follow=True)
-            begun = self._steering.list_begun(jobs, view.workloads)
+            begun = self._steering.list_begun(view.jobs, view.workloads)
             adopted = await asyncio.gather(*map(self._adopt_begun, begun))
             if not ends and not any(adopted):
                 break
@@ -274,7 +300,7 @@ class SlurmEngine:
         if not has_news:
             return
         self._is_busy = True
-        for waiting in self._steering.list_next(jobs, view.workloads):
+        for waiting in self._steering.list_next(view.jobs, view.workloads):
             for one in waiting:
                 if not await self._adopt_begun(one):
                     break
@@ -290,20 +316,21 @@ class SlurmEngine:
             return False
         return True
 
-    async def _decide(self, jobs: Sequence[SlurmJob], now_s: float, written: set[str]) -> None:
+    async def _decide(self, now_s: float, written: set[str]) -> None:
         """Decides and carries out, until nothing follows from what was done; notes the jobs that were changed in Slurm."""
         nodes = self._nodes.nodes
         has_agent = frozenset(node.name for node in nodes if self._has_agent(node.name))
         for _ in range(_ROUNDS_MOST):
             self._is_due.clear()
-            view = await self._loop.read(_view)
+            view = await self._read_view(now_s)
             found = self._steering.decide(
-                jobs,
+                view.jobs,
                 nodes,
                 view.workloads,
                 has_agent=has_agent,
                 gpus=view.gpus,
                 now_s=now_s,
+                dependencies=Dependencies(self._table.find_jobs),
                 priority_classes=view.priority_classes,
             )
             # What was just changed in Slurm is not what these answers say of it.
@@ -312,9 +339,10 @@ class SlurmEngine:
             if not self._is_due.is_set():
                 break
 
-    async def _release_ahead(self, jobs: Sequence[SlurmJob], now_s: float, written: set[str]) -> None:
+    async def _release_ahead(self, now_s: float, written: set[str]) -> None:
         """Releases jobs that Slurm can start before the next look where others end, and holds those again that it cannot."""
-        view = await self._loop.read(_view)
+        view = await self._read_view(now_s)
+        jobs = view.jobs
         horizon_s = min(_AHEAD_MOST_S, max(_AHEAD_LEAST_S, _AHEAD_TIMES * self._apart_s))
         ends = expect_ends(jobs, view.workloads, now_s=now_s, horizon_s=horizon_s)
         ahead = judge_ahead(jobs, view.workloads, ends)
@@ -395,9 +423,9 @@ class SlurmEngine:
         waited_s = self._clock.monotonic_s() - self._full_s
         is_due = waited_s >= _FULL_EVERY_S
         if not is_due:
-            text = (await self._commands.read_columns()).decode(errors="replace")
+            columns = await self._commands.read_columns()
             try:
-                await asyncio.to_thread(self._table.update, text)
+                await asyncio.to_thread(self._table.update, columns)
             except SlurmUnreadable as error:
                 self._log.info("slurm=columns error=%s", error)
                 is_due = True
@@ -418,15 +446,18 @@ class SlurmEngine:
 
     async def _carry_out(self, found: Sequence[SlurmInstruction], written: set[str]) -> None:
         """Carries out instructions, and notes the jobs that they change in Slurm."""
-        places, changes = list[PlaceJob](), list[LetJobGo | CancelJob | RequeueJob]()
+        places, changes = list[PlaceJob](), list[JobChange]()
         commands, submissions = list[SlurmInstruction](), list[SubmitJob]()
         statuses = list[AttemptStatus]()
         for one in found:
             match one:
                 case PlaceJob():
                     places.append(one)
-                case LetJobGo() | CancelJob() | RequeueJob():
+                case LetJobGo() | CancelJob() | RequeueJob() | ShrinkJob():
                     changes.append(one)
+                case KeepNodes():
+                    self.counts.kept += 1
+                    self._log.info("job=%s shrinks=no rule=%s reason=%s", one.job_id, one.rule, one.reason)
                 case ReportAttempt(status):
                     statuses.append(status)
                 case SubmitJob():
@@ -485,7 +516,7 @@ class SlurmEngine:
         self._log.warning("slurm=%s refused=%s", type(one).__name__, error)
         return None
 
-    async def _write(self, one: LetJobGo | CancelJob | RequeueJob) -> None:
+    async def _write(self, one: JobChange) -> None:
         """Changes a job in Slurm."""
         async with self._writes:
             try:
@@ -494,6 +525,8 @@ class SlurmEngine:
                         await self._leave(job_id, reason, run)
                     case RequeueJob():
                         await self._requeue(one)
+                    case ShrinkJob():
+                        await self._shrink(one)
                     case CancelJob(job_id):
                         await self._commands.cancel_job(job_id)
             except SlurmFailed as error:
@@ -537,7 +570,7 @@ class SlurmEngine:
             JobPlacement(
                 one.job.job_id,
                 one.nodes,
-                mark_placement(one),
+                mark_placement(one.job, one.nodes),
                 begins_now=one.job.admin_comment.startswith(MARK_REQUEUED),
                 is_held=one.job.is_held,
             )
@@ -586,6 +619,27 @@ class SlurmEngine:
             with contextlib.suppress(Fault):
                 await self._loop.refuse_preemption(one.workload_id, reason, again_s=_REQUEUED_AGAIN_S)
 
+    async def _shrink(self, one: ShrinkJob) -> None:
+        """Tells a job which nodes it keeps, and takes the others once it has left them, or should have; what is refused is given up."""
+        job_id, kept = one.job.job_id, ",".join(one.nodes)[:_NAMES_SHOWN_MOST]
+        try:
+            if not one.is_told:
+                await self._commands.announce_shrink(job_id, mark_placement(one.job, one.nodes))
+                self._log.info("job=%s shrinks=told keeps=%s", job_id, kept)
+                return
+            if not one.is_due and not one.leaving.isdisjoint(await self._commands.list_step_nodes(job_id)):
+                return
+            await self._commands.shrink_job(job_id, one.nodes)
+        except SlurmFailed as error:
+            rule = classify_refusal(str(error))
+            self.counts.failures += 1
+            self.counts.kept += 1
+            self._steering.shrinking.keep(one.workload_id, self._clock.now_ns() / 1e9)
+            self._log.warning("job=%s shrinks=no rule=%s error=%s", job_id, rule, error)
+            return
+        self.counts.shrunk += 1
+        self._log.info("job=%s shrinks=yes keeps=%s overdue=%s", job_id, kept, one.is_due)
+
     async def _leave(self, job_id: str, reason: str, run: str) -> None:
         """Leaves a job to Slurm's own scheduler, and says why."""
         words = shorten_reason(reason)
@@ -617,7 +671,7 @@ class SlurmEngine:
 def _find_job_id(one: SlurmInstruction) -> str:
     """Returns which job an instruction changes in Slurm, or would; empty for one that is about the core alone."""
     match one:
-        case PlaceJob(job) | RequeueJob(job):
+        case PlaceJob(job) | RequeueJob(job) | ShrinkJob(job):
             return job.job_id
         case LetJobGo(job_id) | CancelJob(job_id):
             return job_id

@@ -24,12 +24,13 @@ from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.slurm.answers import SlurmJob
-from eelgrid_controller.engines.slurm.steering import PlaceJob, has_run, is_released, is_steered, name_workload
+from eelgrid_controller.engines.slurm.marks import has_run, is_released, is_steered, name_workload
+from eelgrid_controller.engines.slurm.steering import PlaceJob
 from eelgrid_controller.state.events import WorkloadPlaced
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase
 
 # For how long an end is remembered, and the span of that time which is taken for what a node can do.
-_MEMORY_S, _SPAN_S = 30, 3
+ENDS_REMEMBERED_S, _SPAN_S = 30, 3
 # What ran longer loses little by a look, and its end says nothing about the next seconds.
 _SHORT_S = 60
 # Jobs that are released ahead at once, and rounds over a copy of the core, each on what the one before has placed.
@@ -71,7 +72,9 @@ def expect_ends(jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload], *, 
     ended_s: dict[EndingKind, list[int]] = {}
     for job in jobs:
         # Slurm's times are whole seconds.
-        is_recent = job.has_ended and 0 <= int(now_s) - job.end_s <= _MEMORY_S and job.end_s - job.start_s <= _SHORT_S
+        is_recent = (
+            job.has_ended and 0 <= int(now_s) - job.end_s <= ENDS_REMEMBERED_S and job.end_s - job.start_s <= _SHORT_S
+        )
         workload = workloads.get(name_workload(job)) if is_recent and has_run(job) and is_steered(job) else None
         if workload is not None and len(job.nodes) == 1:
             ended_s.setdefault(_find_kind(workload, job.nodes[0]), []).append(job.end_s)

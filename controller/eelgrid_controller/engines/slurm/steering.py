@@ -32,6 +32,20 @@ from eelgrid_controller.engines.node_reports import (
 )
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.engines.slurm.dependencies import Dependencies, DependencyState
+from eelgrid_controller.engines.slurm.marks import (
+    CANCELLED_STATES,
+    MARK_HELD,
+    MARK_LEFT,
+    MARK_REQUEUED,
+    WORKLOAD_PREFIX,
+    find_run_suffix,
+    has_run,
+    is_released,
+    is_steered,
+    list_job_ids,
+    name_workload,
+)
+from eelgrid_controller.engines.slurm.shrinking import KeepNodes, Shrinking, ShrinkJob, find_least_nodes, find_profile
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
     AttemptState,
@@ -41,6 +55,7 @@ from eelgrid_protos.messages import (
     Mobility,
     ResourceRequest,
     SubmitWorkloadRequest,
+    TrainingPromise,
     Workload,
     WorkloadKind,
     WorkloadPhase,
@@ -49,24 +64,15 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.messages.reading import GPUS_PER_NODE_MOST
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
-WORKLOAD_PREFIX = "slurm-"
-# In the administrator's comment of a job, and what follows: nodes, or a reason.
-MARK_HELD, MARK_PLACED, MARK_LEFT = "eelgrid:held", "eelgrid:placed", "eelgrid:left"
-# It has to make room for other work: it was requeued and is held, or is about to be.
-MARK_REQUEUED = "eelgrid:requeued"
-# At the end of a mark, /0@1: up to Slurm's restart 1 it is still the core's run 0.
-_RUN = re.compile(r"eelgrid:[^ ]*/([0-9]{1,9})@([0-9]{1,9})(?: |$)")
 # Jobs that are in the core and wait; those behind them come as these start.
 WAITING_MOST = 10_000
 _TRAITS_MOST = 16
 _NODE_TRAITS_MOST = 256
-_WORDS_MOST = 160
 _WAITS_TIMES = 10.0
 _NS = 10**9
 _SIGNALS_MOST = 64
 FORGOTTEN = "Slurm has forgotten the job, so nobody knows how it ended"
 _RESTARTED = "Slurm has restarted the job"
-_CANCELLED = ("CANCELLED", "REVOKED")
 # Ends of which no exit code tells, in words.
 _LOST = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
 _ENDS = {
@@ -193,6 +199,8 @@ SlurmInstruction: TypeAlias = (
     | RequeueJob
     | CancelJob
     | LetJobGo
+    | ShrinkJob
+    | KeepNodes
 )
 
 
@@ -215,10 +223,18 @@ class Steering:
     # By workload: since when it waits where it was placed, and since when Slurm refuses it there.
     _waits_since_s: dict[str, float] = field(default_factory=dict)
     _refused_since_s: dict[str, float] = field(default_factory=dict)
+    # By workload the job and the workload as they were when nothing was to be done about them, and nothing but a change of one of
+    # them could make it so: held jobs that wait in the core.
+    _settled: dict[str, tuple[SlurmJob, Workload]] = field(default_factory=dict)
     # Those that wait here and were reported as external usage, since they run and could not be adopted.
     _external: set[str] = field(default_factory=set)
     reports: NodeReporter = field(default_factory=NodeReporter)
+    shrinking: Shrinking = field(init=False)
     _priority_classes: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """A job that is to give nodes back has as long for it as Slurm has to start one."""
+        self.shrinking = Shrinking(self.settings.patience_s)
 
     def decide(
         self,
@@ -229,32 +245,61 @@ class Steering:
         has_agent: frozenset[str],
         gpus: Mapping[str, Mapping[int, str]],
         now_s: float,
+        dependencies: Dependencies,
         priority_classes: frozenset[str] = frozenset(),
     ) -> list[SlurmInstruction]:
         """Returns what is to be done.
 
-        `workloads` are the core's, of which those with our prefix are jobs; `gpus` are by node the ids of the core's GPUs by
+        `jobs` are those that have not ended, and those whose end the core does not know yet; `workloads` are the core's live ones
+        and those of these jobs, of which those with our prefix are jobs; `gpus` are by node the ids of the core's GPUs by
         their index; `priority_classes` are those of the policy, of which a job has the one with the name of its QOS.
         """
         self._priority_classes = priority_classes
         by_id = {name_workload(job): job for job in jobs}
+        self._forget_changed(by_id, workloads)
         found: list[SlurmInstruction] = []
         found += self._end_jobs(by_id, workloads, now_s)
         found += self._follow_nodes(jobs, nodes, workloads, has_agent)
-        around = _Surroundings({node.name for node in nodes}, Dependencies(jobs), now_s)
-        waiting = sum(workloads[key].phase is WorkloadPhase.PENDING for key in by_id.keys() & workloads.keys())
-        for key, job in sorted(by_id.items(), key=lambda item: (item[1].submit_s, _order(item[1].job_id))):
-            for one in self._steer(key, job, workloads.get(key), around):
-                if isinstance(one, SubmitJob):
-                    waiting += 1
-                    if waiting > WAITING_MOST:
-                        continue
-                found.append(one)
+        around = _Surroundings({node.name for node in nodes}, dependencies, now_s)
+        found += self._steer_jobs(by_id, workloads, around)
         found += _list_corrections(by_id, workloads, gpus)
+        self.shrinking.forget_missing(by_id, now_s)
         for since_s in (self._waits_since_s, self._refused_since_s):
             for key in since_s.keys() - by_id.keys():
                 del since_s[key]
         return found
+
+    def _forget_changed(self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload]) -> None:
+        """Forgets that nothing was to be done about jobs of which something has changed."""
+        for key, (job, workload) in list(self._settled.items()):
+            if by_id.get(key) is not job or workloads.get(key) is not workload:
+                del self._settled[key]
+
+    def _steer_jobs(
+        self, by_id: Mapping[str, SlurmJob], workloads: Mapping[str, Workload], around: "_Surroundings"
+    ) -> Iterable[SlurmInstruction]:
+        """Yields what is to be done about all jobs that opted in, in the order of their submission."""
+        waiting = len(self._settled)
+        changed = [(key, job) for key, job in by_id.items() if key not in self._settled]
+        waiting += sum(key in workloads and workloads[key].phase is WorkloadPhase.PENDING for key, _ in changed)
+        for key, job in sorted(changed, key=lambda item: (item[1].submit_s, _order(item[1].job_id))):
+            workload = workloads.get(key)
+            found = list(self._steer(key, job, workload, around))
+            for one in found:
+                if isinstance(one, SubmitJob):
+                    waiting += 1
+                    if waiting > WAITING_MOST:
+                        continue
+                yield one
+            if workload is not None and not found and self._is_settled(job, workload, around.now_s):
+                self._settled[key] = job, workload
+
+    def _is_settled(self, job: SlurmJob, workload: Workload, now_s: float) -> bool:
+        """Returns whether a job about which nothing is to be done stays so until it or its workload changes."""
+        is_waiting = (
+            is_steered(job) and job.is_pending and job.is_held and not job.dependency and job.eligible_s <= now_s
+        )
+        return is_waiting and workload.phase is WorkloadPhase.PENDING and not workload.preempted_for
 
     def list_ends(self, jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload]) -> list[AttemptStatus]:
         """Returns how placed jobs have ended, of those that did; `decide` reports the same among all else."""
@@ -299,15 +344,21 @@ class Steering:
     ) -> Iterable[SlurmInstruction]:
         known = {job.job_id for job in by_id.values()}
         for key, workload in workloads.items():
-            if not key.startswith(WORKLOAD_PREFIX) or workload.phase not in (
-                WorkloadPhase.PENDING,
-                WorkloadPhase.PLACED,
+            if (
+                key in self._settled
+                or not key.startswith(WORKLOAD_PREFIX)
+                or workload.phase
+                not in (
+                    WorkloadPhase.PENDING,
+                    WorkloadPhase.PLACED,
+                )
             ):
                 continue
             job = by_id.get(key)
             is_placed = workload.phase is WorkloadPhase.PLACED
             if job is None:
-                is_restarted = key.removeprefix(WORKLOAD_PREFIX).partition(".")[0] in known
+                (job_id,) = list_job_ids((key,))
+                is_restarted = job_id in known
                 reason = _RESTARTED if is_restarted else FORGOTTEN
                 if is_placed:
                     yield ReportAttempt(_describe_unseen_end(workload, AttemptState.LOST, reason))
@@ -342,14 +393,14 @@ class Steering:
         # An engine's own ends have a reason: a job that somebody else released runs on.
         is_unwanted = phase is WorkloadPhase.CANCELLED and workload is not None and not workload.reason
         if is_unwanted and (job.holds_resources or job.is_pending):
-            if job.state not in _CANCELLED and "COMPLETING" not in job.flags:
+            if job.state not in CANCELLED_STATES and "COMPLETING" not in job.flags:
                 yield CancelJob(job.job_id)
             return
         if job.holds_resources:
             if has_to_go and job.state == "RUNNING" and "COMPLETING" not in job.flags:
                 yield RequeueJob(job, key)
             else:
-                yield from self._follow_run(key, job, workload)
+                yield from self._follow_run(key, job, workload, around.now_s)
             return
         if not job.is_pending:
             return
@@ -384,8 +435,10 @@ class Steering:
             return request
         return replace(request, spec=replace(request.spec, priority_class=job.qos))
 
-    def _follow_run(self, key: str, job: SlurmJob, workload: Workload | None) -> Iterable[SlurmInstruction]:
-        """Has the core hold a running job where it runs."""
+    def _follow_run(
+        self, key: str, job: SlurmJob, workload: Workload | None, now_s: float
+    ) -> Iterable[SlurmInstruction]:
+        """Has the core hold a running job where it runs, and the job give back what the core wants no more of it."""
         phase = None if workload is None else workload.phase
         if workload is not None and phase is WorkloadPhase.PENDING:
             # One that we have released ahead is adopted before all else, or at the next look.
@@ -400,6 +453,12 @@ class Steering:
             if not workload.attempts and job.start_s:
                 yield ReportAttempt(_describe_start(job, workload))
             return
+        if workload is not None and is_released(job):
+            shrinks = self.shrinking.decide(key, job, _list_places(workload), now_s)
+            if shrinks is not None:
+                yield shrinks
+            if isinstance(shrinks, ShrinkJob):
+                return
         yield self._adopt(job, workload)
 
     def _adopt(self, job: SlurmJob, workload: Workload | None) -> AdoptJob:
@@ -480,56 +539,6 @@ class Steering:
             others = replace(usage.get(node.name, ExternalUsage()), traits=list_traits(node), closed=node.closed)
             inventory = None if node.name in has_agent else build_inventory(node)
             yield from self.reports.report(node.name, others, inventory)
-
-
-def name_workload(job: SlurmJob) -> str:
-    """Returns the core's id of a job.
-
-    Each restart has its own, so that what was said of one run is not of the next; but one that made room here stays the same.
-    """
-    run = find_run(job)
-    return f"{WORKLOAD_PREFIX}{job.job_id}" + (f".{run}" if run else "")
-
-
-def find_run(job: SlurmJob) -> int:
-    """Returns which run of a job it is for the core: the number of Slurm's restarts, without those that we asked for."""
-    matched = _RUN.match(job.admin_comment)
-    # Before the requeue that was asked for, and after it; a later restart is one of Slurm's own.
-    if matched is not None and int(matched[2]) - 1 <= job.restarts <= int(matched[2]):
-        return int(matched[1])
-    return job.restarts
-
-
-def find_run_suffix(job: SlurmJob) -> str:
-    """Returns the end of a job's mark that keeps its run; empty if that is the number of its restarts."""
-    run = find_run(job)
-    return f"/{run}@{job.restarts}" if run != job.restarts else ""
-
-
-def mark_requeue(job: SlurmJob) -> str:
-    """Returns the mark of a job that is about to be requeued, or to be held if it has not begun: it stays the same run."""
-    restarts = job.restarts if job.is_pending else job.restarts + 1
-    return f"{MARK_REQUEUED}/{find_run(job)}@{restarts}"
-
-
-def mark_placement(one: PlaceJob) -> str:
-    """Returns the mark of a placed job: one word, with its nodes."""
-    return f"{MARK_PLACED}:{','.join(one.nodes)[:_WORDS_MOST]}{find_run_suffix(one.job)}"
-
-
-def is_steered(job: SlurmJob) -> bool:
-    """Whether a job opted in and was not let go."""
-    return job.admin_comment.startswith((MARK_HELD, MARK_PLACED, MARK_REQUEUED))
-
-
-def is_released(job: SlurmJob) -> bool:
-    """Whether a job was released by us, with nodes of our choice."""
-    return job.admin_comment.startswith(MARK_PLACED)
-
-
-def has_run(job: SlurmJob) -> bool:
-    """Whether a job that has ended had begun, and nobody cancelled it."""
-    return job.state not in _CANCELLED and job.start_s > 0
 
 
 def is_refusal(reason: str) -> bool:
@@ -647,9 +656,11 @@ def list_traits(node: SlurmNode) -> tuple[str, ...]:
 
 def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRequest:
     """Returns the submission of a job: a replica for each node that it wants."""
+    training = _find_training(job)
     spec = WorkloadSpec(
         name=_clean_name(job.name) or f"job-{job.job_id}",
-        kind=WorkloadKind.BATCH_JOB,
+        kind=WorkloadKind.BATCH_JOB if training is None else WorkloadKind.TRAINING_JOB,
+        training=training,
         replicas=job.node_count,
         namespace=settings.namespace,
         user=job.user,
@@ -668,6 +679,15 @@ def build_request(job: SlurmJob, settings: SteeringSettings) -> SubmitWorkloadRe
         labels={"slurm/job": job.job_id},
     )
     return SubmitWorkloadRequest(spec=spec, workload_id=name_workload(job))
+
+
+def _find_training(job: SlurmJob) -> TrainingPromise | None:
+    """Returns what the core may decide by itself of a job's size: between its user's least and what it was submitted with."""
+    least, profile = find_least_nodes(job), find_profile(job)
+    if least is None or not profile or not least <= job.node_count or not job.gpus:
+        return None
+    # Of a slowdown its user has said nothing: no limit is set for it.
+    return TrainingPromise(profile=profile, slowdown_most=0.0, replicas_least=least, replicas_most=job.node_count)
 
 
 def _clean_name(name: str) -> str:
@@ -723,6 +743,9 @@ class _Surroundings(NamedTuple):
 class DistinctNodes:
     """Eligibility rules of jobs of several nodes: each of them is another one, with what the job asks for besides amounts."""
 
+    # All that they know of a job is in its spec: how many nodes, and which traits.
+    follows_specs = True
+
     def __init__(self) -> None:
         self._traits: dict[str, frozenset[str]] = {}
         self._required: dict[str, frozenset[str]] = {}
@@ -752,8 +775,3 @@ class DistinctNodes:
         """Returns the nodes that restrict the following replicas in the same way: only itself."""
         del workload_id
         return frozenset((node_name,))
-
-
-def shorten_reason(reason: str) -> str:
-    """Returns a reason as it is written into Slurm: one line, without what its parsers take apart."""
-    return " ".join(re.sub(r"[^A-Za-z0-9 .,:;()'/_&-]+", " ", reason).split())[:_WORDS_MOST].strip()

@@ -103,6 +103,9 @@ class PinRefusals:
 class EligibleNodes:
     """What is known of nodes, pods and volumes, and the verdicts that follow; the core's `EligibilityRules`."""
 
+    # Affinities and volumes are no part of a spec.
+    follows_specs = False
+
     def __init__(self) -> None:
         self.nodes = ClusterNodes()
         self.pods = PodIndex()
