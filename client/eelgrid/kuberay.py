@@ -247,12 +247,16 @@ class WorkerGroupSupply:
         )
         # Requests that were carried out, since a repeated one would add as many again.
         self._done: deque[tuple[str, str]] = deque(maxlen=_REQUESTS_KEPT)
+        # What the configuration was made of, and the configuration.
+        self._config: tuple[Any, dict[str, Any]] | None = None
 
-    def read_cluster(self) -> Any:
-        """Returns the RayCluster. Raises EelgridError, also for one that this program must not scale."""
+    def read_config(self) -> dict[str, Any]:
+        """Returns what Ray's autoscaler reads of the RayCluster. Raises EelgridError, also for one that is not to be scaled here."""
         found = self._api.get(self._cluster)
         parse_groups(found)
-        return found
+        if self._config is None or self._config[0] != found["spec"]:
+            self._config = found["spec"], build_ray_config(found)
+        return self._config[1]
 
     def _look(self) -> tuple[tuple[WorkerGroup, ...], tuple[WorkerPod, ...]]:
         return parse_groups(self._api.get(self._cluster)), parse_pods(self._api.get(self._pods))
@@ -417,7 +421,7 @@ def main(arguments: Sequence[str]) -> int:
         supply = WorkerGroupSupply(api, cluster=settings.cluster, namespace=settings.namespace)
         times = AutoscalerTimes(poll_s=settings.poll_s, withdraw_s=_WITHDRAW_S)
         is_stopped = StopRequest(signal.SIGTERM, signal.SIGINT)
-        run_autoscaler(settings.address, supply, lambda: build_ray_config(supply.read_cluster()), times, is_stopped)
+        run_autoscaler(settings.address, supply, supply.read_config, times, is_stopped)
     except EelgridError as error:
         sys.stderr.write(f"{error}\n")
         return 1

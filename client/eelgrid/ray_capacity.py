@@ -447,16 +447,20 @@ class _RayConfig:
 
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
         self._read, self._kind = read, _load_ray("ray.autoscaler.v2.instance_manager.config").AutoscalingConfig
-        self._config = self._kind(read(), skip_content_hash=True)
+        self._found = read()
+        self._config = self._kind(self._found, skip_content_hash=True)
 
     def get_cached_autoscaling_config(self) -> Any:
         return self._config
 
     def refresh_cached_autoscaling_config(self) -> None:
         try:
-            self._config = self._kind(self._read(), skip_content_hash=True)
+            found = self._read()
         except EelgridError as error:
             _LOG.warning("configuration=kept error=%s", error)
+            return
+        if found != self._found:
+            self._found, self._config = found, self._kind(found, skip_content_hash=True)
 
 
 class _InstanceProvider:
