@@ -94,7 +94,9 @@ $(VENV)-ray/installed: $(VENV)/made requirements-ray.lock
 test-ray: $(VENV)/installed-dev $(VENV)-ray/installed
 	@$(BIN)/python -m eelgrid_kernels
 	@EELGRID_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -q tests/unit/ray_*_test.py \
-	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py tests/e2e/ray_capacity_test.py
+	  tests/unit/client_ray_test.py tests/contracts/ray_*_test.py tests/e2e/ray_test.py tests/e2e/ray_capacity_test.py \
+	  tests/e2e/ray_kuberay_test.py
+	@EELGRID_RAY_PYTHON=$(CURDIR)/$(VENV)-ray/bin/python $(BIN)/python -m pytest -q -k ray tests/contracts/cluster_engines_contract_test.py
 
 # A real PostgreSQL of the tests' own, which never becomes a service; its server runs as user postgres.
 test-ha: $(VENV)/installed-dev

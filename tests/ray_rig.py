@@ -29,12 +29,12 @@ _SHOWN_LINES = 30
 class RayCluster:
     """One cluster: a head without GPUs, and nodes n0, n1, and so on."""
 
-    def __init__(self, *, nodes=2, token=""):
+    def __init__(self, *, nodes=2, token="", head_type="head"):
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets have paths of at most 107 bytes
         self.names = [f"n{number}" for number in range(nodes)]
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.token = token
+        self.token, self.head_type = token, head_type
         self.address = ""
         self.programs = []
         paths = [str(ROOT / folder) for folder in ("client", "protos")]
@@ -58,7 +58,7 @@ class RayCluster:
             "num_cpus": 4, "num_gpus": 0, "include_dashboard": True, "dashboard_port": self.port,
             "temp_dir": str(self.folder / "ray"), "labels": {"eelgrid.io/node": "head"},
             # Its own autoscaler would only look on; ours needs to know which instance the head is.
-            "no_monitor": True, "env_vars": {"RAY_CLOUD_INSTANCE_ID": "head", "RAY_NODE_TYPE_NAME": "head"},
+            "no_monitor": True, "env_vars": {"RAY_CLOUD_INSTANCE_ID": "head", "RAY_NODE_TYPE_NAME": self.head_type},
         }  # fmt: skip
         self._log = (self.folder / "cluster.log").open("w")
         self._process = subprocess.Popen(

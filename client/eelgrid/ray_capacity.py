@@ -14,6 +14,8 @@ jobs that the controller holds: after a restart nothing has to be known. An inst
 an instance that is gone must never come back under its name. A job that has to make room is listed twice: the run that ends,
 and the next one that waits; so Ray neither asks for another job in its place, nor ends one that has returned to the queue when
 it clears away the run before. Submissions have ids made of Ray's request, so that one which is repeated is no second job.
+These decisions are the same whatever a node is: `RayCapacity` makes them over a `NodeSupply`, which is the queue here, and the
+worker groups of a RayCluster in `eelgrid.kuberay`.
 
 Sources: ray/autoscaler/v2/instance_manager/node_provider.py (ICloudInstanceProvider) and reconciler.py, tried on Ray 2.60.
 """
@@ -168,63 +170,72 @@ class JobQueue(Protocol):
     def list_workloads(self, *, phases: Iterable[WorkloadPhase] = (), name_contains: str = "") -> Iterable[Workload]:
         """Lists workloads."""
 
-    def get_workload(self, workload_id: str) -> Workload:
-        """Returns a workload."""
-
     def cancel_workload(self, workload_id: str) -> Workload:
         """Ends a workload."""
 
 
-class RayCapacity:
-    """The instances of one cluster, as jobs in the queue: what Ray's instance provider does, in our own terms."""
+class NodeRun(NamedTuple):
+    """One run of a node, as its supply has it.
 
-    def __init__(self, jobs: JobQueue, settings: CapacitySettings) -> None:
-        self._jobs, self._settings = jobs, settings
-        self._types = {one.name: one for one in settings.nodes}
+    `next_id` is the run that waits in its place, of one that makes room or has ended by itself; empty if none does.
+    """
+
+    instance_id: str
+    node_type: str
+    is_placed: bool
+    next_id: str = ""
+
+
+class NodeSupply(Protocol):
+    """Where nodes come from: the queue of a controller, or the worker groups of KubeRay."""
+
+    def list_runs(self) -> list[NodeRun]:
+        """Returns the runs that are there or wait. Raises EelgridError."""
+
+    def add(self, node_type: str, count: int, request_id: str) -> list[str]:
+        """Asks for so many nodes, for a request repeated not again; returns why, for each that is refused."""
+
+    def remove(self, runs: Sequence[NodeRun]) -> list[tuple[NodeRun, str]]:
+        """Gives nodes back, whichever of their runs is there; returns those that are refused, and why."""
+
+
+class RayCapacity:
+    """The instances of one cluster by their supply: what Ray's instance provider does, in our own terms."""
+
+    def __init__(self, supply: NodeSupply) -> None:
+        self._supply = supply
         self._problems: deque[CapacityProblem] = deque(maxlen=_PROBLEMS_MOST)
 
     def list_instances(self) -> list[RayInstance]:
         """Returns the instances that run or wait. Raises EelgridError."""
         found = []
-        phases = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
-        for job in self._jobs.list_workloads(phases=phases, name_contains=self._settings.cluster):
-            if job.spec.labels.get(ray_names.CAPACITY_OF) != self._settings.cluster:
-                continue
-            node_type = job.spec.labels.get(ray_names.NODE_TYPE, "")
-            found += [RayInstance(key, node_type, is_placed) for key, is_placed in _list_runs(job)]
+        for run in self._supply.list_runs():
+            found.append(RayInstance(run.instance_id, run.node_type, run.is_placed))
+            if run.next_id:
+                found.append(RayInstance(run.next_id, run.node_type, is_placed=False))
         return found
 
     def launch(self, shape: Mapping[str, int], request_id: str) -> None:
-        """Submits so many jobs of each type; what is refused is told by `take_problems`."""
+        """Asks for so many nodes of each type; what is refused is told by `take_problems`."""
         for name, count in shape.items():
-            for number in range(count):
-                try:
-                    self._launch(name, number, request_id)
-                except EelgridError as error:
-                    self._problems.append(CapacityProblem(reason=str(error), request_id=request_id, node_type=name))
-
-    def _launch(self, name: str, number: int, request_id: str) -> None:
-        node_type = self._types.get(name)
-        if node_type is None:
-            raise InvalidSettingsError(f"there is no type {name}", "add it to nodes")
-        key = f"{self._settings.cluster}-{name}-{re.sub('[^A-Za-z0-9]', '', request_id)[:32]}-{number}"
-        self._jobs.submit_workload(build_node_job(self._settings, node_type), workload_id=key)
+            for reason in self._supply.add(name, count, request_id):
+                self._problems.append(CapacityProblem(reason=reason, request_id=request_id, node_type=name))
 
     def terminate(self, instance_ids: Iterable[str], request_id: str) -> None:
-        """Ends instances; the job of one that has ended by itself, and waits for its next run, goes on."""
-        for instance_id in instance_ids:
-            job_id = instance_id.rpartition(".")[0]
-            try:
-                newest = [key for key, _ in _list_runs(self._jobs.get_workload(job_id))][-1:]
-                if newest == [instance_id]:
-                    self._jobs.cancel_workload(job_id)
-            except (NotFoundError, FailedPreconditionError):
-                # It has ended.
-                continue
-            except EelgridError as error:
-                self._problems.append(
-                    CapacityProblem(reason=str(error), request_id=request_id, instance_id=instance_id)
-                )
+        """Ends instances; the node of one that has ended by itself, and waits for its next run, goes on."""
+        asked = list(instance_ids)
+        try:
+            newest = {run.next_id or run.instance_id: run for run in self._supply.list_runs()}
+            refused = self._supply.remove([newest[key] for key in asked if key in newest])
+        except EelgridError as error:
+            self._problems += [
+                CapacityProblem(reason=str(error), request_id=request_id, instance_id=key) for key in asked
+            ]
+            return
+        self._problems += [
+            CapacityProblem(reason=reason, request_id=request_id, instance_id=run.next_id or run.instance_id)
+            for run, reason in refused
+        ]
 
     def take_problems(self) -> list[CapacityProblem]:
         """Returns what has failed since the call before."""
@@ -233,16 +244,56 @@ class RayCapacity:
         return found
 
 
-def _list_runs(job: Workload) -> list[tuple[str, bool]]:
-    """Returns the runs of a job that are instances, the newest last, and whether each has a place."""
+class JobSupply:
+    """Nodes as jobs in the queue of a controller."""
+
+    def __init__(self, jobs: JobQueue, settings: CapacitySettings) -> None:
+        self._jobs, self._settings = jobs, settings
+        self._types = {one.name: one for one in settings.nodes}
+
+    def list_runs(self) -> list[NodeRun]:
+        """Returns the runs of jobs that are nodes of the cluster. Raises EelgridError."""
+        phases = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
+        return [
+            _describe_run(job)
+            for job in self._jobs.list_workloads(phases=phases, name_contains=self._settings.cluster)
+            if job.spec.labels.get(ray_names.CAPACITY_OF) == self._settings.cluster
+        ]
+
+    def add(self, node_type: str, count: int, request_id: str) -> list[str]:
+        """Submits so many jobs; their ids are made of the request, so that one which is repeated is no second job."""
+        refused, name = [], re.sub("[^A-Za-z0-9]", "", request_id)[:32]
+        for number in range(count):
+            try:
+                if node_type not in self._types:
+                    raise InvalidSettingsError(f"there is no type {node_type}", "add it to nodes")
+                spec = build_node_job(self._settings, self._types[node_type])
+                key = f"{self._settings.cluster}-{node_type}-{name}-{number}"
+                self._jobs.submit_workload(spec, workload_id=key)
+            except EelgridError as error:
+                refused.append(str(error))
+        return refused
+
+    def remove(self, runs: Sequence[NodeRun]) -> list[tuple[NodeRun, str]]:
+        """Cancels jobs."""
+        refused = []
+        for run in runs:
+            try:
+                self._jobs.cancel_workload(run.instance_id.rpartition(".")[0])
+            except (NotFoundError, FailedPreconditionError):
+                # It has ended.
+                continue
+            except EelgridError as error:
+                refused.append((run, str(error)))
+        return refused
+
+
+def _describe_run(job: Workload) -> NodeRun:
+    node_type, following = job.spec.labels.get(ray_names.NODE_TYPE, ""), f"{job.workload_id}.{job.attempt + 1}"
     if job.phase is WorkloadPhase.PENDING:
-        return [(f"{job.workload_id}.{job.attempt + 1}", False)]
-    if job.phase is not WorkloadPhase.PLACED:
-        return []
-    runs = [(f"{job.workload_id}.{job.attempt}", True)]
-    if job.preempted_for:
-        runs.append((f"{job.workload_id}.{job.attempt + 1}", False))
-    return runs
+        return NodeRun(following, node_type, is_placed=False)
+    next_id = following if job.preempted_for else ""
+    return NodeRun(f"{job.workload_id}.{job.attempt}", node_type, is_placed=True, next_id=next_id)
 
 
 def build_node_job(settings: CapacitySettings, node_type: RayNodeType) -> WorkloadSpec:
@@ -312,51 +363,70 @@ def build_ray_config(settings: CapacitySettings) -> dict[str, Any]:
 # Ray's autoscaler
 
 
-def autoscale(settings: CapacitySettings, jobs: JobQueue, is_stopped: Callable[[], bool]) -> None:
-    """Runs Ray's autoscaler over the queue until it is stopped; what fails is logged, and tried again at the next look.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerTimes:
+    """Seconds between looks, and after how long Ray may withdraw what still waits, though it was asked for."""
 
-    Raises FailedPreconditionError if this program has no Ray, or the head does not say which instance it is.
+    poll_s: float
+    withdraw_s: float
+
+
+def run_autoscaler(
+    address: str,
+    supply: NodeSupply,
+    read_config: Callable[[], dict[str, Any]],
+    times: AutoscalerTimes,
+    is_stopped: Callable[[], bool],
+) -> None:
+    """Runs Ray's autoscaler over a supply of nodes until it is stopped; what fails is logged, and tried again at the next look.
+
+    `address` is that of the head, and `read_config` is called at each look. Raises FailedPreconditionError if this program has
+    no Ray, or the head does not say which instance it is; and EelgridError if there is no configuration at first.
     """
     os.environ.setdefault("RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S", str(_WAIT_MOST_S))
-    # What waits in the queue and is needed no more is withdrawn as what runs and is idle; not before a run that makes room for
-    # others has ended, since until then its work is there, and asks for no node.
-    waits_s = math.ceil(settings.idle_s + settings.drain_s)
-    os.environ.setdefault("RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S", str(waits_s))
+    os.environ.setdefault("RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S", str(math.ceil(times.withdraw_s)))
     raylet, v2 = _load_ray("ray._raylet"), _load_ray("ray.autoscaler.v2.autoscaler")
-    config = _load_ray("ray.autoscaler.v2.instance_manager.config").AutoscalingConfig(
-        build_ray_config(settings), skip_content_hash=True
-    )
-    gcs = raylet.GcsClient(address=settings.address)
+    config = _RayConfig(read_config)
+    head_type = config.get_cached_autoscaling_config().get_head_node_type()
+    gcs = raylet.GcsClient(address=address)
     nodes = _load_ray("ray.autoscaler.v2.sdk").get_cluster_resource_state(gcs).node_states
     heads = [one for one in nodes if "node:__internal_head__" in one.total_resources]
-    if not heads or not heads[0].instance_id or heads[0].ray_node_type_name != settings.head_type:
+    if not heads or not heads[0].instance_id or heads[0].ray_node_type_name != head_type:
         raise FailedPreconditionError(
             "the head does not say which instance it is",
-            f"start it with RAY_CLOUD_INSTANCE_ID=head and RAY_NODE_TYPE_NAME={settings.head_type} in its environment",
+            f"start it with RAY_CLOUD_INSTANCE_ID=head and RAY_NODE_TYPE_NAME={head_type} in its environment",
         )
-    provider = _InstanceProvider(RayCapacity(jobs, settings), heads[0].instance_id, settings.head_type)
+    provider = _InstanceProvider(RayCapacity(supply), heads[0].instance_id, head_type)
 
-    class QueueAutoscaler(v2.Autoscaler):  # type: ignore[misc, name-defined]
+    class SuppliedAutoscaler(v2.Autoscaler):  # type: ignore[misc, name-defined]
         def _init_cloud_instance_provider(self, *_: object) -> None:
             self._cloud_instance_provider = provider
 
     session = gcs.internal_kv_get(b"session_name", b"session", timeout=10) or b""
-    scaler = QueueAutoscaler(session_name=session.decode(), config_reader=_FixedConfig(config), gcs_client=gcs)
-    _LOG.info(
-        "cluster=%s address=%s types=%s", settings.cluster, settings.address, [one.name for one in settings.nodes]
-    )
+    scaler = SuppliedAutoscaler(session_name=session.decode(), config_reader=config, gcs_client=gcs)
+    _LOG.info("address=%s head=%s", address, heads[0].instance_id)
     while not is_stopped():
         state = scaler.update_autoscaling_state()
         if state is not None:
             # The next look tells again.
             with contextlib.suppress(Exception):
                 gcs.report_autoscaling_state(state.SerializeToString())
-        again_s = time.monotonic() + settings.poll_s
+        again_s = time.monotonic() + times.poll_s
         while not is_stopped() and time.monotonic() < again_s:
             time.sleep(_LOOK_S)
 
 
-class _StopRequest:
+def autoscale(settings: CapacitySettings, jobs: JobQueue, is_stopped: Callable[[], bool]) -> None:
+    """Runs Ray's autoscaler over the queue of a controller until it is stopped. Raises FailedPreconditionError."""
+    # What waits in the queue and is needed no more is withdrawn as what runs and is idle; not before a run that makes room for
+    # others has ended, since until then its work is there, and asks for no node.
+    times = AutoscalerTimes(poll_s=settings.poll_s, withdraw_s=settings.idle_s + settings.drain_s)
+    _LOG.info("cluster=%s types=%s", settings.cluster, [one.name for one in settings.nodes])
+    supply = JobSupply(jobs, settings)
+    run_autoscaler(settings.address, supply, lambda: build_ray_config(settings), times, is_stopped)
+
+
+class StopRequest:
     """Whether a signal has asked for the end; a plain flag, since a handler must not take a lock."""
 
     def __init__(self, *signals: signal.Signals) -> None:
@@ -368,20 +438,29 @@ class _StopRequest:
         self._is_asked = True
 
     def __call__(self) -> bool:
+        """Whether one of the signals has come."""
         return self._is_asked
 
 
-class _FixedConfig:
-    """Ray's reader of a configuration that does not change."""
+class _RayConfig:
+    """Ray's reader of its configuration: the newest that could be read."""
 
-    def __init__(self, config: Any) -> None:
-        self._config = config
+    def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
+        self._read, self._kind = read, _load_ray("ray.autoscaler.v2.instance_manager.config").AutoscalingConfig
+        self._found = read()
+        self._config = self._kind(self._found, skip_content_hash=True)
 
     def get_cached_autoscaling_config(self) -> Any:
         return self._config
 
     def refresh_cached_autoscaling_config(self) -> None:
-        """Reads nothing anew."""
+        try:
+            found = self._read()
+        except EelgridError as error:
+            _LOG.warning("configuration=kept error=%s", error)
+            return
+        if found != self._found:
+            self._found, self._config = found, self._kind(found, skip_content_hash=True)
 
 
 class _InstanceProvider:
@@ -448,7 +527,7 @@ def run_raylet(address: str, node_type: str, drain_s: float, start: Sequence[str
         # On SIGTERM `ray start --block` drains its node for so long, and then ends what still runs there.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s - _END_S:g}",
     }
-    is_stopped = _StopRequest(signal.SIGTERM)
+    is_stopped = StopRequest(signal.SIGTERM)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", address, "--block", *start]
     # In a session of its own, since the agent's signal is for all of the job's group, and would end the raylet at once.
     raylet = subprocess.Popen(command, env={**os.environ, **own}, start_new_session=True)  # noqa: S603
@@ -507,9 +586,14 @@ def _end_raylet(raylet: subprocess.Popen[bytes], within_s: float) -> None:
         raylet.wait()
 
 
+def log_to_stderr() -> None:
+    """Has this program say what it does."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs `autoscale FILE`, or `raylet --address A --node-type T --drain-s S -- OPTIONS`, which is for the jobs."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     try:
         match arguments:
             case ["raylet", "--address", address, "--node-type", node_type, "--drain-s", drain_s, "--", *start]:
@@ -518,7 +602,7 @@ def main(arguments: Sequence[str]) -> int:
                 with Path(name).open(encoding="utf-8") as file:
                     found = _load_ray("yaml").safe_load(file.read(_CONFIG_BYTES_MOST))
                 with Client() as client:
-                    autoscale(parse_settings(found), client, _StopRequest(signal.SIGTERM, signal.SIGINT))
+                    autoscale(parse_settings(found), client, StopRequest(signal.SIGTERM, signal.SIGINT))
                 return 0
     except (EelgridError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

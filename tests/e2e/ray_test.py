@@ -8,7 +8,8 @@ import shutil
 import time
 
 import pytest
-from tests.e2e.processes import Cluster, fleet_of, free_address, free_port
+from tests.e2e.processes import Cluster, fleet_of, free_address, free_port, scrape
+from tests.open_loop import OpenLoop
 from tests.ray_rig import CPUS, GPUS, MISSING, RayCluster
 from tests.waiting import poll_until
 
@@ -17,11 +18,19 @@ from eelgrid_agent.energy.accounts import UsageOwnerKind
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
 from eelgrid_protos.messages import (
     GetWorkloadRequest,
+    LatencyMetric,
+    LatencyObjective,
     ListNodesRequest,
     ListWorkloadsRequest,
+    MeasuredPoint,
+    MetricsServer,
+    MetricsSource,
     NodeState,
+    QuantileLatency,
+    RecordPointsRequest,
     ResourceRequest,
     ScaleWorkloadRequest,
+    ServicePromise,
     SubmitWorkloadRequest,
     WorkloadKind,
     WorkloadPhase,
@@ -310,12 +319,15 @@ with eelgrid.ray.place(client, gpus=0.25) as one, eelgrid.ray.place(client, gpus
 
 
 APPLICATION = """
+import asyncio
 from ray import serve
 @serve.deployment(name="Echo", ray_actor_options={"num_cpus": 0.5, "num_gpus": 1})
 class Echo:
+    config = {}
     def reconfigure(self, config):
         self.config = config
-    def __call__(self, request):
+    async def __call__(self, request):
+        await asyncio.sleep(self.config.get("seconds", 0.0))
         return "ok"
 app = Echo.bind()
 """
@@ -323,7 +335,7 @@ app = Echo.bind()
 
 @pytest.fixture
 def serve(ray, cluster):
-    """Deploys the application with these settings; Serve is gone when the test ends."""
+    """Deploys the application with these settings, and returns its URL; Serve is gone when the test ends."""
     ray.write("serve_echo.py", APPLICATION)
     port = free_port()
 
@@ -336,6 +348,7 @@ def serve(ray, cluster):
         status, answer = ray.request("/api/serve/applications/", method="PUT", body=body)
         assert status == 200, answer
         poll_until(lambda: look_at_serve(ray)["status"] == "HEALTHY", "it is deployed", within_s=90.0)
+        return f"http://127.0.0.1:{port}/"
 
     yield deploy
     for key in [key for key in list_placed(cluster) if key.startswith("web-")]:
@@ -380,6 +393,82 @@ def test_a_deployment_of_serve_follows_its_workload_also_after_it_is_deployed_an
         lambda: (found := look_at_serve(ray))["target"] == len(found["nodes"]) == 3, "three again", within_s=60.0
     )
     cluster.eelctl("cancel", key)
+
+
+# A replica of it answers three requests at a time, each in half a second; the objective is a bound of Serve's own histogram.
+SLOW = {"max_ongoing_requests": 3, "user_config": {"seconds": 0.5}}
+OBJECTIVE_S = 2.0
+
+
+def promise_to_answer(cluster):
+    """Submits the workload that stands for the deployment, with its measured point and an objective."""
+    point = MeasuredPoint(
+        profile="echo", gpu_model="A100", batch=3, throughput_hz=6.0,
+        latencies=tuple(QuantileLatency(quantile=at, latency_s=0.5) for at in (0.5, 0.95)),
+    )  # fmt: skip
+    promise = ServicePromise(
+        profile="echo",
+        objectives=(LatencyObjective(metric=LatencyMetric.RESPONSE, quantile=0.95, latency_s=OBJECTIVE_S),),
+        replicas_most=3,
+        start_s=5.0,
+        metrics=MetricsSource(server=MetricsServer.RAY_SERVE, url="http://{node}:8080/metrics", model="Echo"),
+    )
+    cluster.eelctl("policy", "set", "--pool-mode", "default=enforce", "--yes")
+    cluster.operators.record_points(RecordPointsRequest(points=(point,)), timeout=10.0)
+    spec = build_serve_spec("web", "Echo", gpus=1, cpus=0.5, replicas=1, service=promise)
+    cluster.operators.submit_workload(SubmitWorkloadRequest(spec=spec, workload_id="echo"), timeout=10.0)
+
+
+def count_windows(cluster):
+    """Windows of the service by verdict, as the controller's metrics have them."""
+    family = scrape(cluster.metrics)["eelgrid_service_windows"]
+    found = {one.labels["verdict"]: one.value for one in family.samples if one.name.endswith("_total")}
+    return {"kept": 0.0, "missed": 0.0, **found}
+
+
+def wait_replicas(cluster, ray, is_meant):
+    """Waits until Serve aims at as many replicas as the workload has, if they are so many, and runs them; returns when."""
+    at_s = []
+    for what in ("places", "target", "nodes"):
+
+        def is_there(what=what):
+            found, wanted = look_at_serve(ray), len(places_of(cluster, "echo"))
+            held = {"places": wanted, "target": found["target"], "nodes": len(found["nodes"])}[what]
+            return held == wanted and is_meant(wanted)
+
+        poll_until(is_there, f"the {what} are as many as are needed", within_s=90.0)
+        at_s.append(time.monotonic())
+    return at_s
+
+
+def test_a_promise_is_kept_by_replicas_that_come_with_the_load_and_go_with_it_and_no_request_fails(
+    ray, serve, tmp_path
+):
+    url = serve(num_replicas=1, **SLOW)
+    with Cluster(tmp_path) as own, OpenLoop(url, 3.0) as load:
+        # A window has 24 requests and more, since a p95 of fewer than 20 says nothing.
+        start(own, ray, "--scrape-interval", "8", "--scale-hold", "10")
+        promise_to_answer(own)
+        poll_until(lambda: count_windows(own)["kept"] >= 1, "one replica keeps it", within_s=60.0)
+        assert (len(places_of(own, "echo")), look_at_serve(ray)["target"]) == (1, 1)
+
+        load.rate_hz, raised_s = 9.0, time.monotonic()
+        decided_s, aimed_s, ran_s = wait_replicas(own, ray, lambda count: count > 1)
+        kept = count_windows(own)["kept"]
+        poll_until(lambda: count_windows(own)["kept"] >= kept + 2, "it is kept again", within_s=90.0)
+        kept_s, most = time.monotonic(), len(places_of(own, "echo"))
+        print(
+            f"decided {decided_s - raised_s:.1f} s after the rise, Serve aimed at it {aimed_s - decided_s:.2f} s later, "
+            f"all run {ran_s - decided_s:.1f} s later, two windows kept {kept_s - ran_s:.1f} s later with {most}"
+        )
+        assert aimed_s - decided_s <= 2.0
+        assert load.quantile(0.95, since_s=kept_s - 8.0) < OBJECTIVE_S
+
+        load.rate_hz = 0.5
+        *_, fallen_s = wait_replicas(own, ray, lambda count: count < most)
+        own.eelctl("cancel", "echo")
+    print(f"fewer run {fallen_s - kept_s:.1f} s after the fall; {load.sent} requests, {len(load.failures)} failed")
+    assert load.failures == []
 
 
 def test_a_deployment_that_serve_scales_itself_is_left_alone_with_the_reason(ray, cluster, serve):

@@ -2,9 +2,10 @@
 
 import itertools
 from array import array
+from dataclasses import replace
 
 import pytest
-from tests.builders.agent import build_energy_share, build_slurm_owner, build_tick
+from tests.builders.agent import ManualClock, build_devices, build_energy_share, build_slurm_owner, build_tick
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import GPU_READINGS
@@ -12,6 +13,7 @@ from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
 from eelgrid_agent.state_files import StateFile
+from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, Assignment, EnergyPart, Reading
 from eelgrid_protos.messages import OwnerKind as WireKind
 
@@ -78,6 +80,48 @@ def test_by_the_plan_energy_goes_to_who_was_assigned_while_it_was_spent():
         if window.owners[share.owner].kind is WireKind.UNALLOCATED
     ]
     assert {share.part for share in nobody} == {EnergyPart.BARE_IDLE}
+
+
+def sum_parts(outbox, workload):
+    """Millijoules of a workload by part, and of all devices."""
+    found, total = {}, 0
+    for window in outbox.windows.closed:
+        total += sum(device.total_mj for device in window.devices)
+        for share in window.shares:
+            if window.owners[share.owner].workload == workload:
+                found[share.part] = found.get(share.part, 0) + share.energy_mj
+    return found, total
+
+
+def test_by_the_plan_bare_idle_power_goes_first_as_where_processes_are_seen():
+    outbox = EnergyOutbox(OutboxState(incarnation=1), by_plan=True)
+    (gpu,) = build_devices(ManualClock()).gpus()
+    idle_w = load_catalogue().products[gpu.catalogue_key].idle_w
+    outbox.update_inventory([replace(gpu, uuid="g0"), replace(gpu, uuid="g1")])
+    plan = (works("w1", "g0"), works("w2", "g1", 400))
+    outbox.on_tick(tick(0, 0.0, 0.0), looks(0.0, 0.0), plan)
+    # The first works, the second draws less than its part should.
+    outbox.on_tick(tick(70, 14_000.0, 100.0), looks(0.0, 0.0), plan)
+    outbox.close()
+    bare_mj = round(70_000 * idle_w)
+    found, total_mj = sum_parts(outbox, "w1")
+    assert found == {EnergyPart.BARE_IDLE: bare_mj, EnergyPart.ACTIVE: 14_000_000 - bare_mj}
+    assert sum_parts(outbox, "w2")[0] == {EnergyPart.BARE_IDLE: 40_000}
+    assert total_mj == 14_100_000
+
+
+def test_by_the_plan_a_clock_that_is_set_adds_no_idle_time():
+    outbox = EnergyOutbox(OutboxState(incarnation=1), by_plan=True)
+    (gpu,) = build_devices(ManualClock()).gpus()
+    outbox.update_inventory([replace(gpu, uuid="g0")])
+    plan = (works("w1", "g0"),)
+    outbox.update_clock(wall_ns=BEGIN_NS, monotonic_ns=0)
+    outbox.on_tick(tick(0, 0.0), looks(0.0), plan)
+    outbox.update_clock(wall_ns=BEGIN_NS + 3_610 * SECOND_NS, monotonic_ns=10 * SECOND_NS)
+    outbox.on_tick(tick(3_610, 3_000.0), looks(0.0), plan)
+    outbox.close()
+    idle_w = load_catalogue().products[gpu.catalogue_key].idle_w
+    assert sum_parts(outbox, "w1")[0][EnergyPart.BARE_IDLE] == round(10_000 * idle_w)
 
 
 def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():

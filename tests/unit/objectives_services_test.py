@@ -127,6 +127,29 @@ async def test_replicas_on_a_lost_node_are_replaced():
         assert "n1" not in {one.node_name for one in placements}
 
 
+async def test_where_pages_are_of_nodes_an_engine_says_how_many_replicas_serve():
+    async with run_objectives() as world:
+        await ready(world, build_service("s", replicas_most=8))
+        outside = world.loop.outside
+        # The only replica's node, and one that routes requests to it.
+        outside.pages["s"] = {0: "http://n1/metrics", 5: "http://head/metrics"}
+        outside.serving["s"] = 1
+        await world.cycle()
+        await rounds(world, 3, 5.0)
+        assert standing(world).serving == 1
+        assert world.control_loop.objectives_status.services["s"].arrived_hz == pytest.approx(5.0, rel=0.1)
+        outside.serving["s"] = 0
+        await rounds(world, 1, 5.0)
+        assert standing(world).serving == 0
+        # Without its word, each page is a replica's.
+        del outside.serving["s"]
+        await rounds(world, 1, 5.0)
+        assert standing(world).serving == 2
+        outside.serving["s"] = 1
+        outside.forget_workload("s")
+        assert outside.serving == {}
+
+
 async def test_a_restart_goes_on_with_what_there_is():
     journal = MemoryJournal()
     async with run_objectives(journal) as world:

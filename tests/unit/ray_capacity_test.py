@@ -11,6 +11,7 @@ import yaml
 from eelgrid.errors import FailedPreconditionError, InvalidSettingsError, NotFoundError
 from eelgrid.ray_capacity import (
     CapacityProblem,
+    JobSupply,
     RayCapacity,
     RayInstance,
     build_node_job,
@@ -46,12 +47,9 @@ class Jobs:
     def list_workloads(self, *, phases=(), name_contains=""):
         return [one for one in self.found.values() if one.phase in phases and name_contains in one.spec.name]
 
-    def get_workload(self, workload_id):
+    def cancel_workload(self, workload_id):
         if workload_id not in self.found:
             raise NotFoundError(f"no workload {workload_id}", "look again")
-        return self.found[workload_id]
-
-    def cancel_workload(self, workload_id):
         if self.found[workload_id].phase is WorkloadPhase.CANCELLED:
             raise FailedPreconditionError("it has ended", "look again")
         return self.change(workload_id, phase=WorkloadPhase.CANCELLED)
@@ -68,7 +66,7 @@ def jobs():
 
 @pytest.fixture
 def capacity(jobs):
-    return RayCapacity(jobs, parse_settings(FILE))
+    return RayCapacity(JobSupply(jobs, parse_settings(FILE)))
 
 
 def launch(jobs, capacity):

@@ -14,6 +14,7 @@ from eelgrid_controller.engines.ray.serve import (
     ScaleServeDeployment,
     ServeDeployment,
     claim_replicas,
+    count_running,
     decide_scaling,
     list_replica_moves,
     parse_applications,
@@ -95,6 +96,12 @@ def test_metrics_are_one_page_for_each_node_with_replicas_or_a_router():
     nowhere = [RayNode(node_id="i", name="n0")]
     assert pages.list_pages(nowhere, routers, {"w": build_workload("n0")}) == {"w": {}}
     assert pages.list_pages(nodes, routers, {"w": build_workload(phase=WorkloadPhase.PENDING)}) == {"w": {}}
+
+
+def test_replicas_serve_when_serve_runs_them_whatever_is_placed():
+    workload = build_workload("n0", "n0", "n1")
+    assert count_running(workload, {KEY: replace(DEPLOYED, target_replicas=3)}) == 1
+    assert count_running(workload, {}) == 0
 
 
 def test_applications_are_read_and_what_is_none_is_refused():

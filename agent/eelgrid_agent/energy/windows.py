@@ -12,7 +12,8 @@ monotonic clock at each tick, and windows that are not acknowledged are shifted 
 agent of the same boot left. Windows of another boot stay where they were. Windows of one clock never overlap.
 
 The outbox charges attributions to the queue, or, without attribution, divides a device's energy between two changes of
-its assignments by GPU share; what is assigned to nobody is the node's own, and idle and active power are not separated.
+its assignments by GPU share; what is assigned to nobody is the node's own. Bare idle power goes first, as in `energy.split`,
+by what the catalogue says of the part; contexts are not seen, so what they draw is active.
 Totals are read when the plan changes and when a window ends, not at every tick: a process that simulates a thousand
 nodes has six thousand devices.
 
@@ -22,6 +23,7 @@ next agent is charged as unattributed; after a boot or a driver load only what t
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import SampleTick
@@ -36,10 +38,11 @@ from eelgrid_agent.energy.accounts import (
     UsageOwnerKind,
     apportion_total,
 )
-from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.energy.attributor import Attribution, build_idle_prior
 from eelgrid_agent.energy.report import build_owner_message
 from eelgrid_protos import messages as wire
-from eelgrid_protos.messages import READING_RANGES, Assignment, EnergyWindow, Reading
+from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.messages import READING_RANGES, Assignment, EnergyWindow, Gpu, Reading
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 WINDOW_S = 60.0
@@ -355,6 +358,13 @@ _CLOCK_STEP_NS = 500_000_000
 _GAP_W_MOST = 5_000.0
 
 
+class _Total(NamedTuple):
+    """What a device had spent at a cut, and when that was by the wall clock."""
+
+    energy_mj: int
+    at_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxState:
     """What one run of the agent leaves to the next; `boot` is what counters live as long as."""
@@ -406,8 +416,9 @@ class EnergyOutbox:
         self._closed_j: dict[str, float] = dict(kept.counters_j)
         self._closed_ns = kept.end_ns
         self._number = kept.number
-        # By the plan: totals at the last cut, and who was assigned since.
-        self._totals_mj: dict[str, int] = {}
+        # By the plan: what devices draw with nothing on them, totals at the last cut and when, and who was assigned since.
+        self._bare_w: dict[str, float] = {}
+        self._totals: dict[str, _Total] = {}
         self._assigned: tuple[Assignment, ...] | None = None
         self._cut_turn = 0
         # By the attributor: how far its totals may be off, and what no total holds, at the last look.
@@ -424,6 +435,14 @@ class EnergyOutbox:
             windows=self.windows.closed,
             offset_ns=self._offset_ns,
         )
+
+    def update_inventory(self, gpus: Iterable[Gpu]) -> None:
+        """The devices of the node, at each change."""
+        products = load_catalogue().products
+        self._bare_w = {
+            gpu.uuid: build_idle_prior(products.get(gpu.catalogue_key), mig_enabled=gpu.mig_enabled).bare_w
+            for gpu in gpus
+        }
 
     def on_tick(
         self, tick: SampleTick, looks: Sequence[tuple[str, RawReadings]], assignments: tuple[Assignment, ...] | None
@@ -449,6 +468,7 @@ class EnergyOutbox:
         step_ns = 0 if before_ns is None else self._offset_ns - before_ns
         if abs(step_ns) > _CLOCK_STEP_NS:
             self.windows.shift_clock(step_ns, foreign=self._is_same_clock)
+            self._totals = {uuid: _Total(mj, at_ns + step_ns) for uuid, (mj, at_ns) in self._totals.items()}
             if self._is_same_clock or self.windows.ended_ns:
                 self._closed_ns += step_ns
             if self._is_same_clock:
@@ -524,10 +544,12 @@ class EnergyOutbox:
                 continue
             total_mj = round(1000.0 * total_j)
             # A total below the last is another meter's, which began at zero.
-            before_mj = self._totals_mj.get(uuid, 0)
-            spent_mj = total_mj - (before_mj if total_mj >= before_mj else 0)
-            self._totals_mj[uuid] = total_mj
-            shares[uuid] = _planned_shares(spent_mj, assigned.get(uuid, {}))
+            before = self._totals.get(uuid, _Total(0, tick.time_ns))
+            spent_mj = total_mj - (before.energy_mj if total_mj >= before.energy_mj else 0)
+            self._totals[uuid] = _Total(total_mj, tick.time_ns)
+            elapsed_s = max(0, tick.time_ns - before.at_ns) / 1e9
+            bare_mj = min(spent_mj, round(1000.0 * self._bare_w.get(uuid, 0.0) * elapsed_s))
+            shares[uuid] = _planned_shares(spent_mj, bare_mj, assigned.get(uuid, {}))
         if shares:
             self._charge(shares, at_ns=tick.time_ns)
 
@@ -542,7 +564,8 @@ def _by_device(assignments: Iterable[Assignment]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _planned_shares(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, ...]:
+def _planned_shares(energy_mj: int, bare_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, ...]:
+    """The shares of a device's energy, of which `bare_mj` is bare idle; what a holder has in all is by its GPU share."""
     held = sum(holders.values())
     if not holders:
         return (_make_share(UNALLOCATED, energy_mj, ShareMethod.EXCLUSIVE, ShareConfidence.HIGH, EnergyUse.BARE_IDLE),)
@@ -552,13 +575,19 @@ def _planned_shares(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyS
         else (ShareMethod.EQUAL_SHARE, ShareConfidence.LOW)
     )
     free = max(0, GPU_MILLI_WHOLE - held)
-    parts = apportion_total(energy_mj, [*map(float, holders.values()), float(free)])
-    shares = [
-        _make_share(UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name), part, method, confidence)
-        for name, part in zip(holders, parts, strict=False)
-    ]
+    weights = [*map(float, holders.values()), float(free)]
+    shares = []
+    for name, part, bare in zip(
+        holders, apportion_total(energy_mj, weights), apportion_total(bare_mj, weights), strict=False
+    ):
+        owner, idle = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name), min(part, bare)
+        shares += [
+            _make_share(owner, idle, method, confidence, EnergyUse.BARE_IDLE),
+            _make_share(owner, part - idle, method, confidence),
+        ]
     if free:
-        shares.append(_make_share(UNALLOCATED, parts[-1], method, ShareConfidence.LOW, EnergyUse.BARE_IDLE))
+        rest = energy_mj - sum(share.energy_mj for share in shares)
+        shares.append(_make_share(UNALLOCATED, rest, method, ShareConfidence.LOW, EnergyUse.BARE_IDLE))
     return tuple(shares)
 
 

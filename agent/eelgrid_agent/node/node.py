@@ -213,6 +213,7 @@ class AgentNode:
         self.inventory = build_inventory(identity, host, first, generation=1, lost=frozenset())
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
         self.guard.update_inventory(self.inventory.gpus, self.inventory.access)
+        self.outbox.update_inventory(self.inventory.gpus)
         # Somebody changed what a survey finds.
         self.survey_due = False
         self.connected = False
@@ -262,6 +263,7 @@ class AgentNode:
         self.inventory = self._inventory(found, generation=self.inventory.generation + 1)
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
         self.guard.update_inventory(self.inventory.gpus, self.inventory.access)
+        self.outbox.update_inventory(self.inventory.gpus)
         self._hold_for_jobs()
         self._inventory_due = True
         self._apply_again()

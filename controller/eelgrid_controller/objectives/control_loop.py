@@ -492,6 +492,7 @@ class ControlLoop:
             bounds=dict(outside.bounds),
             pages=dict(outside.pages),
             grown=dict(outside.grown),
+            serving=dict(outside.serving),
         )
 
     # Acting

@@ -236,6 +236,9 @@ class ClusterObservation:
     bounds: Mapping[str, ReplicaBounds] = field(default_factory=dict)  # of replicas, narrower than promised
     pages: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # of metrics, where no promise can say it
     grown: Mapping[str, frozenset[int]] = field(default_factory=dict)  # replicas that did not begin just now
+    serving: Mapping[str, int] = field(
+        default_factory=dict
+    )  # replicas that serve, where pages are not theirs one by one
     free: Mapping[str, int] | None = None  # GPUs that nobody holds or waits for, by model, where counted in this cycle
 
 

@@ -277,11 +277,14 @@ class ServiceObserver:
             return [*made, *self._serving(name, service, len(ready), world.at_s)]
         if taken is None:
             return made
+        grown, serving = world.grown.get(name, frozenset()), world.serving.get(name)
         if _is_shared(service.source):
             outcome = service.rounds.add_round(taken)._replace(serving=len(ready))
+        elif serving is not None:
+            outcome = service.rounds.add_round(taken, grown=grown)._replace(serving=serving)
         else:
             doubtful = frozenset(placement.replica for placement in workload.placements) - ready
-            outcome = service.rounds.add_round(taken, doubtful, world.grown.get(name, frozenset()))
+            outcome = service.rounds.add_round(taken, doubtful, grown)
         if (counted := outcome.counted) is not None:
             begin_s = world.at_s - counted.seconds
             self._worked += [

@@ -150,8 +150,11 @@ class EngineOverrides:
     bounds: dict[str, ReplicaBounds] = field(default_factory=dict)  # narrower than the objective's
     pages: dict[str, Mapping[int, str]] = field(default_factory=dict)  # URL of each replica's metrics
     grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were reported
+    serving: dict[str, int] = field(
+        default_factory=dict
+    )  # how many replicas serve, where pages are not theirs one by one
 
     def forget_workload(self, workload_id: str) -> None:
         """Removes the settings of a workload that ended."""
-        for words in (self.advised, self.bounds, self.pages, self.grown):
+        for words in (self.advised, self.bounds, self.pages, self.grown, self.serving):
             words.pop(workload_id, None)

@@ -45,6 +45,7 @@ from eelgrid_controller.engines.ray.serve import (
     MetricPages,
     ScaleServeDeployment,
     claim_replicas,
+    count_running,
     decide_scaling,
     list_replica_moves,
     name_deployment,
@@ -194,6 +195,8 @@ class RayEngine:
         outside.pages |= (found := self._pages.list_pages(look.nodes, serve.routers, served))
         # What was counted before a page is read for the first time is of no window.
         outside.grown |= {name: frozenset(pages) for name, pages in found.items()}
+        # Pages are those of nodes: one may be of several replicas, or of none.
+        outside.serving |= {key: count_running(one, serve.deployments) for key, one in served.items()}
         left: dict[str, str] = {}
         for one in decide_scaling(serve.deployments, served):
             match one:

@@ -20,7 +20,8 @@ Sources: docs.ray.io (resources, accelerators: a share of a GPU is of one device
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -132,14 +133,15 @@ class Following:
         names = {node.node_id: node.name for node in look.nodes}
         holdings = self._remember_slots([one for one in look.holdings if one.node_id in names])
         mine = {key: one for key, one in workloads.items() if is_of_ray(one)}
+        grants = list_grants(mine)
         found: list[RayInstruction] = []
         found += self._end_unheld(look, holdings, mine, now_s)
-        found += self._follow_nodes(look.nodes, sum_external_usage(holdings, names, mine), has_agent)
+        found += self._follow_nodes(look.nodes, sum_external_usage(holdings, names, mine, grants), has_agent)
+        held = group_by_job(holdings, names, mine, grants)
         for job in sorted(look.jobs, key=lambda one: (one.start_s, one.job_id, one.submission_id)):
-            unsaid = list_unsaid_nodes(job, holdings, names, mine)
-            found += self._follow_job(job, list_own_devices(job, holdings, names, mine), unsaid, mine, now_s)
+            found += self._follow_job(job, held.list_own_devices(job), held.list_unsaid_nodes(job), mine, now_s)
         found += _end_forgotten(look.jobs, mine)
-        found += list_corrections(holdings, names, mine, gpus)
+        found += list_corrections(holdings, names, mine, gpus, grants)
         for key in self._unheld_since_s.keys() - mine.keys():
             del self._unheld_since_s[key]
         return found
@@ -350,51 +352,73 @@ def _list_placed(mine: Mapping[str, Workload]) -> Iterable[tuple[str, Workload, 
                 yield key, workload, place
 
 
-def list_own_devices(
-    job: RayJob, holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload]
-) -> frozenset[_Device]:
-    """Returns the GPUs that a job has to itself, without those that the core has given to another workload."""
-    if not job.job_id:
-        return frozenset()
-    base = _base_name(job)
-    used: set[_Device] = set()
-    shared: set[_Device] = set()
-    taken = {
-        _Device(place.node_name, index)
-        for key, _, place in _list_placed(mine)
-        for index in place.gpu_indexes
-        if _strip_generation(key) != base
-    }
-    for one in holdings:
-        devices = {_Device(names[one.node_id], slot.gpu) for slot in one.slots}
-        if one.job_id == job.job_id and not _is_granted(one, names, mine):
-            used |= devices
-        else:
-            shared |= devices
-    return frozenset(used - shared - taken)
+class _Grant(NamedTuple):
+    """That the core has placed a workload on a node, other than one that follows a job."""
+
+    workload_id: str
+    node_name: str
 
 
-def list_unsaid_nodes(
-    job: RayJob, holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload]
-) -> frozenset[str]:
-    """Returns the nodes whose statistics have not told which GPUs a job has there, as after a restart of the controller."""
+def list_grants(mine: Mapping[str, Workload]) -> frozenset[_Grant]:
+    """Returns where workloads may hold what names them: those of the client library, and those that stand for deployments."""
     return frozenset(
-        names[one.node_id]
-        for one in holdings
-        if job.job_id and one.job_id == job.job_id and len(one.slots) < one.gpus and not _is_granted(one, names, mine)
+        _Grant(key, place.node_name)
+        for key, workload, place in _list_placed(mine)
+        if workload.spec.labels.get(ORIGIN) != OF_JOB
     )
 
 
-def _is_granted(one: RayHolding, names: Mapping[str, str], mine: Mapping[str, Workload]) -> bool:
-    """Whether a holding is of a workload of the client library that the core has placed on its node."""
-    workload = mine.get(one.workload_id)
-    if workload is None or workload.phase is not WorkloadPhase.PLACED or workload.spec.labels.get(ORIGIN) == OF_JOB:
-        return False
-    return any(place.node_name == names[one.node_id] for place in workload.placements)
+@dataclass(frozen=True, slots=True)
+class JobHoldings:
+    """What jobs hold that is granted to no workload, grouped once for all jobs of a look."""
+
+    # By device, the jobs that use it; an empty id stands for what is granted, and for users of which no job is known.
+    users: Mapping[_Device, AbstractSet[str]]
+    # By job.
+    devices: Mapping[str, AbstractSet[_Device]]
+    unsaid: Mapping[str, AbstractSet[str]]
+    # By device, the names of jobs, or ids of others, to whose workloads the core has given it.
+    placed: Mapping[_Device, AbstractSet[str]]
+
+    def list_own_devices(self, job: RayJob) -> frozenset[_Device]:
+        """Returns the GPUs that a job has to itself, without those that the core has given to another workload."""
+        base, only = {_base_name(job)}, {job.job_id}
+        return frozenset(
+            one
+            for one in self.devices.get(job.job_id, ())
+            if job.job_id and self.users[one] == only and self.placed.get(one, base) == base
+        )
+
+    def list_unsaid_nodes(self, job: RayJob) -> frozenset[str]:
+        """Returns the nodes whose statistics have not told which GPUs a job has there, as after a restart of the controller."""
+        return frozenset(self.unsaid.get(job.job_id, ()) if job.job_id else ())
+
+
+def group_by_job(
+    holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload], grants: Collection[_Grant]
+) -> JobHoldings:
+    """Groups what is held by job and by device."""
+    users: dict[_Device, set[str]] = {}
+    devices: dict[str, set[_Device]] = {}
+    unsaid: dict[str, set[str]] = {}
+    placed: dict[_Device, set[str]] = {}
+    for key, _, place in _list_placed(mine):
+        for index in place.gpu_indexes:
+            placed.setdefault(_Device(place.node_name, index), set()).add(_strip_generation(key))
+    for one in holdings:
+        name = names[one.node_id]
+        job_id = "" if _Grant(one.workload_id, name) in grants else one.job_id
+        known = {_Device(name, slot.gpu) for slot in one.slots}
+        for device in known:
+            users.setdefault(device, set()).add(job_id)
+        devices.setdefault(job_id, set()).update(known)
+        if len(one.slots) < one.gpus:
+            unsaid.setdefault(job_id, set()).add(name)
+    return JobHoldings(users, devices, unsaid, placed)
 
 
 def sum_external_usage(
-    holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload]
+    holdings: Iterable[RayHolding], names: Mapping[str, str], mine: Mapping[str, Workload], grants: Collection[_Grant]
 ) -> dict[str, ExternalUsage]:
     """Sums by node what is held in Ray beyond what the core has placed there."""
     planned: set[_Device] = set()
@@ -410,7 +434,7 @@ def sum_external_usage(
     for one in holdings:
         name = names[one.node_id]
         amounts = [one.cpus, float(one.memory_bytes), one.gpus]
-        if _is_granted(one, names, mine):
+        if _Grant(one.workload_id, name) in grants:
             left = granted[one.workload_id, name]
             covered = [min(amount, rest) for amount, rest in zip(amounts, left, strict=True)]
             granted[one.workload_id, name] = [rest - part for rest, part in zip(left, covered, strict=True)]
@@ -439,12 +463,14 @@ def list_corrections(
     names: Mapping[str, str],
     mine: Mapping[str, Workload],
     gpus: Mapping[str, Mapping[int, str]],
+    grants: Collection[_Grant],
 ) -> Iterable[CorrectDevices]:
     """Yields by node the GPUs that workloads of the client library have there, where Ray chose others than planned."""
-    held: dict[tuple[str, str], dict[int, float]] = {}
+    held: dict[_Grant, dict[int, float]] = {}
     for one in holdings:
-        if _is_granted(one, names, mine):
-            shares = held.setdefault((one.workload_id, names[one.node_id]), {})
+        grant = _Grant(one.workload_id, names[one.node_id])
+        if grant in grants:
+            shares = held.setdefault(grant, {})
             for slot in one.slots:
                 shares[slot.gpu] = min(1.0, shares.get(slot.gpu, 0.0) + slot.share)
     by_node: dict[str, dict[tuple[str, int], tuple[str, ...]]] = {}

@@ -138,6 +138,13 @@ def decide_scaling(
     return found
 
 
+def count_running(workload: Workload, deployments: Mapping[DeploymentKey, ServeDeployment]) -> int:
+    """Returns how many replicas of a workload's deployment serve; one that is placed may still begin."""
+    name = name_deployment(workload)
+    deployment = None if name is None else deployments.get(name)
+    return 0 if deployment is None else deployment.running
+
+
 def claim_replicas(holdings: Iterable[RayHolding], workloads: Mapping[str, Workload]) -> dict[str, str]:
     """Returns the workload of each replica of Serve that one stands for, by the actor that the replica is."""
     stands_for: dict[DeploymentKey, str] = {}
