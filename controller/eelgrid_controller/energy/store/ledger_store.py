@@ -375,6 +375,24 @@ class LedgerStore:
         if is_behind:
             self._read_marks()
 
+    @contextmanager
+    def replace_all(self, revision: int) -> Iterator[LedgerTransaction]:
+        """A transaction in which an empty ledger is filled with a copy of another, whose last number it takes."""
+        with self._transaction() as transaction:
+            yield transaction
+            self._take_number(transaction, revision)
+        self._read_all()
+
+    def mark_moved(self, target: str) -> None:
+        """Says where the ledger goes on; nobody opens this one again. Raises LedgerError."""
+        with self._transaction() as transaction:
+            transaction.change("UPDATE ledger SET moved = ?", (target,))
+
+    def _read_all(self) -> None:
+        with self._transaction() as transaction:
+            self._load(transaction)
+        self.database.note_revision(self.revision)
+
     def _take_number(self, transaction: LedgerTransaction, revision: int) -> None:
         """Gives a transaction its number; a second writer would find it taken."""
         if transaction.change("UPDATE ledger SET revision = ? WHERE revision = ?", (revision, self.revision)) != 1:

@@ -210,7 +210,7 @@ def damaged_parts(read: LedgerReader, pieces: Iterable[LedgerPiece]) -> list[Dam
             f"HAVING sum(many) <> 0 OR sum(digest % {_PRIME}) % {_PRIME} <> 0 LIMIT {DAMAGED_MOST + 1}",
             (low, high) * len(sums),
         )
-        found += [DamagedPart(table, at_s, place) for at_s, place in rows]
+        found += sorted(DamagedPart(table, at_s, place) for at_s, place in rows)
     return found
 
 
