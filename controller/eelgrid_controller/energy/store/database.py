@@ -155,8 +155,8 @@ class LedgerDatabase(Protocol):
     # The last transaction that was noted beside the database, 0 without such a note.
     noted_revision: int
 
-    def transaction(self) -> AbstractContextManager[LedgerTransaction]:
-        """All of it or nothing, on disk on return.
+    def transaction(self, *, is_long: bool = False) -> AbstractContextManager[LedgerTransaction]:
+        """All of it or nothing, on disk on return; a long one may take minutes, and pause.
 
         Raises LedgerError; LedgerRefused where the database is well and something in it cannot be stored; LedgerInDoubt
         where nobody knows whether it was committed. The next transaction begins when that is certain.

@@ -217,8 +217,8 @@ def open_ledger_with(journal: Journal, url: str, data: Path) -> "LedgerStore":
         raise LedgerError(
             store.path,
             f"it is empty, and {data / FILE_NAME} is not",
-            f"stop the controller and say: eelctl admin migrate --ledger-only sqlite:///{data.absolute()} {store.path}; "
-            "or move that file away",
+            f"stop the controller and say: eelctl admin migrate --ledger-only sqlite:///{data.absolute()} "
+            f"{store.path if folder is None else f'sqlite:///{folder.absolute()}'}; or move that file away",
         )
     return store
 
@@ -272,10 +272,10 @@ class LedgerStore:
         self._forget_ids()
 
     @contextmanager
-    def _transaction(self) -> Iterator[LedgerTransaction]:
+    def _transaction(self, *, is_long: bool = False) -> Iterator[LedgerTransaction]:
         """See `LedgerDatabase.transaction`; begins with what is on the disk where that was in doubt."""
         try:
-            with self.database.transaction() as transaction:
+            with self.database.transaction(is_long=is_long) as transaction:
                 if self._is_stale:
                     self._load(transaction)
                 yield transaction
@@ -378,7 +378,7 @@ class LedgerStore:
     @contextmanager
     def replace_all(self, revision: int) -> Iterator[LedgerTransaction]:
         """A transaction in which an empty ledger is filled with a copy of another, whose last number it takes."""
-        with self._transaction() as transaction:
+        with self._transaction(is_long=True) as transaction:
             yield transaction
             self._take_number(transaction, revision)
         self._read_all()

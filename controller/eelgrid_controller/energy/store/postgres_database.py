@@ -33,12 +33,14 @@ from eelgrid_controller.energy.store.database import (
 )
 from eelgrid_controller.errors import JournalError, JournalFenced, LedgerError, LedgerRefused, StoreLocation
 from eelgrid_controller.runtime.postgresql.connections import (
+    LONG_STATEMENT_S,
     SCHEMA,
     FaultKind,
     UnreplicatedCommit,
     begin_bounded,
     describe_fault,
     discard,
+    lengthen_statements,
     make_engine,
     read_snapshot,
 )
@@ -214,7 +216,7 @@ class PostgresLedgerDatabase:
         self._is_unsettled = False
 
     @contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
+    def transaction(self, *, is_long: bool = False) -> Iterator[LedgerTransaction]:
         """See `LedgerDatabase`."""
         is_begun = False
         try:
@@ -226,6 +228,8 @@ class PostgresLedgerDatabase:
                     self._connection, self._journal.term, location=self._journal.path, is_exclusive=self._is_unsettled
                 )
                 is_begun = True
+                if is_long:
+                    _allow_pauses(self._connection)
                 yield _Statements(self._connection)
         except (JournalFenced, JournalError) as error:
             problem = error.problem.removeprefix(f"journal {self.path}: ")
@@ -253,6 +257,7 @@ class PostgresLedgerDatabase:
         """See `LedgerDatabase`."""
         try:
             with read_snapshot(self._engine) as connection:
+                _allow_pauses(connection)
                 yield _Reader(connection)
         except SQLAlchemyError as error:
             fault = describe_fault(error)
@@ -291,6 +296,13 @@ def open_postgres_ledger(journal: PostgresJournal, folder: Path) -> PostgresLedg
     engine = make_engine(journal.url, connections_most=_CONNECTIONS_MOST, search_path=SCHEMA)
     event.listen(engine, "connect", _load_whole_numbers)
     return PostgresLedgerDatabase(engine, journal, RevisionMark(folder / MARK_NAME))
+
+
+def _allow_pauses(connection: Connection) -> None:
+    """Gives a transaction minutes, also for what its reader does between its statements."""
+    lengthen_statements(connection)
+    milliseconds = int(LONG_STATEMENT_S * 1000)
+    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
 
 
 def _load_whole_numbers(connection: Any, _record: Any) -> None:

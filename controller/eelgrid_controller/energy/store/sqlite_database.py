@@ -374,7 +374,7 @@ class SqliteLedgerDatabase:
         self.noted_revision = self._mark.noted
 
     @contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
+    def transaction(self, *, is_long: bool = False) -> Iterator[LedgerTransaction]:  # noqa: ARG002  # there are no limits
         """See `LedgerDatabase`."""
         connection = self._connection
         try:
