@@ -3,7 +3,7 @@
 First it measures the controller's cost of a window: 1,213 nodes of eight GPUs send one each, as in a minute of a cluster.
 
 The ledger has a thousand GPUs in 125 nodes. In each hour a node has `--holders` owners, and jobs last some hours, so
-names come and go: a year has about a third of a million jobs. Real windows arrive every minute; here the hourly sums are
+names come and go: a year has about a third of a million jobs. `--beside` copies it to a PostgreSQL and compares the two. Real windows arrive every minute; here the hourly sums are
 written, which gives the same rows. Targets: a year in under 5 GB, a month's report in under a second.
 """
 
@@ -15,9 +15,12 @@ import resource
 import sqlite3
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -29,10 +32,21 @@ from bench.runner import Options, benchmark
 from bench.tables import format_table, write_csv
 from eelgrid_controller.cli.report import SECTIONS
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerQuery, parse_query
-from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LedgerStore, open_ledger
+from eelgrid_controller.energy.ledger import (
+    DAY_S,
+    HOUR_S,
+    LedgerEntry,
+    LedgerPlace,
+    LedgerQuery,
+    MeasuredEnergy,
+    parse_query,
+    resolve_holder,
+    spread_window,
+)
+from eelgrid_controller.energy.store.ledger_migration import copy_ledger
+from eelgrid_controller.energy.store.ledger_store import LastWindow, LedgerStore, open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
-from eelgrid_controller.energy.store.schema import CHECKS_BUILT, TRIGGERS, register_sql_functions
+from eelgrid_controller.energy.store.sqlite_database import CHECKS_BUILT, FILE_NAME, register_sql_functions
 from eelgrid_protos import codec
 from eelgrid_protos.messages import (
     AttributionConfidence,
@@ -72,11 +86,9 @@ def _holder(number: int, rng: random.Random) -> tuple[Any, ...]:
 @contextmanager
 def _suspend_checks(connection: sqlite3.Connection) -> Iterator[None]:
     """Rows may be written as they are meanwhile; checksums of all rows are made anew at the end."""
-    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-        connection.execute(f"DROP TRIGGER {name}")
     yield
     register_sql_functions(connection)
-    connection.executescript(CHECKS_BUILT + TRIGGERS)
+    connection.executescript(CHECKS_BUILT)
 
 
 def _fill(path: Path, days: int, holders: int) -> int:
@@ -209,7 +221,13 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
     state = SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None))
     core: Any = SimpleNamespace(state=state)
     clock = Clock(now_ns=lambda: (_BEGIN_S + HOUR_S) * 10**9)
-    desk = LedgerWriter(folder, core=lambda: core, clock=clock, log=logging.getLogger("bench"), bytes_most=10**10)
+    desk = LedgerWriter(
+        partial(open_ledger, folder),
+        core=lambda: core,
+        clock=clock,
+        log=logging.getLogger("bench"),
+        bytes_most=10**10,
+    )
     running = asyncio.create_task(desk.run())
     places = [Inventory(node_name=f"node-{node}", cpu_milli=1, memory_bytes=1, pool="p") for node in range(nodes)]
     data = [[codec.encode_message(_window(node, minute)) for node in range(nodes)] for minute in range(minutes)]
@@ -303,25 +321,122 @@ def _asked_rows(folder: Path) -> list[Row]:
     return [
         *rows,
         ("ledger_days", days, "-"),
-        ("ledger_megabytes", round(store.path.stat().st_size / 1e6, 1), "5000"),
+        ("ledger_megabytes", round(Path(store.path).stat().st_size / 1e6, 1), "5000"),
         ("ledger_peak_megabytes", round(peak_mb), "-"),
     ]
+
+
+@contextmanager
+def _on_postgresql(source: LedgerStore) -> Iterator[LedgerStore]:
+    """The same ledger on a PostgreSQL of this run's own, on loopback, fsync on."""
+    from tests import postgres_rig
+
+    from eelgrid_controller.energy.store.postgres_database import open_postgres_ledger
+    from eelgrid_controller.runtime.postgresql.connections import parse_url
+    from eelgrid_controller.runtime.postgresql.journal import open_postgres_journal
+
+    rig: Any = postgres_rig
+    server = rig.PostgresServer("shared_buffers = 256MB")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.callback(server.remove)
+        server.start()
+        journal = open_postgres_journal(parse_url(server.create_database()), new_cluster_id="bench")
+        stack.callback(journal.close)
+        store = LedgerStore(open_postgres_ledger(journal, Path(folder)))
+        stack.callback(store.close)
+        copy_ledger(source, store)
+        # As autovacuum would within minutes.
+        server.run("vacuumdb", "-U", "postgres", "-h", "127.0.0.1", "-p", server.port, "--analyze", "--all")
+        yield store
+
+
+def _beside_rows(folder: Path) -> list[Row]:
+    """Wall time on SQLite and on PostgreSQL in turns, and their ratio: what a report takes, and windows of a second."""
+    from tests import postgres_rig
+
+    rig: Any = postgres_rig
+    if missing := rig.find_missing():
+        print(f"without PostgreSQL: not installed: {missing}")
+        return []
+    with closing(open_ledger(folder)) as sqlite, _on_postgresql(sqlite) as postgresql:
+        stores = {"sqlite": sqlite, "postgresql": postgresql}
+        with sqlite.database.snapshot() as read:
+            ((last_s, size),) = read("SELECT max(at) + 3600, sum(1) FROM hourly", ())
+        month_s = (last_s - 30 * DAY_S, last_s)
+        report = [_question(by, *month_s) for _, by, _ in SECTIONS] + [_question(("day",), *month_s)]
+        asked = {
+            "report": report,
+            "month_by_namespace": [_question(("namespace",), *month_s)],
+            "day_by_hour": [_question(("hour",), last_s - DAY_S, last_s)],
+        }
+        rows: list[Row] = [("beside_hourly_rows", size, "-")]
+        for name, questions in asked.items():
+            rows += _in_turns(name, {of: partial(one.query_all, questions) for of, one in stores.items()}, rounds=7)
+        made = [_spread(node, last_s) for node in range(20)]
+        numbers = count(1)
+
+        def add(store: LedgerStore) -> None:
+            newest = [LastWindow(f"node-{node}", 1, next(numbers), float(last_s)) for node in range(20)]
+            entries, measured = ([one for many in parts for one in many] for parts in zip(*made, strict=True))
+            store.add(entries, measured, newest, now_s=last_s)
+
+        rows += _in_turns("second_of_1213_nodes", {of: partial(add, one) for of, one in stores.items()}, rounds=60)
+        with postgresql.database.snapshot() as read:
+            ((used,),) = read(
+                "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' "
+                "AND relnamespace = CAST('eelgrid' AS regnamespace)",
+                (),
+            )
+        return [
+            *rows,
+            ("beside_megabytes_postgresql", round(used / 1e6, 1), "-"),
+            ("beside_megabytes_postgresql_as_counted", round(postgresql.used_bytes() / 1e6, 1), "-"),
+            ("beside_megabytes_sqlite", round(sqlite.used_bytes() / 1e6, 1), "-"),
+        ]
+
+
+def _spread(node: int, at_s: int) -> tuple[list[LedgerEntry], list[MeasuredEnergy]]:
+    """What a window of a minute adds to the hour that begins at `at_s`."""
+    window = _window(node, (at_s - _BEGIN_S) // 60)
+    place = LedgerPlace(f"node-{node}", "p", "h100-sxm5-80gb")
+    places = {device.gpu_uuid: place for device in window.devices}
+    made = spread_window(window, places, lambda owner: resolve_holder(owner, None), None)
+    return made.entries, made.measured
+
+
+def _in_turns(name: str, ways: dict[str, Callable[[], object]], *, rounds: int) -> list[Row]:
+    """Median, least and most of each way, called in turns, and the second's median in those of the first."""
+    taken: dict[str, list[float]] = {of: [] for of in ways}
+    for number in range(rounds + 2):
+        for of in list(ways)[:: 1 if number % 2 else -1]:
+            start_s = time.perf_counter()
+            ways[of]()
+            if number >= 2:  # caches are warm
+                taken[of].append(time.perf_counter() - start_s)
+    rows: list[Row] = []
+    for of, found in taken.items():
+        figures = {"": statistics.median(found), "_least": min(found), "_most": max(found)}
+        rows += [(f"beside_{name}_{of}_milliseconds{end}", round(1000.0 * one, 1), "-") for end, one in figures.items()]
+    first, second = (statistics.median(found) for found in taken.values())
+    return [*rows, (f"beside_{name}_ratio", round(second / first, 2), "-")]
 
 
 @benchmark(out="bench-out/ledger")
 @click.option("--days", default=365)
 @click.option("--holders", default=12, help="owners per node and hour")
 @click.option("--again", is_flag=True, help="query the existing ledger in DIR")
+@click.option("--beside", is_flag=True, help="compare it with the same ledger on PostgreSQL, and nothing else")
 def main(options: Options) -> None:
     """Fills a ledger, asks it, and writes DIR/summary.csv (measure, value, bound)."""
     rows: list[Row] = []
     if not options.again:
         path = options.out / FILE_NAME
         path.unlink(missing_ok=True)
-        rows += _taken_rows(options.out)
-        path.unlink()
+        if not options.beside:
+            rows += _taken_rows(options.out)
+            path.unlink()
         rows += _filled_rows(options.out, options.days, options.holders)
-    rows += _asked_rows(options.out)
+    rows += _beside_rows(options.out) if options.beside else _asked_rows(options.out)
     write_csv(options.out / "summary.csv", ("measure", "value", "bound"), rows)
     print(format_table(("measure", "value", "bound"), rows, 1))
 

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -156,10 +157,12 @@ def shared_server():
 
 
 class CuttingProxy:
-    """Stands before a server, and cuts the connection that sends certain bytes next."""
+    """Stands before a server, and cuts the connection that sends certain bytes next, or delays what clients send."""
 
     def __init__(self, port):
         self.cuts = []
+        # How long each message of a client takes to the server.
+        self.delay_s = 0.0
         self._server_port = port
         self._trap = None
         self._is_shut = False
@@ -206,6 +209,8 @@ class CuttingProxy:
                         content = source.recv(65536)
                         if not content or (source is client and self._is_cut(content, server)):
                             return
+                        if source is client and self.delay_s:
+                            time.sleep(self.delay_s)
                         (server if source is client else client).sendall(content)
                     except OSError:
                         return

@@ -256,7 +256,7 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     "--database",
     default=_DEFAULTS.database,
     metavar="URL",
-    help="Database of the journal and the audit log: postgresql://USER@HOST/DATABASE, or sqlite:///FOLDER; "
+    help="Database of journal, audit log and energy ledger: postgresql://USER@HOST/DATABASE, or sqlite:///FOLDER; "
     "SQLite in --data by default. Passwords belong into PGPASSFILE.",
 )
 @click.option(

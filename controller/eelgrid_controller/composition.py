@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -21,6 +22,7 @@ import grpc.aio
 from eelgrid_controller.clock import Clock, WallClock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.recovery import RecoveredState
+from eelgrid_controller.energy.store.ledger_store import open_ledger_with
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
@@ -380,7 +382,7 @@ class Controller:
         """Starts the energy ledger; returns its writer."""
         loop = self.loop
         desk = LedgerWriter(
-            self.config.data,
+            partial(open_ledger_with, self.loop.journal, self.config.database, self.config.data),
             core=lambda: loop.core,
             clock=self._clock,
             log=self._log.getChild("energy"),

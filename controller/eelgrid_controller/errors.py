@@ -65,6 +65,13 @@ class LedgerRefused(LedgerError):
     """Something that was to be written cannot be, or meets rows that are damaged; the disk itself takes more."""
 
 
+class LedgerMoved(LedgerError):
+    """Everything was copied to another database, where the ledger goes on."""
+
+    def __init__(self, path: StoreLocation, target: str) -> None:
+        super().__init__(path, f"it was moved to {target}", "start the controller with that one (--database)")
+
+
 class JournalError(ControllerError):
     """The journal cannot be read or written; `path` is its file or database."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import grpc.aio
@@ -16,6 +17,7 @@ from eelgrid_agent.node.node_service import NodeServicer
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import parse_query
+from eelgrid_controller.energy.store.ledger_store import open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import (
@@ -92,11 +94,15 @@ def build_window(number, energy_mj=1_000, *, incarnation=1, owner=0):
 class LedgerSite:
     """A ledger writer that runs, of a core that knows some workloads."""
 
-    def __init__(self, folder, workloads=None, clock=None):
+    def __init__(self, folder, workloads=None, clock=None, open_store=None):
         known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
         core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
         self.writer = LedgerWriter(
-            folder, core=lambda: core, clock=clock or CLOCK, log=logging.getLogger("test"), bytes_most=10**9
+            open_store or partial(open_ledger, folder),
+            core=lambda: core,
+            clock=clock or CLOCK,
+            log=logging.getLogger("test"),
+            bytes_most=10**9,
         )
         self.acknowledged = []
         self.refused = []  # node, windows and why, of acknowledgements that say so

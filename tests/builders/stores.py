@@ -8,6 +8,8 @@ import sqlite3
 
 import pytest
 
+from eelgrid_controller.energy.store import sqlite_database
+from eelgrid_controller.energy.store.ledger_store import open_ledger, open_ledger_with
 from eelgrid_controller.runtime import sqlite_journal
 from tests import postgres_rig
 
@@ -98,4 +100,63 @@ def postgres_store(_folder):
 JOURNAL_STORES = (
     pytest.param(sqlite_store, id="sqlite"),
     pytest.param(postgres_store, id="postgresql", marks=postgres_rig.needs_server),
+)
+
+
+class SqliteLedger:
+    """A folder with an energy ledger in SQLite."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def open(self):
+        """Opens the ledger."""
+        return open_ledger(self.folder)
+
+    def run(self, statement):
+        """Changes what is stored, as a disk or a person does it; returns how many rows."""
+        path = self.folder / sqlite_database.FILE_NAME
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            return connection.execute(statement).rowcount
+
+
+@contextlib.contextmanager
+def sqlite_ledger(folder):
+    """An energy ledger in a folder."""
+    yield SqliteLedger(folder)
+
+
+class PostgresLedger:
+    """An energy ledger in a database, and the controller that leads there."""
+
+    def __init__(self, store, folder):
+        self.store = store
+        self.folder = folder
+        self.journal = store.open()
+
+    def open(self):
+        """Opens the ledger in the term that runs."""
+        return open_ledger_with(self.journal, self.store.url, self.folder)
+
+    def run(self, statement):
+        """Changes what is stored, as a disk or a person does it; returns how many rows."""
+        import psycopg
+
+        options = "-c search_path=eelgrid"
+        with psycopg.connect(self.store.url, autocommit=True, options=options) as connection:
+            return connection.execute(statement).rowcount
+
+
+@contextlib.contextmanager
+def postgres_ledger(folder):
+    """An energy ledger in a new database on the server of this process."""
+    with postgres_store(folder) as store:
+        ledger = PostgresLedger(store, folder)
+        yield ledger
+        ledger.journal.close()
+
+
+LEDGER_STORES = (
+    pytest.param(sqlite_ledger, id="sqlite"),
+    pytest.param(postgres_ledger, id="postgresql", marks=postgres_rig.needs_server),
 )

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -91,7 +92,7 @@ class Day:
     async def begin_writer(self):
         core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
         self.writer = LedgerWriter(
-            self.folder / "data",
+            partial(open_ledger, self.folder / "data"),
             core=lambda: core,
             clock=Clock(now_ns=self.clock.wall_ns),
             log=logging.getLogger("test"),

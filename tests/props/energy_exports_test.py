@@ -1,12 +1,15 @@
 """No row that an exporter does not have is lost, and what he has is the ledger: against a twin that keeps everything."""
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests import postgres_rig
+from tests.builders.stores import postgres_ledger, sqlite_ledger
 
 from eelgrid_controller.energy.ledger import (
     DAY_S,
@@ -44,10 +47,13 @@ def key(row):
 class Ledger(RuleBasedStateMachine):
     """Joules by hour, namespace and node; `had` is what each exporter has joined, an hour of a later export for one before."""
 
+    made_ledger = staticmethod(sqlite_ledger)
+
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
-        self.store = open_ledger(Path(self.folder.name))
+        self.ledger, self.stack = None, ExitStack()
+        self.begin()
         self.now_s = BEGIN_S
         self.truth = {}
         self.had = {}
@@ -56,6 +62,11 @@ class Ledger(RuleBasedStateMachine):
         self.read = []  # exports that are not confirmed
         self.told_s = {}
         self.number = 0
+
+    def begin(self):
+        if self.ledger is None:
+            self.ledger = self.stack.enter_context(self.made_ledger(Path(self.folder.name)))
+        self.store = self.ledger.open()
 
     @initialize()
     def somebody_exports(self):
@@ -104,7 +115,7 @@ class Ledger(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.store.close()
-        self.store = open_ledger(Path(self.folder.name))
+        self.begin()
 
     def _hours(self, begin_s, end_s):
         """Rows of the ledger as eelctl exports them."""
@@ -226,12 +237,12 @@ class Ledger(RuleBasedStateMachine):
 
     def _changed(self):
         found = {}
-        for name, hour in self.store._connection.execute("SELECT exporter, hour FROM changes"):
+        for name, hour in self.store._read("SELECT exporter, hour FROM changes"):
             found.setdefault(name, set()).add(hour)
         return found
 
     def _kept(self, table):
-        return dict(self.store._connection.execute(f"SELECT at, sum(bare + context + active) FROM {table} GROUP BY at"))
+        return dict(self.store._read(f"SELECT at, sum(bare + context + active) FROM {table} GROUP BY at"))
 
     def _are_there(self, hours):
         for table, span_s in (("hourly", HOUR_S), ("daily", DAY_S)):
@@ -245,11 +256,20 @@ class Ledger(RuleBasedStateMachine):
 
     def teardown(self):
         self.store.close()
+        self.stack.close()
         self.folder.cleanup()
+
+
+class PostgresLedger(Ledger):
+    """The same on PostgreSQL."""
+
+    made_ledger = staticmethod(postgres_ledger)
 
 
 TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestPostgresLedger = postgres_rig.needs_server(PostgresLedger.TestCase)
+TestPostgresLedger.settings = settings(max_examples=5, stateful_step_count=30, deadline=None)
 
 
 def test_there_are_only_so_many_exporters(tmp_path):

@@ -293,6 +293,7 @@ def test_work_that_is_no_number_or_of_another_time_costs_nothing():
 def test_answers_say_nothing_is_damaged_where_nothing_is(tmp_path):
     store = open_ledger(tmp_path)
     asked = parse_query(begin_ns=0, end_ns=3600 * SECOND_NS, group_by=(), filters={}, rows_most=5)
-    (answer,), damage = answer_queries(store._read, [asked])
+    with store.database.snapshot() as read:
+        (answer,), damage = answer_queries(read, [asked])
     assert (answer.damaged, bool(damage)) == ((), False)
     store.close()

@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import pytest
+from tests.builders.stores import LEDGER_STORES
 
 from eelgrid_controller.energy.ledger import (
     DAY_S,
@@ -20,7 +21,7 @@ from eelgrid_controller.energy.ledger import (
     parse_query,
     settled_s,
 )
-from eelgrid_controller.energy.store.ledger_store import DAYS_KEPT_S, HOURS_KEPT_S, LastWindow, open_ledger
+from eelgrid_controller.energy.store.ledger_store import DAYS_KEPT_S, HOURS_KEPT_S, LastWindow
 from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 
@@ -28,9 +29,15 @@ BEGIN_S = 1_799_971_200  # a midnight
 PLACE = LedgerPlace("n1", "p", "H100")
 
 
+@pytest.fixture(params=LEDGER_STORES)
+def ledger(request, tmp_path):
+    with request.param(tmp_path) as found:
+        yield found
+
+
 @pytest.fixture
-def store(tmp_path):
-    with closing(open_ledger(tmp_path)) as store:
+def store(ledger):
+    with closing(ledger.open()) as store:
         yield store
 
 
@@ -63,10 +70,7 @@ def forget(store, age_s):
 
 def kept(store, table):
     """Hours since the first, of which there are rows."""
-    return [
-        (at_s - BEGIN_S) // HOUR_S
-        for (at_s,) in store._connection.execute(f"SELECT DISTINCT at FROM {table} ORDER BY at")
-    ]
+    return [(at_s - BEGIN_S) // HOUR_S for (at_s,) in store._read(f"SELECT DISTINCT at FROM {table} ORDER BY at")]
 
 
 def test_rows_that_an_exporter_does_not_have_stay_whatever_their_age(store):
@@ -158,13 +162,13 @@ def test_hours_before_the_first_export_are_nobody_s_business(store):
     assert store.marks.exporters["archive"].since_s == BEGIN_S
 
 
-def test_marks_survive_a_restart(tmp_path):
-    with closing(open_ledger(tmp_path)) as store:
+def test_marks_survive_a_restart(ledger):
+    with closing(ledger.open()) as store:
         book(store, 0)
         export(store, 0, 1)
         book(store, 0, 5)
         before = dict(store.marks.exporters)
-    with closing(open_ledger(tmp_path)) as again:
+    with closing(ledger.open()) as again:
         assert again.marks.exporters == before
 
 
@@ -184,7 +188,7 @@ def test_a_file_that_is_too_large_lets_go_of_the_oldest_whoever_has_it(store):
     assert days == list(range(days[0], 24 * 90, 24))
     # An hour leaves before its day, and names that nobody has left, too.
     assert days[0] <= hours[0]
-    ((names,),) = store._connection.execute("SELECT count(*) FROM holders")
+    ((names,),) = store._read("SELECT count(*) FROM holders")
     assert names == len(range(days[0], 24 * 90, 3))
     while store.shrink(now_s=last_s, bytes_most=0):
         pass

@@ -13,8 +13,8 @@ from eelgrid_controller.energy.ledger import (
     MeasuredEnergy,
     NamespaceSums,
 )
-from eelgrid_controller.energy.store.ledger_store import FILE_NAME, open_ledger
-from eelgrid_controller.energy.store.schema import APPLICATION_ID, UPGRADES
+from eelgrid_controller.energy.store.ledger_store import open_ledger
+from eelgrid_controller.energy.store.sqlite_database import APPLICATION_ID, FILE_NAME, UPGRADES
 
 PLACE = LedgerPlace("n", "p", "m")
 SPENT = [("a", 10), ("b", 20), ("c", 5), ("c", 4), ("c", 200), ("a", 1), ("a", 500), (OTHER_NAMESPACES, 3)]

@@ -240,7 +240,7 @@ async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_ope
         assert again.writer.exporters == {}
         with pytest.raises(NotFound, match="no exporter archive"):
             await again.writer.remove_exporter("archive")
-    shut = LedgerWriter(tmp_path, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
+    shut = LedgerWriter(lambda: None, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
     assert shut.exporters == {}
     with pytest.raises(Unavailable, match="being opened"):
         await shut.settled_s()

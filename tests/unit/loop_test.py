@@ -22,7 +22,7 @@ from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import Checkpoint, JournalEntry
 from eelgrid_protos import catalogue
-from eelgrid_protos.faults import Aborted, AlreadyExists, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Aborted, AlreadyExists, Internal, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import NodeState, Policy, WorkloadPhase
 
 FULL = JournalFull(Path("j"), "the disk is full", "free space in there")
@@ -160,6 +160,32 @@ async def test_a_journal_that_cannot_be_read_back_ends_the_loop_with_its_error()
         with pytest.raises(Unavailable):
             await loop.submit(build_request("w"))
         waiting.cancel()
+
+
+async def test_callers_are_answered_when_a_commit_breaks_in_a_way_that_nobody_foresaw() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.register_node(build_node())
+        journal.fault = RuntimeError("of a library")
+        asked = [asyncio.create_task(loop.submit(build_request(f"w{number}"))) for number in range(3)]
+        answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5.0)
+        # The first batch cannot know whether it is on disk; what came later was not tried.
+        assert all(isinstance(one, Internal | Unavailable) for one in answers)
+        assert isinstance(answers[0], Internal)
+        assert isinstance(await asyncio.wait_for(asyncio.shield(loop.failed), 5.0), RuntimeError)
+        with pytest.raises(Unavailable):
+            await loop.submit(build_request("w"))
+
+
+async def test_callers_are_answered_with_the_fault_when_the_journal_cannot_be_read_back_after_it() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.register_node(build_node())
+        journal.entries[0] = JournalEntry("node_joined", {"time_ns": 1})
+        journal.fault = FULL
+        with pytest.raises(ResourceExhausted, match="the disk is full"):
+            await asyncio.wait_for(loop.submit(build_request("w")), 5.0)
+        assert isinstance(await asyncio.wait_for(asyncio.shield(loop.failed), 5.0), JournalCorrupt)
 
 
 async def test_a_loop_that_broke_says_so_and_refuses(caplog) -> None:

@@ -82,6 +82,8 @@ async def test_an_outage_refuses_with_the_reason_and_passes_by_itself(store, tmp
         async with run_controller(tmp_path, database=url) as rig:
             loop = rig.controller.loop
             await loop.submit(build_request("job-a"))
+            # Its ledger has no more to say.
+            await wait_until(lambda: rig.controller.ledger.used_bytes is not None)
             proxy.cut_next(b"COMMIT", is_forwarded=False, is_shut=True)
             for name in ("job-b", "job-c"):
                 with pytest.raises(Unavailable, match="work resumes by itself"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from eelgrid_controller.cli.confirmation import confirm_change, yes_option
-from eelgrid_controller.cli.connection import CliError, CliSettings, NameNotFound, UsageMismatch, output_option
+from eelgrid_controller.cli.confirmation import yes_option
+from eelgrid_controller.cli.connection import CliError, CliSettings, UsageMismatch, output_option
 from eelgrid_controller.cli.output import print_plain
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
 
@@ -46,49 +46,27 @@ def _check_url(_context: click.Context, parameter: click.Parameter, url: str) ->
 @admin.command()
 @click.argument("source", metavar="FROM", callback=_check_url)
 @click.argument("target", metavar="TO", callback=_check_url)
+@click.option(
+    "--ledger-only",
+    is_flag=True,
+    help="Move the energy ledger alone, to where the journal went before.",
+)
 @yes_option
 @output_option
 @click.pass_obj
-def migrate(settings: CliSettings, source: str, target: str, *, yes: bool) -> None:
-    """Move a journal, with its checkpoints and its audit log, from one database to another.
+def migrate(settings: CliSettings, source: str, target: str, *, ledger_only: bool, yes: bool) -> None:
+    """Move a journal, with its checkpoints and its audit log, and the energy ledger from one database to another.
 
     FROM and TO are URLs as of `eelgrid-controller --database`: sqlite:///FOLDER or postgresql://USER@HOST/DATABASE. TO is
-    empty. Everything is copied in one transaction and read back; only if both lead to the same state, FROM is marked, so
-    that no controller goes on from it. The controller must be stopped; jobs and agents are not disturbed.
+    empty. Each is copied in one transaction and read back; only if both hold the same, FROM is marked, so that no
+    controller goes on from it. The controller must be stopped; jobs and agents are not disturbed.
     """
     # The kernels load slowly, and only this command needs them.
-    from eelgrid_controller.runtime.store_migration import copy_journal, move_journal
-    from eelgrid_controller.runtime.stores import is_filled, open_store
+    from eelgrid_controller.cli.store_moves import StoreMove
 
     with _translated(), contextlib.ExitStack() as stack:
-        if not is_filled(source):
-            raise NameNotFound(
-                f"FROM: there is no journal in {source}", "name the folder of --data, as sqlite:///FOLDER"
-            )
         # Locks of folders are those of --data; a database has none of its own.
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eelctl-")))
-        begun = open_store(source, scratch / "source", new_cluster_id="", address="eelctl admin migrate", wait_s=0.0)
-        stack.callback(begun.close)
-        copy, damaged = copy_journal(begun)
-        confirm_change(
-            f"move {copy.last_seq:,} entries of cluster {copy.cluster_id} from {begun.path} to {target}", yes=yes
-        )
-        ended = open_store(
-            target,
-            scratch / "target",
-            new_cluster_id=copy.cluster_id,
-            address="eelctl admin migrate",
-            above=copy.epoch,
-            wait_s=0.0,
-        )
-        stack.callback(ended.close)
-        moved = move_journal(begun, ended, copy, damaged=damaged)
-    lines = (
-        f"moved    cluster {moved.cluster_id} from {moved.source} to {moved.target}",
-        f"entries  {moved.entries:,} up to {moved.last_seq:,}, {moved.checkpoints} checkpoints",
-        f"audit    {moved.audit_entries:,} entries"
-        + (f", {moved.audit_damaged:,} damaged" if moved.audit_damaged else ""),
-        f"digest   {moved.digest}, the same on both sides",
-        f"next     eelgrid-controller --database {moved.target}; energy ledger and settings stay in --data",
-    )
-    print_plain(settings, moved.as_plain(), lines)
+        move = StoreMove(source, target, scratch, stack)
+        moved = move.move_ledger_alone(yes=yes) if ledger_only else move.move_all(yes=yes)
+    print_plain(settings, moved.as_plain(), moved.lines)

@@ -17,7 +17,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, recover_state
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult, CoreStep
-from eelgrid_controller.errors import ControllerError, JournalError, JournalFenced, JournalUnavailable
+from eelgrid_controller.errors import ControllerError, JournalError, JournalUnavailable
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
@@ -517,18 +517,25 @@ class ControllerLoop:
         events = tuple(event for command in batch if command.fault is None for event in command.outcome.events)
         entries = tuple(entry for command in batch for entry in command.audit_entries(self.core.state.revision))
         fault: Fault | None = None
-        if broken:
-            fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
-        elif events or entries:
-            try:
+        try:
+            if broken:
+                fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
+            elif events or entries:
                 fault = await self._commit(events, entries)
-            except JournalFenced as error:
-                # This process ends: what it would recover from now on is another leader's.
-                for command in batch:
-                    command.resolve(fault=command.fault or Unavailable(str(error)))
-                raise
-        if fault is not None:
-            self._go_on_from(await self._recover(batch, fault))
+            if fault is not None:
+                self._go_on_from(await self._recover(batch, fault))
+        except Exception as error:
+            # This process ends: what it would recover from now on is another leader's, or nobody knows what is on disk.
+            reason = fault or (
+                Unavailable(str(error))
+                if isinstance(error, ControllerError)
+                else Internal(
+                    "a fault in the controller, which ends; its log has the details, and whether this is done"
+                )
+            )
+            for command in batch:
+                command.resolve(fault=command.fault or reason)
+            raise
         self._under_way_s = None
         self._settled.set()
         nodes: frozenset[str] = frozenset()

@@ -1,14 +1,17 @@
-"""The energy ledger in one SQLite file.
+"""The energy ledger: what windows add is written, rows that are too old go, and questions are answered.
 
-`ExporterMarks` records what exporters have confirmed, and which hours changed since.
+Owns what is in each transaction, on whatever database (database.py). There is one writer, so a row is read, added to and
+written back, together with what that changes in the check of its hour and place (schema.py). `ExporterMarks` records what
+exporters have confirmed, and which hours changed since. Must not know SQL that only one database understands.
+
+A transaction whose end was not learnt (`LedgerInDoubt`) may have been committed, and added twice it would be counted
+twice: `settle` finds out by the number of the last transaction, which only this process can have raised.
 """
 
 import json
-import os
-import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +24,6 @@ from eelgrid_controller.energy.ledger import (
     Exporter,
     LedgerAnswer,
     LedgerEntry,
-    LedgerPlace,
     LedgerQuery,
     MeasuredEnergy,
     NamespaceSum,
@@ -31,58 +33,72 @@ from eelgrid_controller.energy.ledger import (
     retention_cutoff_s,
     settled_s,
 )
-from eelgrid_controller.energy.store.query_execution import LedgerUnreadable, SumOverflow, answer_queries
+from eelgrid_controller.energy.store.database import (
+    HOLDERS,
+    PLACES,
+    WORKS,
+    LedgerDatabase,
+    LedgerInDoubt,
+    LedgerPartRefused,
+    LedgerTransaction,
+    NameTable,
+    StoredNames,
+)
+from eelgrid_controller.energy.store.query_execution import LedgerUnreadable, answer_queries
 from eelgrid_controller.energy.store.schema import (
-    APPLICATION_ID,
-    CELL_MJ_MOST,
+    CELL_KINDS,
     DAMAGED_MOST,
-    FORMAT_VERSION,
+    MEASURED,
     NO_DAMAGE,
     SPANS,
+    SPENT,
+    WORKED,
+    CellKey,
+    CellKind,
     Damage,
     LedgerPiece,
-    RepairedRows,
-    crc_columns,
+    add_amounts,
+    compute_checksum,
     crc_of,
     damaged_parts,
+    part_of,
     pieces_of,
-    register_sql_functions,
-    upgrade_schema,
+    readable_amounts,
+    sql_add_check,
 )
-from eelgrid_controller.errors import LedgerError, LedgerRefused
+from eelgrid_controller.energy.store.sqlite_database import FILE_NAME, is_filled, open_sqlite_ledger
+from eelgrid_controller.errors import LedgerError, LedgerMoved, StoreLocation
+from eelgrid_controller.runtime.stores import sqlite_folder
+from eelgrid_controller.state.journal import Journal
 from eelgrid_controller.state.measurements import WorkEntry
 from eelgrid_protos.faults import NotFound
 
 
 class ExporterMarks:
-    """Of one ledger; every method that changes something is called within a transaction of `connection`."""
+    """Of one ledger; every method that changes something is given the transaction that it is in."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        # As of the last `read`; replaced whole, so that another thread may look at it.
+    def __init__(self) -> None:
+        # As of the last `load`; replaced whole, so that another thread may look at it.
         self.exporters: Mapping[str, Exporter] = {}
-        self.revision = 0  # of the last transaction, also of one that is not committed yet
-        self.load()
 
-    def load(self) -> None:
+    def load(self, read: Callable[[str, tuple[()]], list[Any]]) -> None:
         """Take up what is on the disk."""
-        ((self.revision,),) = self._connection.execute("SELECT revision FROM ledger").fetchall()
-        rows = self._connection.execute(
+        rows = read(
             "SELECT e.name, e.since, e.until, count(c.hour), min(c.hour), max(c.hour), min(c.at) FROM exporters e "
-            "LEFT JOIN changes c ON c.exporter = e.name GROUP BY e.name"
+            "LEFT JOIN changes c ON c.exporter = e.name GROUP BY e.name, e.since, e.until",
+            (),
         )
         self.exporters = {
             name: Exporter(name, since_s, until_s, ChangedHours(hours, *changed) if hours else None)
             for name, since_s, until_s, hours, *changed in rows
         }
 
-    def record_changed_hours(self, hours: Collection[int], *, now_s: int) -> bool:
-        """A transaction adds to these hours; whether any exporter had one of them."""
-        connection = self._connection
-        ((revision,),) = connection.execute("UPDATE ledger SET revision = revision + 1 RETURNING revision").fetchall()
-        self.revision = revision
-        connection.executemany(
-            "INSERT INTO hours VALUES (?, ?) ON CONFLICT DO UPDATE SET revision = excluded.revision",
+    def record_changed_hours(
+        self, transaction: LedgerTransaction, hours: Collection[int], *, revision: int, now_s: int
+    ) -> bool:
+        """The transaction of this number adds to these hours; whether any exporter had one of them."""
+        transaction.change_each(
+            "INSERT INTO hours (hour, revision) VALUES (?, ?) ON CONFLICT (hour) DO UPDATE SET revision = excluded.revision",
             [(hour, revision) for hour in hours],
         )
         stale = [
@@ -91,14 +107,15 @@ class ExporterMarks:
             for hour in hours
             if one.since_s <= hour < one.until_s
         ]
-        connection.executemany("INSERT INTO changes VALUES (?, ?, ?) ON CONFLICT DO NOTHING", stale)
+        transaction.change_each(
+            "INSERT INTO changes (exporter, hour, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", stale
+        )
         return bool(stale)
 
-    def confirm(self, export: ExportClaim, *, now_s: int) -> None:
+    def confirm(self, transaction: LedgerTransaction, export: ExportClaim, *, now_s: int) -> None:
         """Moves a mark; raises FailedPrecondition and ResourceExhausted."""
-        connection = self._connection
-        ((revision,),) = connection.execute("SELECT revision FROM ledger").fetchall()
-        ends_s = [until_s for (until_s,) in connection.execute("SELECT until FROM windows")]
+        ((revision,),) = transaction.read("SELECT revision FROM ledger")
+        ends_s = [until_s for (until_s,) in transaction.read("SELECT until FROM windows")]
         after = advance_mark(
             self.exporters.get(export.name),
             export,
@@ -106,45 +123,39 @@ class ExporterMarks:
             revision=revision,
             others=len(self.exporters),
         )
-        connection.execute(
-            "INSERT INTO exporters VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET since = excluded.since, "
-            "until = excluded.until",
+        transaction.change(
+            "INSERT INTO exporters (name, since, until) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE "
+            "SET since = excluded.since, until = excluded.until",
             (after.name, after.since_s, after.until_s),
         )
-        span = (export.name, export.begin_s, export.end_s)
-        connection.execute(
+        hours = (export.begin_s, export.end_s)
+        transaction.change(
             "DELETE FROM changes WHERE exporter = ? AND hour >= ? AND hour < ? AND hour NOT IN "
             "(SELECT hour FROM hours WHERE revision > ?)",
-            (*span, export.revision),
+            (export.name, *hours, export.revision),
         )
-        connection.execute(
-            "INSERT INTO changes SELECT ?, hour, ? FROM hours WHERE hour >= ? AND hour < ? AND revision > ? "
-            "ON CONFLICT DO NOTHING",
-            (export.name, now_s, export.begin_s, export.end_s, export.revision),
+        newer = transaction.read(
+            "SELECT hour FROM hours WHERE hour >= ? AND hour < ? AND revision > ?", (*hours, export.revision)
+        )
+        transaction.change_each(
+            "INSERT INTO changes (exporter, hour, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            [(export.name, hour, now_s) for (hour,) in newer],
         )
 
-    def remove(self, name: str) -> None:
+    def remove(self, transaction: LedgerTransaction, name: str) -> None:
         """Forgets an exporter; raises NotFound."""
         if name not in self.exporters:
             known = ", ".join(sorted(self.exporters)) or "there is none"
             raise NotFound(f"no exporter {name}; known: {known}")
-        self._connection.execute("DELETE FROM exporters WHERE name = ?", (name,))
-        self._connection.execute("DELETE FROM changes WHERE exporter = ?", (name,))
-
-    def forget_hours(self, before_s: int) -> None:
-        """Lets go of the numbers of hours that have no rows any more."""
-        self._connection.execute("DELETE FROM hours WHERE hour < ?", (before_s,))
+        transaction.change("DELETE FROM exporters WHERE name = ?", (name,))
+        transaction.change("DELETE FROM changes WHERE exporter = ?", (name,))
 
 
-FILE_NAME = "energy.sqlite3"
-MARK_NAME = "energy.revision"
 HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
-_DISK = "check the disk and the rights of its folder"
+_NAMES_KNOWN_MOST = 100_000
 _DAMAGED = "check the disk, and restore a backup or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
-# What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
-_OF_VALUES = (OverflowError, ValueError, TypeError)
 # Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.
 _WITNESSES = 3
 _WITNESSED_S = 30 * DAY_S
@@ -159,37 +170,6 @@ class LastWindow(NamedTuple):
     until_s: float
 
 
-class RevisionMark:
-    """The number of the last transaction, in a file of its own.
-
-    SQLite checks its log when a killed process left one, and what follows a damaged frame was never there, without a
-    word. The mark is written after each commit and not waited for: after a loss of power it may be older than the ledger,
-    never newer.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.noted = 0  # what is in it; 0 where there is none, or none that can be read
-        try:
-            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-            number, _, check = os.pread(self._file, 64, 0).decode("ascii", "replace").strip().partition(" ")
-            if check == str(crc_of(0, number)):
-                self.noted = int(number)
-        except (OSError, ValueError):
-            self._file = None
-
-    def save_revision(self, revision: int) -> None:
-        """Writes it down, where that can be done: a ledger without its mark is as good."""
-        if self._file is not None:
-            with suppress(OSError):
-                os.pwrite(self._file, f"{revision} {crc_of(0, revision)}".ljust(48).encode() + b"\n", 0)
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
 @dataclass(slots=True)
 class NodeEntries:
     """What one node's windows add."""
@@ -202,84 +182,121 @@ class NodeEntries:
 class WriteOutcome(NamedTuple):
     """Nodes whose parts are not in the ledger, and why: what is in them cannot be written, or their rows are damaged."""
 
-    refused: Mapping[str, str]
-    failed: Mapping[str, str]
+    refused: dict[str, str]
+    failed: dict[str, str]
+
+
+class _Doubt(NamedTuple):
+    """A write whose end was not learnt: the number that it has if it is there, and what its caller would be told."""
+
+    revision: int
+    outcome: WriteOutcome
 
 
 def open_ledger(folder: Path) -> "LedgerStore":
-    """The ledger of a data folder, made where there is none. Raises LedgerError."""
-    path = folder / FILE_NAME
-    try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables and application != APPLICATION_ID:
-            raise LedgerError(path, "is another program's file", "move it away")
-        if version > FORMAT_VERSION:
-            raise LedgerError(path, f"has format {version}, this version knows {FORMAT_VERSION}", "use a newer Eelgrid")
-        register_sql_functions(connection)
-        healed = upgrade_schema(connection, version) if version < FORMAT_VERSION else RepairedRows()
-        reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0)
-        register_sql_functions(reader)
-        return LedgerStore(path, connection, reader, healed=healed)
-    except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
-        raise LedgerError(path, str(error), _DISK) from error
+    """Opens the ledger of a data folder, made where there is none. Raises LedgerError."""
+    return LedgerStore(open_sqlite_ledger(folder))
+
+
+def open_ledger_with(journal: Journal, url: str, data: Path) -> "LedgerStore":
+    """Opens the ledger where the journal is that was opened with this URL, "" for SQLite in `data`. Raises LedgerError.
+
+    Raises it, too, where that one is empty and `data` has a ledger that was not moved: joules would be in two places.
+    """
+    folder = sqlite_folder(url) if url else data
+    if folder is not None:
+        store = open_ledger(folder)
+    else:
+        from eelgrid_controller.energy.store.postgres_database import open_postgres_ledger
+        from eelgrid_controller.runtime.postgresql.journal import PostgresJournal
+
+        assert isinstance(journal, PostgresJournal)
+        store = LedgerStore(open_postgres_ledger(journal, data))
+    if folder != data and not store.revision and is_filled(data):
+        store.close()
+        raise LedgerError(
+            store.path,
+            f"it is empty, and {data / FILE_NAME} is not",
+            f"stop the controller and say: eelctl admin migrate --ledger-only sqlite:///{data.absolute()} "
+            f"{store.path if folder is None else f'sqlite:///{folder.absolute()}'}; or move that file away",
+        )
+    return store
 
 
 class LedgerStore:
-    """See the module; made by `open_ledger`."""
+    """The ledger in a database, of which it is the only writer."""
 
-    def __init__(
-        self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection, *, healed: RepairedRows
-    ) -> None:
-        self.path = path
-        self.healed = healed
+    def __init__(self, database: LedgerDatabase) -> None:
+        """Raises LedgerError, and closes the database then."""
+        self.database = database
+        self.path = database.path
+        self.healed = database.healed
         # What the last look at each stretch did not find as it was written; replaced whole, as other threads look at it.
         self.damage = NO_DAMAGE
         self.index_is_damaged = False
-        self._connection = connection
-        self._reader = reader
-        self._places: dict[LedgerPlace, int] = {}
-        self._holders: dict[EnergyHolder, int] = {}
-        self._mark = RevisionMark(path.with_name(MARK_NAME))
+        self.revision = 0  # of the last transaction that is on disk
+        self.marks = ExporterMarks()
+        # Of what is on the disk; another thread may read it, since it is never changed.
+        self.namespaces = NamespaceSums({})
         # What was acknowledged and is not there any more, in words.
         self.losses: tuple[str, ...] = ()
+        self._ids: dict[NameTable, dict[StoredNames, int]] = {PLACES: {}, HOLDERS: {}, WORKS: {}}
+        self._is_stale = False  # what is in memory, after a transaction in doubt
+        self._doubt: _Doubt | None = None
         self._scrub_s = -1  # the day that was scrubbed last
-        # Records of nodes and counters of namespaces that were damaged, and are gone.
-        self.dropped = self._drop_damaged("windows") + self._drop_damaged("namespaces")
-        self.marks = ExporterMarks(connection)
-        lost = self._mark.noted - self.marks.revision
+        try:
+            with self._transaction() as transaction:
+                ((moved,),) = transaction.read("SELECT moved FROM ledger")
+                _check_moved(self.path, moved)
+                # Records of nodes and counters of namespaces that were damaged, and are gone.
+                self.dropped = _drop_damaged(transaction)
+                self._load(transaction)
+        except BaseException:
+            database.close()
+            raise
+        lost = database.noted_revision - self.revision
         if lost > 0:
             self.losses = (
                 f"{lost} committed transactions are missing: its log was damaged, or an older copy was restored",
             )
-        self._mark.save_revision(self.marks.revision)
-        self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
+        database.note_revision(self.revision)
 
-    def _drop_damaged(self, table: str) -> int:
-        """Lets go of rows that are not as they were written; how many."""
-        return self._connection.execute(f"DELETE FROM {table} WHERE crc <> {crc_columns(table)}").rowcount
+    def _load(self, transaction: LedgerTransaction) -> None:
+        """Takes up what is on the disk."""
+        ((self.revision,),) = transaction.read("SELECT revision FROM ledger")
+        rows = transaction.read("SELECT name, spent, own, shown FROM namespaces")
+        self.namespaces = NamespaceSums(
+            {name: NamespaceSum(spent, own, bool(shown)) for name, spent, own, shown in rows}
+        )
+        self.marks.load(transaction.read)
+        self._forget_ids()
+
+    @contextmanager
+    def _transaction(self, *, is_long: bool = False) -> Iterator[LedgerTransaction]:
+        """See `LedgerDatabase.transaction`; begins with what is on the disk where that was in doubt."""
+        try:
+            with self.database.transaction(is_long=is_long) as transaction:
+                if self._is_stale:
+                    self._load(transaction)
+                yield transaction
+        except LedgerInDoubt:
+            self._is_stale = True
+            raise
+        self._is_stale = False
 
     def last_windows(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
-        rows = self._read("SELECT node, incarnation, number FROM windows", ())
+        rows = self._read("SELECT node, incarnation, number FROM windows")
         return {node: (int(incarnation), number) for node, incarnation, number in rows}
 
     def last_window_ends(self) -> dict[str, float]:
         """Where the last window of each node ends, by the node's clock. Raises LedgerError."""
-        return dict(self._read("SELECT node, until FROM windows", ()))
-
-    def _sums(self) -> NamespaceSums:
-        rows = self._read("SELECT name, spent, own, shown FROM namespaces", ())
-        return NamespaceSums({name: NamespaceSum(spent, own, bool(shown)) for name, spent, own, shown in rows})
+        return dict(map(tuple, self._read("SELECT node, until FROM windows")))
 
     def recent_holders(self, most: int) -> list[EnergyHolder]:
         """The newest holder of each of the newest workloads, oldest first. Raises LedgerError."""
         rows = self._read(
-            "SELECT kind, namespace, name, workload, title, user, queue, labels FROM holders WHERE id IN "
+            f"SELECT {', '.join(HOLDERS.columns)} FROM holders WHERE id IN "
             "(SELECT max(id) FROM holders WHERE workload <> '' AND title <> '' GROUP BY workload) "
             "ORDER BY id DESC LIMIT ?",
             (most,),
@@ -288,9 +305,7 @@ class LedgerStore:
 
     def last_work_ends(self) -> dict[tuple[str, str], float]:
         """The end of the newest increment by workload and unit. Raises LedgerError."""
-        return {
-            (name, unit): until_s for name, unit, until_s in self._read("SELECT workload, unit, until FROM works", ())
-        }
+        return {(name, unit): until_s for name, unit, until_s in self._read("SELECT workload, unit, until FROM works")}
 
     def add(
         self,
@@ -303,247 +318,252 @@ class LedgerStore:
     ) -> None:
         """All or nothing, and on the disk on return; `windows` are the nodes' newest.
 
-        Raises LedgerError; LedgerRefused where the disk is well and something in it cannot be written.
+        Raises LedgerError; LedgerRefused where the disk is well and something in it cannot be written; LedgerInDoubt, and
+        then `settle` must be called before anything else is added.
         """
-        try:
-            with self._transaction():
-                part = (list(entries), list(measured), list(windows), list(worked))
-                added = self._add(*part, namespaces=self.namespaces, now_s=now_s)
-        except BaseException:
-            # What was given an id in there has none.
-            self._places.clear()
-            self._holders.clear()
-            raise
-        self._after_commit(*added)
+        part = _Part(list(entries), list(measured), list(windows), list(worked))
+        with self._writing(WriteOutcome({}, {}), part.hours, now_s=now_s) as (transaction, added):
+            added.namespaces = self._add(transaction, part, added.namespaces)
 
     def add_each(
         self, parts: Mapping[str, NodeEntries], worked: Iterable[WorkEntry] = (), *, now_s: int
     ) -> WriteOutcome:
         """The same for each node by itself: one whose part cannot be written leaves the others'. Raises LedgerError."""
-        refused, failed = dict[str, str](), dict[str, str]()
-        namespaces, is_behind = self.namespaces, False
-        named: list[tuple[str, NodeEntries, list[WorkEntry]]] = [(name, part, []) for name, part in parts.items()]
-        named.append(("", NodeEntries(), list(worked)))
+        outcome = WriteOutcome({}, {})
+        named = {
+            name: _Part(part.entries, part.measured, [] if part.newest is None else [part.newest], [])
+            for name, part in parts.items()
+        }
+        named[""] = _Part([], [], [], list(worked))
+        hours = {hour for part in named.values() for hour in part.hours}
+        with self._writing(outcome, hours, now_s=now_s) as (transaction, added):
+            for name, part in named.items():
+                try:
+                    with transaction.part():
+                        namespaces = self._add(transaction, part, added.namespaces)
+                except LedgerPartRefused as error:
+                    (outcome.failed if error.is_damage else outcome.refused)[name] = str(error)
+                    self._forget_ids()
+                else:
+                    added.namespaces = namespaces
+        return outcome
+
+    @contextmanager
+    def _writing(
+        self, outcome: WriteOutcome, hours: Collection[int], *, now_s: int
+    ) -> Iterator[tuple[LedgerTransaction, "_Added"]]:
+        """A transaction that has the next number; afterwards what is in memory is as on the disk."""
+        assert self._doubt is None, "a write is in doubt"
+        revision, added = self.revision + 1, _Added(self.namespaces)
         try:
-            with self._transaction():
-                for name, part, work in named:
-                    self._connection.execute("SAVEPOINT part")
-                    try:
-                        newest = [] if part.newest is None else [part.newest]
-                        namespaces, is_one = self._add(
-                            part.entries, part.measured, newest, work, namespaces=namespaces, now_s=now_s
-                        )
-                    except (sqlite3.Error, *_OF_VALUES) as error:
-                        if not _is_of_part(error):
-                            raise
-                        (failed if _is_damage(error) else refused)[name] = str(error)
-                        self._connection.execute("ROLLBACK TO part")
-                        self._places.clear()
-                        self._holders.clear()
-                    else:
-                        is_behind = is_behind or is_one
-                    self._connection.execute("RELEASE part")
-        except BaseException:
-            self._places.clear()
-            self._holders.clear()
+            with self._transaction() as transaction:
+                revision = self.revision + 1
+                added.namespaces = self.namespaces
+                self._take_number(transaction, revision)
+                yield transaction, added
+                is_behind = self.marks.record_changed_hours(transaction, hours, revision=revision, now_s=now_s)
+        except LedgerInDoubt:
+            self._doubt = _Doubt(revision, outcome)
+            self._forget_ids()
             raise
-        self._after_commit(namespaces, is_behind)
-        return WriteOutcome(refused, failed)
-
-    def _add(
-        self,
-        entries: list[LedgerEntry],
-        measured: list[MeasuredEnergy],
-        windows: list[LastWindow],
-        worked: list[WorkEntry],
-        *,
-        namespaces: NamespaceSums,
-        now_s: int,
-    ) -> tuple[NamespaceSums, bool]:
-        """Within a transaction: counters then, and whether an exporter had one of the hours."""
-        self._add_spent(entries, measured)
-        after = self._add_to_namespaces(entries, namespaces)
-        self._add_work(worked)
-        rows = [(one.node_name, str(one.incarnation), one.number, one.until_s) for one in windows]
-        self._connection.executemany(
-            "INSERT INTO windows (node, incarnation, number, until, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "incarnation = excluded.incarnation, number = excluded.number, until = excluded.until, crc = excluded.crc",
-            [(*row, crc_of(0, *row[:3])) for row in rows],
-        )
-        hours = {one.hour_s for many in (entries, measured, worked) for one in many}
-        return after, self.marks.record_changed_hours(hours, now_s=now_s)
-
-    def _after_commit(self, namespaces: NamespaceSums, is_behind: bool) -> None:
-        """A transaction is on the disk."""
-        self._mark.save_revision(self.marks.revision)
-        self.namespaces = namespaces
+        except BaseException:
+            # What was given an id in there has none.
+            self._forget_ids()
+            raise
+        self.revision, self.namespaces = revision, added.namespaces
+        self.database.note_revision(revision)
         if is_behind:
             self._read_marks()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or nothing; raises LedgerError."""
-        connection = self._connection
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                connection.execute("COMMIT")
-            except BaseException:
-                # A full disk may have ended the transaction already.
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except (sqlite3.Error, *_OF_VALUES) as error:
-            if _is_of_part(error):
-                raise LedgerRefused(self.path, str(error), _DAMAGED) from error
-            raise LedgerError(self.path, str(error), _DISK) from error
+    def replace_all(self, revision: int) -> Iterator[LedgerTransaction]:
+        """A transaction in which an empty ledger is filled with a copy of another, whose last number it takes."""
+        with self._transaction(is_long=True) as transaction:
+            yield transaction
+            self._take_number(transaction, revision)
+        self._read_all()
+
+    def mark_moved(self, target: str) -> None:
+        """Says where the ledger goes on; nobody opens this one again. Raises LedgerError."""
+        with self._transaction() as transaction:
+            transaction.change("UPDATE ledger SET moved = ?", (target,))
+
+    def _read_all(self) -> None:
+        with self._transaction() as transaction:
+            self._load(transaction)
+        self.database.note_revision(self.revision)
+
+    def _take_number(self, transaction: LedgerTransaction, revision: int) -> None:
+        """Gives a transaction its number; a second writer would find it taken."""
+        if transaction.change("UPDATE ledger SET revision = ? WHERE revision = ?", (revision, self.revision)) != 1:
+            raise LedgerError(self.path, "somebody else wrote to it", "stop whatever else writes to this database")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a write may be on disk or not, so that `settle` is to be called."""
+        return self._doubt is not None
+
+    def settle(self) -> WriteOutcome | None:
+        """Finds out whether the write in doubt is on the disk: what became of it then, else None. Raises LedgerError."""
+        assert self._doubt is not None, "no write is in doubt"
+        with self._transaction():
+            is_there, outcome = self.revision == self._doubt.revision, self._doubt.outcome
+        self._doubt = None
+        self.database.note_revision(self.revision)
+        return outcome if is_there else None
+
+    def _add(self, transaction: LedgerTransaction, part: "_Part", namespaces: NamespaceSums) -> NamespaceSums:
+        """Adds a part within a transaction; returns the counters then."""
+        self._add_spent(transaction, part)
+        after = self._add_to_namespaces(transaction, part.entries, namespaces)
+        self._add_work(transaction, part.worked)
+        rows = [(one.node_name, str(one.incarnation), one.number, float(one.until_s)) for one in part.windows]
+        transaction.change_each(
+            "INSERT INTO windows (node, incarnation, number, until, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE "
+            "SET incarnation = excluded.incarnation, number = excluded.number, until = excluded.until, crc = excluded.crc",
+            [(*row, crc_of(0, *row[:3])) for row in rows],
+        )
+        return after
 
     def confirm(self, export: ExportClaim, *, now_s: int) -> None:
         """Somebody has these rows elsewhere; raises FailedPrecondition, ResourceExhausted and LedgerError."""
-        with self._transaction():
-            self.marks.confirm(export, now_s=now_s)
+        with self._transaction() as transaction:
+            self.marks.confirm(transaction, export, now_s=now_s)
         self._read_marks()
 
     def remove_exporter(self, name: str) -> None:
         """His rows go by their age again; raises NotFound and LedgerError."""
-        with self._transaction():
-            self.marks.remove(name)
+        with self._transaction() as transaction:
+            self.marks.remove(transaction, name)
         self._read_marks()
 
     def _read_marks(self) -> None:
-        try:
-            self.marks.load()
-        except sqlite3.Error as error:
-            raise LedgerError(self.path, str(error), _DISK) from error
+        with self.database.snapshot() as read:
+            self.marks.load(read)
 
     def settled_s(self, now_s: int) -> int:
         """Until when hours are settled (`ledger.settled_s`); raises LedgerError."""
-        return settled_s([until_s for (until_s,) in self._read("SELECT until FROM windows", ())], now_s)
+        return settled_s([until_s for (until_s,) in self._read("SELECT until FROM windows")], now_s)
 
     def begun_s(self) -> int | None:
         """The oldest hour that is known by itself, None without any; raises LedgerError."""
-        ((first_s,),) = self._read("SELECT min(at) FROM hourly", ())
+        ((first_s,),) = self._read("SELECT min(at) FROM hourly")
         return None if first_s is None else int(first_s)
 
-    def _add_spent(self, entries: Iterable[LedgerEntry], measured: Iterable[MeasuredEnergy]) -> None:
-        connection = self._connection
+    def _add_spent(self, transaction: LedgerTransaction, part: "_Part") -> None:
+        holders = {one.holder: _holder_names(one.holder) for one in part.entries}
+        places = dict.fromkeys(one.place for many in (part.entries, part.measured) for one in many)
+        holder_ids = self._resolve_ids(transaction, HOLDERS, holders.values())
+        place_ids = self._resolve_ids(transaction, PLACES, map(_plain_text, places))
+        place_of = {place: place_ids[_plain_text(place)] for place in places}
         spent = [
-            (
-                one.hour_s,
-                self._place_id(one.place),
-                self._holder(one.holder),
-                one.spent.bare_mj,
-                one.spent.context_mj,
-                one.spent.active_mj,
-                one.spent.cost,
-                one.spent.carbon_g,
-            )
-            for one in entries
+            ((one.hour_s, place_of[one.place], holder_ids[holders[one.holder]]), one.spent) for one in part.entries
         ]
         drawn = [
-            (one.hour_s, self._place_id(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s)
-            for one in measured
+            ((one.hour_s, place_of[one.place]), (one.total_mj, one.uncertainty_mj, one.uncounted_s))
+            for one in part.measured
         ]
-        amount = f"min(?, {CELL_MJ_MOST})"
-        for table, span_s in SPANS:
-            at = f"? / {span_s} * {span_s}"
-            connection.executemany(
-                f"INSERT INTO {table} VALUES ({at}, ?, ?, {amount}, {amount}, {amount}, ?, ?) ON CONFLICT DO UPDATE SET "
-                f"{_more('bare', 'context', 'active')}, cost = cost + excluded.cost, carbon = carbon + excluded.carbon",
-                spent,
-            )
-            connection.executemany(
-                f"INSERT INTO {table}_measured VALUES ({at}, ?, {amount}, {amount}, ?) ON CONFLICT DO UPDATE SET "
-                f"{_more('total', 'uncertainty')}, uncounted = uncounted + excluded.uncounted",
-                drawn,
-            )
+        self._add_cells(transaction, SPENT, spent)
+        self._add_cells(transaction, MEASURED, drawn)
 
-    def _add_to_namespaces(self, entries: Iterable[LedgerEntry], namespaces: NamespaceSums) -> NamespaceSums:
+    def _add_cells(
+        self, transaction: LedgerTransaction, kind: CellKind, more: Sequence[tuple[CellKey, Sequence[float]]]
+    ) -> None:
+        """Adds amounts to the rows of hours and days, and what that changes to their checks."""
+        if not more:
+            return
+        for table, span_s in SPANS:
+            added = dict[CellKey, Sequence[float]]()
+            for (at_s, *others), amounts in more:
+                key = (at_s // span_s * span_s, *others)
+                added[key] = add_amounts(kind, added.get(key), amounts)
+            known = transaction.find_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, added)
+            checks = dict[tuple[int, int], list[int]]()
+            rows = []
+            for key, amounts in added.items():
+                stored = known.get(key)
+                check = checks.setdefault(part_of(kind, key), [0, 0])
+                if stored is None:
+                    check[0] += 1
+                else:
+                    old = readable_amounts(stored)
+                    check[1] -= compute_checksum(kind, key, old)
+                    amounts = add_amounts(kind, old, amounts)  # noqa: PLW2901
+                check[1] += compute_checksum(kind, key, amounts)
+                rows.append((*key, *amounts))
+            transaction.write_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, rows)
+            transaction.change_each(sql_add_check(table), [(*part, *check) for part, check in checks.items()])
+
+    def _add_to_namespaces(
+        self, transaction: LedgerTransaction, entries: Iterable[LedgerEntry], namespaces: NamespaceSums
+    ) -> NamespaceSums:
         spent_mj: Counter[str] = Counter()
         for one in entries:
-            spent_mj[namespace_label(one.holder.kind, one.holder.namespace)] += one.spent.energy_mj
+            spent_mj[_plain(namespace_label(one.holder.kind, one.holder.namespace))] += one.spent.energy_mj
         after, changed = namespaces.plus(spent_mj)
         rows = [(name, one.spent_mj, one.own_mj, int(one.is_shown)) for name, one in changed.items()]
-        self._connection.executemany(
-            "INSERT INTO namespaces (name, spent, own, shown, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        transaction.change_each(
+            "INSERT INTO namespaces (name, spent, own, shown, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
             "spent = excluded.spent, own = excluded.own, shown = excluded.shown, crc = excluded.crc",
             [(*row, crc_of(0, *row)) for row in rows],
         )
         return after
 
-    def _add_work(self, worked: Iterable[WorkEntry]) -> None:
-        rows = []
-        for one in worked:
-            (work,) = self._connection.execute(
-                "INSERT INTO works (workload, unit, until) VALUES (?, ?, ?) ON CONFLICT DO UPDATE "
-                "SET until = excluded.until RETURNING id",
-                (one.workload, one.unit, one.until_s),
-            ).fetchone()
-            self._connection.execute(
-                "UPDATE works SET crc = ? WHERE id = ? AND crc = 0", (crc_of(work, one.workload, one.unit), work)
-            )
-            rows.append((one.hour_s, work, one.amount, one.counted_s, one.missed_s))
-        for table, span_s in SPANS:
-            self._connection.executemany(
-                f"INSERT INTO {table}_work VALUES (? / {span_s} * {span_s}, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "amount = amount + excluded.amount, counted = counted + excluded.counted, missed = missed + excluded.missed",
-                rows,
-            )
+    def _add_work(self, transaction: LedgerTransaction, worked: Sequence[WorkEntry]) -> None:
+        names = [_plain_text((one.workload, one.unit)) for one in worked]
+        ids = self._resolve_ids(transaction, WORKS, names)
+        untils_s = {ids[name]: float(one.until_s) for name, one in zip(names, worked, strict=True)}
+        transaction.change_each(
+            "UPDATE works SET until = ? WHERE id = ?", [(until_s, number) for number, until_s in untils_s.items()]
+        )
+        rows = [
+            ((one.hour_s, ids[name]), (one.amount, one.counted_s, one.missed_s))
+            for name, one in zip(names, worked, strict=True)
+        ]
+        self._add_cells(transaction, WORKED, rows)
 
-    def _place_id(self, place: LedgerPlace) -> int:
-        return self._id(self._places, place, "places", place)
-
-    def _holder(self, holder: EnergyHolder) -> int:
-        return self._id(self._holders, holder, "holders", (*holder[:-1], json.dumps(dict(holder.labels))))
-
-    def _id(self, known: dict[Any, int], key: Any, table: str, values: tuple[str, ...]) -> int:
-        found = known.get(key)
-        if found is None:
-            if len(known) > 100_000:
+    def _resolve_ids(
+        self, transaction: LedgerTransaction, table: NameTable, wanted: Iterable[StoredNames]
+    ) -> dict[StoredNames, int]:
+        """Ids of names, which those that are new are given in the order in which they came."""
+        known, names = self._ids[table], dict.fromkeys(wanted)
+        if missing := [one for one in names if one not in known]:
+            if len(known) > _NAMES_KNOWN_MOST:
                 known.clear()
-            names = (
-                "node, pool, gpu_model"
-                if table == "places"
-                else ("kind, namespace, name, workload, title, user, queue, labels")
-            )
-            marks = ", ".join("?" * len(values))
-            # A no-op update, so that the row's id comes back whether it is new or not.
-            first = names.split(", ", 1)[0]
-            (found,) = self._connection.execute(
-                f"INSERT INTO {table} ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {first} = {first} "
-                "RETURNING id",
-                values,
-            ).fetchone()
-            self._connection.execute(
-                f"UPDATE {table} SET crc = ? WHERE id = ? AND crc = 0", (crc_of(found, *values), found)
-            )
-            known[key] = found
-        assert isinstance(found, int)
-        return found
+                missing = list(names)
+            known.update(transaction.find_names(table, missing))
+            if new := [one for one in missing if one not in known]:
+                ((last,),) = transaction.read(f"SELECT coalesce(max(id), 0) FROM {table.name}")
+                rows = list(enumerate(new, last + 1))
+                transaction.add_names(table, rows)
+                known.update({one: number for number, one in rows})
+        return {one: known[one] for one in names}
+
+    def _forget_ids(self) -> None:
+        for known in self._ids.values():
+            known.clear()
 
     def prune_rows(self, *, now_s: int) -> int:
         """Lets go of some rows that are too old, and of holders without rows; how many rows went. Raises LedgerError."""
-        gone, connection = 0, self._connection
+        gone = 0
         untils_s = [one.until_s for one in self.marks.exporters.values()]
-        try:
+        with self._transaction() as transaction:
+            changed = [hour for (hour,) in transaction.read("SELECT DISTINCT hour FROM changes")]
             for (table, span_s), kept_s in zip(SPANS, (HOURS_KEPT_S, DAYS_KEPT_S), strict=True):
-                before_s = retention_cutoff_s(now_s, kept_s, span_s, untils_s)
-                for name, keys in _parts(table):
-                    done = connection.execute(
-                        f"DELETE FROM {name} WHERE ({keys}) IN (SELECT {keys} FROM {name} WHERE at < ? "
-                        f"AND at NOT IN (SELECT hour / {span_s} * {span_s} FROM changes) LIMIT {_FORGOTTEN_ONCE})",
-                        (before_s,),
-                    ).rowcount
-                    gone += done
-                    if name == "daily" and 0 < done < _FORGOTTEN_ONCE:
-                        self._forget_holders()
-            connection.execute(
-                "DELETE FROM works WHERE until < ? AND id NOT IN (SELECT work FROM daily_work)", (now_s - DAYS_KEPT_S,)
+                kept = {hour // span_s * span_s for hour in changed}
+                before_s, done = retention_cutoff_s(now_s, kept_s, span_s, untils_s), 0
+                for at_s in _old_times(transaction, table, before_s):
+                    if at_s not in kept and done < _FORGOTTEN_ONCE:
+                        done += _forget_span(transaction, table, at_s)
+                gone += done
+                if table == "daily" and 0 < done < _FORGOTTEN_ONCE:
+                    self._forget_holders(transaction)
+            transaction.change(
+                "DELETE FROM works WHERE id IN (SELECT id FROM works WHERE until < ? EXCEPT SELECT work FROM daily_work)",
+                (now_s - DAYS_KEPT_S,),
             )
-            self.marks.forget_hours(now_s - DAYS_KEPT_S)
-        except sqlite3.Error as error:
-            raise LedgerError(self.path, str(error), _DISK) from error
+            transaction.change("DELETE FROM hours WHERE hour < ?", (now_s - DAYS_KEPT_S,))
+        self._ids[WORKS].clear()
         return gone
 
     def witnessed_s(self, now_s: int) -> int:
@@ -554,21 +574,15 @@ class LedgerStore:
         ends_s = sorted(self.last_window_ends().values(), reverse=True)[:_WITNESSES]
         return int(min(now_s, ends_s[-1] + _WITNESSED_S)) if ends_s else now_s
 
-    def _forget_holders(self) -> None:
+    def _forget_holders(self, transaction: LedgerTransaction) -> None:
         """Days are kept longest, so who has none has no hours."""
-        self._connection.execute("DELETE FROM holders WHERE id NOT IN (SELECT holder FROM daily)")
-        self._holders.clear()
+        transaction.change("DELETE FROM holders WHERE id IN (SELECT id FROM holders EXCEPT SELECT holder FROM daily)")
+        self._ids[HOLDERS].clear()
 
     def used_bytes(self) -> int:
-        """Of the file, without pages that are free. Raises LedgerError."""
-        try:
-            pages, free, size = (
-                self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("page_count", "freelist_count", "page_size")
-            )
-        except sqlite3.Error as error:
-            raise LedgerError(self.path, str(error), _DISK) from error
-        return int((pages - free) * size)
+        """What its rows need, without what is free. Raises LedgerError."""
+        with self.database.snapshot() as read:
+            return self.database.measure_bytes(read)
 
     def shrink(self, *, now_s: int, bytes_most: int) -> int:
         """Lets go of one hour or one day, whoever has it, where the file is larger than that; how many rows went.
@@ -578,10 +592,8 @@ class LedgerStore:
         """
         if self.used_bytes() <= bytes_most:
             return 0
-        with self._transaction():
-            oldest = {
-                table: self._connection.execute(f"SELECT min(at) FROM {table}").fetchone()[0] for table, _ in SPANS
-            }
+        with self._transaction() as transaction:
+            oldest = {table: transaction.read(f"SELECT min(at) FROM {table}")[0][0] for table, _ in SPANS}
             hour_s, day_s = oldest["hourly"], oldest["daily"]
             if day_s is None:
                 return 0
@@ -589,12 +601,9 @@ class LedgerStore:
                 day_s + DAY_S <= hour_s and (now_s - day_s) * HOURS_KEPT_S > (now_s - hour_s) * DAYS_KEPT_S
             )
             table, at_s = ("daily", day_s) if is_day else ("hourly", hour_s)
-            gone = sum(
-                self._connection.execute(f"DELETE FROM {name} WHERE at <= ?", (at_s,)).rowcount
-                for name, _ in _parts(table)
-            )
+            gone = sum(_forget_span(transaction, table, one) for one in _old_times(transaction, table, at_s + 1))
             if is_day:
-                self._forget_holders()
+                self._forget_holders(transaction)
         return gone
 
     def query(self, asked: LedgerQuery) -> LedgerAnswer:
@@ -605,21 +614,16 @@ class LedgerStore:
     def query_all(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """The same for questions of one stretch with the same filters, which costs less than each alone."""
         try:
-            self._read("BEGIN", ())
-            try:
-                ((revision,),) = self._read("SELECT revision FROM ledger", ())
-                found, damage = answer_queries(self._read, asked)
-                self._note_damage(damage, {piece for one in asked for piece in pieces_of(one)})
-                return [replace(one, revision=revision, damaged=one.damaged + self.losses) for one in found]
-            finally:
-                # A fault of the disk may have ended the transaction already.
-                if self._reader.in_transaction:
-                    self._read("ROLLBACK", ())
+            with self.database.snapshot() as read:
+                ((revision,),) = read("SELECT revision FROM ledger", ())
+                found, damage = answer_queries(read, asked)
         except LedgerUnreadable as error:
             self.index_is_damaged = error.can_mend
             raise LedgerError(self.path, str(error), "ask again" if error.can_mend else _DAMAGED) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise LedgerError(self.path, f"a row cannot be read: {error}", _DAMAGED) from error
+        self._note_damage(damage, {piece for one in asked for piece in pieces_of(one)})
+        return [replace(one, revision=revision, damaged=one.damaged + self.losses) for one in found]
 
     def _note_damage(self, damage: Damage, pieces: Iterable[LedgerPiece]) -> None:
         """Takes what a look at these pieces found in the place of what was known of them."""
@@ -636,56 +640,90 @@ class LedgerStore:
 
         Raises LedgerError.
         """
-        ((first_s,),) = self._read("SELECT min(at) FROM daily WHERE at > ?", (self._scrub_s,))
-        self._scrub_s = -1 if first_s is None else first_s
-        if first_s is not None:
+        with self.database.snapshot() as read:
+            ((first_s,),) = read("SELECT min(at) FROM daily WHERE at > ?", (self._scrub_s,))
+            self._scrub_s = -1 if first_s is None else first_s
+            if first_s is None:
+                return
             pieces = [(table, first_s, first_s + DAY_S) for table, _ in SPANS]
-            self._note_damage(self.damage._replace(parts=tuple(damaged_parts(self._read, pieces))), pieces)
+            found = damaged_parts(read, pieces)
+        self._note_damage(self.damage._replace(parts=tuple(found)), pieces)
 
     def mend_indexes(self) -> None:
         """Makes indexes anew from their tables. Raises LedgerError."""
-        try:
-            self._connection.execute("REINDEX")
-        except sqlite3.Error as error:
-            raise LedgerError(self.path, str(error), _DAMAGED) from error
+        self.database.mend_indexes()
         self.index_is_damaged = False
 
-    def _read(self, sql: str, given: Iterable[Any]) -> list[Any]:
-        try:
-            return self._reader.execute(sql, tuple(given)).fetchall()
-        except sqlite3.Error as error:
-            if "integer overflow" in str(error):
-                raise SumOverflow from error
-            raise LedgerError(self.path, str(error), _DAMAGED if _is_damage(error) else _DISK) from error
+    def _read(self, sql: str, given: Iterable[Any] = ()) -> list[Any]:
+        with self.database.snapshot() as read:
+            return read(sql, given)
 
     def close(self) -> None:
-        """Lets go of the file."""
-        self._reader.close()
-        self._connection.close()
-        self._mark.close()
+        """Lets go of the database."""
+        self.database.close()
 
 
-def _parts(table: str) -> tuple[tuple[str, str], ...]:
-    """Tables of hours or of days, and their keys."""
-    return (
-        (table, "at, place, holder"),
-        (f"{table}_measured", "at, place"),
-        (f"{table}_work", "at, work"),
-    )
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is added together."""
+
+    entries: list[LedgerEntry]
+    measured: list[MeasuredEnergy]
+    windows: list[LastWindow]
+    worked: list[WorkEntry]
+
+    @property
+    def hours(self) -> set[int]:
+        """Hours that it adds to."""
+        return {one.hour_s for many in (self.entries, self.measured, self.worked) for one in many}
 
 
-def _more(*columns: str) -> str:
-    """What an upsert adds to amounts, which stay integers."""
-    return ", ".join(f"{name} = min({name} + excluded.{name}, {CELL_MJ_MOST})" for name in columns)
+@dataclass(slots=True)
+class _Added:
+    """What is in memory once a transaction is on disk."""
+
+    namespaces: NamespaceSums
 
 
-def _is_damage(error: Exception) -> bool:
-    """Whether the file is not as SQLite wrote it."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and (code & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+def _check_moved(path: StoreLocation, target: str) -> None:
+    if target:
+        raise LedgerMoved(path, target)
 
 
-def _is_of_part(error: Exception) -> bool:
-    """Whether it is what was to be written, or rows that it meets, and not the disk."""
-    kinds = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
-    return isinstance(error, (*_OF_VALUES, *kinds)) or _is_damage(error)
+def _plain(text: str) -> str:
+    """A text as every database takes it: PostgreSQL's hold any character but this one."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _plain_text(texts: Sequence[str]) -> StoredNames:
+    return tuple(map(_plain, texts))
+
+
+def _holder_names(holder: EnergyHolder) -> StoredNames:
+    labels = {_plain(name): _plain(value) for name, value in holder.labels}
+    return (*_plain_text(holder[:-1]), json.dumps(labels))
+
+
+def _drop_damaged(transaction: LedgerTransaction) -> int:
+    """Lets go of records of nodes and counters that are not as they were written; how many."""
+    dropped = 0
+    for table, columns in (("windows", "node, incarnation, number"), ("namespaces", "name, spent, own, shown")):
+        rows = transaction.read(f"SELECT crc, {columns} FROM {table}")
+        bad = [(row[1],) for row in rows if row[0] != crc_of(0, *row[1:])]
+        transaction.change_each(f"DELETE FROM {table} WHERE {columns.partition(',')[0]} = ?", bad)
+        dropped += len(bad)
+    return dropped
+
+
+def _old_times(transaction: LedgerTransaction, table: str, before_s: int) -> list[int]:
+    """Some of the hours or days before then that have rows, oldest first."""
+    tables = (*(f"{table}{kind.suffix}" for kind in CELL_KINDS), f"{table}_check")
+    times = " UNION ".join(f"SELECT at FROM {name} WHERE at < ?" for name in tables)
+    sql = f"SELECT at FROM ({times}) r ORDER BY at LIMIT {_FORGOTTEN_ONCE}"
+    return [at_s for (at_s,) in transaction.read(sql, (before_s,) * len(tables))]
+
+
+def _forget_span(transaction: LedgerTransaction, table: str, at_s: int) -> int:
+    """Lets go of all rows of an hour or a day, and of their checks; how many rows."""
+    transaction.change(f"DELETE FROM {table}_check WHERE at = ?", (at_s,))
+    return sum(transaction.change(f"DELETE FROM {table}{kind.suffix} WHERE at = ?", (at_s,)) for kind in CELL_KINDS)

@@ -5,8 +5,8 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from eelgrid_controller.clock import Clock
@@ -28,7 +28,8 @@ from eelgrid_controller.energy.ledger import (
     resolve_holder,
     spread_window,
 )
-from eelgrid_controller.energy.store.ledger_store import LastWindow, LedgerStore, NodeEntries, WriteOutcome, open_ledger
+from eelgrid_controller.energy.store.database import LedgerInDoubt
+from eelgrid_controller.energy.store.ledger_store import LastWindow, LedgerStore, NodeEntries, WriteOutcome
 from eelgrid_controller.energy.store.schema import NO_DAMAGE
 from eelgrid_controller.errors import LedgerError, LedgerRefused
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, policy_tariff
@@ -127,7 +128,7 @@ class LedgerWriter:
 
     def __init__(
         self,
-        folder: Path,
+        open_store: Callable[[], LedgerStore],
         *,
         core: Callable[[], Core],
         clock: Clock,
@@ -135,7 +136,10 @@ class LedgerWriter:
         bytes_most: int,
         products: Mapping[str, Product] | None = None,
     ) -> None:
-        """`products` are those of the catalogue by their key; by default the packaged ones."""
+        """`open_store` opens the ledger, in a thread, and is called again after a LedgerError.
+
+        `products` are those of the catalogue by their key; by default the packaged ones.
+        """
         self.windows = 0
         self.again = 0  # windows that were here before
         self.dropped = 0  # windows that found no room; they come again
@@ -147,7 +151,7 @@ class LedgerWriter:
         self.forgotten: Mapping[str, int] = {"age": 0, "size": 0}  # rows, by why they had to go
         self.used_bytes: int | None = None
         self.bytes_most = bytes_most
-        self._folder = folder
+        self._open = open_store
         self._products = catalogue.load_catalogue().products if products is None else products
         self._watts: dict[str, tuple[Inventory, dict[str, float]]] = {}  # by node
         self._allowances: dict[str, ClaimAllowance] = {}
@@ -166,6 +170,8 @@ class LedgerWriter:
         self._prices: tuple[EnergyPrices | None, EnergyTariff | None] = (None, None)
         self._batch = _Batch()
         self._writing = _Batch()
+        # What was written when the connection broke, so that nobody knows yet whether it is on disk.
+        self._doubtful: _Batch | None = None
         self._damage = NO_DAMAGE  # as it was logged
         self._wake = asyncio.Event()
         self._holders: OrderedDict[str, EnergyHolder] = OrderedDict()
@@ -195,28 +201,35 @@ class LedgerWriter:
 
     async def _open_store(self) -> bool:
         def begin() -> tuple[LedgerStore, _Found]:
-            store = open_ledger(self._folder)
-            return store, _Found(
-                store.last_windows(),
-                store.last_window_ends(),
-                store.recent_holders(_SPECS_MOST),
-                store.last_work_ends(),
-                store.used_bytes(),
-            )
+            store = self._open()
+            try:
+                return store, _Found(
+                    store.last_windows(),
+                    store.last_window_ends(),
+                    store.recent_holders(_SPECS_MOST),
+                    store.last_work_ends(),
+                    store.used_bytes(),
+                )
+            except BaseException:
+                store.close()
+                raise
 
+        opening = asyncio.get_running_loop().run_in_executor(self._thread, begin)
         try:
-            store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
+            store, found = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The stop came while it was being opened.
+            with suppress(LedgerError):
+                store, _ = await opening
+                await asyncio.get_running_loop().run_in_executor(self._thread, store.close)
+            raise
         except LedgerError as error:
             self._on_failure(error)
             return False
         self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
         self._until_s = found.until_s
-        if store.healed.rows:
-            self._log.warning(
-                "ledger=healed rows=%d joules=%.6g reason=more energy than the devices can have drawn",
-                store.healed.rows,
-                store.healed.energy_j,
-            )
+        if store.healed:
+            self._log.warning("ledger=healed %s", store.healed)
         if store.losses:
             self.failures += 1
             self._log.error("ledger=damaged lost=%s", store.losses[0])
@@ -419,6 +432,9 @@ class LedgerWriter:
             self._wake.set()
 
     async def _write(self) -> bool:
+        """Writes what waits; False where that failed, and it waits on."""
+        if self._doubtful is not None and not await self._settle(self._doubtful):
+            return False
         batch, self._batch = self._batch, _Batch()
         if not batch.parts and not batch.worked:
             return True
@@ -428,10 +444,37 @@ class LedgerWriter:
             outcome = await asyncio.get_running_loop().run_in_executor(
                 self._thread, _written, store, batch, self._now_s()
             )
+        except LedgerInDoubt as error:
+            self._on_failure(error)
+            self._doubtful = batch
+            return False
         except LedgerError as error:
             self._on_failure(error)
-            self._batch, self._writing = batch.then(self._batch), _Batch()
+            self._put_back(batch)
             return False
+        return self._on_written(batch, outcome)
+
+    async def _settle(self, batch: _Batch) -> bool:
+        """Finds out whether a batch is on disk; False where nobody can tell yet."""
+        assert self._store is not None
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.settle)
+        except LedgerError as error:
+            self._on_failure(error)
+            return False
+        self._doubtful = None
+        if outcome is None:
+            self._put_back(batch)
+        else:
+            self._on_written(batch, outcome)
+        return True
+
+    def _put_back(self, batch: _Batch) -> None:
+        """A batch that is not on disk waits for the next transaction."""
+        self._batch, self._writing = batch.then(self._batch), _Batch()
+
+    def _on_written(self, batch: _Batch, outcome: WriteOutcome) -> bool:
+        """A batch is on disk, but for some nodes; whether it is for all."""
         self.fault, self._writing = "", _Batch()
         for node, reason in outcome.refused.items():
             self._log_refusal(node or "-", batch.parts[node].newest.number if node else 0, reason)  # type: ignore[union-attr]
@@ -439,7 +482,8 @@ class LedgerWriter:
         if outcome.failed:
             # Rows that these nodes add to are damaged: others are on disk, and these are tried again.
             reason = next(iter(outcome.failed.values()))
-            self._on_failure(LedgerError(store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
+            assert self._store is not None
+            self._on_failure(LedgerError(self._store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
             self._batch = batch.only(outcome.failed).then(self._batch)
         self._confirm(batch, outcome)
         return not outcome.failed

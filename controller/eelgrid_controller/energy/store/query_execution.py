@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eelgrid_controller.energy.ledger import TIME_KEYS, GroupWork, LedgerAmount, LedgerAnswer, LedgerGroup, LedgerQuery
+from eelgrid_controller.energy.store.database import HOLDERS, PLACES, WORKS, LedgerReader, SumOverflow
 from eelgrid_controller.energy.store.schema import (
     DAMAGED_MOST,
     NO_DAMAGE,
     PLACED,
     Damage,
     DamagedPart,
-    Read,
     columns_of,
     damaged_names,
     damaged_parts,
@@ -33,7 +33,7 @@ from eelgrid_controller.energy.store.schema import (
 Values: TypeAlias = tuple[str, ...]
 # Amount, counted and missed seconds by group and unit.
 WorkTotals: TypeAlias = dict[Values, dict[str, list[float]]]
-_SUMS = "sum(bare), sum(context), sum(active), total(cost), total(carbon)"
+_SUMS = "sum(bare), sum(context), sum(active), coalesce(sum(cost), 0.0), coalesce(sum(carbon), 0.0)"
 _INNER_SUMS = (
     "sum(bare) AS bare, sum(context) AS context, sum(active) AS active, sum(cost) AS cost, sum(carbon) AS carbon"
 )
@@ -46,10 +46,6 @@ _SUM_MJ_MOST = 2.0**62
 _TOLD_MOST = 20
 
 
-class SumOverflow(Exception):
-    """A sum of integers is too large for SQLite."""
-
-
 class LedgerUnreadable(Exception):
     """Too much of a ledger is damaged; or an index is, which can be made anew (`can_mend`)."""
 
@@ -58,7 +54,7 @@ class LedgerUnreadable(Exception):
         super().__init__(what)
 
 
-def answer_queries(read: Read, asked: Sequence[LedgerQuery]) -> tuple[list[LedgerAnswer], Damage]:
+def answer_queries(read: LedgerReader, asked: Sequence[LedgerQuery]) -> tuple[list[LedgerAnswer], Damage]:
     """Answers in the order of the questions, which share their stretch and their filters, and what they leave out.
 
     Raises Unreadable.
@@ -68,7 +64,7 @@ def answer_queries(read: Read, asked: Sequence[LedgerQuery]) -> tuple[list[Ledge
     return [replace(one, damaged=words) for one in _answers(read, asked, damage)], damage
 
 
-def _damage(read: Read, asked: Sequence[LedgerQuery]) -> Damage:
+def _damage(read: LedgerReader, asked: Sequence[LedgerQuery]) -> Damage:
     """What the questions must not use."""
     by_pieces = {pieces_of(one): one for one in asked}
     parts = damaged_parts(read, dict.fromkeys(piece for pieces in by_pieces for piece in pieces))
@@ -77,29 +73,30 @@ def _damage(read: Read, asked: Sequence[LedgerQuery]) -> Damage:
     damage, holders, works = Damage(parts=tuple(parts)), set[int](), set[int]()
     for one in by_pieces.values():
         rows, bounds = spans_of(one, "", damage)
-        holders.update(damaged_names(read, "holders", f"SELECT DISTINCT holder AS id FROM ({rows})", bounds))
+        holders.update(damaged_names(read, HOLDERS, f"SELECT DISTINCT holder AS id FROM ({rows}) r", bounds))
         if any(map(is_of_workloads, asked)):
             rows, bounds = spans_of(one, "_work", damage)
-            works.update(damaged_names(read, "works", f"SELECT DISTINCT work AS id FROM ({rows})", bounds))
+            works.update(damaged_names(read, WORKS, f"SELECT DISTINCT work AS id FROM ({rows}) r", bounds))
     # A place that is not there any more is found by the rows that name it.
-    places = damaged_names(read, "places", "SELECT id FROM places", ())
+    places = damaged_names(read, PLACES, "SELECT id FROM places", ())
     for one in by_pieces.values():
         rows, bounds = spans_of(one, "_measured", damage)
-        places += damaged_names(read, "places", f"SELECT DISTINCT place AS id FROM ({rows})", bounds)
+        places += damaged_names(read, PLACES, f"SELECT DISTINCT place AS id FROM ({rows}) r", bounds)
     damage = damage._replace(
         holders=tuple(sorted(holders)), places=tuple(sorted(set(places))), works=tuple(sorted(works))
     )
     if max(map(len, damage)) > DAMAGED_MOST:
         raise LedgerUnreadable(f"more than {DAMAGED_MOST} names do not agree with their checksums")
-    for one in by_pieces.values() if any(map(is_of_workloads, asked)) else ():
+    has_work = read.dialect.checks_indexes and any(map(is_of_workloads, asked))
+    for one in by_pieces.values() if has_work else ():
         (rows, bounds), (work, _) = spans_of(one, "", damage), spans_of(one, "_work", damage)
-        is_told = read(f"SELECT 1 FROM ({work}) LIMIT 1", bounds)
+        is_told = read(f"SELECT 1 FROM ({work}) r LIMIT 1", bounds)
         if is_told and not has_every_index(read, rows, f"SELECT work FROM ({work})", (*bounds, *bounds)):
             raise LedgerUnreadable("an index of names does not agree with its table", can_mend=True)
     return damage
 
 
-def describe_damage(read: Read, damage: Damage) -> tuple[str, ...]:
+def describe_damage(read: LedgerReader, damage: Damage) -> tuple[str, ...]:
     """What is left out of an answer, for people."""
     nodes = dict(read("SELECT id, node FROM places", ())) if damage.parts else {}
     words = [_part_words(part, nodes) for part in damage.parts[:_TOLD_MOST]]
@@ -123,7 +120,7 @@ def _part_words(part: DamagedPart, nodes: Mapping[int, str]) -> str:
     return f"{span} {moment} UTC of {whose}"
 
 
-def _answers(read: Read, asked: Sequence[LedgerQuery], damage: Damage) -> list[LedgerAnswer]:
+def _answers(read: LedgerReader, asked: Sequence[LedgerQuery], damage: Damage) -> list[LedgerAnswer]:
     found: dict[LedgerQuery, LedgerAnswer] = {}
     passes: dict[Values, list[LedgerQuery]] = {}
     for one in asked:
@@ -269,20 +266,22 @@ def _join_group_keys(asked: Iterable[LedgerQuery]) -> Values:
     return tuple(dict.fromkeys(name for one in asked for name in one.group_by))
 
 
-def _rows(read: Read, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_work: bool, is_last: bool) -> _Rows:
+def _rows(
+    read: LedgerReader, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_work: bool, is_last: bool
+) -> _Rows:
     """Sums by whatever is asked for; one pass for all of them.
 
     Where they are summed up further anyway, names need not be compared here: sums by holder and place will do.
     """
-    where, given = filters_of(asked)
-    columns, named = columns_of(asked)
+    where, given = filters_of(asked, read.dialect)
+    columns, named = columns_of(asked, read.dialect)
     table, bounds = spans_of(asked, "", damage)
     is_timed = any(name in TIME_KEYS for name in asked.group_by)
     is_placed = any(name in PLACED for name in (*asked.group_by, *(name for name, _ in asked.filters)))
     # First by number, which halves what is looked up by name; of single days there is little to sum up.
     keys = "place, holder" if is_placed else "holder"
     joined = (
-        f"FROM ({table}) e" if is_timed else f"FROM (SELECT {keys}, {_INNER_SUMS} FROM ({table}) GROUP BY {keys}) e"
+        f"FROM ({table}) e" if is_timed else f"FROM (SELECT {keys}, {_INNER_SUMS} FROM ({table}) r GROUP BY {keys}) e"
     )
     joined += " JOIN holders h ON h.id = e.holder"
     if is_placed:
@@ -292,9 +291,9 @@ def _rows(read: Read, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_wor
         rows, work_bounds = spans_of(asked, "_work", damage)
         units = "coalesce(w.units, '')"
         joined += (
-            " LEFT JOIN (SELECT t.id AS holder, group_concat(w.unit, char(10)) AS units FROM works w JOIN holders t "
+            f" LEFT JOIN (SELECT t.id AS holder, {read.dialect.join_lines('w.unit')} AS units FROM works w JOIN holders t "
             "ON t.workload = w.workload AND t.workload <> '' "
-            f"WHERE w.id IN (SELECT work FROM ({rows})) GROUP BY t.id) w ON w.holder = e.holder"
+            f"WHERE w.id IN (SELECT work FROM ({rows}) r) GROUP BY t.id) w ON w.holder = e.holder"
         )
     sums, grouped = "bare, context, active, cost, carbon", ""
     if is_timed or is_last:
@@ -314,8 +313,8 @@ def _rows(read: Read, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_wor
     )
 
 
-def _read_sums(read: Read, sql: str, given: Iterable[Any]) -> list[Any]:
-    """Rows with sums; as floats where an integer of SQLite would overflow."""
+def _read_sums(read: LedgerReader, sql: str, given: Iterable[Any]) -> list[Any]:
+    """Rows with sums; as floats where an integer of the database would overflow."""
     given = tuple(given)
     try:
         return read(sql, given)
@@ -334,11 +333,11 @@ def _whole(rows: Sequence[Sequence[float]]) -> npt.NDArray[Any]:
     return exact
 
 
-def _read_work_totals(read: Read, asked: Sequence[LedgerQuery], damage: Damage) -> list[WorkTotals]:
+def _read_work_totals(read: LedgerReader, asked: Sequence[LedgerQuery], damage: Damage) -> list[WorkTotals]:
     """What was done by group, for each question; empty where nobody told, or where it cuts workloads apart."""
     whole = [one for one in asked if is_of_workloads(one)]
     names = _join_group_keys(whole)
-    rows = read(*work_query(replace(whole[0], group_by=names), damage)) if whole else []
+    rows = read(*work_query(replace(whole[0], group_by=names), read.dialect, damage)) if whole else []
     many = len(names)
     found: list[WorkTotals] = []
     for one in asked:
@@ -355,12 +354,12 @@ def _read_work_totals(read: Read, asked: Sequence[LedgerQuery], damage: Damage) 
     return found
 
 
-def _read_measured(read: Read, asked: LedgerQuery, damage: Damage) -> list[tuple[int, int, float]]:
+def _read_measured(read: LedgerReader, asked: LedgerQuery, damage: Damage) -> list[tuple[int, int, float]]:
     where, given = place_filters_of(asked)
     table, bounds = spans_of(asked, "_measured", damage)
     ((total_mj, uncertainty_mj, uncounted_s),) = _read_sums(
         read,
-        f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
+        f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), coalesce(sum(uncounted), 0.0) FROM ({table}) e "
         f"JOIN places p ON p.id = e.place {where}",
         (*bounds, *given),
     )

@@ -152,11 +152,16 @@ def locate(url: URL) -> str:
 
 
 def make_engine(
-    url: URL, *, statement_s: float = STATEMENT_S, connections_most: int = _CONNECTIONS_MOST, is_local: bool = False
+    url: URL,
+    *,
+    statement_s: float = STATEMENT_S,
+    connections_most: int = _CONNECTIONS_MOST,
+    is_local: bool = False,
+    search_path: str = "",
 ) -> Engine:
     """Makes an engine whose every connection has our limits; connects to nothing yet. What the URL sets wins.
 
-    Commits that are `is_local` wait for no standby.
+    Commits that are `is_local` wait for no standby; `search_path` is the schema of tables that are named without one.
     """
     given = dict(url.query)
     limits = {
@@ -166,7 +171,11 @@ def make_engine(
         "idle_in_transaction_session_timeout": f"{int(statement_s * 1000)}ms",
         "default_transaction_isolation": "read\\ committed",
         "timezone": "UTC",
-    } | ({"synchronous_commit": "local"} if is_local else {})
+    }
+    if is_local:
+        limits["synchronous_commit"] = "local"
+    if search_path:
+        limits["search_path"] = search_path
     options = " ".join(f"-c {name}={value}" for name, value in limits.items())
     settings: dict[str, Any] = {name: value for name, value in _CONNECTION_SETTINGS.items() if name not in given}
     settings["options"] = f"{given['options']} {options}" if "options" in given else options

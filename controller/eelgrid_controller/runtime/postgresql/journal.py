@@ -137,9 +137,19 @@ class PostgresJournal:
     is_remote = True
 
     def __init__(
-        self, engine: Engine, mine: Term, keeper: LeaseKeeper, *, location: str, new_cluster_id: str, retained: int
+        self,
+        engine: Engine,
+        mine: Term,
+        keeper: LeaseKeeper,
+        *,
+        url: URL,
+        location: str,
+        new_cluster_id: str,
+        retained: int,
     ) -> None:
         self.path = location
+        # For others who write in this term.
+        self.url = url
         self.term = mine
         # What to let go of with the connections.
         self.on_close: Callable[[], None] = lambda: None
@@ -459,7 +469,9 @@ def open_postgres_journal(
     keeper = LeaseKeeper(renewing, mine, times=times, location=location, began_s=began_s)
     keeper.start()
     # Which closes all of it if it cannot begin.
-    return PostgresJournal(engine, mine, keeper, location=location, new_cluster_id=new_cluster_id, retained=retained)
+    return PostgresJournal(
+        engine, mine, keeper, url=url, location=location, new_cluster_id=new_cluster_id, retained=retained
+    )
 
 
 def _wait_for_term(engine: Engine, location: str, *, wait_s: float, **wanted: Any) -> tuple[Term, float]:
