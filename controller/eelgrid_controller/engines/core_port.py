@@ -1,11 +1,14 @@
 """Core port: the controller's loop, as the engines use it.
 
-Owns the calls by which an engine submits, adopts and ends work, and tells of nodes. Must not know any engine.
+Owns the calls by which an engine submits, adopts and ends work, and tells of nodes, and how many of them go together. Must
+not know any engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.state.agent_liveness import AgentLiveness
@@ -16,6 +19,7 @@ from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.messages import AttemptStatus, Inventory, Move, Policy, SubmitWorkloadRequest, Workload
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 
 class CoreCommandPort(Protocol):
@@ -78,3 +82,19 @@ class CoreCommandPort(Protocol):
 
     async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
         """Move places, or take moves back."""
+
+
+async def call_in_batches(
+    call: Callable[[_Item], Awaitable[_Result]], items: Sequence[_Item], *, size: int, most_s: float, clock: Clock
+) -> list[_Result]:
+    """Calls for each item in turn, `size` of them at a time, which the core then takes in as few commits as it can.
+
+    Each call begins before the next, so that the core has them in order. After `most_s` seconds no more are begun: the
+    results are those of the first items.
+    """
+    results, begun_s = list[_Result](), clock.monotonic_s()
+    for first in range(0, len(items), size):
+        if first and clock.monotonic_s() - begun_s > most_s:
+            break
+        results += await asyncio.gather(*map(call, items[first : first + size]))
+    return results
