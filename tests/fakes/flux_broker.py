@@ -7,6 +7,7 @@ reactor, as in Flux; `FluxBroker` is called from the test's thread.
 
 import errno
 import heapq
+import json
 import os
 import queue
 import select
@@ -232,10 +233,10 @@ class Future:
         if events or message["id"] == -1:
             self.put(message | {"events": events})
 
-    def get(self):
+    def get_str(self):
         if isinstance(self.value, Exception):
             raise self.value
-        return self.value
+        return json.dumps(self.value)
 
     def reset(self):
         pass

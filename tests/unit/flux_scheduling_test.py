@@ -108,7 +108,7 @@ def test_the_example_of_rfc_20_is_read_and_written_again():
     assert [one.hostname for one in found.ranks.values()] == ["node186", "node187", "node188", "node189"]
     assert found.properties["amd-mi50@gpu"] == {21, 22}
     assert parse_resource_set(format_resource_set(found)) == found
-    assert describe_resource_set(found) == "rank[19-22]/core[0-47],gpu[0-7]"
+    assert describe_resource_set(format_resource_set(found)) == "rank[19-22]/core[0-47],gpu[0-7]"
 
 
 @pytest.mark.parametrize(

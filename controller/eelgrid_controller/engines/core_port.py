@@ -4,7 +4,6 @@ Owns the calls by which an engine submits, adopts and ends work, and tells of no
 not know any engine.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -16,6 +15,8 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import AttemptStatus, Inventory, Move, Policy, SubmitWorkloadRequest, Workload
 
 _Result = TypeVar("_Result")
@@ -41,6 +42,9 @@ class CoreCommandPort(Protocol):
 
     async def submit(self, request: SubmitWorkloadRequest) -> Workload:
         """Submit a workload."""
+
+    async def submit_all(self, requests: Sequence[SubmitWorkloadRequest]) -> list[Workload | Fault | ContractError]:
+        """Submit workloads in their order, in one commit; in place of one, why it was refused."""
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
@@ -85,16 +89,20 @@ class CoreCommandPort(Protocol):
 
 
 async def call_in_batches(
-    call: Callable[[_Item], Awaitable[_Result]], items: Sequence[_Item], *, size: int, most_s: float, clock: Clock
+    call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]],
+    items: Sequence[_Item],
+    *,
+    size: int,
+    most_s: float,
+    clock: Clock,
 ) -> list[_Result]:
-    """Calls for each item in turn, `size` of them at a time, which the core then takes in as few commits as it can.
+    """Calls for `size` items at a time, of which the core makes as few commits as it can.
 
-    Each call begins before the next, so that the core has them in order. After `most_s` seconds no more are begun: the
-    results are those of the first items.
+    After `most_s` seconds no more are begun, so that others have their turn: the results are those of the first items.
     """
     results, begun_s = list[_Result](), clock.monotonic_s()
     for first in range(0, len(items), size):
         if first and clock.monotonic_s() - begun_s > most_s:
             break
-        results += await asyncio.gather(*map(call, items[first : first + size]))
+        results += await call(items[first : first + size])
     return results

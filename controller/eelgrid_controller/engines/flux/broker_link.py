@@ -9,8 +9,10 @@ for that the controller makes something of: each is a message to this module, an
 """
 
 import errno
+import json
 import pwd
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +24,11 @@ from eelgrid_protos.transport import TlsFiles
 
 VERSION_LEAST, VERSION_BEYOND = (0, 84), (1, 0)
 _PATIENCE_S = 30.0
+_USERS_KEPT = 10_000
 # Events from which it follows who held what, and how a job ended.
 _EVENTS = ("submit", "alloc", "start", "finish", "exception", "release", "free")
+# What the text of a message has that tells of any event, and of a submission, to which the user's name is added.
+_NAME, _SUBMIT = '"name"', '"submit"'
 # What a scheduler needs to know of a jobspec; the rest, such as the command, stays in Flux.
 _ATTRIBUTES = ("duration", "queue", "constraints", "job")
 
@@ -74,6 +79,7 @@ def check_version(text: str) -> None:
         )
 
 
+@lru_cache(maxsize=_USERS_KEPT)
 def name_user(userid: int) -> str:
     """Returns the name of a user, or the number where there is none."""
     try:
@@ -179,7 +185,7 @@ class BrokerLink:
 
     def _on_journal(self, future: Any) -> None:
         try:
-            found = future.get()
+            text = future.get_str()
         except OSError as error:
             if error.errno != errno.ENODATA:
                 self.log.warning(f"the journal of jobs has ended: {error}")
@@ -188,6 +194,11 @@ class BrokerLink:
                 self.follow_journal()
             return
         future.reset()
+        if _NAME in text and _SUBMIT not in text:
+            # Most are passed on as they are: the controller reads them.
+            self._stream.send_text("event", text)
+            return
+        found = json.loads(text)
         if found.get("id") == -1:
             self.on_past_told()
             return

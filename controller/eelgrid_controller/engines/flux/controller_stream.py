@@ -73,7 +73,11 @@ class ControllerStream:
 
     def send(self, topic: str, payload: Mapping[str, Any]) -> bool:
         """Sends a message; returns False if there is no connection, or it is too long to be sent."""
-        outgoing, text = self._outgoing, encode_payload(payload)
+        return self._outgoing is not None and self.send_text(topic, encode_payload(payload))
+
+    def send_text(self, topic: str, text: str) -> bool:
+        """Does the same with a payload that is text of JSON."""
+        outgoing = self._outgoing
         if outgoing is None or len(text) > FLUX_PAYLOAD_MOST:
             return False
         outgoing.put(StreamMessage(topic, text))

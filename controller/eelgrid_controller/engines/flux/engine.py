@@ -13,6 +13,7 @@ core run in order; what it refuses is decided anew.
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -66,8 +67,9 @@ _FULL_EVERY_S, _FULL_TIMES = 5.0, 20.0
 # time that they took, for others to have their turn and for messages to come together.
 _ROUNDS_MOST = 4
 _PAUSE_SHARE, _PAUSE_MOST_S = 0.5, 0.25
-# Commands that are given to the core together, and for how long one look goes on with that.
-_COMMANDS_AT_ONCE, _COMMANDING_MOST_S = 64, 0.1
+# Commands that are given to the core together, jobs that are submitted in one commit, each of 1 to 2 ms during which nobody
+# else has a turn, and for how long one look goes on with either.
+_COMMANDS_AT_ONCE, _SUBMITTED_AT_ONCE, _COMMANDING_MOST_S = 64, 16, 0.1
 # Until what the core has refused is decided anew.
 _REFUSED_AGAIN_S = 1.0
 
@@ -186,19 +188,34 @@ class FluxEngine:
         """Carries out what was decided; what there is no time for is decided anew by the next look."""
         self._reply(*(one for one in found if isinstance(one, FluxReply)))
         ends = [one for one in found if isinstance(one, FluxReportEnd)]
-        commands: list[FluxCommand] = [one for one in found if not isinstance(one, FluxReply | FluxReportEnd)]
+        commands = [one for one in found if not isinstance(one, FluxReply | FluxReportEnd | FluxSubmit)]
+        submissions = [one for one in found if isinstance(one, FluxSubmit)]
+
+        async def command(batch: Sequence[FluxCommand]) -> list[None]:
+            # Each begins before the next, so that the core has them in order.
+            return await asyncio.gather(*(self._command(one, now_s) for one in batch))
+
+        async def submit(batch: Sequence[FluxSubmit]) -> list[None]:
+            return await self._submit(batch, now_s)
+
+        in_batches = functools.partial(call_in_batches, most_s=_COMMANDING_MOST_S, clock=self._clock)
         _, done = await asyncio.gather(
-            self._report_ends(ends, now_s),
-            call_in_batches(
-                lambda one: self._command(one, now_s),
-                commands,
-                size=_COMMANDS_AT_ONCE,
-                most_s=_COMMANDING_MOST_S,
-                clock=self._clock,
-            ),
+            self._report_ends(ends, now_s), in_batches(command, commands, size=_COMMANDS_AT_ONCE)
         )
-        for one in commands[len(done) :]:
+        submitted = await in_batches(submit, submissions, size=_SUBMITTED_AT_ONCE)
+        for one in (*commands[len(done) :], *submissions[len(submitted) :]):
             self._put_back(one, 0.0)
+
+    async def _submit(self, batch: Sequence[FluxSubmit], now_s: float) -> list[None]:
+        """Submits jobs to the core in one commit."""
+        try:
+            results = await self._loop.submit_all([one.request for one in batch])
+        except Fault as error:
+            results = [error] * len(batch)
+        for one, result in zip(batch, results, strict=True):
+            if isinstance(result, Exception):
+                self._on_refusal(one, result, now_s)
+        return [None] * len(batch)
 
     async def _report_ends(self, ends: Sequence[FluxReportEnd], now_s: float) -> None:
         """Reports how jobs have ended, all at once, after which the core goes over its pending work."""
@@ -217,8 +234,6 @@ class FluxEngine:
             match one:
                 case RegisterNode() | RemoveNode() | ReportUsage():
                     await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
-                case FluxSubmit(request):
-                    await self._loop.submit(request)
                 case FluxAdopt(request, adoption):
                     await self._loop.adopt(request, adoption)
                 case FluxEnd(workload_id, reason):
@@ -227,7 +242,7 @@ class FluxEngine:
         except (Fault, ContractError) as error:
             self._on_refusal(one, error, now_s)
 
-    def _on_refusal(self, one: FluxCommand | FluxReportEnd, error: Exception, now_s: float) -> None:
+    def _on_refusal(self, one: FluxCommand | FluxSubmit | FluxReportEnd, error: Exception, now_s: float) -> None:
         match one:
             case FluxAdopt(_, _, job):
                 self.scheduling.instance.leave_job(job, now_s=now_s)
@@ -240,7 +255,7 @@ class FluxEngine:
         if not isinstance(error, NotFound):
             self._log.warning("flux=%s refused=%s", type(one).__name__, error)
 
-    def _put_back(self, one: FluxCommand | FluxReportEnd, at_s: float) -> None:
+    def _put_back(self, one: FluxCommand | FluxSubmit | FluxReportEnd, at_s: float) -> None:
         """Has it decided anew, from a time on."""
         self.scheduling.reports.forget_refused(one)
         match one:

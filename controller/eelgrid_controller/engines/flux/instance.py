@@ -70,6 +70,8 @@ class FluxJob:
     # Its workload was live: if it is no more, and not by us, somebody has ended it here.
     was_live: bool = False
     is_left: bool = False
+    # Its R was answered since the module has said all.
+    is_answered: bool = False
 
     @property
     def base_id(self) -> str:
@@ -148,6 +150,8 @@ class FluxInstance:
         self.known: dict[str, frozenset[int]] = {}
         self.is_away = True
         self._coming: FluxView | None = None
+        # The last pool that was extended, by which properties, and what came of it.
+        self._extended: tuple[ResourceSet, Mapping[str, frozenset[int]], ResourceSet] | None = None
 
     def receive(self, topic: str, text: str) -> list[FluxReply]:
         """Follows a message of the module; returns what is to be answered at once. What cannot be read is counted."""
@@ -281,8 +285,8 @@ class FluxInstance:
 
     def _follow_event(self, found: Mapping[str, Any]) -> None:
         view = self._coming or self.view
-        changes = self.journal.apply(found)
         number = found.get("id")
+        changes = self.journal.apply(found, _find_answer(view, number))
         if isinstance(number, int) and number in self.journal.jobs and self.journal.jobs[number].is_over:
             # How it ended may have been waited for.
             self.changed.add(number)
@@ -326,7 +330,17 @@ class FluxInstance:
 
     def extend_pool(self, pool: ResourceSet) -> ResourceSet:
         """Returns a pool with the properties that the core knows of its ranks."""
-        return replace(pool, properties={**self.known, **pool.properties})
+        if self._extended is None or self._extended[0] is not pool or self._extended[1] is not self.known:
+            self._extended = pool, self.known, replace(pool, properties={**self.known, **pool.properties})
+        return self._extended[2]
+
+
+def _find_answer(view: FluxView | None, number: Any) -> ResourceSet | None:
+    """Returns the R of a job that was answered here; in the past of a journal a job may have held more than it does."""
+    if view is None or not isinstance(number, int):
+        return None
+    job = view.running.get(number)
+    return view.allocations.get(number) if job is not None and job.is_answered else None
 
 
 def _read_id(found: Mapping[str, Any]) -> int:

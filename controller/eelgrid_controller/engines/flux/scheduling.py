@@ -130,8 +130,8 @@ class FluxEnd:
 
 
 # What the core is told one by one, and all that is to be done.
-FluxCommand: TypeAlias = RegisterNode | RemoveNode | ReportUsage | FluxSubmit | FluxAdopt | FluxEnd
-FluxInstruction: TypeAlias = FluxCommand | FluxReportEnd | FluxReply
+FluxCommand: TypeAlias = RegisterNode | RemoveNode | ReportUsage | FluxAdopt | FluxEnd
+FluxInstruction: TypeAlias = FluxCommand | FluxSubmit | FluxReportEnd | FluxReply
 
 
 class _Held(NamedTuple):
@@ -348,10 +348,11 @@ class FluxScheduling:
             return
         del view.waiting[job.number]
         view.running[job.number] = job
-        job.not_before_s = 0.0
+        job.not_before_s, job.is_answered = 0.0, True
         self.instance.counts.placed += 1
-        sched = dict.fromkeys(job.annotated) | {"resource_summary": describe_resource_set(resources)[:200]}
-        answer = {"id": job.number, "type": 0, "R": format_resource_set(resources), "annotations": {"sched": sched}}
+        formatted = format_resource_set(resources)
+        sched = dict.fromkeys(job.annotated) | {"resource_summary": describe_resource_set(formatted)[:200]}
+        answer = {"id": job.number, "type": 0, "R": formatted, "annotations": {"sched": sched}}
         yield FluxReply("alloc", answer)
 
     def _check_rules(self, view: FluxView, request: JobRequest, places: list[RankPlace]) -> None:

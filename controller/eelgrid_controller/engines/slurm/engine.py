@@ -446,8 +446,19 @@ class SlurmEngine:
 
     async def _submit(self, submissions: Sequence[SubmitJob]) -> list[LetJobGo | None]:
         """Submits jobs to the core, some at a time; after a while the rest is left to the next look, for others have ended."""
+
+        async def submit(batch: Sequence[SubmitJob]) -> list[LetJobGo | None]:
+            try:
+                results = await self._loop.submit_all([one.request for one in batch])
+            except Fault as error:
+                return [self._on_refusal(one, error) for one in batch]
+            return [
+                self._on_refusal(one, result) if isinstance(result, Exception) else None
+                for one, result in zip(batch, results, strict=True)
+            ]
+
         return await call_in_batches(
-            self._command, submissions, size=_SUBMITTED_AT_ONCE, most_s=_SUBMITTING_MOST_S, clock=self._clock
+            submit, submissions, size=_SUBMITTED_AT_ONCE, most_s=_SUBMITTING_MOST_S, clock=self._clock
         )
 
     async def _command(self, one: SlurmInstruction) -> LetJobGo | None:
@@ -459,8 +470,6 @@ class SlurmEngine:
             match one:
                 case RegisterNode() | RemoveNode() | ReportUsage() | CorrectDevices():
                     await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
-                case SubmitJob(request):
-                    await self._loop.submit(request)
                 case AdoptJob(request, adoption):
                     await self._loop.adopt(request, adoption)
                 case EndJob(workload_id, reason):
