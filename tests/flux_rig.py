@@ -77,12 +77,13 @@ class RealBroker:
 
     observer, plugin = MODULE.with_name("observe_eelgrid.py"), MODULE.with_name("frobnicator.py")
 
-    def __init__(self, flux):
+    def __init__(self, flux, environment=None):
+        """`environment` is added to that of the brokers and of all commands."""
         self._flux = flux
         self.folder = Path(tempfile.mkdtemp(prefix="flux-", dir="/tmp"))
         (self.folder / "conf.toml").write_text(CONFIG)
         paths = [str(ROOT / name) for name in ("agent", "client", "controller", "protos")]
-        self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | (environment or {})
         for name in ("FLUX_URI", "VIRTUAL_ENV"):
             self._env.pop(name, None)
         uri = f"local://{self.folder}/run/local-0"

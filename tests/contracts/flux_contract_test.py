@@ -6,12 +6,14 @@ The real broker runs where `flux` is found (EELGRID_FLUX or the PATH); else thos
 import contextlib
 import importlib
 import json
+import re
 import sys
 
 import pytest
 from tests.e2e.processes import Cluster
 from tests.fakes.flux_broker import FluxBroker, install_modules
-from tests.flux_rig import CORES, GPUS, RESOURCES, FluxRefused, RealBroker, build_jobspec, find_flux
+from tests.flux_rig import CORES, GPUS, RESOURCES, ROOT, FluxRefused, RealBroker, build_jobspec, find_flux
+from tests.operations_rig import eelctl_here
 from tests.waiting import poll_until
 
 from eelgrid_controller.engines.flux.resource_sets import format_job_id, parse_resource_set
@@ -94,6 +96,12 @@ class World:
 
     def advise(self, jobspec):
         return self.ask("advise_flux", AdviseFluxRequest(jobspec=json.dumps(jobspec), user="alice"))
+
+    def eelctl(self, *arguments):
+        """What eelctl shows, as values of JSON."""
+        done = eelctl_here(*arguments, "-o", "json", address=self.address)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.output)
 
     def is_over(self, number):
         return "clean" in self.flux.list_events(number)
@@ -244,6 +252,9 @@ def test_the_journal_says_who_held_which_gpus_from_when_to_when(world):
         (one.hostname, tuple(sorted(one.gpus))) for one in found.ranks.values()
     }
     assert all(0 < one.end_ns - one.begin_ns < 60e9 and one.user and one.wait_s >= 0 for one in spans())
+    shown = world.eelctl("flux", "spans", "--job", format_job_id(number))
+    assert {(one["hostname"], tuple(one["gpus"])) for one in shown} == {(one.hostname, one.gpus) for one in spans()}
+    assert {one["energy_j"] for one in shown} == {None}
 
 
 def test_advice_is_a_constraint_on_the_ranks_where_the_core_would_go(world):
@@ -307,6 +318,29 @@ def test_flux_goes_on_alone_while_the_controller_is_away_and_is_adopted_after(lo
     assert {one.node_name for one in lone.workload(number).placements} == {one.hostname for one in found.ranks.values()}
     _, more = lone.start(nodes=4, cores=2, gpus=1)
     assert not more.overlaps(found)
+
+
+@pytest.mark.skipif(FLUX is None, reason="no flux with flux.scheduler and grpc here")
+def test_an_instance_starts_with_our_scheduler_by_the_file_for_a_site(tmp_path):
+    """As a system instance does, with the file of deploy/flux; for the place of the module and the controller's address."""
+    cluster = Cluster(tmp_path)
+    cluster.controller("--flux")
+    text = (ROOT / "deploy" / "flux" / "sched-eelgrid.toml").read_text()
+    text = re.sub(r'(?m)^module = ".*/eelgrid_controller', f'module = "{ROOT}/controller/eelgrid_controller', text)
+    (tmp_path / "modprobe.d").mkdir()
+    (tmp_path / "modprobe.d" / "sched-eelgrid.toml").write_text(text.replace("127.0.0.1:7443", cluster.address))
+    broker = RealBroker(FLUX, {"FLUX_MODPROBE_PATH_APPEND": str(tmp_path)})
+    try:
+        modules = broker.run("module", "list")
+        assert "sched_eelgrid" in modules
+        assert "sched-simple" not in modules
+        number = broker.submit(build_jobspec(nodes=2, gpus=1))
+        poll_until(lambda: "alloc" in broker.list_events(number), "it is placed")
+        poll_until(lambda: cluster.summary().placed == 1, "by the controller")
+        broker.cancel(number)
+    finally:
+        broker.close()
+        cluster.close()
 
 
 @pytest.mark.skipif(FLUX is None, reason="no flux with flux.scheduler and grpc here")

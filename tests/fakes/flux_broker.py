@@ -7,6 +7,7 @@ reactor, as in Flux; `FluxBroker` is called from the test's thread.
 
 import errno
 import heapq
+import json
 import os
 import queue
 import select
@@ -214,10 +215,10 @@ class Watcher:
 
 
 class Future:
-    """A streaming answer: `then` is called for each."""
+    """A streaming answer with the events of jobs that are asked for: `then` is called for each."""
 
-    def __init__(self):
-        self.callback, self.value = None, None
+    def __init__(self, allowed):
+        self.callback, self.value, self.allowed = None, None, allowed
         self.pimpl = types.SimpleNamespace(get_matchtag=lambda: id(self))
 
     def then(self, callback):
@@ -227,10 +228,15 @@ class Future:
         self.value = value
         self.callback(self)
 
-    def get(self):
+    def tell(self, message):
+        events = [one for one in message["events"] if one["name"] in self.allowed]
+        if events or message["id"] == -1:
+            self.put(message | {"events": events})
+
+    def get_str(self):
         if isinstance(self.value, Exception):
             raise self.value
-        return self.value
+        return json.dumps(self.value)
 
     def reset(self):
         pass
@@ -260,9 +266,9 @@ class Handle:
 
     def rpc(self, topic, payload=None, flags=0):
         if topic == "job-manager.events-journal":
-            made = Future()
+            made = Future(payload["allow"])
             self.broker.journals.append(made)
-            self.calls.put(lambda: [made.put(one) for one in self.broker.tell_history()])
+            self.calls.put(lambda: [made.tell(one) for one in self.broker.tell_history()])
             return made
         assert topic == "job-manager.events-journal-cancel"
         (found,) = [one for one in self.broker.journals if id(one) == payload["matchtag"]]
@@ -458,7 +464,7 @@ class FluxBroker:
 
     def _tell(self, message):
         for one in self.journals:
-            self._handle.calls.put(lambda one=one: one.put(message))
+            self._handle.calls.put(lambda one=one: one.tell(message))
 
     def tell_history(self):
         return [self._describe(number, list(job.events)) for number, job in self.jobs.items()] + [

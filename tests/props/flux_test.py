@@ -9,6 +9,7 @@ from tests.flux_rig import build_jobspec
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.flux.allocations import split_equally
+from eelgrid_controller.engines.flux.instance import FluxReply
 from eelgrid_controller.engines.flux.jobspecs import match_ranks
 from eelgrid_controller.engines.flux.resource_sets import (
     RankResources,
@@ -18,7 +19,14 @@ from eelgrid_controller.engines.flux.resource_sets import (
     parse_idset,
     parse_resource_set,
 )
-from eelgrid_controller.engines.flux.scheduling import FluxAdopt, FluxEligibility, FluxEnd, FluxScheduling, FluxSubmit
+from eelgrid_controller.engines.flux.scheduling import (
+    FluxAdopt,
+    FluxEligibility,
+    FluxEnd,
+    FluxScheduling,
+    FluxSubmit,
+    find_job_number,
+)
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Eligibility
@@ -148,6 +156,11 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
+def is_word(one):
+    """Whether an instruction only tells a job that waits for what."""
+    return isinstance(one, FluxReply) and one.payload.get("type") == 1
+
+
 class FluxWorld(RuleBasedStateMachine):
     """A job manager that remembers by itself who holds what, the pure part, and a real core."""
 
@@ -162,9 +175,8 @@ class FluxWorld(RuleBasedStateMachine):
     def load(self):
         """A module is loaded, or the controller has begun anew: all that stands is said."""
         self.scheduling = FluxScheduling()
-        eligibility = Eligibility()
-        eligibility.rules = FluxEligibility(self.scheduling)
-        self.core.set_eligibility(eligibility)
+        self.eligibility, self.rules = Eligibility(), FluxEligibility(self.scheduling)
+        self.core.set_eligibility(self.eligibility)
         self.say_all()
 
     def say_all(self):
@@ -214,36 +226,55 @@ class FluxWorld(RuleBasedStateMachine):
     def settle(self):
         """Decides until there is nothing to do."""
         for _ in range(30):
-            workloads = {key: one for key, one in self.core.state.workloads.items() if key.startswith("flux-")}
-            inventories = {name: record.inventory for name, record in self.core.state.nodes.items()}
-            found = self.scheduling.decide(workloads, inventories, has_agent=frozenset(), now_s=self.now_s)
+            jobs = self.scheduling.instance.changed.take(self.now_s)
+            found = self.look(jobs)
             for one in found:
                 self.carry_out(one)
             self.now_s += 0.1
             # The loop goes on with rounds over pending work while nobody asks for anything else.
             has_backlog = self.core.has_backlog
             if has_backlog:
-                self.core.retry(now_ns=int(self.now_s * 1e9))
+                self.note(self.core.retry(now_ns=int(self.now_s * 1e9)))
             if not found and not has_backlog:
+                # What was not looked at since it has not changed is as it should be.
+                assert [one for one in self.look(None) if not is_word(one)] == []
                 return
         raise AssertionError("it decides for ever")
+
+    def look(self, jobs):
+        """Decides about some jobs, None for all; of nodes the core knows nothing that it was not told."""
+        workloads = {
+            key: one
+            for key, one in self.core.state.workloads.items()
+            if key.startswith("flux-") and (jobs is None or find_job_number(key.partition(".")[0]) in jobs)
+        }
+        inventories = {name: record.inventory for name, record in self.core.state.nodes.items()}
+        found = self.scheduling.decide(workloads, inventories, now_s=self.now_s, jobs=jobs)
+        self.eligibility.rules = self.rules if self.scheduling.has_rules() else None
+        return found
+
+    def note(self, step):
+        """Notes of which jobs a step of the core tells, as its listener does."""
+        for event in step.events:
+            if key := getattr(event, "workload_id", ""):
+                self.scheduling.instance.changed.add(find_job_number(key.partition(".")[0]))
 
     def carry_out(self, one):
         now_ns = int(self.now_s * 1e9)
         try:
             match one:
                 case RegisterNode(inventory):
-                    self.core.register_node(inventory, now_ns=now_ns)
+                    self.note(self.core.register_node(inventory, now_ns=now_ns))
                 case RemoveNode():
                     raise AssertionError("no rank has gone")
                 case ReportUsage(name, others):
-                    self.core.update_external_usage(name, others, now_ns=now_ns)
+                    self.note(self.core.update_external_usage(name, others, now_ns=now_ns))
                 case FluxSubmit(request):
-                    self.core.submit(request, now_ns=now_ns)
+                    self.note(self.core.submit(request, now_ns=now_ns))
                 case FluxAdopt(request, adoption):
-                    self.core.adopt(request, adoption, now_ns=now_ns)
+                    self.note(self.core.adopt(request, adoption, now_ns=now_ns))
                 case FluxEnd(workload_id):
-                    self.core.cancel(workload_id, now_ns=now_ns)
+                    self.note(self.core.cancel(workload_id, now_ns=now_ns))
                 case _:
                     self.take(one)
         except InvalidArgument as error:

@@ -8,6 +8,7 @@ from tests.flux_rig import RESOURCES, build_jobspec
 
 from eelgrid_controller.__main__ import main
 from eelgrid_controller.engines.flux.allocations import split_equally
+from eelgrid_controller.engines.flux.batches import StreamMessage, encode_payload, pack_messages, unpack_messages
 from eelgrid_controller.engines.flux.instance import FluxReply
 from eelgrid_controller.engines.flux.jobspecs import find_infeasibility, match_ranks, parse_jobspec
 from eelgrid_controller.engines.flux.journal import FluxJournal
@@ -21,7 +22,14 @@ from eelgrid_controller.engines.flux.resource_sets import (
     parse_job_id,
     parse_resource_set,
 )
-from eelgrid_controller.engines.flux.scheduling import FluxAdopt, FluxEligibility, FluxEnd, FluxScheduling, FluxSubmit
+from eelgrid_controller.engines.flux.scheduling import (
+    FluxAdopt,
+    FluxEligibility,
+    FluxEnd,
+    FluxScheduling,
+    FluxSubmit,
+    find_job_number,
+)
 from eelgrid_controller.engines.node_reports import RegisterNode, ReportUsage
 from eelgrid_protos.messages import Inventory, Placement, StartPromise, Workload, WorkloadPhase
 
@@ -47,7 +55,7 @@ def build_r(*ranks, cores="0", gpus=""):
 
 
 class Instance:
-    """A scheduling with a core that is a table of workloads."""
+    """A scheduling with a core that is a table of workloads; each look is at the jobs that have changed."""
 
     def __init__(self, *messages, mode="schedule", down=""):
         self.scheduling, self.workloads, self.now_s = FluxScheduling(), {}, 1000.0
@@ -60,8 +68,14 @@ class Instance:
         return self.scheduling.instance.receive(topic, json.dumps(payload))
 
     def decide(self, inventories=None, has_agent=()):
+        jobs = self.scheduling.instance.changed.take(self.now_s)
+        workloads = {
+            key: one
+            for key, one in self.workloads.items()
+            if jobs is None or find_job_number(key.partition(".")[0]) in jobs
+        }
         found = self.scheduling.decide(
-            self.workloads, inventories or {}, has_agent=frozenset(has_agent), now_s=self.now_s
+            workloads, inventories or {}, has_agent=frozenset(has_agent), now_s=self.now_s, jobs=jobs
         )
         return [one for one in found if not isinstance(one, RegisterNode | ReportUsage)]
 
@@ -74,9 +88,14 @@ class Instance:
             workload_id=request.workload_id, spec=request.spec, placements=places, promise=promise, reason=reason,
             phase=WorkloadPhase.PLACED if nodes else phase,
         )  # fmt: skip
+        self.scheduling.instance.changed.add(find_job_number(request.workload_id.partition(".")[0]))
 
     def ask(self, number=1, priority=16, **asked):
-        return self.say("alloc", id=number, priority=priority, user="ann", t_submit=1.0, jobspec=build_jobspec(**asked))
+        return self.say("alloc", **build_request(number, priority, **asked))
+
+
+def build_request(number, priority=16, **asked):
+    return {"id": number, "priority": priority, "user": "ann", "t_submit": 1.0, "jobspec": build_jobspec(**asked)}
 
 
 def run(number, found):
@@ -89,7 +108,7 @@ def test_the_example_of_rfc_20_is_read_and_written_again():
     assert [one.hostname for one in found.ranks.values()] == ["node186", "node187", "node188", "node189"]
     assert found.properties["amd-mi50@gpu"] == {21, 22}
     assert parse_resource_set(format_resource_set(found)) == found
-    assert describe_resource_set(found) == "rank[19-22]/core[0-47],gpu[0-7]"
+    assert describe_resource_set(format_resource_set(found)) == "rank[19-22]/core[0-47],gpu[0-7]"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +234,17 @@ def test_a_forecast_and_a_reason_are_told_once_and_cleared():
     one.ask()
     (submit,) = one.decide()
     one.keep(submit.request, promise=StartPromise(start_ns=2_000_000_000_000), reason="no room")
+    # A job that starts at once needs no word.
+    assert one.decide() == []
+    one.now_s += 1.0
     (reply,) = one.decide()
     assert reply.payload["annotations"] == {"sched": {"t_estimate": 2000.0, "reason_pending": "no room"}}
+    one.keep(submit.request, promise=StartPromise(start_ns=3_000_000_000_000), reason="no room")
+    assert one.decide() == []
+    one.now_s += 1.0
+    (reply,) = one.decide()
+    assert reply.payload["annotations"]["sched"]["t_estimate"] == 3000.0
+    one.now_s += 1.0
     assert one.decide() == []
     one.keep(submit.request, "n0")
     (reply,) = one.decide()
@@ -292,6 +320,75 @@ def test_hello_after_a_restart_adopts_what_runs_exactly_and_keeps_what_is_known(
     assert again.decide() == []
     again.keep(adopt.request, "n2", "n3", gpus=(1, 2))
     assert [type(found) for found in again.decide()] == [FluxEnd]
+
+
+def test_a_place_against_the_constraints_is_decided_anew():
+    for asked, nodes in (
+        ({"nodes": 2}, ("n1", "n1")),
+        ({"nodes": 1, "constraints": {"not": [{"ranks": ["0"]}]}}, ("n0",)),
+    ):
+        one = Instance()
+        one.ask(**asked)
+        (submit,) = one.decide()
+        assert one.scheduling.has_rules() == FluxEligibility(one.scheduling).has_rules_for(submit.request.workload_id)
+        # As a core decides that has begun before the module has said what waits.
+        one.keep(submit.request, *nodes)
+        assert [type(found) for found in one.decide()] == [FluxEnd]
+
+
+def test_rules_are_there_while_a_job_that_has_some_waits():
+    one = Instance()
+    assert not one.scheduling.has_rules()
+    one.ask(1)
+    one.decide()
+    assert not one.scheduling.has_rules()
+    one.ask(2, nodes=2)
+    one.decide()
+    assert one.scheduling.has_rules()
+    one.say("cancel", id=2)
+    assert not one.scheduling.has_rules()
+
+
+def test_a_look_at_what_has_changed_finds_it_and_too_many_changes_are_a_look_at_all():
+    one = Instance()
+    one.decide()
+    changed = one.scheduling.instance.changed
+    assert changed.take(one.now_s) == frozenset()
+    one.ask(7)
+    assert changed.take(one.now_s) == {7}
+    changed.add_later(8, 1001.0)
+    changed.add_later(8, 1002.0)
+    assert [changed.take(now_s) for now_s in (1000.5, 1001.0, 1003.0)] == [frozenset(), {8}, frozenset()]
+    for number in range(10_001):
+        changed.add(number)
+    assert changed.take(one.now_s) is None
+    one.say("ready")
+    assert changed.take(one.now_s) == frozenset()
+    one.say("resources", resources=RESOURCES, down="3")
+    assert changed.take(one.now_s) is None
+
+
+def test_several_messages_come_as_one_and_one_bad_one_is_left_out():
+    one = Instance(run(1, build_r(0)))
+    messages = [StreamMessage("free", encode_payload({"id": 1, "R": build_r(0), "final": True}))]
+    messages += [StreamMessage("alloc", encode_payload(build_request(number))) for number in (2, 3)]
+    (batch,) = pack_messages(messages)
+    assert one.scheduling.instance.receive(*batch) == []
+    assert (list(one.scheduling.instance.view.waiting), one.scheduling.instance.view.running) == ([2, 3], {})
+    one.scheduling.instance.receive("batch", '[["cancel",{"id":2}],["cancel"],7,["cancel",{"id":3}]]')
+    for wrong in ("{}", "[", "7"):
+        one.scheduling.instance.receive("batch", wrong)
+    assert (one.scheduling.instance.view.waiting, one.scheduling.instance.counts.unreadable) == ({}, 2 + 3)
+
+
+def test_a_batch_is_not_longer_than_a_message_may_be_and_one_message_is_none():
+    messages = [StreamMessage("alloc", encode_payload({"id": number, "note": "x" * 40})) for number in range(10)]
+    packed = list(pack_messages(messages, most=200))
+    assert all(topic == "batch" and len(text) <= 200 for topic, text in packed)
+    assert [one for _, text in packed for one in unpack_messages(text)] == [
+        (topic, json.loads(text)) for topic, text in messages
+    ]
+    assert list(pack_messages(messages[:1], most=10)) == messages[:1]
 
 
 def test_nothing_is_decided_before_all_is_said_and_while_the_module_is_away():

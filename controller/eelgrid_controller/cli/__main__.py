@@ -80,6 +80,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "moves": ("moves", "Recommend or execute moves of running workloads."),
     "energy": ("energy", "Show energy, cost and carbon by owner."),
     "spending": ("policy", "Show spending limits, what is spent, and what waits for them."),
+    "flux": ("flux", "Show which jobs of a Flux instance held which GPUs, and their energy."),
     "exporters": ("energy_exports", "Show who exports energy rows, and up to when."),
     "report": ("report", "Write a monthly report of energy, cost and carbon as HTML or PDF."),
     "overview": ("overview", "Show what is going on and what needs attention."),
@@ -115,7 +116,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Work": ("submit", "cancel", "scale", "progress", "moves", "replay"),
     "Plan": ("whatif", "capacity", "shadow", "decision", "frontier", "profile", "policy"),
-    "Money": ("energy", "spending", "report", "exporters"),
+    "Money": ("energy", "spending", "report", "exporters", "flux"),
     "Nodes": ("cordon", "uncordon", "drain", "node", "plan", "partition", "reconcile"),
     "Set-up": ("doctor", "admin", "demo", "whoami", "audit", "version", "completion", "help"),
 }

@@ -168,6 +168,15 @@ def tls_files(settings: CliSettings) -> Any:
 @contextmanager
 def connect_operators(settings: CliSettings) -> Iterator[Any]:
     """Connects to the operators' API and yields a client of blocking calls; closes the channel on exit."""
+    from eelgrid_protos import rpc
+
+    with connect_services(settings, rpc.OPERATOR_SERVICE) as (client,):
+        yield client
+
+
+@contextmanager
+def connect_services(settings: CliSettings, *services: Any) -> Iterator[tuple[Any, ...]]:
+    """Connects to the controller and yields a client of blocking calls of each service; closes the channel on exit."""
     from eelgrid_protos import rpc, transport
 
     files = tls_files(settings)
@@ -178,7 +187,7 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
         context.meta[_COMMAND_KEY] = context
     channel = transport.open_blocking_channel(settings.controller, tls=contents, insecure=settings.insecure)
     try:
-        yield rpc.build_client(rpc.OPERATOR_SERVICE, channel)
+        yield tuple(rpc.build_client(service, channel) for service in services)
     finally:
         channel.close()
 

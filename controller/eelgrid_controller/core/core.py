@@ -248,13 +248,12 @@ class Core:
             return self._submit_sliced(
                 waiting, early or PendingConstraint.PARTITIONS.describe(), now_ns, dry_run=request.dry_run
             )
-        quoted = self._starts.quote_prices(now_ns)
+        known = None if early else self._starts.find_refusal(waiting)
+        quoted = self._starts.quote_prices(now_ns) if known is None else ()
         waiting = self._elastic.choose_share(waiting, early, quoted, now_ns)
         spec = waiting.spec
-        decision = PlacementDecision(placements=(), explanation=(), room=0, withheld=early)
-        if not early:
-            decision = self._starts.decide_start(waiting, quoted, now_ns)
-        if not decision.placements:
+        decision = known or self._starts.decide_submission(waiting, early, quoted, now_ns)
+        if not (decision.placements or known):
             check_feasibility(self.state, self._chooser, spec)
         promised = self._backfill.admit_deadline(waiting, decision, now_ns)
         if request.dry_run:
@@ -275,6 +274,7 @@ class Core:
             return step
         first = self._backfill.reserve_first(step.result, now_ns)
         self._apply_all(first)
+        self._starts.note_refusal(waiting, decision)
         return replace(step, events=(*step.events, *first), result=self.state.workloads[key])
 
     def _submit_array(self, request: SubmitWorkloadRequest, owner: str, now_ns: int) -> CoreStep[Workload]:

@@ -2,6 +2,9 @@
 
 Decides on the state as it is and changes nothing. Must not know how a decision becomes an event, nor in which order
 pending work is tried.
+
+A queue that is filled is submitted job by job, and after the first that finds no room each equal one behind it finds none
+either, as long as nothing else has happened: the decision of the one before is theirs, too.
 """
 
 from collections.abc import Iterable
@@ -36,6 +39,23 @@ class StartDecider:
     ) -> None:
         self._state, self._placer, self._queues = state, placer, queues
         self._backfill, self._holds = backfill, holds
+        # The last submission that waits for capacity: the revision after it, its spec, and what was decided.
+        self._refused: tuple[int, WorkloadSpec, PlacementDecision] | None = None
+
+    def note_refusal(self, workload: Workload, decision: PlacementDecision) -> None:
+        """Notes that new work waits for capacity, once all events of its submission are applied."""
+        spec = workload.spec
+        is_alone = spec.gang is None and spec.deadline is None and workload.share is None
+        if is_alone and not self._placer.uses_engine_rules(workload.workload_id):
+            self._refused = self._state.revision, spec, decision
+
+    def find_refusal(self, workload: Workload) -> PlacementDecision | None:
+        """Returns what was decided of the submission before, if it waits for capacity, is equal, and nothing came since."""
+        if self._refused is None or self._refused[0] != self._state.revision:
+            return None
+        _, spec, decision = self._refused
+        is_equal = replace(workload.spec, name=spec.name, labels=spec.labels) == spec
+        return decision if is_equal and not self._placer.uses_engine_rules(workload.workload_id) else None
 
     def list_models(self) -> Iterable[str]:
         """Lists the GPU models of the cluster."""
@@ -54,6 +74,14 @@ class StartDecider:
                 load_permille=quotes.load_permille,
             ),
         )
+
+    def decide_submission(
+        self, workload: Workload, early: str, quoted: tuple[PricesQuoted, ...], now_ns: int
+    ) -> PlacementDecision:
+        """Decides whether and where work starts that is being submitted; `early` is why it may not, whatever the capacity."""
+        if early:
+            return PlacementDecision(placements=(), explanation=(), room=0, withheld=early)
+        return self.decide_start(workload, quoted, now_ns)
 
     def decide_start(self, workload: Workload, quoted: tuple[PricesQuoted, ...], now_ns: int) -> PlacementDecision:
         """Decides whether and where new work starts; `quoted` are prices that are not yet in force."""

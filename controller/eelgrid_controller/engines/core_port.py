@@ -1,11 +1,13 @@
 """Core port: the controller's loop, as the engines use it.
 
-Owns the calls by which an engine submits, adopts and ends work, and tells of nodes. Must not know any engine.
+Owns the calls by which an engine submits, adopts and ends work, and tells of nodes, and how many of them go together. Must
+not know any engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.state.agent_liveness import AgentLiveness
@@ -13,9 +15,12 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import AttemptStatus, Inventory, Move, Policy, SubmitWorkloadRequest, Workload
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 
 class CoreCommandPort(Protocol):
@@ -37,6 +42,9 @@ class CoreCommandPort(Protocol):
 
     async def submit(self, request: SubmitWorkloadRequest) -> Workload:
         """Submit a workload."""
+
+    async def submit_all(self, requests: Sequence[SubmitWorkloadRequest]) -> list[Workload | Fault | ContractError]:
+        """Submit workloads in their order, in one commit; in place of one, why it was refused."""
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
@@ -78,3 +86,23 @@ class CoreCommandPort(Protocol):
 
     async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
         """Move places, or take moves back."""
+
+
+async def call_in_batches(
+    call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]],
+    items: Sequence[_Item],
+    *,
+    size: int,
+    most_s: float,
+    clock: Clock,
+) -> list[_Result]:
+    """Calls for `size` items at a time, of which the core makes as few commits as it can.
+
+    After `most_s` seconds no more are begun, so that others have their turn: the results are those of the first items.
+    """
+    results, begun_s = list[_Result](), clock.monotonic_s()
+    for first in range(0, len(items), size):
+        if first and clock.monotonic_s() - begun_s > most_s:
+            break
+        results += await call(items[first : first + size])
+    return results

@@ -51,6 +51,7 @@ _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
 # How soon a deleted data directory is detected while nothing is written.
 _FILES_EVERY_S = 2.0
+_UNREADABLE = "this would write what could not be read back, so nothing was done; see the log"
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
 
@@ -224,6 +225,30 @@ class ControllerLoop:
             return core.submit(own, now_ns=now_ns, owner=owner_of(caller))
 
         return await self.command(apply, is_decision=True, origin=origin, call=None if request.dry_run else call)
+
+    async def submit_all(self, requests: Sequence[SubmitWorkloadRequest]) -> list[Workload | Fault | ContractError]:
+        """Accepts workloads of an engine in their order and in one commit; returns in place of one why it was refused."""
+
+        def apply(core: Core, now_ns: int) -> CoreStep[list[Workload | Fault | ContractError]]:
+            results, events, nodes = list[Workload | Fault | ContractError](), list[Event](), frozenset[str]()
+            for request in requests:
+                revision = core.state.revision
+                try:
+                    step = core.submit(request, now_ns=now_ns)
+                except (Fault, ContractError) as error:
+                    results.append(error)
+                except UnreadableEvent as error:
+                    if core.state.revision != revision:
+                        raise
+                    self._log.error("journal=refused what=%r", str(error)[:500])  # no trace
+                    results.append(Internal(_UNREADABLE))
+                else:
+                    results.append(step.result)
+                    events += step.events
+                    nodes |= step.nodes
+            return CoreStep(tuple(events), results, nodes)
+
+        return await self.command(apply)
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Takes over replicas that an engine runs, and releases those that it no longer runs."""
@@ -586,9 +611,7 @@ class ControllerLoop:
                 command.fault = error
             except UnreadableEvent as error:
                 self._log.error("journal=refused what=%r", str(error)[:500])  # no trace
-                command.fault = Internal(
-                    "this would write what could not be read back, so nothing was done; see the log"
-                )
+                command.fault = Internal(_UNREADABLE)
                 if core.state.revision != revision:
                     return batch, True
             except Exception:  # noqa: BLE001  # whatever it was, the state is suspect now

@@ -4,23 +4,31 @@ Owns the version of flux-core that is accepted, and what is passed on of jobspec
 schedules. To be inherited beside Flux's own base class, whose handle and log it uses.
 
 Theory. The journal begins with the past of each job that Flux still knows, and is asked for anew with each connection: a
-controller that has forgotten everything hears it again. It ends its past with a message of job -1.
+controller that has forgotten everything hears it again. It ends its past with a message of job -1. Only those events are asked
+for that the controller makes something of: each is a message to this module, and another to the controller.
 """
 
 import errno
+import json
 import pwd
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flux.constants import FLUX_POLLIN, FLUX_RPC_NORESPONSE, FLUX_RPC_STREAMING
 
-from eelgrid_controller.engines.flux.controller_stream import ControllerStream
+from eelgrid_controller.engines.flux.controller_stream import ControllerStream, StreamAnswer
 from eelgrid_controller.engines.flux.resource_sets import parse_idset
 from eelgrid_protos.transport import TlsFiles
 
 VERSION_LEAST, VERSION_BEYOND = (0, 84), (1, 0)
 _PATIENCE_S = 30.0
+_USERS_KEPT = 10_000
+# Events from which it follows who held what, and how a job ended.
+_EVENTS = ("submit", "alloc", "start", "finish", "exception", "release", "free")
+# What the text of a message has that tells of any event, and of a submission, to which the user's name is added.
+_NAME, _SUBMIT = '"name"', '"submit"'
 # What a scheduler needs to know of a jobspec; the rest, such as the command, stays in Flux.
 _ATTRIBUTES = ("duration", "queue", "constraints", "job")
 
@@ -71,6 +79,7 @@ def check_version(text: str) -> None:
         )
 
 
+@lru_cache(maxsize=_USERS_KEPT)
 def name_user(userid: int) -> str:
     """Returns the name of a user, or the number where there is none."""
     try:
@@ -130,8 +139,8 @@ class BrokerLink:
         """Says all that stands; called after each connection."""
         raise NotImplementedError
 
-    def on_answer(self, topic: str, payload: Any) -> None:
-        """Follows an answer of the controller."""
+    def on_answers(self, answers: list[StreamAnswer]) -> None:
+        """Follows answers of the controller, in their order."""
 
     def on_lost(self) -> None:
         """The controller is away."""
@@ -140,7 +149,11 @@ class BrokerLink:
         """The journal has told its past."""
 
     def _on_answers(self, *_: Any) -> None:
+        answers: list[StreamAnswer] = []
         for answer in self._stream.take_answers():
+            if answer.topic in ("welcome", "lost") and answers:
+                self.on_answers(answers)
+                answers = []
             if answer.topic == "welcome":
                 self.is_connected = True
                 self.log.info(f"connected to Eelgrid's controller at {self.arguments.controller}")
@@ -152,13 +165,16 @@ class BrokerLink:
                     self.log.warning(f"Eelgrid's controller is away: {answer.payload.get('reason')}")
                     self.on_lost()
             else:
-                self.on_answer(answer.topic, answer.payload)
+                answers.append(answer)
+        if answers:
+            self.on_answers(answers)
 
     def follow_journal(self) -> None:
         """Passes the journal on, from its beginning; does nothing while the one of the last connection is ending."""
         if self._journal is not None:
             return
-        self._journal = self.handle.rpc("job-manager.events-journal", {"full": True}, flags=FLUX_RPC_STREAMING)
+        asked = {"full": True, "allow": dict.fromkeys(_EVENTS, 1)}
+        self._journal = self.handle.rpc("job-manager.events-journal", asked, flags=FLUX_RPC_STREAMING)
         self._journal.then(self._on_journal)
 
     def _end_journal(self) -> None:
@@ -169,7 +185,7 @@ class BrokerLink:
 
     def _on_journal(self, future: Any) -> None:
         try:
-            found = future.get()
+            text = future.get_str()
         except OSError as error:
             if error.errno != errno.ENODATA:
                 self.log.warning(f"the journal of jobs has ended: {error}")
@@ -178,6 +194,11 @@ class BrokerLink:
                 self.follow_journal()
             return
         future.reset()
+        if _NAME in text and _SUBMIT not in text:
+            # Most are passed on as they are: the controller reads them.
+            self._stream.send_text("event", text)
+            return
+        found = json.loads(text)
         if found.get("id") == -1:
             self.on_past_told()
             return

@@ -5,7 +5,11 @@ not know the core, sockets, or clocks.
 
 Theory. After each connection the module says all that stands, from `hello` to `ready`; only then is that picture in force,
 and what was known before of jobs that are still there stays known. A message that cannot be read is left out and counted:
-the module gives no job an R that overlaps another's, whatever is thought here.
+the module gives no job an R that overlaps another's, whatever is thought here. Several messages may come as one, in their
+order (batches.py).
+
+Which jobs the messages have changed is noted (`ChangedJobs`), so that nobody has to go over all of them. Whoever does not
+know which, or has lost count, notes all.
 
 Sources: flux-framework/rfc 20, 21, 25, 27.
 """
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eelgrid_controller.engines.flux.allocations import AllocationConflict, FluxAllocations
+from eelgrid_controller.engines.flux.batches import BATCH, READS_BATCHES, unpack_messages
 from eelgrid_controller.engines.flux.jobspecs import JobRequest, find_infeasibility, parse_jobspec
 from eelgrid_controller.engines.flux.journal import FluxJournal
 from eelgrid_controller.engines.flux.resource_sets import (
@@ -33,6 +38,8 @@ WORKLOAD_PREFIX = "flux-"
 PARTS_MOST = 10_000
 # Until a job that was not adopted, or found no free place, is tried again, at the most.
 RETRY_MOST_S = 30.0
+# Changed jobs that are noted one by one; a look at all of them costs no more than one at more than these.
+_CHANGED_MOST = 10_000
 # errno of the answer to an infeasible request, as Flux's own schedulers give it, and to one that cannot be read.
 _EOVERFLOW, _EINVAL = 75, 22
 
@@ -57,11 +64,14 @@ class FluxJob:
     # Not tried before, since a placement was not free; how often in a row.
     not_before_s: float = 0.0
     conflicts: int = 0
-    # What Flux was told last while it waits.
+    # What Flux was told last while it waits, and from when on it may be told something else; 0 before the first look.
     annotated: Mapping[str, Any] = field(default_factory=dict)
+    tell_from_s: float = 0.0
     # Its workload was live: if it is no more, and not by us, somebody has ended it here.
     was_live: bool = False
     is_left: bool = False
+    # Its R was answered since the module has said all.
+    is_answered: bool = False
 
     @property
     def base_id(self) -> str:
@@ -90,22 +100,73 @@ class FluxCounts:
     unreadable: int = 0
 
 
+class ChangedJobs:
+    """Jobs of which something has changed since they were last looked at, by number; at the beginning all."""
+
+    def __init__(self) -> None:
+        # None: all.
+        self._numbers: set[int] | None = None
+        # By job, when it is to be looked at though nothing happens.
+        self._later_s: dict[int, float] = {}
+
+    def add(self, number: int) -> None:
+        """Notes a job."""
+        if self._numbers is not None:
+            self._numbers.add(number)
+            if len(self._numbers) > _CHANGED_MOST:
+                self._numbers = None
+
+    def add_all(self) -> None:
+        """Notes all jobs, since it is not known which have changed."""
+        self._numbers = None
+
+    def add_later(self, number: int, at_s: float) -> None:
+        """Notes a job from a time on; the earliest counts."""
+        self._later_s[number] = min(at_s, self._later_s.get(number, at_s))
+
+    def take(self, now_s: float) -> frozenset[int] | None:
+        """Returns the jobs that are due, and forgets them; None for all, who then say anew what is to come later."""
+        numbers, self._numbers = self._numbers, set()
+        if numbers is None:
+            self._later_s.clear()
+            return None
+        due = [number for number, at_s in self._later_s.items() if at_s <= now_s]
+        for number in due:
+            del self._later_s[number]
+        return frozenset(numbers).union(due)
+
+
 class FluxInstance:
     """Follows the messages of one instance's module."""
 
     def __init__(self) -> None:
         self.counts = FluxCounts()
+        self.changed = ChangedJobs()
+        # Whether the module reads several answers in one message.
+        self.reads_batches = False
         self.journal = FluxJournal()
         self.view: FluxView | None = None
         # Properties of ranks that the core knows: racks, pools, models and their power.
         self.known: dict[str, frozenset[int]] = {}
         self.is_away = True
         self._coming: FluxView | None = None
+        # The last pool that was extended, by which properties, and what came of it.
+        self._extended: tuple[ResourceSet, Mapping[str, frozenset[int]], ResourceSet] | None = None
 
     def receive(self, topic: str, text: str) -> list[FluxReply]:
         """Follows a message of the module; returns what is to be answered at once. What cannot be read is counted."""
+        if topic != BATCH:
+            return self._receive_one(topic, text)
         try:
-            found = parse_json(text, topic)
+            several = unpack_messages(text)
+        except FluxUnreadable:
+            self.counts.unreadable += 1
+            return []
+        return [reply for one in several for reply in self._receive_one(*one)]
+
+    def _receive_one(self, topic: str, value: Any) -> list[FluxReply]:
+        try:
+            found = parse_json(value, topic)
             match topic:
                 case "hello":
                     self._begin(found)
@@ -125,6 +186,7 @@ class FluxInstance:
     def _begin(self, found: Mapping[str, Any]) -> None:
         pool = parse_resource_set(found.get("resources"))
         down = parse_idset(found.get("down", ""), "down")
+        self.reads_batches = found.items() >= READS_BATCHES.items()
         self._coming = FluxView(FluxAllocations(pool), down, observes=found.get("mode") == "observe")
         if self._coming.observes:
             self.journal = FluxJournal()
@@ -139,6 +201,7 @@ class FluxInstance:
                 if (old := before.get(number)) is not None:
                     job.was_live, job.request = old.was_live, job.request or old.request
         self.view, self._coming, self.is_away = self._coming, None, False
+        self.changed.add_all()
 
     def end_session(self) -> None:
         """The module is away: nothing is decided before it has said all anew."""
@@ -149,18 +212,17 @@ class FluxInstance:
             case "resources":
                 view.down = parse_idset(found.get("down", ""), "down")
                 self._replace_pool(view, parse_resource_set(found.get("resources")))
+                self.changed.add_all()
             case "running":
                 job = _read_job(found)
                 self._hold(view, job, parse_resource_set(found.get("R")))
             case "alloc":
                 return self._follow_alloc(found, view)
             case "free":
-                number = _read_id(found)
-                resources = parse_resource_set(found.get("R"))
-                if view.allocations.free(number, resources, is_final=found.get("final") is True) is None:
-                    view.running.pop(number, None)
+                self._free(found, view)
             case "cancel":
                 number = _read_id(found)
+                self.changed.add(number)
                 view.waiting.pop(number, None)
                 # Its answer was on its way, and the module has not given it.
                 if view.running.pop(number, None) is not None and (held := view.allocations.get(number)) is not None:
@@ -169,12 +231,22 @@ class FluxInstance:
                 for pair in found.get("jobs") or []:
                     if isinstance(pair, list) and len(pair) == 2 and pair[0] in view.waiting:
                         view.waiting[pair[0]].priority = int(read_number({"priority": pair[1]}, "priority"))
+                        self.changed.add(pair[0])
             case _:
                 raise FluxUnreadable(f"{topic[:40]!r} is no message of the module")
         return []
 
+    def _free(self, found: Mapping[str, Any], view: FluxView) -> None:
+        number, is_final = _read_id(found), found.get("final") is True
+        # The last part frees all, whatever it names.
+        resources = parse_resource_set(found.get("R")) if not is_final else ResourceSet(ranks={})
+        self.changed.add(number)
+        if view.allocations.free(number, resources, is_final=is_final) is None:
+            view.running.pop(number, None)
+
     def _follow_alloc(self, found: Mapping[str, Any], view: FluxView) -> list[FluxReply]:
         job = _read_job(found)
+        self.changed.add(job.number)
         try:
             job.request = parse_jobspec(found.get("jobspec"))
             problem = find_infeasibility(job.request, self.extend_pool(view.allocations.pool))
@@ -209,16 +281,23 @@ class FluxInstance:
             raise FluxUnreadable(str(error)) from None
         view.waiting.pop(job.number, None)
         view.running[job.number] = job
+        self.changed.add(job.number)
 
     def _follow_event(self, found: Mapping[str, Any]) -> None:
         view = self._coming or self.view
-        for change in self.journal.apply(found):
+        number = found.get("id")
+        changes = self.journal.apply(found, _find_answer(view, number))
+        if isinstance(number, int) and number in self.journal.jobs and self.journal.jobs[number].is_over:
+            # How it ended may have been waited for.
+            self.changed.add(number)
+        for change in changes:
             if view is None or not view.observes:
                 continue
             held = view.allocations.get(change.job)
             if held is not None:
                 view.allocations.free(change.job, held, is_final=True)
                 view.running.pop(change.job, None)
+                self.changed.add(change.job)
             if change.resources is not None:
                 known = self.journal.jobs[change.job]
                 self._hold(view, FluxJob(change.job, known.user, 0, known.submit_s), change.resources)
@@ -247,10 +326,21 @@ class FluxInstance:
         """Leaves a running job that the core does not adopt as external usage for a while."""
         if self.view is not None and (job := self.view.running.get(number)) is not None:
             job.not_before_s = now_s + RETRY_MOST_S
+            self.changed.add_later(number, job.not_before_s)
 
     def extend_pool(self, pool: ResourceSet) -> ResourceSet:
         """Returns a pool with the properties that the core knows of its ranks."""
-        return replace(pool, properties={**self.known, **pool.properties})
+        if self._extended is None or self._extended[0] is not pool or self._extended[1] is not self.known:
+            self._extended = pool, self.known, replace(pool, properties={**self.known, **pool.properties})
+        return self._extended[2]
+
+
+def _find_answer(view: FluxView | None, number: Any) -> ResourceSet | None:
+    """Returns the R of a job that was answered here; in the past of a journal a job may have held more than it does."""
+    if view is None or not isinstance(number, int):
+        return None
+    job = view.running.get(number)
+    return view.allocations.get(number) if job is not None and job.is_answered else None
 
 
 def _read_id(found: Mapping[str, Any]) -> int:

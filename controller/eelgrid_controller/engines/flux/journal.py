@@ -84,8 +84,11 @@ class FluxJournal:
     unreadable: int = 0
     _ended: deque[HeldSpan] = field(default_factory=lambda: deque(maxlen=_SPANS_MOST))
 
-    def apply(self, value: Any) -> list[FluxChange]:
-        """Follows one message of the journal: events of one job, with the R of an `alloc`; returns what changed of what it holds."""
+    def apply(self, value: Any, known: ResourceSet | None = None) -> list[FluxChange]:
+        """Follows one message of the journal: events of one job, with the R of an `alloc`; returns what changed of what it holds.
+
+        `known` is what the job holds, if that is known: its R is not read again.
+        """
         found = value if isinstance(value, Mapping) else {}
         number, events = found.get("id"), found.get("events")
         if not isinstance(number, int) or not isinstance(events, list):
@@ -94,12 +97,14 @@ class FluxJournal:
         changes: list[FluxChange] = []
         for event in events:
             try:
-                changes += self._apply_event(number, parse_json(event, "event"), found)
+                changes += self._apply_event(number, parse_json(event, "event"), found, known)
             except FluxUnreadable:
                 self.unreadable += 1
         return changes
 
-    def _apply_event(self, number: int, event: Mapping[str, Any], message: Mapping[str, Any]) -> Iterator[FluxChange]:
+    def _apply_event(
+        self, number: int, event: Mapping[str, Any], message: Mapping[str, Any], known: ResourceSet | None
+    ) -> Iterator[FluxChange]:
         time_s, name = float(read_number(event, "timestamp")), event.get("name")
         context = parse_json(event.get("context") or {}, "event.context")
         job = self.jobs.get(number)
@@ -114,7 +119,7 @@ class FluxJournal:
             case "submit":
                 job.submit_s, job.user = time_s, str(message.get("user") or context.get("userid", ""))[:64]
             case "alloc" if job.resources is None:
-                job.alloc_s, job.resources = time_s, parse_resource_set(message.get("R"))
+                job.alloc_s, job.resources = time_s, known or parse_resource_set(message.get("R"))
                 job.held = job.resources
                 yield FluxChange(number, job.held)
             case "release" if job.held is not None:

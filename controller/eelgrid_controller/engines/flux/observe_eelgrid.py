@@ -13,6 +13,7 @@ from typing import Any
 
 from flux.brokermod import BrokerModule
 
+from eelgrid_controller.engines.flux.batches import READS_BATCHES
 from eelgrid_controller.engines.flux.broker_link import BrokerLink, read_ranks
 from eelgrid_controller.engines.flux.resource_sets import format_idset
 
@@ -55,7 +56,7 @@ class EelgridObserver(BrokerLink, BrokerModule):
         if self._has_begun:
             self.send("resources", said)
             return
-        self._has_begun = self.send("hello", said)
+        self._has_begun = self.send("hello", said | READS_BATCHES)
         self.follow_journal()
 
     def on_past_told(self) -> None:

@@ -254,10 +254,10 @@ def drop_instance_properties(properties: Mapping[str, frozenset[int]]) -> dict[s
     return {name: where for name, where in properties.items() if not name.startswith(_INSTANCE_LOCAL)}
 
 
-def describe_resource_set(one: ResourceSet) -> str:
-    """Describes what is held, as Flux does: rank[0-1]/core[0-3],gpu0."""
+def describe_resource_set(formatted: Mapping[str, Any]) -> str:
+    """Describes R of version 1, as `format_resource_set` writes it and as Flux does: rank[0-1]/core[0-3],gpu0."""
     parts = []
-    for entry in format_resource_set(one)["execution"]["R_lite"]:
+    for entry in formatted["execution"]["R_lite"]:
         named = [f"{kind}{_bracket(text)}" for kind, text in entry["children"].items() if text]
         parts.append(f"rank{_bracket(entry['rank'])}/{','.join(named)}")
     return " ".join(parts)

@@ -9,6 +9,10 @@ hold, and an R that is not free in both is not given to Flux; then everything is
 longer than `patience`, jobs are started first come, first served by Flux's own pool, as sched-fifo does, and those that run
 are adopted when the controller is back. So Flux never waits for us.
 
+The broker's thread is what all jobs of an instance share, and Flux's pool takes a millisecond of it for a job. It is asked by
+nobody but `flux resource list` while the controller is there: so it learns what is held once a second, and never of jobs that
+are shorter than that.
+
 Source: `flux.scheduler` of flux-core 0.84 and later, which speaks RFC 27 with the job manager.
 """
 
@@ -27,7 +31,9 @@ except ImportError as missing:
     ) from missing
 
 from eelgrid_controller.engines.flux.allocations import AllocationConflict, FluxAllocations
+from eelgrid_controller.engines.flux.batches import READS_BATCHES
 from eelgrid_controller.engines.flux.broker_link import BrokerLink, name_user, read_ranks, reduce_jobspec
+from eelgrid_controller.engines.flux.controller_stream import StreamAnswer
 from eelgrid_controller.engines.flux.resource_sets import (
     FluxUnreadable,
     format_idset,
@@ -49,14 +55,18 @@ class EelgridScheduler(BrokerLink, Scheduler):
         super().__init__(h, *args)
         self._ledger: FluxAllocations | None = None
         self._known: dict[int, dict[str, Any]] = {}
+        # By job its R, of those of which Flux's own pool does not know yet that they hold it.
+        self._unregistered: dict[int, Any] = {}
         self._checks: dict[int, Any] = {}
         self._check_number = 0
+        # An answer could not be given: the controller knows something else than this module.
+        self._must_say_all = False
         self._since_s = time.monotonic()
-        self._patience_timer = h.timer_watcher_create(_CHECK_S, self._on_patience, repeat=_CHECK_S)
+        self._timer = h.timer_watcher_create(_CHECK_S, self._on_second, repeat=_CHECK_S)
 
     def run(self) -> None:
         """Connects, and runs until the module is removed."""
-        self._patience_timer.start()
+        self._timer.start()
         super().run()
 
     # What Flux says
@@ -87,8 +97,9 @@ class EelgridScheduler(BrokerLink, Scheduler):
         self, request: Any, jobid: int, priority: int, userid: int, t_submit: float, jobspec: dict[str, Any]
     ) -> None:
         """Takes a request; Flux's own parser denies what it cannot read."""
+        queued = len(self._queue)
         super().alloc(request, jobid, priority, userid, t_submit, jobspec)
-        if any(job.jobid == jobid for job in self._queue):
+        if len(self._queue) > queued:
             self._know(jobid, priority, userid, t_submit)
             self._send_alloc(jobid, jobspec)
 
@@ -97,11 +108,31 @@ class EelgridScheduler(BrokerLink, Scheduler):
 
     def free(self, jobid: int, R: Any, final: bool = False) -> None:
         """Frees a part of what a job holds, or the rest."""
+        held = self.ledger.get(jobid)
+        if final and self._unregistered.pop(jobid, None) is not None and held is not None:
+            self.ledger.free(jobid, held, is_final=True)
+            self._known.pop(jobid, None)
+            self.send("free", {"id": int(jobid), "R": format_resource_set(held), "final": True})
+            return
+        self._register(jobid)
         super().free(jobid, R, final=final)
         freed = R.to_dict()
         if self.ledger.free(jobid, parse_resource_set(freed), is_final=final) is None:
             self._known.pop(jobid, None)
         self.send("free", {"id": int(jobid), "R": freed, "final": final})
+
+    def _register(self, jobid: int) -> None:
+        """Tells Flux's own pool what a job holds, if it does not know yet."""
+        if (answer := self._unregistered.pop(jobid, None)) is not None:
+            self.resources.register_alloc(jobid, self._make_pool(answer))
+
+    def _register_all(self) -> None:
+        for jobid in tuple(self._unregistered):
+            try:
+                self._register(jobid)
+            except ValueError as error:
+                # Its ranks have gone meanwhile.
+                self.log.warning(f"{JobID(jobid).f58}: Flux's pool does not hold its R: {error}")
 
     def cancel(self, jobid: int) -> None:
         """Takes a request back."""
@@ -120,6 +151,7 @@ class EelgridScheduler(BrokerLink, Scheduler):
 
     def expiration(self, msg: Any, jobid: int, expiration: float) -> None:
         """Follows a change of a job's time limit."""
+        self._register(jobid)
         self.resources.update_expiration(jobid, expiration)
         super().expiration(msg, jobid, expiration)
 
@@ -150,6 +182,7 @@ class EelgridScheduler(BrokerLink, Scheduler):
         """Starts jobs first come, first served while the controller is away for long; else its answers start them."""
         if self.is_connected or time.monotonic() - self._since_s < self.arguments.patience_s:
             return
+        self._register_all()
         kept = []
         while self._queue:
             job = heapq.heappop(self._queue)
@@ -171,21 +204,31 @@ class EelgridScheduler(BrokerLink, Scheduler):
         for job in kept:
             heapq.heappush(self._queue, job)
 
-    def _on_patience(self, *_: Any) -> None:
+    def _on_second(self, *_: Any) -> None:
+        self._register_all()
         if not self.is_connected and self._queue:
             self._request_schedule()
 
     # What the controller says
 
-    def on_answer(self, topic: str, payload: Any) -> None:
-        """Follows an answer of the controller."""
-        match topic:
-            case "alloc":
-                self._answer(payload)
-            case "feasibility":
-                self._answer_check(payload)
-            case "raise":
-                job_raise_async(self.handle, int(payload["id"]), "cancel", 0, str(payload.get("note")))
+    def on_answers(self, answers: list[StreamAnswer]) -> None:
+        """Follows answers of the controller; the queue is brought up to date once for all of them."""
+        waiting = {job.jobid: job for job in self._queue}
+        queued = len(waiting)
+        for topic, payload in answers:
+            match topic:
+                case "alloc" if (job := waiting.get(payload.get("id"))) is not None:
+                    if self._answer(job, payload):
+                        del waiting[job.jobid]
+                case "feasibility":
+                    self._answer_check(payload)
+                case "raise":
+                    job_raise_async(self.handle, int(payload["id"]), "cancel", 0, str(payload.get("note")))
+        if len(waiting) < queued:
+            self._queue[:] = waiting.values()
+            heapq.heapify(self._queue)
+        if self._must_say_all:
+            self.say_all()
 
     def on_lost(self) -> None:
         """Answers what was asked of the controller by Flux's own pool, and counts the time from now on."""
@@ -196,7 +239,8 @@ class EelgridScheduler(BrokerLink, Scheduler):
 
     def say_all(self) -> None:
         """Says all that stands: resources, jobs that run, jobs that wait; and follows the journal from its beginning."""
-        self.send("hello", self._describe_resources())
+        self._must_say_all = False
+        self.send("hello", self._describe_resources() | READS_BATCHES)
         for jobid in self.ledger:
             held = self.ledger.get(jobid)
             if held is not None and jobid in self._known:
@@ -206,36 +250,30 @@ class EelgridScheduler(BrokerLink, Scheduler):
         self.send("ready", {})
         self.follow_journal()
 
-    def _answer(self, payload: Any) -> None:
-        """Answers a request that still waits."""
-        job = next((one for one in self._queue if one.jobid == payload.get("id")), None)
-        if job is None:
-            return
+    def _answer(self, job: Any, payload: Any) -> bool:
+        """Answers a request that still waits; returns whether it waits no more."""
         match payload.get("type"):
             case 0:
-                self._start(job, payload.get("R"), payload.get("annotations"))
+                return self._start(job, payload.get("R"), payload.get("annotations"))
             case 1:
                 job.request.annotate(payload.get("annotations"))
             case 2:
-                self._drop(job)
                 self._known.pop(job.jobid, None)
                 job.request.deny(payload.get("note"))
+                return True
+        return False
 
-    def _drop(self, job: Any) -> None:
-        self._queue.remove(job)
-        heapq.heapify(self._queue)
-
-    def _start(self, job: Any, answer: Any, annotations: Any) -> None:
-        """Gives a job its R, if that is free here; else says everything anew."""
+    def _start(self, job: Any, answer: Any, annotations: Any) -> bool:
+        """Gives a job its R, if that is free here; else everything is said anew."""
         try:
             self.ledger.hold(job.jobid, parse_resource_set(answer))
         except (AllocationConflict, FluxUnreadable) as error:
             self.log.warning(f"{JobID(job.jobid).f58}: the controller's R is not given: {error}")
-            self.say_all()
-            return
-        self._drop(job)
-        self.resources.register_alloc(job.jobid, self._make_pool(answer))
+            self._must_say_all = True
+            return False
+        self._unregistered[job.jobid] = answer
         job.request.success(answer, annotations)
+        return True
 
     def _answer_check(self, payload: Any) -> None:
         msg, _ = self._checks.pop(payload.get("call"), (None, None))

@@ -1,8 +1,8 @@
 """Scheduling: what is to be done about the jobs and nodes of Flux, given what the core holds of them.
 
 `FluxScheduling.decide` compares what Flux has said (`FluxInstance`) with the core's workloads and returns instructions,
-level-triggered. Owns which job is which workload, and the answers to jobs that are placed. Must not know sockets nor clocks;
-times are arguments.
+level-triggered, for all jobs or for those of which something has changed. Owns which job is which workload, and the answers
+to jobs that are placed. Must not know sockets nor clocks; times are arguments.
 
 Theory. Two pictures are brought together. Flux's: which ranks are up, which jobs hold which R, which wait. The core's: a
 workload for each of them, under the job's id. A job that waits is submitted; where the core places it, its places become an
@@ -12,16 +12,21 @@ cannot be adopted, because its ranks are not alike, is external usage. Flux is t
 differs, the core is corrected, by ending its workload and beginning another with the next number (flux-JOB.N). What an
 operator ends here is denied or cancelled in Flux.
 
+A look at a job depends on that job alone, on its workloads, and on time: so a look at those that have changed since the last
+one comes to the same as a look at all. What waits for time notes when it is due (`ChangedJobs`). What others hold on a node is
+kept by job, and summed up anew where it changes.
+
 Without a scheduler of ours (mode `observe`) what runs is taken from the journal alone, so that energy and queues are
 answered for, and nothing is decided.
 
 Sources: flux-framework/rfc 20, 21, 25, 27, 31.
 """
 
-import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.engines.flux.allocations import (
@@ -82,7 +87,12 @@ _SIGNALS_MOST = 64
 # For so long the event that says how a job ended may come after its resources are free.
 _EVENT_WAIT_S = 1.0
 _PRIORITY_MOST = 1_000_000
+# Each round of the core over its pending work asks for the number of each.
+_JOBS_KEPT = 65_536
 _RETRY_FIRST_S = 1.0
+# What a job waits for is told at most so often: most jobs that start within that time need no word, and each word is a
+# message to Flux, which passes it on to everybody who listens.
+_TELL_EVERY_S = 1.0
 _INSTANCE_TRAIT = "flux/instance"
 _LIVE = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
 
@@ -119,9 +129,9 @@ class FluxEnd:
     reason: str
 
 
-FluxInstruction: TypeAlias = (
-    RegisterNode | RemoveNode | ReportUsage | FluxSubmit | FluxAdopt | FluxReportEnd | FluxEnd | FluxReply
-)
+# What the core is told one by one, and all that is to be done.
+FluxCommand: TypeAlias = RegisterNode | RemoveNode | ReportUsage | FluxAdopt | FluxEnd
+FluxInstruction: TypeAlias = FluxCommand | FluxSubmit | FluxReportEnd | FluxReply
 
 
 class _Held(NamedTuple):
@@ -142,8 +152,15 @@ class FluxScheduling:
         self._ended: set[str] = set()
         # Of jobs that are over in Flux and live in the core: since when.
         self._over_since_s: dict[str, float] = {}
-        # Of jobs that waited at the last look, by the id of their first workload: the core knows no others.
-        self._numbers: dict[str, int] = {}
+        # Jobs that wait and are in the core, and those that wait and are restricted beyond traits.
+        self._submitted: set[int] = set()
+        self._restricted: set[int] = set()
+        # By job what it holds that the core does not hold as placed there, by node.
+        self._external: dict[int, dict[str, ExternalUsage]] = {}
+        # What is known of nodes since they were last looked at: their inventories, and which an agent speaks for.
+        self._inventories: Mapping[str, Inventory] = {}
+        self._has_agent: frozenset[str] = frozenset()
+        self._names = NodeNames(ResourceSet(ranks={}))
         # Jobs that are about to be submitted to another scheduler, by the id under which the core is asked.
         self._asked: dict[str, JobRequest] = {}
         self._advices = 0
@@ -153,35 +170,74 @@ class FluxScheduling:
     def decide(
         self,
         workloads: Mapping[str, Workload],
-        inventories: Mapping[str, Inventory],
+        inventories: Mapping[str, Inventory] | None,
         *,
-        has_agent: frozenset[str],
+        has_agent: frozenset[str] = frozenset(),
         now_s: float,
+        jobs: frozenset[int] | None = None,
     ) -> list[FluxInstruction]:
-        """Returns what is to be done; `inventories` are by name those of the core's nodes."""
+        """Returns what is to be done about some jobs, None for all, and about nodes.
+
+        `workloads` are all workloads of these jobs; `inventories` are by name those of the core's nodes, and None if nodes
+        are not due.
+        """
         view = self.instance.view
         if view is None or self.instance.is_away:
             return []
-        self._ended.intersection_update(workloads)
-        names = name_nodes(view.allocations.pool)
-        self._learn_properties(names, inventories)
-        held = _group_workloads(workloads)
+        if jobs is None:
+            self._ended.intersection_update(workloads)
+        names, held = self.name_nodes(view), _group_workloads(workloads)
+        self._note_jobs(view, held, jobs)
         found: list[FluxInstruction] = list(self._end_others(view, held, now_s))
-        found += self._follow_nodes(view, names, held, inventories, has_agent)
+        has_new_usage = self._follow_external_usage(view, names, held, jobs)
+        if inventories is not None:
+            self._inventories, self._has_agent = inventories, has_agent
+            self._learn_properties()
+        if inventories is not None or has_new_usage:
+            found += self._follow_nodes(view)
         nothing = _Held((), -1, is_newest_cancelled=False)
-        for job in tuple(view.running.values()):
+        for job in _select_jobs(view.running, jobs):
             if now_s >= job.not_before_s:
-                found += self._follow_run(view, job, names, held.get(job.base_id, nothing))
-        self._numbers = {job.base_id: job.number for job in view.waiting.values()}
-        waiting = sum(held[base].live != () for base in self._numbers if base in held)
-        for job in sorted(view.waiting.values(), key=lambda one: (-one.priority, one.number)):
-            for one in self._follow_waiting(view, job, names, held.get(job.base_id, nothing), now_s):
+                found += self._follow_run(view, job, held.get(job.base_id, nothing))
+            else:
+                self.instance.changed.add_later(job.number, job.not_before_s)
+        submitted = len(self._submitted)
+        for job in sorted(_select_jobs(view.waiting, jobs), key=lambda one: (-one.priority, one.number)):
+            for one in self._follow_waiting(view, job, held.get(job.base_id, nothing), now_s):
                 if isinstance(one, FluxSubmit):
-                    waiting += 1
-                    if waiting > WAITING_MOST:
+                    submitted += 1
+                    if submitted > WAITING_MOST:
+                        self.instance.changed.add_later(job.number, now_s + _RETRY_FIRST_S)
                         continue
                 found.append(one)
         return found
+
+    def _note_jobs(self, view: FluxView, held: Mapping[str, _Held], jobs: frozenset[int] | None) -> None:
+        """Brings up to date what is counted over jobs."""
+        if jobs is None:
+            self._over_since_s = {base: since_s for base, since_s in self._over_since_s.items() if base in held}
+            self._submitted.clear()
+            self._restricted.clear()
+        else:
+            self._submitted -= jobs
+            self._restricted -= jobs
+        for job in _select_jobs(view.waiting, jobs):
+            if job.base_id in held and held[job.base_id].live:
+                self._submitted.add(job.number)
+            if job.request is not None and needs_rules(job.request):
+                self._restricted.add(job.number)
+
+    def name_nodes(self, view: FluxView) -> "NodeNames":
+        """Returns the names of the nodes of the pool that is in force."""
+        if self._names.pool is not view.allocations.pool:
+            self._names = NodeNames(view.allocations.pool)
+        return self._names
+
+    def has_rules(self) -> bool:
+        """Returns whether any job that waits, or is asked about, is restricted by more than traits, as far as is known."""
+        view = self.instance.view
+        is_waiting = view is None or any(number in view.waiting for number in self._restricted)
+        return is_waiting or any(map(needs_rules, self._asked.values()))
 
     def _end(self, workload_id: str, reason: str) -> FluxEnd:
         self._ended.add(workload_id)
@@ -189,31 +245,32 @@ class FluxScheduling:
 
     def _end_others(self, view: FluxView, held: Mapping[str, _Held], now_s: float) -> Iterator[FluxEnd | FluxReportEnd]:
         """Ends workloads whose job Flux has no more, and all but the newest of a job that has several."""
-        known = {job.base_id for job in (*view.waiting.values(), *view.running.values())}
-        over = {base for base, one in held.items() if base not in known and one.live}
-        self._over_since_s = {base: self._over_since_s.get(base, now_s) for base in over}
         for base, one in held.items():
-            told = self._find_journal_job(base) if base in over else None
-            if told is not None and one.live[-1][1].phase is WorkloadPhase.PLACED:
-                if not (told.is_over or view.observes) and now_s - self._over_since_s[base] < _EVENT_WAIT_S:
-                    # Its resources are free already, and the event that says how it ended is on its way.
+            number = find_job_number(base)
+            is_known = number in view.waiting or number in view.running
+            if is_known or not one.live:
+                self._over_since_s.pop(base, None)
+            elif one.live[-1][1].phase is WorkloadPhase.PLACED:
+                told = self.instance.journal.jobs.get(number)
+                if told is not None and self._is_end_awaited(view, base, told, now_s):
                     continue
-                if told.wait_status is not None and told.exception != "cancel":
+                if told is not None and told.wait_status is not None and told.exception != "cancel":
                     yield FluxReportEnd(describe_job_end(told, told.wait_status, one.live[-1][1]))
                     continue
-            for number, workload in one.live if base not in known else one.live[:-1]:
-                reason = "the job is over in Flux" if base not in known else f"number {number} is followed by another"
+            for times, workload in one.live[:-1] if is_known else one.live:
+                reason = f"number {times} is followed by another" if is_known else "the job is over in Flux"
                 yield self._end(workload.workload_id, reason)
 
-    def _find_journal_job(self, base: str) -> JournalJob | None:
-        """Returns what the journal has of the job of a workload; None if nothing."""
-        with contextlib.suppress(FluxUnreadable):
-            return self.instance.journal.jobs.get(parse_job_id(base.removeprefix(WORKLOAD_PREFIX)))
-        return None
+    def _is_end_awaited(self, view: FluxView, base: str, told: JournalJob, now_s: float) -> bool:
+        """Returns whether the event that says how a job ended, whose resources are free already, is still on its way."""
+        if told.is_over or view.observes:
+            return False
+        until_s = self._over_since_s.setdefault(base, now_s) + _EVENT_WAIT_S
+        if now_s < until_s:
+            self.instance.changed.add_later(find_job_number(base), until_s)
+        return now_s < until_s
 
-    def _follow_run(
-        self, view: FluxView, job: FluxJob, names: Mapping[int, str], held: _Held
-    ) -> Iterator[FluxInstruction]:
+    def _follow_run(self, view: FluxView, job: FluxJob, held: _Held) -> Iterator[FluxInstruction]:
         resources = view.allocations.get(job.number)
         if resources is None or job.is_left:
             return
@@ -222,14 +279,14 @@ class FluxScheduling:
                 job.is_left = True
                 yield FluxReply("raise", {"id": job.number, "note": "cancelled in Eelgrid"})
                 return
-            request, adoption = self._build_adoption(job, resources, names, held.newest + 1)
+            request, adoption = self._build_adoption(job, resources, held.newest + 1)
             if request is None:
                 job.is_left = True
             else:
                 yield FluxAdopt(request, adoption, job.number)
             return
         _, workload = held.live[-1]
-        wanted = {names[rank]: (len(one.cores), one.gpus) for rank, one in resources.ranks.items()}
+        wanted = {self._names.by_rank[rank]: (len(one.cores), one.gpus) for rank, one in resources.ranks.items()}
         places = _sum_places(workload)
         if workload.phase is WorkloadPhase.PLACED and places == wanted:
             job.was_live = True
@@ -241,20 +298,20 @@ class FluxScheduling:
         else:
             yield self._end(workload.workload_id, "runs in Flux elsewhere")
 
-    def _follow_waiting(
-        self, view: FluxView, job: FluxJob, names: Mapping[int, str], held: _Held, now_s: float
-    ) -> Iterator[FluxInstruction]:
+    def _follow_waiting(self, view: FluxView, job: FluxJob, held: _Held, now_s: float) -> Iterator[FluxInstruction]:
         if not held.live:
             if held.is_newest_cancelled and job.was_live and name_attempt(job, held.newest) not in self._ended:
                 del view.waiting[job.number]
                 yield self.instance.deny(job.number, "cancelled by an operator")
             elif now_s >= job.not_before_s:
                 yield FluxSubmit(self.build_submission(job, held.newest + 1), job.number)
+            else:
+                self.instance.changed.add_later(job.number, job.not_before_s)
             return
         _, workload = held.live[-1]
         job.was_live = True
         if workload.phase is WorkloadPhase.PLACED:
-            yield from self._answer(view, job, workload, names, now_s)
+            yield from self._answer(view, job, workload, now_s)
             return
         if workload.spec.priority != _clamp_priority(job.priority):
             yield FluxSubmit(self.build_submission(job, held.newest + 1), job.number)
@@ -265,33 +322,49 @@ class FluxScheduling:
             "t_estimate": promise.start_ns / 1e9 if promise is not None and promise.start_ns else None,
             "reason_pending": workload.reason[:200] or None,
         }
-        if said != job.annotated and (any(said.values()) or job.annotated):
-            job.annotated = said
+        if said == job.annotated or not (any(said.values()) or job.annotated):
+            return
+        job.tell_from_s = job.tell_from_s or now_s + _TELL_EVERY_S
+        if now_s < job.tell_from_s:
+            self.instance.changed.add_later(job.number, job.tell_from_s)
+        else:
+            job.annotated, job.tell_from_s = said, now_s + _TELL_EVERY_S
             yield FluxReply("alloc", {"id": job.number, "type": 1, "annotations": {"sched": said}})
 
-    def _answer(
-        self, view: FluxView, job: FluxJob, workload: Workload, names: Mapping[int, str], now_s: float
-    ) -> Iterator[FluxInstruction]:
+    def _answer(self, view: FluxView, job: FluxJob, workload: Workload, now_s: float) -> Iterator[FluxInstruction]:
         """Answers a placed job with its R; one that is not free is placed anew."""
         assert job.request is not None
-        ranks = {name: rank for rank, name in names.items()}
         try:
-            places = [RankPlace(ranks[one.node_name], one.gpu_indexes) for one in workload.placements]
+            places = [RankPlace(self._names.by_name[one.node_name], one.gpu_indexes) for one in workload.placements]
+            self._check_rules(view, job.request, places)
             resources = view.allocations.assign(job.request, places, down=view.down, now_s=now_s)
             view.allocations.hold(job.number, resources)
         except (AllocationConflict, KeyError):
             self.instance.counts.conflicts += 1
             job.not_before_s = now_s + min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0**job.conflicts)
             job.conflicts = min(job.conflicts + 1, 10)
+            self.instance.changed.add_later(job.number, job.not_before_s)
             yield self._end(workload.workload_id, "its place is not free in Flux")
             return
         del view.waiting[job.number]
         view.running[job.number] = job
-        job.not_before_s = 0.0
+        job.not_before_s, job.is_answered = 0.0, True
         self.instance.counts.placed += 1
-        sched = dict.fromkeys(job.annotated) | {"resource_summary": describe_resource_set(resources)[:200]}
-        answer = {"id": job.number, "type": 0, "R": format_resource_set(resources), "annotations": {"sched": sched}}
+        formatted = format_resource_set(resources)
+        sched = dict.fromkeys(job.annotated) | {"resource_summary": describe_resource_set(formatted)[:200]}
+        answer = {"id": job.number, "type": 0, "R": formatted, "annotations": {"sched": sched}}
         yield FluxReply("alloc", answer)
+
+    def _check_rules(self, view: FluxView, request: JobRequest, places: list[RankPlace]) -> None:
+        """Checks the places of a job against its rules, without which a core may have decided that has just begun.
+
+        Raises AllocationConflict.
+        """
+        if not needs_rules(request):
+            return
+        ranks = frozenset(place.rank for place in places)
+        if not ranks <= self.list_matching_ranks(view, request) or (request.nodes and len(ranks) < len(places)):
+            raise AllocationConflict("its places are not as its constraints have them")
 
     # What the core is told
 
@@ -327,8 +400,8 @@ class FluxScheduling:
     def list_ranks(self, node_names: Iterable[str]) -> frozenset[int]:
         """Returns the ranks of nodes."""
         wanted, view = frozenset(node_names), self.instance.view
-        names = {} if view is None else name_nodes(view.allocations.pool)
-        return frozenset(rank for rank, name in names.items() if name in wanted)
+        names = {} if view is None else self.name_nodes(view).by_name
+        return frozenset(names[name] for name in wanted & names.keys())
 
     def _build_spec(self, job: FluxJob, replicas: int, cores: int, gpus: int, name: str) -> WorkloadSpec:
         written = format_job_id(job.number)
@@ -351,7 +424,7 @@ class FluxScheduling:
         )
 
     def _build_adoption(
-        self, job: FluxJob, resources: ResourceSet, names: Mapping[int, str], number: int
+        self, job: FluxJob, resources: ResourceSet, number: int
     ) -> tuple[SubmitWorkloadRequest | None, Adoption]:
         """Returns how a running job is adopted, in equal parts; None if its ranks are not alike."""
         split = split_equally(resources)
@@ -364,7 +437,11 @@ class FluxScheduling:
             for part in range(count):
                 mine = tuple(ids[part * gpus : (part + 1) * gpus])
                 counted = ExternalUsage(cpu_milli=1000 * cores, gpu_count=gpus, gpu_indexes=mine)
-                standing.append(RunningReplica(node_name=names[rank], gpu_indexes=mine, is_exact=True, counted=counted))
+                standing.append(
+                    RunningReplica(
+                        node_name=self._names.by_rank[rank], gpu_indexes=mine, is_exact=True, counted=counted
+                    )
+                )
         name = job.request.name if job.request is not None else ""
         spec = self._build_spec(job, len(standing), cores, gpus, name)
         left_s = resources.expiration - resources.starttime
@@ -384,7 +461,7 @@ class FluxScheduling:
             return None
         if (asked := self._asked.get(workload_id)) is not None:
             return (view, asked) if needs_rules(asked) else None
-        job = view.waiting.get(self._numbers.get(base, -1))
+        job = view.waiting.get(find_job_number(base))
         if job is None or job.request is None:
             return None
         return (view, job.request) if needs_rules(job.request) else None
@@ -405,11 +482,11 @@ class FluxScheduling:
         groups = group_whole_nodes(request, pool.select_ranks(ranks))
         return next((size for size, alike in groups.items() if len(alike) >= request.nodes), request.shape)
 
-    def _learn_properties(self, names: Mapping[int, str], inventories: Mapping[str, Inventory]) -> None:
+    def _learn_properties(self) -> None:
         """Makes properties of what agents have said of nodes: rack, pool, GPU model and its power limit in watts."""
         found: dict[str, set[int]] = {}
-        for rank, name in names.items():
-            one = inventories.get(name)
+        for rank, name in self._names.by_rank.items():
+            one = self._inventories.get(name)
             if one is None:
                 continue
             said = [f"eelgrid.rack={one.topology[-1]}"] if one.topology else []
@@ -422,16 +499,12 @@ class FluxScheduling:
                 found.setdefault(word, set()).add(rank)
         self.instance.known = {word: frozenset(ranks) for word, ranks in found.items()}
 
-    def _follow_nodes(
-        self,
-        view: FluxView,
-        names: Mapping[int, str],
-        held: Mapping[str, _Held],
-        inventories: Mapping[str, Inventory],
-        has_agent: frozenset[str],
-    ) -> Iterator[FluxInstruction]:
-        pool = self.instance.extend_pool(view.allocations.pool)
-        usage = self._sum_external_usage(view, names, held)
+    def _follow_nodes(self, view: FluxView) -> Iterator[FluxInstruction]:
+        pool, names = self.instance.extend_pool(view.allocations.pool), self._names.by_rank
+        usage: dict[str, ExternalUsage] = {}
+        for amounts in self._external.values():
+            for name, one in amounts.items():
+                usage[name] = usage.get(name, ExternalUsage()).add(one)
         yield from self.reports.remove_missing(set(names.values()))
         traits: dict[int, list[str]] = {rank: [_INSTANCE_TRAIT] for rank in names}
         for word, ranks in sorted(pool.properties.items()):
@@ -440,33 +513,37 @@ class FluxScheduling:
         for rank, name in names.items():
             whole = pool.ranks[rank]
             others, inventory = usage.get(name, ExternalUsage()), None
-            if name in has_agent:
-                if name not in inventories:
+            if name in self._has_agent:
+                if name not in self._inventories:
                     continue
-                others = others.add(_find_beyond(whole, inventories[name]))
+                others = others.add(_find_beyond(whole, self._inventories[name]))
             else:
                 inventory = build_flux_inventory(name, whole, traits[rank])
             closed = "Flux: the rank is down, drained or excluded" if rank in view.down else ""
             others = replace(others, traits=tuple(traits[rank][:_NODE_TRAITS_MOST]), closed=closed)
             yield from self.reports.report(name, others, inventory)
 
-    def _sum_external_usage(
-        self, view: FluxView, names: Mapping[int, str], held: Mapping[str, _Held]
-    ) -> dict[str, ExternalUsage]:
-        """Sums by node what jobs hold that the core does not hold as placed there."""
-        found: dict[str, ExternalUsage] = {}
-        for job in view.running.values():
+    def _follow_external_usage(
+        self, view: FluxView, names: "NodeNames", held: Mapping[str, _Held], jobs: frozenset[int] | None
+    ) -> bool:
+        """Notes by job what it holds that the core does not hold as placed there; returns whether anything changed."""
+        numbers = self._external.keys() if jobs is None else self._external.keys() & jobs
+        before, after = {number: self._external.pop(number) for number in tuple(numbers)}, {}
+        for job in _select_jobs(view.running, jobs):
             resources = view.allocations.get(job.number)
             live = held[job.base_id].live if job.base_id in held else ()
             places = _sum_places(live[-1][1]) if live else {}
-            for rank, one in resources.ranks.items() if resources is not None else ():
-                if names[rank] in places:
-                    continue
-                amounts = ExternalUsage(
+            amounts = {
+                names.by_rank[rank]: ExternalUsage(
                     cpu_milli=1000 * len(one.cores), gpu_count=len(one.gpus), gpu_indexes=tuple(sorted(one.gpus))
                 )
-                found[names[rank]] = found.get(names[rank], ExternalUsage()).add(amounts)
-        return found
+                for rank, one in (resources.ranks.items() if resources is not None else ())
+                if names.by_rank[rank] not in places
+            }
+            if amounts:
+                after[job.number] = amounts
+        self._external |= after
+        return before != after
 
 
 class FluxEligibility:
@@ -491,7 +568,7 @@ class FluxEligibility:
         if found is None:
             return frozenset()
         view, request = found
-        names = name_nodes(view.allocations.pool)
+        names = self._scheduling.name_nodes(view).by_rank
         eligible = frozenset(names[rank] for rank in self._scheduling.list_matching_ranks(view, request))
         return eligible - frozenset(placed.values()) if request.nodes else eligible
 
@@ -514,15 +591,31 @@ def name_attempt(job: FluxJob, number: int) -> str:
     return job.base_id + (f".{number}" if number else "")
 
 
-def name_nodes(pool: ResourceSet) -> dict[int, str]:
-    """Names ranks by their hosts; where several ranks are on one host, with the rank."""
-    hosts: dict[str, int] = {}
-    for one in pool.ranks.values():
-        hosts[one.hostname] = hosts.get(one.hostname, 0) + 1
-    return {
-        rank: one.hostname if hosts[one.hostname] == 1 else f"{one.hostname}-rank{rank}"
-        for rank, one in sorted(pool.ranks.items())
-    }
+class NodeNames:
+    """The nodes of a pool by rank, and the reverse: its hosts; where several ranks are on one host, with the rank."""
+
+    def __init__(self, pool: ResourceSet) -> None:
+        self.pool = pool
+        hosts = Counter(one.hostname for one in pool.ranks.values())
+        self.by_rank = {
+            rank: one.hostname if hosts[one.hostname] == 1 else f"{one.hostname}-rank{rank}"
+            for rank, one in sorted(pool.ranks.items())
+        }
+        self.by_name = {name: rank for rank, name in self.by_rank.items()}
+
+
+@lru_cache(maxsize=_JOBS_KEPT)
+def find_job_number(base: str) -> int:
+    """Returns the number of the job whose workload has an id without its own number; -1 if it is no job's."""
+    try:
+        return parse_job_id(base.removeprefix(WORKLOAD_PREFIX))
+    except FluxUnreadable:
+        return -1
+
+
+def _select_jobs(jobs: Mapping[int, FluxJob], numbers: frozenset[int] | None) -> list[FluxJob]:
+    """Selects the jobs of some numbers, None for all."""
+    return list(jobs.values()) if numbers is None else [jobs[number] for number in sorted(numbers & jobs.keys())]
 
 
 def build_flux_inventory(name: str, whole: RankResources, traits: Iterable[str]) -> Inventory:

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeAlias
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
-from eelgrid_controller.engines.core_port import CoreCommandPort
+from eelgrid_controller.engines.core_port import CoreCommandPort, call_in_batches
 from eelgrid_controller.engines.element_lists import UnreadableLog
 from eelgrid_controller.engines.node_reports import (
     CorrectDevices,
@@ -477,12 +477,20 @@ class SlurmEngine:
 
     async def _submit(self, submissions: Sequence[SubmitJob]) -> list[LetJobGo | None]:
         """Submits jobs to the core, some at a time; after a while the rest is left to the next look, for others have ended."""
-        results, begun_s = list[LetJobGo | None](), self._clock.monotonic_s()
-        for first in range(0, len(submissions), _SUBMITTED_AT_ONCE):
-            if self._clock.monotonic_s() - begun_s > _SUBMITTING_MOST_S:
-                break
-            results += await asyncio.gather(*map(self._command, submissions[first : first + _SUBMITTED_AT_ONCE]))
-        return results
+
+        async def submit(batch: Sequence[SubmitJob]) -> list[LetJobGo | None]:
+            try:
+                results = await self._loop.submit_all([one.request for one in batch])
+            except Fault as error:
+                return [self._on_refusal(one, error) for one in batch]
+            return [
+                self._on_refusal(one, result) if isinstance(result, Exception) else None
+                for one, result in zip(batch, results, strict=True)
+            ]
+
+        return await call_in_batches(
+            submit, submissions, size=_SUBMITTED_AT_ONCE, most_s=_SUBMITTING_MOST_S, clock=self._clock
+        )
 
     async def _command(self, one: SlurmInstruction) -> LetJobGo | None:
         """Carries out an instruction in the core; one that is refused is decided anew by the next look.
@@ -493,8 +501,6 @@ class SlurmEngine:
             match one:
                 case RegisterNode() | RemoveNode() | ReportUsage() | CorrectDevices():
                     await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
-                case SubmitJob(request):
-                    await self._loop.submit(request)
                 case AdoptJob(request, adoption):
                     await self._loop.adopt(request, adoption)
                 case EndJob(workload_id, reason):
