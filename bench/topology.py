@@ -25,7 +25,7 @@ from eelgrid_controller.placement.planner import WORK_MOST, PlacementDecision, P
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_kernels.gang import choose_linked_gpus, divide_replicas
-from eelgrid_kernels.node_cost import node_fragmentation, node_power
+from eelgrid_kernels.node_cost import node_fragmentation, node_power, stranded_gpus
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -92,8 +92,7 @@ def small_case(draw: random.Random, kind: str) -> tuple[Core, WorkloadSpec] | No
 
 def _potential_w(snapshot: Snapshot, nodes: object, row: int) -> float:
     """What the state of one node costs; the cost of placing is its difference."""
-    free, cpu = nodes.gpu_free[row], nodes.cpu_free[row]  # type: ignore[attr-defined]
-    stranded = max(0, 10 * int(free.sum()) - int(cpu)) / 10_000
+    stranded = stranded_gpus(nodes, snapshot.mix, row, int(nodes.gpu_free[row].sum()))  # type: ignore[attr-defined]
     fragments = node_fragmentation(nodes, snapshot.mix, row) / snapshot.mix.total / 1000
     return float(
         WEIGHTS.power * node_power(nodes, row) + WEIGHTS.fragmentation_w * fragments + WEIGHTS.stranding_w * stranded

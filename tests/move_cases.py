@@ -57,7 +57,7 @@ class Case:
         return sum(
             self.prices[0] * naive.node_power(node)
             + self.prices[1] * naive.fragmentation(node, self.mix) / (1000.0 * total)
-            + self.prices[2] * naive.stranded(node)
+            + self.prices[2] * naive.stranded(node, self.mix)
             - self.prices[3] * block(node)
             for node in nodes
         )

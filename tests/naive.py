@@ -96,10 +96,34 @@ def fragmentation(node: Node, mix: list[Class]) -> int:
     return sum(entry.weight * class_fragment(node, entry.task) for entry in mix)
 
 
-def stranded(node: Node) -> float:
-    """GPUs that the node's free CPU can no longer feed at 10 vCPU each."""
-    free_gpus = sum(gpu.free for gpu in placeable(node))
-    return max(0, 10 * free_gpus - node.cpu_free) / 10_000.0
+FEED_SHARE, FEED_MILLI, STRANDED_UNIT = 10_000, 1000, 1e10
+
+
+def demand(entry: Class) -> int:
+    return entry.weight * entry.task.gpu_count * entry.task.gpu_milli
+
+
+def share(asked: int, total: int) -> int:
+    """Of all demand, in ten-thousandths, rounded half up."""
+    return (2 * FEED_SHARE * asked + total) // (2 * total)
+
+
+def starved(node: Node, mix: list[Class]) -> int:
+    """If each class alone had the free GPU: what the free CPU would leave of it, by the share of demand."""
+    free = sum(gpu.free for gpu in placeable(node))
+    served = [entry for entry in mix if demand(entry) and any(entry.task.allows(gpu) for gpu in placeable(node))]
+    left = 0
+    for entry in served:
+        asked, cpu = entry.task.gpu_count * entry.task.gpu_milli, entry.task.cpu_milli
+        part = share(demand(entry), sum(map(demand, served)))
+        if cpu:
+            left += max(0, FEED_MILLI * part * free - max(1, part * asked * FEED_MILLI // cpu) * node.cpu_free)
+    return left
+
+
+def stranded(node: Node, mix: list[Class]) -> float:
+    """GPUs that the node's free CPU cannot feed."""
+    return starved(node, mix) / STRANDED_UNIT
 
 
 def placed(node: Node, slots: list[int], task: Task) -> Node:
@@ -157,7 +181,11 @@ def cost(node: Node, slots: list[int], task: Task, mix: list[Class], prices: tup
             gpu_w += node.gpus[slot].busy_w - node.gpus[slot].idle_w
     added_w = gpu_w + package_power(node.cpu_capacity, after.cpu_free) - package_power(node.cpu_capacity, node.cpu_free)
     fragments = (fragmentation(after, mix) - fragmentation(node, mix)) / (total * 1000.0)
-    terms = (prices[0] * added_w, prices[1] * fragments, prices[2] * (stranded(after) - stranded(node)))
+    terms = (
+        prices[0] * added_w,
+        prices[1] * fragments,
+        prices[2] * (starved(after, mix) - starved(node, mix)) / STRANDED_UNIT,
+    )
     return sum(terms), terms
 
 

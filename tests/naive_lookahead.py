@@ -4,6 +4,7 @@ Every node, class and set of models is looked at anew each time; nothing is kept
 the quotes themselves. Formulas of power and placing are those of tests.naive.
 """
 
+from fractions import Fraction
 from itertools import combinations
 
 from tests import naive
@@ -133,9 +134,40 @@ def capacity_milli(nodes):
 
 
 def load_permille(nodes):
-    """What is held of all GPUs, in thousandths, down to a whole fiftieth."""
+    """What is held of all GPUs or of all CPU, whichever is more, in thousandths, down to a whole fiftieth."""
     held = capacity_milli(nodes) - sum(gpu.free for node in nodes for gpu in naive.placeable(node))
-    return held * 1000 // max(1, capacity_milli(nodes)) // 20 * 20
+    cpus = sum(node.cpu_capacity for node in nodes)
+    cpu_held = cpus - sum(node.cpu_free for node in nodes)
+    return max(held * 1000 // max(1, capacity_milli(nodes)), cpu_held * 1000 // max(1, cpus)) // 20 * 20
+
+
+def several(mix):
+    return [entry for entry in mix if entry.task.gpu_count > 1]
+
+
+def blocks(node, mix):
+    """Places for tasks with several GPUs, each by its GPUs and its share of the demand for GPU."""
+    gpus, worth = naive.placeable(node), 0
+    idle = sum(gpu.free == 1000 for gpu in gpus)
+    for entry in several(mix) if gpus else []:
+        if all(entry.task.allows(gpu) for gpu in gpus):
+            cpu, count = entry.task.cpu_milli, entry.task.gpu_count
+            places = min(idle // count, node.cpu_free // cpu) if cpu else idle // count
+            worth += count * naive.share(naive.demand(entry), sum(map(naive.demand, mix))) * places
+    return worth
+
+
+def are_blocks_scarce(nodes, mix):
+    """Whether a fleet full of the mix would hold more tasks with several GPUs than it can, class by class, when empty."""
+    used = Fraction(0)
+    for entry in several(mix):
+        cpu, count, places = entry.task.cpu_milli, entry.task.gpu_count, 0
+        for node in nodes:
+            fitting = len(naive.placeable(node)) // count
+            places += min(fitting, node.cpu_capacity // cpu) if cpu else fitting
+        if places:
+            used += Fraction(capacity_milli(nodes) * entry.weight, sum(map(naive.demand, mix))) / places
+    return used > 1
 
 
 def stranding_w(load, least, most):
@@ -150,6 +182,7 @@ class Market:
         self.given = (*weights, 0.0, 0.0, weights[2]) if len(weights) == 3 else tuple(weights)
         self.mix, self.models = mix, models
         self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
+        self.block_permille = 0
 
     def is_due(self, nodes):
         heeded = self.given[3] or self.given[4] or self.given[5] != self.given[2]
@@ -164,6 +197,14 @@ class Market:
                 self.offers = new  # else they hardly moved
             self.scarce = scarce(nodes, self.mix, self.models)
             self.load, self.shifts = load_permille(nodes), 0
+            self.weigh_blocks(nodes)
+
+    def weigh_blocks(self, nodes):
+        """Thousandths of the weight of stranding: a tenth of the least up to a load of seven tenths, then as that goes."""
+        least, most = self.given[2], self.given[5]
+        now = stranding_w(self.load, least, most)
+        scarce = are_blocks_scarce(nodes, self.mix)
+        self.block_permille = int(1000.0 * stranding_w(self.load, 0.1 * least, most) / now) if scarce and now else 0
 
     def moved(self):
         """A task came or left."""

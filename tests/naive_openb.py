@@ -106,16 +106,18 @@ def mixed(machines, task, mix, weights):
     return found
 
 
+def starved(node, mix, market):
+    """S: what tests.naive has, less the places for several GPUs where they are scarce."""
+    blocks = naive_lookahead.blocks(node, mix) if market.block_permille else 0
+    return naive.starved(node, mix) - market.block_permille * naive.FEED_MILLI * blocks
+
+
 def cost_w(node, slots, task, mix, market):
     """The cost of tests.naive and what the look-ahead adds, with integers subtracted before any division."""
-
-    def starved(node):
-        return max(0, 10 * free_gpu(node) - node.cpu_free)
-
     after = naive.placed(node, slots, task)
     fragments = naive.fragmentation(after, mix) - naive.fragmentation(node, mix)
     total = max(1, sum(entry.weight for entry in mix))
-    stranded = (starved(after) - starved(node)) / 10_000
+    stranded = (starved(after, mix, market) - starved(node, mix, market)) / naive.STRANDED_UNIT
     added_w = naive.node_power(after) - naive.node_power(node)
     lost = naive_lookahead.lost(node, slots, task, mix, market.offers) / total
     taken = sum(task.gpu_milli for slot in slots if node.gpus[slot].model in market.scarce) / 1000

@@ -3,6 +3,8 @@
 Owns the command. Writes summary.csv, savings.csv, runs.csv, curves.csv, bounds.csv
 and, where published results lie beside the lists, published.csv; pictures too.
 FGD is what savings are measured against: it runs even if it was not asked for.
+With --mixes N, mixes drawn from the lists (bench.openb.mixes) take the place of the traces: ours beside FGD and the
+best mix of PWR on each, in mixes.csv.
 """
 
 import sys
@@ -15,6 +17,7 @@ import numpy as np
 
 from bench.openb import report
 from bench.openb.measure import Bounds, figures, mean_bounds
+from bench.openb.mix_comparison import compare_mixes
 from bench.openb.published import distances, plain_policy, results_folder
 from bench.openb.runs import BoundJob, BoundResult, Job, Result, everything
 from bench.openb.traces import load_trace, trace_names
@@ -124,6 +127,7 @@ def _run_row(outcome: Outcome, trace: TraceArrays, run: Result) -> report.RunRow
         run.policy,
         run.seed,
         judged.saving_mean_pct,
+        judged.saving_per_gpu_pct,
         judged.alloc_100_pct,
         judged.alloc_130_pct,
         run.placed,
@@ -192,10 +196,22 @@ def _draw(outcome: Outcome, rows: Sequence[report.Row], out: Path) -> None:
 @click.option("--policies", default="all", help="names of policies, with commas")
 @seeds_option(len(SEEDS), f"how many, from {SEEDS[0]} up")
 @click.option("--bound-seeds", default=2, help="how many of them get bounds; 0 for none")
+@click.option("--mixes", default=0, help="how many mixes to draw in place of the traces")
+@click.option("--seed", default=1, help="of the mixes")
 @processes_option
 @plots_option
 def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
+    if options.mixes:
+        if (
+            not (0 < options.mixes <= _SEEDS_MOST and 0 <= options.seed <= _SEEDS_MOST)
+            or options.seeds < 1
+            or options.processes < 1
+        ):
+            raise Unusable(
+                f"draw 1 to {_SEEDS_MOST} mixes by a seed from 0 to {_SEEDS_MOST}, with at least one order of arrival"
+            )
+        return compare_mixes(options)
     outcome = _work(options)
     rows = _write(outcome, options.out)
     print(f"{report.table(rows)}\n\n{_compare(outcome, options.data, options.out)}")

@@ -5,7 +5,8 @@ know policies, files or how a run was made.
 
 Theory: the curves are those of eelgrid_controller.replay.run_statistics, averaged over seeds first; then
     GRAR(x)   = mean allocated GPU / mean arrived GPU
-A saving past x = 0.9 is partly work refused, so watts per allocated GPU go with it.
+A saving is partly work refused, at low loads too where tasks may use few models, so
+the saving in watts for each allocated GPU goes with it, and those watts past x = 0.9.
 
 Source: Lettich et al., CCGrid 2025 (arXiv 2412.17484), for EOPC and GRAR;
 Weng et al., USENIX ATC'23, for the allocation of what arrived.
@@ -43,6 +44,7 @@ __all__ = [
     "figures",
     "mean_bounds",
     "mean_curves",
+    "saving_per_gpu_pct",
     "saving_share",
     "value_at",
 ]
@@ -64,6 +66,7 @@ class Figures(NamedTuple):
     """The numbers of one policy on one trace; a gap is None where no bound applies."""
 
     saving_mean_pct: float
+    saving_per_gpu_pct: float  # of watts for each allocated GPU: who refuses work saves nothing by it
     saving_pct: tuple[float, ...]  # at SAVING_X
     grar_1: float
     alloc_100_pct: float
@@ -99,6 +102,19 @@ def _gpu_w(power_w: float, gpus: float) -> float:
     return power_w / gpus if gpus > 0.0 else math.inf
 
 
+def saving_per_gpu_pct(mine: ArrivalCurves, reference: ArrivalCurves) -> float:
+    """The saving in watts for each allocated GPU, in per cent, over the loads of the mean saving; nan where none is allocated.
+
+    Watts go with the work that is taken: a policy that refuses a part of what arrives draws less for less.
+    """
+    between = (GRID > MEAN_FIRST - 1e-9) & (GRID < MEAN_LAST + 1e-9)
+    held, theirs = mine.allocated[between], reference.allocated[between]
+    if not (held.all() and theirs.all()):
+        return math.nan
+    saved = 1.0 - (mine.power_w[between] / held) / (reference.power_w[between] / theirs)
+    return float(100.0 * saved.mean())
+
+
 def figures(
     mine: ArrivalCurves, reference: ArrivalCurves, gpus: int, bounded: tuple[ArrivalCurves, Bounds] | None = None
 ) -> Figures:
@@ -110,6 +126,7 @@ def figures(
     allocated_1 = value_at(mine.allocated, 1.0)
     return Figures(
         saving_mean_pct=saving_mean_pct(mine, reference),
+        saving_per_gpu_pct=saving_per_gpu_pct(mine, reference),
         saving_pct=tuple(value_at(saved, x) for x in SAVING_X),
         grar_1=allocated_1 / value_at(mine.arrived, 1.0),
         alloc_100_pct=100.0 * allocated_1,

@@ -52,6 +52,7 @@ class RunRow(NamedTuple):
     policy: str
     seed: int
     saving_mean_pct: float
+    saving_per_gpu_pct: float
     alloc_100_pct: float
     alloc_130_pct: float
     placed: int
@@ -75,6 +76,7 @@ def write_summary(path: Path, rows: Iterable[Row]) -> None:
                 "policy": row.policy,
                 "seeds": row.seeds,
                 "saving_mean_pct": _cell(row.figures.saving_mean_pct, 3),
+                "saving_per_gpu_pct": _cell(row.figures.saving_per_gpu_pct, 3),
                 "grar_1": _cell(row.figures.grar_1, 5),
                 "alloc_100_pct": _cell(row.figures.alloc_100_pct, 3),
                 "alloc_130_pct": _cell(row.figures.alloc_130_pct, 3),
@@ -106,7 +108,7 @@ def write_runs(path: Path, rows: Iterable[RunRow]) -> None:
         path,
         RunRow._fields,
         (
-            (*row[:3], *(f"{value:.3f}" for value in row[3:6]), *row[6:8], *(f"{value:.3f}" for value in row[8:]))
+            (*row[:3], *(f"{value:.3f}" for value in row[3:7]), *row[7:9], *(f"{value:.3f}" for value in row[9:]))
             for row in rows
         ),
     )
@@ -167,6 +169,7 @@ def table(rows: Iterable[Row]) -> str:
             "policy": row.policy,
             "seeds": row.seeds,
             "saving": _cell(row.figures.saving_mean_pct, 2),
+            "per GPU": _cell(row.figures.saving_per_gpu_pct, 2),
             **{f".{round(10 * x)}": _cell(value, 1) for x, value in zip(SAVING_X, row.figures.saving_pct, strict=True)},
             "GRAR": _cell(row.figures.grar_1, 4),
             "at 100": _cell(row.figures.alloc_100_pct, 2),

@@ -198,6 +198,8 @@ STATE = record_dtype(
     ("options", np.int64),  # slots that differ
     ("most_free", np.int64),  # milli-GPU of the slot that has most
     ("gain", np.int64),  # G of the look-ahead, weighted, by the offers in force
+    ("stranded", np.int64),  # GPU that the free CPU does not feed, in the unit of the term
+    ("idle", np.int64),  # GPUs
 )
 
 # What a group of the mix can use in a state.
@@ -248,6 +250,9 @@ SCALARS = record_dtype(
     ("shifts", np.int64),  # tasks that came or left since offers were quoted, -1 before the first quote
     ("scarce_models", np.int64),  # bits of those that others will need
     ("capacity_milli", np.int64),  # of all GPUs
+    ("cpu_capacity", np.int64),  # milli, of all nodes
+    ("scarce_blocks", np.int64),  # 1 where the mix asks for more blocks of idle GPUs than the nodes are
+    ("block_permille", np.int64),  # what a place for several GPUs counts in stranding now
     ("captive_unions", np.int64),  # how many of `captive` are such
     ("captive_sets", np.int64),
     ("captive_milli", np.int64),  # the sum of what they ask for
@@ -269,6 +274,16 @@ class GroupArrays(NamedTuple):
     weight: Ints  # (F, L, Q) of a group's classes that a level of CPU serves
     cpu_sizes: Ints  # sizes of CPU in the mix, ascending, and beyond the last the largest number
     quick_level: Ints  # the level that whole vCPUs reach, for a quick start
+
+
+class FeedArrays(NamedTuple):
+    """The GPU classes of the mix as nodes of a family feed them; those that need most CPU for a GPU first, 0 beyond the last."""
+
+    gpu: Ints  # (F, C) share of the demand for GPU, FEED_SHARE in all
+    cpu: Ints  # (F, C) of it what a milli-CPU feeds, in thousandths of a milli-GPU
+    block_gpus: Ints  # (F, C) GPUs of each class that asks for several and may use all models of the family
+    block_cpu: Ints  # (F, C) milli
+    block_worth: Ints  # (F, C) of a place for one of them: its GPUs by its share of the demand
 
 
 class ClassArrays(NamedTuple):
@@ -306,6 +321,7 @@ class EngineArrays(NamedTuple):
     kinds: Records  # (K,) KIND
     groups: GroupArrays
     classes: ClassArrays
+    feed: FeedArrays
     class_weight: Ints  # (C,)
     relief: Records  # (M + 1, L) RELIEF
     captive: Records  # (D,) CAPTIVE

@@ -23,9 +23,9 @@ order, so only real mixes are scaled.
 `pwrA` is PWR with weight A and FGD with 1000 - A, for any whole A from 1 to 999;
 the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs,
 unless it is given other weights: a watt as 1; fragmentation not at all, since the
-look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 50 W,
-and as up to 1,000 W when the fleet is fuller than 70 %; a watt that the next task
-would have saved as 0.7; a GPU of a scarce model as 500 W. docs/explanation/placement.md has the why.
+look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 100 W,
+and as up to 2,000 W when the fleet is fuller than 70 %; a watt that the next task
+would have saved as a watt; a GPU of a scarce model as 500 W. docs/explanation/placement.md has the why.
 """
 
 import re
@@ -218,7 +218,7 @@ _KNOWN: dict[str, tuple[int, tuple[float, ...]]] = {
     "fgd": _mix(0),
     "pwr": _mix(_MIX_TOTAL),
     **{f"pwr{power}": _mix(power) for power in _PUBLISHED_MIXES},
-    "eelgrid": (EELGRID, (1.0, 0.0, 50.0, 0.7, 500.0, 1000.0)),
+    "eelgrid": (EELGRID, (1.0, 0.0, 100.0, 1.0, 500.0, 2000.0)),
 }
 
 

@@ -97,7 +97,7 @@ class CandidateIndex:
         rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
         placed = NodeColumns(self._shape, rank, nodes.memory_free.copy())
         expected = build_expected_mix(mix, shapes.families)
-        self._mean = expected.mean
+        self._expected = expected
         self._run = build_engine(shapes, kinds, expected, placed, policy)
         # Kind by what it asks for, the latest last.
         self._kinds: dict[tuple[Task, int], int] = {}
@@ -124,7 +124,7 @@ class CandidateIndex:
             reshaped |= code != self._shape[row]
             self._shape[row] = code
         if reshaped:  # a GPU was lost, or came back
-            fill_fleet_scalars(self._run.scalars, self._run.shapes[self._shape], self._mean)
+            fill_fleet_scalars(self._run.scalars, self._run.shapes[self._shape], self._expected)
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
 

@@ -2,7 +2,7 @@
 
 power          watts, as eelgrid_kernels.node_cost has them
 fragmentation  F = sum_t f_t * frag(n, t), the same
-stranding      GPUs that the free CPU can no longer feed, the same
+stranding      GPUs that the free CPU cannot feed, and places for several GPUs where they are scarce
 lookahead      minus G, the watts that the next task would save here (eelgrid_kernels.cost_terms)
 scarcity       GPUs taken of models that others will need (eelgrid_kernels.opportunity_prices)
 
@@ -15,6 +15,21 @@ by level of CPU. With n GPUs usable to a group and u milli free on them,
 
 so that a choice costs one pass over some 15 groups instead of up to a hundred
 classes. All in whole numbers: exact, whatever the order of summation.
+
+Theory of S: how much CPU a GPU needs is what the tasks need that will use it. If the
+free GPU g of a node were given to one class t, with r_t of CPU for each GPU, the free
+CPU c would leave max(0, g - c / r_t) of it without any; the mean over the classes that
+the node's models serve, each by its share d_t of the demand for GPU, is
+
+    S(n) = sum_t d_t max(0, g - c / r_t)
+
+so that no constant says how much CPU feeds a GPU: nodes with CPU in plenty strand
+nothing, and the nearer c comes to what the hungriest classes need, the dearer it is.
+Where the mix asks for more blocks than the nodes are (eelgrid_kernels.engine_setup),
+the places that a node has for classes with several GPUs count besides, by
+block_permille of what they could hold:
+
+    S(n) - sum_t d_t k_t min(floor(idle GPUs / k_t), floor(c / cpu_t))    over classes with k_t > 1
 
     G(n) = sum_t f_t * max(0, offer_t - dP(n, t))
 
@@ -47,7 +62,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, ClassArrays, EngineArrays, GroupArrays
+from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, ClassArrays, EngineArrays, FeedArrays, GroupArrays
 from eelgrid_kernels.compilation import inlined_kernel, kernel_sum, lean_kernel
 
 WHOLE = 1000  # milli-GPU
@@ -55,7 +70,9 @@ MILLI_PER_CORE, CORES_PER_PACKAGE = 2000, 16
 CPU_PACKAGE_IDLE_W, CPU_PACKAGE_FULL_W = 15.0, 120.0
 PACKAGE_W = CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W  # that waking one adds
 PACKAGE_MILLI = MILLI_PER_CORE * CORES_PER_PACKAGE
-FEED = 10  # a GPU is fed by 10 vCPU: milli-CPU per milli-GPU
+FEED_SHARE = 10_000  # all demand for GPU, which the classes have shares of
+FEED_MILLI = 1000  # what a milli-CPU feeds is in thousandths
+STRANDED_UNIT = float(FEED_SHARE * FEED_MILLI * WHOLE)  # of the term, in a GPU
 
 
 @inlined_kernel
@@ -166,6 +183,45 @@ def _gain_mixed(run: EngineArrays, row: int, cpu_free: int, slot: int, kind: int
 
 
 @inlined_kernel
+def sum_stranded(feed: FeedArrays, family: int, gpu_free: int, cpu_free: int) -> int:
+    """S of a node of a family with so much free milli-GPU and milli-CPU, in the unit of the term."""
+    sum_ = 0
+    for t in range(feed.gpu.shape[1]):
+        short = FEED_MILLI * feed.gpu[family, t] * gpu_free - feed.cpu[family, t] * cpu_free
+        if short <= 0:  # those beyond need less CPU
+            break
+        sum_ += short
+    return sum_
+
+
+@lean_kernel
+def count_blocks(feed: FeedArrays, family: int, idle: int, cpu_free: int) -> int:
+    """The places that a node of a family has for classes with several GPUs, by their worth."""
+    sum_ = 0
+    for t in range(feed.block_gpus.shape[1]):
+        if feed.block_gpus[family, t] == 0:
+            break
+        places = idle // feed.block_gpus[family, t]
+        if feed.block_cpu[family, t] > 0:
+            places = min(places, cpu_free // feed.block_cpu[family, t])
+        sum_ += feed.block_worth[family, t] * places
+    return sum_
+
+
+@inlined_kernel
+def _added_stranding(run: EngineArrays, row: int, cpu_left: int, gpu_asked: int, opened: int) -> int:
+    """What a task adds to S that leaves so much CPU, asks for so much GPU and opens so many idle ones."""
+    state, permille = run.states[row], run.scalars[0].block_permille
+    family = run.shapes[state.shape_row].family
+    stranded = sum_stranded(run.feed, family, state.total_free - gpu_asked, cpu_left) - state.stranded
+    if permille > 0 and state.idle > 1:
+        before = count_blocks(run.feed, family, state.idle, state.cpu_free)
+        after = count_blocks(run.feed, family, state.idle - opened, cpu_left)
+        stranded += permille * FEED_MILLI * (before - after)
+    return stranded
+
+
+@inlined_kernel
 def served_level(groups: GroupArrays, cpu_free: int) -> int:
     """How many of the sizes of CPU in the mix are at most so much."""
     level = groups.quick_level[min(max(0, cpu_free) // 1000, groups.quick_level.shape[0] - 1)]
@@ -262,12 +318,13 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
     family = run.shapes[state.shape_row].family
     for q in range(run.usable.shape[1]):
         run.usable[row, q].gpus = run.usable[row, q].milli = 0
-    total = options = most = 0
+    total = options = most = idle = 0
     for slot in range(run.added_w.shape[1]):
         model, free = run.slot_model[state.shape_row, slot], run.gpu_free[row, slot]
         if model < 0:
             continue
         total += free
+        idle += 1 if free == WHOLE else 0
         most = max(most, free)
         if not _is_like_another(run, row, slot, options):
             run.distinct_slots[row, options] = slot
@@ -276,7 +333,8 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
             if groups.allows[family, model, q] != 0 and free >= groups.gpu_milli[family, q]:
                 run.usable[row, q].gpus += 1
                 run.usable[row, q].milli += free
-    state.options, state.total_free, state.most_free = options, total, most
+    state.options, state.total_free, state.most_free, state.idle = options, total, most, idle
+    state.stranded = sum_stranded(run.feed, family, total, state.cpu_free)
     state.served = _served_milli(run, row, state.cpu_free, NO_CHANGE)
     refresh_gain(run, row)
 
@@ -329,10 +387,11 @@ def compute_added_terms(
         state.cpu_free,
         state.cpu_free - asked.cpu_milli,
     )
-    gpu_w, model, was, several, scarce = 0.0, 0, 0, False, 0
+    gpu_w, model, was, several, scarce, opened = 0.0, 0, 0, False, 0, 0
     if count == 1:
         model, was = run.slot_model[shape_row, slot], run.gpu_free[row, slot]
         gpu_w = run.added_w[shape_row, slot] if was == WHOLE else 0.0
+        opened = 1 if was == WHOLE else 0
         scarce = milli * (scalars.scarce_models >> model & 1)
     elif count > 1:
         several = shape.models & (shape.models - 1) != 0 or milli < WHOLE
@@ -342,6 +401,7 @@ def compute_added_terms(
             fits = run.slot_model[shape_row, other] >= 0 and run.gpu_free[row, other] >= milli
             if fits and asked.models >> model & 1:
                 gpu_w += run.added_w[shape_row, other] if run.gpu_free[row, other] == WHOLE else 0.0
+                opened += 1 if run.gpu_free[row, other] == WHOLE else 0
                 scarce += milli * (scalars.scarce_models >> model & 1)
                 taken += 1
                 if taken == count:
@@ -349,7 +409,7 @@ def compute_added_terms(
         was = WHOLE
     packages = active_packages(shape.cpu_capacity, cpu_left) - active_packages(shape.cpu_capacity, cpu_free)
     gpu_asked, fragments, lost = count * milli, 0, 0.0
-    stranded = max(0, FEED * (state.total_free - gpu_asked) - cpu_left) - max(0, FEED * state.total_free - cpu_free)
+    stranded = _added_stranding(run, row, cpu_left, gpu_asked, opened)
     if scalars.weights[FRAGMENTATION] != 0.0:
         if several:
             served = _served_after_several(run, kind, row)

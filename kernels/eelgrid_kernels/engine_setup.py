@@ -5,6 +5,7 @@ shapes and tasks come from.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from eelgrid_kernels.arrays import (
     ClassArrays,
     CostIndex,
     EngineArrays,
+    FeedArrays,
     Floats,
     GroupArrays,
     Ints,
@@ -34,7 +36,8 @@ from eelgrid_kernels.arrays import (
     Records,
 )
 from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
-from eelgrid_kernels.cost_terms import FEED, SEVERAL, WHOLE
+from eelgrid_kernels.cost_terms import SEVERAL, STRANDED_UNIT, WHOLE
+from eelgrid_kernels.node_cost import feed_by_cpu, feed_share
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
@@ -71,11 +74,21 @@ class CaptiveDemand(NamedTuple):
     milli: int  # the sum of what they ask for
 
 
+class BlockDemand(NamedTuple):
+    """A class that asks for several GPUs."""
+
+    gpus: int
+    cpu_milli: int
+    demand: Fraction  # tasks of the class in each milli-GPU that the mix asks for
+
+
 class ExpectedMix(NamedTuple):
     """The typical mix, class by class and as groups of classes."""
 
     groups: GroupArrays
     classes: ClassArrays
+    feed: FeedArrays
+    blocks: tuple[BlockDemand, ...]
     class_weight: Ints  # (C,)
     captive: CaptiveDemand
     fragmentation_scale: float  # what F is divided by
@@ -137,6 +150,8 @@ def build_expected_mix(mix: Mix, families: Sequence[int]) -> ExpectedMix:
     return ExpectedMix(
         _build_groups(mix, families),
         _build_classes(mix),
+        _build_feed(mix, families),
+        _list_blocks(mix),
         np.ascontiguousarray(mix.weight, np.int64),
         _find_captive_demand(mix),
         mix.total * float(WHOLE),
@@ -167,6 +182,54 @@ def _build_groups(mix: Mix, families: Sequence[int]) -> GroupArrays:
             for t in classes:
                 groups.weight[family, int(np.searchsorted(sizes, mix.cpu_milli[t])) + 1 :, q] += mix.weight[t]
     return groups
+
+
+def _build_feed(mix: Mix, families: Sequence[int]) -> FeedArrays:
+    """What CPU feeds, by family of nodes: a class counts where one of the models serves it, a block where all do."""
+    asked = (mix.weight * mix.gpu_count * mix.gpu_milli).tolist()
+    each = (mix.gpu_count * mix.gpu_milli).tolist()
+    feed = FeedArrays(*(np.zeros((len(families), max(1, len(asked))), np.int64) for _ in FeedArrays._fields))
+    for family, bits in enumerate(families):
+        models = [model for model in range(mix.allows.shape[0]) if bits >> model & 1]
+        served = [t for t in range(len(asked)) if asked[t] and any(mix.allows[model, t] for model in models)]
+        total, fed = sum(asked[t] for t in served), []
+        for t in served:
+            share = feed_share(asked[t], total)
+            if share and mix.cpu_milli[t] > 0:
+                fed.append((share, feed_by_cpu(share, each[t], int(mix.cpu_milli[t]))))
+        fed.sort(key=lambda pair: Fraction(*pair), reverse=True)
+        for place, pair in enumerate(fed):
+            feed.gpu[family, place], feed.cpu[family, place] = pair
+        blocks = [t for t in served if mix.gpu_count[t] > 1 and all(mix.allows[model, t] for model in models)]
+        for place, t in enumerate(blocks):
+            feed.block_gpus[family, place], feed.block_cpu[family, place] = mix.gpu_count[t], mix.cpu_milli[t]
+            feed.block_worth[family, place] = int(mix.gpu_count[t]) * feed_share(asked[t], sum(asked))
+    return feed
+
+
+def _list_blocks(mix: Mix) -> tuple[BlockDemand, ...]:
+    asked = int(np.sum(mix.weight * mix.gpu_count * mix.gpu_milli))
+    rows = zip(mix.gpu_count.tolist(), mix.cpu_milli.tolist(), mix.weight.tolist(), strict=True)
+    return tuple(BlockDemand(gpus, cpu, Fraction(weight, asked)) for gpus, cpu, weight in rows if gpus > 1)
+
+
+def are_blocks_scarce(shapes: Records, blocks: Sequence[BlockDemand]) -> bool:
+    """Whether the mix, filling all nodes (N,), asks for more places for several GPUs than the nodes have when empty.
+
+    Each class is asked for as a part of the places that the nodes would have for it alone; together more than all of
+    them is too much. Models are of no account, and a class that fits no node is left out.
+    """
+    columns = np.column_stack([shapes["width"], shapes["cpu_capacity"]])
+    kinds, nodes = np.unique(columns, axis=0, return_counts=True)
+    empty = list(zip(kinds.tolist(), nodes.tolist(), strict=True))
+    capacity, used = int(shapes["width"].sum()) * WHOLE, Fraction(0)
+    for block in blocks:
+        places = 0
+        for (width, cpu), count in empty:
+            fitting = width // block.gpus
+            places += count * (min(fitting, cpu // block.cpu_milli) if block.cpu_milli else fitting)
+        used += capacity * block.demand / places if places else 0
+    return used > 1
 
 
 def _build_classes(mix: Mix) -> ClassArrays:
@@ -201,12 +264,13 @@ def _mean(mix: Mix) -> tuple[float, float]:
     return gpu, float(np.sum(mix.weight * mix.cpu_milli)) / total
 
 
-def fill_fleet_scalars(scalars: Records, shapes: Records, mean: tuple[float, float]) -> None:
-    """Put into the scalars what follows from the shapes of all nodes (N,): their GPUs, and how far ahead to look."""
-    gpu, cpu = mean
+def fill_fleet_scalars(scalars: Records, shapes: Records, expected: ExpectedMix) -> None:
+    """Put into the scalars what follows from the shapes of all nodes (N,): GPUs and CPU, scarce blocks, how far to look."""
+    gpu, cpu = expected.mean
     gpu_milli, cpu_milli = int(shapes["width"].sum()) * WHOLE, int(shapes["cpu_capacity"].sum())
     tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
     scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
+    scalars["cpu_capacity"], scalars["scarce_blocks"] = cpu_milli, are_blocks_scarce(shapes, expected.blocks)
 
 
 def _random_seed(rank: Ints) -> int:
@@ -231,7 +295,7 @@ def _build_scalars(expected: ExpectedMix, policy: PlacementPolicy, rank: Ints) -
     weight, captive = int(expected.class_weight.sum()), expected.captive
     scalars["mix_weight"], scalars["captive_milli"] = weight, captive.milli
     scalars["captive_unions"], scalars["captive_sets"] = captive.unions, captive.sets
-    scalars["scale"] = (1.0, expected.fragmentation_scale, FEED * float(WHOLE), max(1, weight), WHOLE, 1.0)
+    scalars["scale"] = (1.0, expected.fragmentation_scale, STRANDED_UNIT, max(1, weight), WHOLE, 1.0)
     given = np.zeros(WEIGHTS)
     given[: len(policy.weights)] = policy.weights
     if len(policy.weights) <= STRANDING_WHEN_FULL:  # stranding weighs the same at any load
@@ -264,7 +328,7 @@ def build_engine(
     states = np.zeros(rows, STATE)
     states["root"] = -1
     scalars = _build_scalars(expected, policy, nodes.rank)
-    fill_fleet_scalars(scalars, shapes.rows[nodes.shape], expected.mean)
+    fill_fleet_scalars(scalars, shapes.rows[nodes.shape], expected)
     groups, wanted = expected.groups, expected.classes.wanted
     power, fragmentation = scalars["weights"][0, :2].tolist()
     return EngineArrays(
@@ -279,6 +343,7 @@ def build_engine(
         kinds=kinds,
         groups=groups,
         classes=expected.classes,
+        feed=expected.feed,
         # A copy: a mix of read-only arrays would be a type of its own, for which everything is compiled once more.
         class_weight=expected.class_weight.copy(),
         relief=np.zeros((wanted.shape[0], groups.weight.shape[1]), RELIEF),

@@ -17,8 +17,8 @@ dF  fragmentation added, in thousandths of a GPU: F(n) = sum_t f_t * frag(n, t)
     no GPU, or n lacks the CPU, or fewer than t's number of GPUs are usable; else
     the free GPU that t cannot use. A GPU is usable to t if its model is allowed
     and its free share is large enough. (Weng et al., USENIX ATC'23, section 4.)
-dS  GPUs stranded: S(n) = max(0, 10 vCPU * free GPU - free CPU) / 10 vCPU, the
-    free GPUs that the node's free CPU can no longer feed.
+dS  GPUs stranded, S(n) of eelgrid_kernels.cost_terms: the free GPUs that the node's
+    free CPU cannot feed, in the mean over the classes of the mix by their demand.
 
 F is kept as an integer, sum over classes of weight * frag with whole weights,
 so that it is exact and two equal nodes cost the same to the last bit. Ties go
@@ -29,7 +29,14 @@ import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, MoveNodes, Nodes, ReplicaRequests, Task, TermPrices
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel, nogil_kernel
-from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, FEED, active_packages
+from eelgrid_kernels.cost_terms import (
+    CPU_PACKAGE_FULL_W,
+    CPU_PACKAGE_IDLE_W,
+    FEED_MILLI,
+    FEED_SHARE,
+    STRANDED_UNIT,
+    active_packages,
+)
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64
@@ -161,6 +168,44 @@ def replica_room(nodes: Nodes, task: Task, allows: Ints, most: int) -> int:
     return room
 
 
+@inlined_kernel
+def feed_share(asked: int, total: int) -> int:
+    """A class's share of the demand for GPU, rounded, in FEED_SHARE."""
+    return (2 * FEED_SHARE * asked + total) // (2 * total)
+
+
+@inlined_kernel
+def feed_by_cpu(share: int, gpu_milli: int, cpu_milli: int) -> int:
+    """What a milli-CPU feeds of a class that asks for so much GPU and CPU, by its share, in thousandths of a milli-GPU."""
+    return max(1, share * gpu_milli * FEED_MILLI // cpu_milli)
+
+
+@inlined_kernel
+def _is_served(nodes: Nodes, mix: Mix, node: int, t: int) -> bool:
+    """Whether some GPU of the node that takes tasks is of a model that a GPU class may use."""
+    if mix.gpu_count[t] > 0:
+        for slot in range(nodes.gpu_state.shape[1]):
+            if nodes.gpu_state[node, slot] == GPU_PLACEABLE and mix.allows[nodes.gpu_model[node, slot], t] != 0:
+                return True
+    return False
+
+
+@lean_kernel
+def stranded_gpus(nodes: Nodes, mix: Mix, node: int, gpu_free: int) -> float:
+    """S of a node with so much free milli-GPU."""
+    total = sum_ = 0
+    for t in range(mix.weight.shape[0] if gpu_free > 0 else 0):
+        if _is_served(nodes, mix, node, t):
+            total += mix.weight[t] * mix.gpu_count[t] * mix.gpu_milli[t]
+    for t in range(mix.weight.shape[0] if total > 0 else 0):
+        if mix.cpu_milli[t] > 0 and _is_served(nodes, mix, node, t):
+            asked = mix.gpu_count[t] * mix.gpu_milli[t]
+            share = feed_share(mix.weight[t] * asked, total)
+            fed = feed_by_cpu(share, asked, mix.cpu_milli[t]) * nodes.cpu_free[node]
+            sum_ += max(0, FEED_MILLI * share * gpu_free - fed)
+    return sum_ / STRANDED_UNIT
+
+
 # Whole free GPUs that are a block, the usual node. Measured: four, which is easier to have, makes less room for eight.
 BLOCK_LEAST = 8
 
@@ -174,7 +219,7 @@ def node_terms(nodes: Nodes, mix: Mix, node: int, fragments: bool) -> tuple[floa
             total += nodes.gpu_free[node, slot]
             whole += nodes.gpu_free[node, slot] == GPU_WHOLE_MILLI
     fragmented = node_fragmentation(nodes, mix, node) / (mix.total * 1000.0) if fragments else 0.0
-    stranded = max(0, FEED * total - nodes.cpu_free[node]) / (FEED * 1000.0)
+    stranded = stranded_gpus(nodes, mix, node, total)
     in_blocks = float(whole) if whole >= BLOCK_LEAST and nodes.available[node] else 0.0
     return node_power(nodes, node), fragmented, stranded, -in_blocks
 

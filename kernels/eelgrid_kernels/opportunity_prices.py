@@ -19,7 +19,11 @@ scarce   If the free GPUs were filled by the typical mix, some models may not su
          is scarce: these are the dual prices, 1 and 0, of the LP that allocates the
          expected demand by model (Hall's condition names the set; the LP is a flow).
 stranding weighs its given weight up to a load of RISE, and from there in a straight
-         line to the given weight of a full fleet.
+         line to the given weight of a full fleet. The load is that of GPUs or of CPU,
+         whichever is the higher: a fleet without CPU has no GPU to give. Where blocks
+         are scarce, a place for several GPUs weighs BLOCK_PART of the given weight up to
+         RISE, and from there in a straight line that of a full fleet: at low load, work
+         that breaks a block saves power, and there are others.
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
 than MOVED_LEAST_W in the mean stay as they are, and the load counts in steps, so
 that what is known of costs stays good: the larger the fleet, the longer.
@@ -33,13 +37,14 @@ from eelgrid_kernels.arrays import (
     STRANDING,
     STRANDING_WHEN_FULL,
     EngineArrays,
+    FeedArrays,
     Ints,
     Records,
     record_dtype,
 )
 from eelgrid_kernels.compilation import inlined_kernel, kernel, lean_kernel
 from eelgrid_kernels.cost_terms import (
-    FEED,
+    FEED_MILLI,
     NO_KIND,
     NO_SLOT,
     PACKAGE_MILLI,
@@ -52,6 +57,7 @@ from eelgrid_kernels.cost_terms import (
 )
 
 RISE_PERMILLE = 700
+BLOCK_PART = 0.1
 TOLERANCE = 0.02
 PARTS = 10  # of a horizon between quotes
 MOVED_LEAST_W = 10.0
@@ -161,19 +167,22 @@ def _scarce(run: EngineArrays, free: Ints) -> int:
 
 @lean_kernel
 def _sum_free(run: EngineArrays, free: Ints) -> int:
-    """Free milli-GPU of each model that takes tasks into free (M,), in place; returns what all nodes hold."""
-    held = run.scalars[0].capacity_milli
+    """Free milli-GPU of each model that takes tasks into free (M,), in place; returns the load of all nodes, in thousandths."""
+    scalars = run.scalars[0]
+    held, cpu_held = scalars.capacity_milli, scalars.cpu_capacity
     for row in range(run.scalars[0].rows):
         state = run.states[row]
         if state.root < 0:
             continue
         size = run.nodes[state.root].tree_size
         held -= size * state.total_free
+        cpu_held -= size * state.cpu_free
         for slot in range(run.added_w.shape[1]):
             model = run.slot_model[state.shape_row, slot]
             if model >= 0 and state.closed == 0:
                 free[model] += size * run.gpu_free[row, slot]
-    return int(held)
+    load = held * 1000 // max(1, scalars.capacity_milli)
+    return int(max(load, cpu_held * 1000 // max(1, scalars.cpu_capacity)))
 
 
 @kernel
@@ -181,7 +190,7 @@ def compute_prices(run: EngineArrays, offers: Ints) -> tuple[int, int]:
     """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load in thousandths."""
     scalars, weight = run.scalars[0], run.class_weight
     free = np.zeros(run.classes.wanted.shape[0] - 1, np.int64)
-    held = _sum_free(run, free)
+    load = _sum_free(run, free)
     room = np.zeros(scalars.rows * run.added_w.shape[1] + 1, OPENING)
     openings = room[: _list_openings(run, room)]
     nodes, total = np.zeros(_WATTS_MOST + 1, np.int64), 0
@@ -196,7 +205,6 @@ def compute_prices(run: EngineArrays, offers: Ints) -> tuple[int, int]:
     if scalars.shifts >= 0 and moved < MOVED_LEAST_W * total:
         for t in range(offers.shape[0]):
             offers[t] = int(run.classes.offers[t])
-    load = held * 1000 // max(1, scalars.capacity_milli)
     return _scarce(run, free), load - load % LOAD_STEP
 
 
@@ -213,18 +221,34 @@ def _spread(run: EngineArrays, offers: Ints) -> float:
 
 
 @lean_kernel
-def _loosen(run: EngineArrays, spread: float, cleared: int, heavier: float) -> None:
+def _bound_feed(feed: FeedArrays, width: int) -> tuple[int, int, int]:
+    """What a milli-GPU, a milli-CPU and all blocks of the widest node can change S by at most, in any family."""
+    gpu = cpu = blocks = 0
+    for family in range(feed.gpu.shape[0]):
+        own_gpu = own_cpu = own_blocks = 0
+        for t in range(feed.gpu.shape[1]):
+            own_gpu += FEED_MILLI * feed.gpu[family, t]
+            own_cpu += feed.cpu[family, t]
+            own_blocks += feed.block_worth[family, t] * (width // max(1, feed.block_gpus[family, t]))
+        gpu, cpu, blocks = max(gpu, own_gpu), max(cpu, own_cpu), max(blocks, own_blocks)
+    return gpu, cpu, blocks
+
+
+@lean_kernel
+def _loosen(run: EngineArrays, spread: float, cleared: int, heavier: float, lighter_blocks: float) -> None:
     """Note by how much costs known before may be too high now.
 
-    By the look-ahead, by models that are scarce no more, and by a stranding that weighs more, or less: a task strands at
-    most the GPUs that its CPU feeds, and saves at most its own.
+    By the look-ahead, by models that are scarce no more, by blocks that weigh less, and by a stranding that weighs more,
+    or less: a task strands at most the GPUs that its CPU feeds, and saves at most its own.
     """
     scale, weights = run.scalars[0].scale, run.scalars[0].weights
+    gpu_most, cpu_most, blocks_most = _bound_feed(run.feed, run.added_w.shape[1])
     for kind in range(run.kinds.shape[0]):
         asked = run.kinds[kind]
         gpu_asked = asked.gpu_count * asked.gpu_milli
-        fed = FEED * gpu_asked if heavier > 0.0 else asked.cpu_milli
+        fed = gpu_most * gpu_asked if heavier > 0.0 else cpu_most * asked.cpu_milli
         loose = spread * abs(weights[LOOKAHEAD]) / scale[LOOKAHEAD] + abs(heavier) * fed / scale[STRANDING]
+        loose += max(0.0, lighter_blocks) * FEED_MILLI * blocks_most / scale[STRANDING]
         if asked.models & cleared:
             loose += abs(weights[SCARCITY]) * gpu_asked / scale[SCARCITY]
         asked.loose += loose + LEAST_W
@@ -241,6 +265,12 @@ def apply_prices(run: EngineArrays, offers: Ints, scarce: int, load: int) -> Non
     changed = scalars.scarce_models != scarce or stranded_before != stranding
     scalars.scarce_models = scarce
     scalars.weights[STRANDING] = stranding
+    blocks_before, permille = stranded_before * scalars.block_permille, 0
+    if scalars.scarce_blocks != 0 and stranding > 0.0:
+        least = BLOCK_PART * given[STRANDING]
+        permille = int(1000.0 * (least + (given[STRANDING_WHEN_FULL] - least) * rise) / stranding)
+    changed |= permille != scalars.block_permille
+    scalars.block_permille = permille
     moved, spread = False, _spread(run, offers)
     for t in range(offers.shape[0]):
         moved |= run.classes.offers[t] != offers[t]
@@ -251,7 +281,7 @@ def apply_prices(run: EngineArrays, offers: Ints, scarce: int, load: int) -> Non
         if run.states[row].root >= 0:
             refresh_gain(run, row)
     if changed or moved:
-        _loosen(run, spread, cleared, stranding - stranded_before)
+        _loosen(run, spread, cleared, stranding - stranded_before, blocks_before - stranding * permille)
 
 
 @kernel

@@ -14,7 +14,7 @@ from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
-    "trace,policy,seeds,saving_mean_pct,grar_1,alloc_100_pct,alloc_130_pct,"
+    "trace,policy,seeds,saving_mean_pct,saving_per_gpu_pct,grar_1,alloc_100_pct,alloc_130_pct,"
     "gap_power_pct,gap_alloc_pp,decision_p50_us,decision_p99_us"
 )
 
@@ -89,6 +89,25 @@ def test_two_processes_give_the_same_curves_as_one(data, compared, tmp_path):
     assert {row["gap_power_pct"] for row in read_csv(tmp_path / "summary.csv")} == {""}
 
 
+def test_drawn_mixes_are_compared_with_fgd_and_the_best_pwr_mix(data, tmp_path, capsys):
+    for name in ("default", "gpuspec33"):
+        (tmp_path / task_list_name(name)).write_text((data / task_list_name("whole")).read_text())
+    (tmp_path / NODE_LIST).write_text((data / NODE_LIST).read_text())
+    out = tmp_path / "out"
+    arguments = ["--data", str(tmp_path), "--mixes", "2", "--seed", "5", "--seeds", "2", "--processes", "1"]
+    status = main([*arguments, "--out", str(out)])
+    rows = read_csv(out / "mixes.csv")
+    assert [row["mix"] for row in rows] == ["0", "1"]
+    for row in rows:
+        assert row["pwr"].startswith("pwr")
+        assert 0.0 < float(row["cpu_only"]) < 0.6
+        assert float(row["over_fgd"]) == pytest.approx(float(row["alloc"]) - float(row["fgd_alloc"]), abs=0.0011)
+        assert float(row["over_pwr"]) == pytest.approx(float(row["per_gpu"]) - float(row["pwr_per_gpu"]), abs=0.0011)
+    kept = all(float(row["over_fgd"]) >= -0.1 and float(row["over_pwr"]) >= 0.0 for row in rows)
+    assert status == (0 if kept else 1)
+    assert f"): {'met' if kept else 'MISSED'}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -96,6 +115,8 @@ def test_two_processes_give_the_same_curves_as_one(data, compared, tmp_path):
         (["--traces", "nowhere"], "there is no trace 'nowhere'; take one that is here: shares, whole"),
         (["--policies", ""], "an empty list of names"),
         (["--seeds", "0"], "1 to 1000 seeds"),
+        (["--mixes", "-1"], "draw 1 to 1000 mixes"),
+        (["--mixes", "2", "--seed", "-1"], "draw 1 to 1000 mixes"),
         (["--data", "/nonexistent"], f"/nonexistent: has no {NODE_LIST}"),
     ],
 )

@@ -104,6 +104,7 @@ def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scar
     candidates.apply_prices(offers, bits(scarce), load)
     market = naive_lookahead.Market(OURS.weights.tolist(), mix, MODELS)
     market.offers, market.scarce, market.load, market.shifts = offers, scarce, load, 0
+    market.weigh_blocks(cluster)
     assert candidates.weights == market.weights()
     fitting = [node for node in cluster if naive.verdict(node, task) is None]
     found = candidates.best_candidates(kind, 0, len(cluster))
@@ -207,11 +208,11 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
             assert prices == pytest.approx([float(model in chosen) for model in range(MODELS)], abs=1e-6)
 
 
-@pytest.mark.parametrize(("load", "expected"), [(0, 50.0), (700, 50.0), (850, 525.0), (1000, 1000.0)])
+@pytest.mark.parametrize(("load", "expected"), [(0, 100.0), (700, 100.0), (850, 1050.0), (1000, 2000.0)])
 def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.apply_prices([], 0, load)
-    assert candidates.weights == (1.0, 0.0, expected, 0.7, 500.0)
+    assert candidates.weights == (1.0, 0.0, expected, 1.0, 500.0)
 
 
 def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():

@@ -69,7 +69,7 @@ def test_the_potential_is_that_of_the_twin(seed, blocks):
         wanted = [
             naive.node_power(node),
             naive.fragmentation(node, case.mix) / (1000.0 * total),
-            naive.stranded(node),
+            naive.stranded(node, case.mix),
             -block(node),
         ]
         assert found == pytest.approx(wanted)

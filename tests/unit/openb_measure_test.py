@@ -123,16 +123,25 @@ def test_allocation_grar_watts_a_gpu_and_gaps():
     assert nothing.gpu_w == (math.inf,) * 3
 
 
+def test_a_saving_per_allocated_gpu_counts_no_work_that_was_refused():
+    """Half of the watts for half of the work saves nothing; the same watts for all of it neither."""
+    reference = _flat(1000.0, GRID)
+    assert measure.saving_per_gpu_pct(_flat(500.0, GRID / 2), reference) == pytest.approx(0.0)
+    assert measure.saving_per_gpu_pct(_flat(900.0, GRID), reference) == pytest.approx(10.0)
+    assert measure.saving_per_gpu_pct(_flat(900.0, GRID / 2), reference) == pytest.approx(-80.0)
+    assert math.isnan(measure.saving_per_gpu_pct(_flat(900.0, 0.0 * GRID), reference))
+
+
 def test_the_summary_has_the_columns_that_were_promised(tmp_path):
     figures = measure.figures(_flat(900.0), _flat(1000.0), gpus=10)
     rows = [report.Row("default", "pwr200", 10, figures, 12.345, 98.7)]
     report.write_summary(tmp_path / "summary.csv", rows)
     (line,) = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
     assert ",".join(line) == (
-        "trace,policy,seeds,saving_mean_pct,grar_1,alloc_100_pct,alloc_130_pct,"
+        "trace,policy,seeds,saving_mean_pct,saving_per_gpu_pct,grar_1,alloc_100_pct,alloc_130_pct,"
         "gap_power_pct,gap_alloc_pp,decision_p50_us,decision_p99_us"
     )
-    assert ",".join(line.values()) == "default,pwr200,10,10.000,1.00000,100.000,100.000,,,12.35,98.70"
+    assert ",".join(line.values()) == "default,pwr200,10,10.000,10.000,1.00000,100.000,100.000,,,12.35,98.70"
     report.write_savings(tmp_path / "savings.csv", rows)
     (line,) = csv.DictReader((tmp_path / "savings.csv").read_text().splitlines())
     assert (line["saving_pct_at_0.9"], line["w_per_allocated_gpu_at_0.90"]) == ("10.000", "100.000")
