@@ -99,14 +99,14 @@ def play_hour(slurm: SlurmCluster, jobs: Sequence[HourJob], speed: float) -> lis
     """Submits the jobs at their times, so many times faster, and returns how they ran."""
     begun_s, begun_wall_s = time.monotonic(), time.time()
 
-    def submit(job: HourJob) -> int:
-        script = slurm.folder / f"job-{job.run_s:.0f}.sh"
+    def submit(place: int, job: HourJob) -> int:
+        script = slurm.folder / f"job-{place}.sh"
         script.write_text(f"#!/bin/sh\nsleep {job.run_s / speed:.2f}\n")
         time.sleep(max(0.0, begun_s + job.submit_s / speed - time.monotonic()))
         return submit_job(slurm, script, job.gpus)
 
     with ThreadPoolExecutor(_SUBMITTERS) as pool:
-        numbers = list(pool.map(submit, jobs))
+        numbers = list(pool.map(submit, range(len(jobs)), jobs))
     wait_completed(slurm, len(jobs))
     log = read_log(slurm)
     moments, nodes = parse_moments(log), parse_nodes_of_jobs(log)
