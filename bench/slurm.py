@@ -79,7 +79,7 @@ def parse_moments(log: str) -> dict[str, dict[int, float]]:
 
 
 @contextmanager
-def _steer(slurm: SlurmCluster, folder: Path, poll_s: float) -> Iterator[Any]:
+def steer_slurm(slurm: SlurmCluster, folder: Path, poll_s: float) -> Iterator[Any]:
     """A controller that steers, once it holds the lease."""
     arguments = [
         "--listen", f"127.0.0.1:{free_port()}", "--metrics", "127.0.0.1:0", "--data", str(folder / "data"),
@@ -90,22 +90,24 @@ def _steer(slurm: SlurmCluster, folder: Path, poll_s: float) -> Iterator[Any]:
         yield process
 
 
-def _submit(slurm: SlurmCluster, script: Path, gpus: int) -> int:
+def submit_job(slurm: SlurmCluster, script: Path, gpus: int) -> int:
+    """Submits a script that opted in; returns the number of its job."""
     asked = (f"--gres=gpu:{gpus}",) if gpus else ()
     command = ["sbatch", "--parsable", "--comment=eelgrid", "--output=/dev/null", *asked, str(script)]
     done = subprocess.run(command, env=slurm.environment, check=True, capture_output=True, text=True, timeout=60)
     return int(done.stdout)
 
 
-def _read_log(slurm: SlurmCluster) -> str:
+def read_log(slurm: SlurmCluster) -> str:
+    """Returns what slurmctld has logged so far."""
     return (slurm.folder / "log" / "slurmctld.log").read_text(errors="replace")
 
 
-def _wait_completed(slurm: SlurmCluster, jobs: int) -> dict[str, dict[int, float]]:
+def wait_completed(slurm: SlurmCluster, jobs: int) -> dict[str, dict[int, float]]:
     """Waits until so many jobs have completed, by the log: Slurm has enough to answer."""
     deadline_s = time.monotonic() + _ROUND_S
     while True:
-        found = parse_moments(_read_log(slurm))
+        found = parse_moments(read_log(slurm))
         done = len(found["completed"])
         if done >= jobs:
             return found
@@ -121,23 +123,23 @@ def _run_round(options: Options, folder: Path, *, is_steered: bool) -> SlurmRoun
         script.write_text(f"#!/bin/sh\n{options.script}\n")
         if not is_steered:
             return _submit_all(options, slurm, script, None)
-        with _steer(slurm, folder, options.poll) as controller:
+        with steer_slurm(slurm, folder, options.poll) as controller:
             return _submit_all(options, slurm, script, controller)
 
 
 def _submit_all(options: Options, slurm: SlurmCluster, script: Path, controller: Any) -> SlurmRound:
     singles = list[int]()
     for _ in range(options.singles):
-        singles.append(_submit(slurm, script, options.gpus))
-        _wait_completed(slurm, len(singles))
+        singles.append(submit_job(slurm, script, options.gpus))
+        wait_completed(slurm, len(singles))
         time.sleep(0.3)  # out of step with the controller's looks
     before_s = 0.0 if controller is None else cpu_s(controller)
     with ThreadPoolExecutor(_SUBMITTERS) as pool:
-        list(pool.map(lambda _: _submit(slurm, script, options.gpus), range(options.jobs)))
+        list(pool.map(lambda _: submit_job(slurm, script, options.gpus), range(options.jobs)))
     jobs = options.singles + options.jobs
     found = SlurmRound(
         is_steered=controller is not None,
-        moments=_wait_completed(slurm, jobs),
+        moments=wait_completed(slurm, jobs),
         singles=frozenset(singles),
         controller_cpu_s=0.0,
     )
