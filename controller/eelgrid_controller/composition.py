@@ -103,6 +103,7 @@ class Controller:
         self.metrics = ControllerMetrics()
         self.metrics.add(self._clock_families)
         self._is_serving = False
+        self.placing: KubernetesRuntime | None = None
         self._keeper = None if tls is None and not config.local_users else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
@@ -353,7 +354,12 @@ class Controller:
             monotonic_s=self._clock.monotonic_s,
             admit_node=None if self._keeper is None else self._keeper.authorize_node,
             register=self._begin_registering(),
+            may_lead=self._is_elected,
         )
+
+    def _is_elected(self) -> bool:
+        """Whether Kubernetes' Lease is ours, where that says who leads."""
+        return self.config.kubernetes is None or (self.placing is not None and self.placing.elector.term() is not None)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Returns the limiter of how many new nodes one certificate, or address, may register."""

@@ -38,6 +38,7 @@ from eelgrid_agent.node.inventory import (
     map_job_holds,
     mark_gpu_health,
 )
+from eelgrid_agent.node.leader_terms import LeaderTerms
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
 from eelgrid_agent.node.workload_engine import WorkloadEngine
 from eelgrid_protos.messages import (
@@ -59,6 +60,7 @@ from eelgrid_protos.messages import (
     InputChunk,
     InputResult,
     Inventory,
+    LeaderTerm,
     LogChunk,
     LogRequest,
     NodeEvent,
@@ -152,6 +154,8 @@ class AgentNode:
     """See the module."""
 
     _slurm_jobs: tuple[HandedJob, ...] = ()
+    # Of the controller that this node is connected to; `terms` has the highest that any node of the agent has met.
+    _term: LeaderTerm | None = None
 
     def __init__(
         self,
@@ -169,12 +173,14 @@ class AgentNode:
         outbox: EnergyOutbox | None = None,
         processes: ProcessEngine | None = None,
         readiness: GpuReadiness | None = None,
+        terms: LeaderTerms | None = None,
     ) -> None:
         self._identity, self._host, self._engine = identity, host, engine
         # None where the agent runs no processes.
         self._processes = processes
         # None where nobody asks the driver before a start.
         self._readiness = readiness
+        self.terms = terms or LeaderTerms()
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
         self._forgotten: tuple[AttemptKey, ...] = ()
@@ -183,8 +189,7 @@ class AgentNode:
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks, self._streams = deque[LogChunk | InputResult](), 0
         self._charged, self._clock = _ChargedAssignments(), clock
-        self._draw_incarnation = draw_incarnation
-        self._incarnation = draw_incarnation()
+        self._draw_incarnation, self._incarnation = draw_incarnation, draw_incarnation()
         self._slow_sent_ns: int | None = None
         self._slow_due = False
         self._sampler = Sampler(sample_interval_s=Cadence().sample_interval_s)
@@ -442,6 +447,7 @@ class AgentNode:
                 held=HeldAssignments(
                     assignments=tuple(replace(item, process=None) for item in self._assignments() or ())
                 ),
+                term=self.terms.known,
             )
         )
 
@@ -458,6 +464,7 @@ class AgentNode:
                 node_name=self.name,
                 plan_epoch=self.guard.epoch,
                 inventory_digest=self._digest[1],
+                term=self.terms.known,
             )
         )
 
@@ -466,7 +473,9 @@ class AgentNode:
         self._resumes = False
 
     def on_welcome(self, message: Welcome) -> None:
-        """Handles the Welcome: what the controller lacks is sent again; raises ForeignSequence."""
+        """Handles the Welcome: what the controller lacks is sent again; raises TermTooOld and ForeignSequence."""
+        self.terms.accept(message.term)
+        self._term = message.term
         if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
             self._incarnation = self._draw_incarnation()
             self.spool.restart()
@@ -499,8 +508,12 @@ class AgentNode:
         self.connected = False
 
     def on_message(self, response: ConnectResponse) -> None:
-        """Handles one message of the controller after its Welcome; kinds of newer versions are ignored."""
+        """Handles one message of the controller after its Welcome; kinds of newer versions are ignored.
+
+        Raises TermTooOld, having done nothing, if another node of this agent has met a later leader.
+        """
         message = response.message
+        self.terms.check(self._term, plan_epoch=message.epoch if isinstance(message, NodePlan) else 0)
         now_ns = self._clock.monotonic_ns()
         match message:
             case Acknowledgement():

@@ -14,6 +14,7 @@ arguments unless each has a pool of its own.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -21,12 +22,13 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from eelgrid_agent.node.leader_terms import TermTooOld
 from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_protos.codec import digest_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.file_reloader import FileReloader
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, Welcome
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, TermRefused, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
 from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, open_channel
 
@@ -46,6 +48,8 @@ class UplinkLimits:
     # A connection that lasted this long was a good one: back-off starts over.
     good_s: float = 5.0
     tls_check_s: float = 5.0
+    # How long a controller that was refused has to read why.
+    refusal_s: float = 2.0
 
 
 class Uplink:
@@ -173,6 +177,8 @@ class _Session:
         self.welcomed = asyncio.Event()
         self.wake = asyncio.Event()
         self.retired = False
+        # What is said last, to a controller that is not obeyed.
+        self._refusal: TermRefused | None = None
         self.task = asyncio.create_task(self._run())
 
     def retire(self) -> None:
@@ -199,14 +205,16 @@ class _Session:
                     channel = self._open_channel()
                     responses = build_client(AGENT_SERVICE, channel).connect(self._requests())
                     await stack.enter_async_context(aclosing(responses))
-                    async with asyncio.timeout(self._limits.welcome_s) as deadline:
-                        await self._greet(responses, deadline)
-                async for response in responses:
-                    self._node.on_message(response)
+                    try:
+                        async with asyncio.timeout(self._limits.welcome_s) as deadline:
+                            await self._greet(responses, deadline)
+                    except TermTooOld as error:
+                        await self._refuse(responses, error)
+                await self._follow(responses)
                 self.reason = "ended by the controller"
         except TimeoutError:
             self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
-        except (Fault, ContractError, ForeignSequence, ListenError) as error:
+        except (Fault, ContractError, ForeignSequence, ListenError, TermTooOld) as error:
             self.reason = str(error)
         except Exception as error:  # noqa: BLE001  # the boundary of a stream
             # A fault of ours in one message must not end the node: the log has it, and the stream is opened again.
@@ -214,6 +222,24 @@ class _Session:
             self.reason = f"a fault of the agent: {error!r}"
         finally:
             self.retire()
+
+    async def _follow(self, responses: AsyncIterator[ConnectResponse]) -> None:
+        try:
+            async for response in responses:
+                self._node.on_message(response)
+        except TermTooOld as error:
+            await self._refuse(responses, error)
+
+    async def _refuse(self, responses: AsyncIterator[ConnectResponse], error: TermTooOld) -> None:
+        """Tells the controller that it is not obeyed, and ends the stream; always raises."""
+        self._refusal = error.refusal
+        self.wake.set()
+        # It ends the stream when it has read this; what it says until then is not listened to.
+        with contextlib.suppress(TimeoutError, Fault, ContractError):
+            async with asyncio.timeout(self._limits.refusal_s):
+                async for _ in responses:
+                    pass
+        raise error
 
     async def _greet(self, responses: AsyncIterator[ConnectResponse], deadline: asyncio.Timeout) -> None:
         async for response in responses:
@@ -235,6 +261,9 @@ class _Session:
         # gRPC leaves this waiting for ever when the other side ended the stream, so the session ends it.
         yield self._node.build_resume(digest_message) or self._node.build_hello()
         while not self.retired:
+            if self._refusal is not None:
+                yield ConnectRequest(message=self._refusal)
+                return
             if self._wants_hello.is_set():
                 self._wants_hello.clear()
                 yield self._node.build_hello()

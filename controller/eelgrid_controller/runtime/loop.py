@@ -37,6 +37,7 @@ from eelgrid_protos.messages import (
     AttemptStatus,
     AuditEntry,
     Inventory,
+    LeaderTerm,
     MeasuredPoint,
     Move,
     NodeState,
@@ -145,6 +146,8 @@ class ControllerLoop:
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
         self._is_drain_queued = self._is_round_queued = False
+        # Terms of others that agents have met, and who waits for ours to be above them.
+        self._claims: list[tuple[LeaderTerm, asyncio.Future[LeaderTerm]]] = []
 
     # Life cycle
 
@@ -195,6 +198,28 @@ class ControllerLoop:
     def journal_fault(self) -> Fault | None:
         """The fault with which commands are currently refused; None if they are accepted."""
         return self._journal_fault
+
+    @property
+    def term(self) -> LeaderTerm:
+        """The term of this process, by which agents know it from earlier leaders."""
+        return self.journal.term
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether decisions may be taken and told now, as far as this process knows."""
+        return self.journal.may_lead and not self.failed.done()
+
+    async def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """Makes the term higher than one that somebody has met, unless it is; returns it. Raises Fault.
+
+        Where the journal says that another leads, this process ends.
+        """
+        if self._stopping or self.failed.done():
+            raise Unavailable("the controller is stopping; connect again")
+        answer: asyncio.Future[LeaderTerm] = asyncio.get_running_loop().create_future()
+        self._claims.append((above, answer))
+        self._wake.set()
+        return await answer
 
     # Reads
 
@@ -462,6 +487,8 @@ class ControllerLoop:
         while self._queue or not self._stopping:
             if self._is_checkpoint_due():
                 await self._checkpoints.write(self.core.state)
+            if self._claims:
+                await self._raise_term()
             self._go_on_with_backlog()
             if not self._queue:
                 self._wake.clear()
@@ -472,6 +499,29 @@ class ControllerLoop:
                 await self._batch()
             else:
                 self._refuse_all(self._journal_fault)
+
+    async def _raise_term(self) -> None:
+        """Raises the journal's term above all that were claimed; raises JournalFenced if another leads."""
+        claims, self._claims = self._claims, []
+        above = max((term for term, _ in claims), key=lambda term: term.token)
+        fault: Fault | None = Unavailable("the controller is stopping; connect again")
+        try:
+            if self.journal.term.yields_to(above):
+                await self._writer.run_in_thread(lambda: self.journal.raise_term(above))
+            fault = None
+        except JournalFenced as error:
+            fault = Unavailable(str(error))
+            raise
+        except JournalError as error:
+            fault = journal_fault(error)
+        finally:
+            for _, answer in claims:
+                if answer.done():
+                    continue
+                if fault is None:
+                    answer.set_result(self.journal.term)
+                else:
+                    answer.set_exception(fault)
 
     async def _rest(self) -> None:
         """Waits until woken; a failed journal is probed meanwhile, so that it recovers without any call."""

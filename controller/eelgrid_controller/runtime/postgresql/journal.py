@@ -62,6 +62,7 @@ from eelgrid_controller.runtime.postgresql.leadership import (
     boottime_s,
     end_stalled,
     hold_term,
+    raise_term,
     read_term,
     take_term,
 )
@@ -73,7 +74,7 @@ from eelgrid_controller.state.journal import (
     JournalEntry,
     JournalHistory,
 )
-from eelgrid_protos.messages import AuditEntry
+from eelgrid_protos.messages import AuditEntry, LeaderTerm
 
 # Rows that one round trip of a long read fetches.
 _FETCHED_ONCE = 1000
@@ -140,7 +141,7 @@ class PostgresJournal:
         self, engine: Engine, mine: Term, keeper: LeaseKeeper, *, location: str, new_cluster_id: str, retained: int
     ) -> None:
         self.path = location
-        self.term = mine
+        self._term = mine
         # What to let go of with the connections.
         self.on_close: Callable[[], None] = lambda: None
         self.counters = JournalCounters()
@@ -163,7 +164,7 @@ class PostgresJournal:
         """Reads what is there, and names the cluster if nothing is."""
         with self._writing() as connection, begin_bounded(connection):
             lengthen_statements(connection)
-            hold_term(connection, self.term, location=self.path)
+            hold_term(connection, self._term, location=self.path)
             connection.execute(upsert(meta).values(key="cluster_id", value=new_cluster_id).on_conflict_do_nothing())
             moved = connection.execute(select(meta.c.value).where(meta.c.key == "moved_to")).scalar()
             if moved is not None:
@@ -182,9 +183,9 @@ class PostgresJournal:
         return self._last
 
     @property
-    def epoch(self) -> int:
-        """That of this process's term."""
-        return self.term.epoch
+    def term(self) -> LeaderTerm:
+        """That of this process."""
+        return self._term.told
 
     @property
     def may_lead(self) -> bool:
@@ -217,10 +218,10 @@ class PostgresJournal:
     def _entry_row(self, seq: int, entry: JournalEntry) -> dict[str, Any]:
         body = encode_body(entry.body)
         crc = compute_entry_crc(seq, entry.kind.encode(), body)
-        return {"seq": seq, "epoch": self.term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
+        return {"seq": seq, "epoch": self._term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
 
     def _checkpoint_row(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return {**encode_checkpoint(checkpoint)._asdict(), "epoch": self.term.epoch}
+        return {**encode_checkpoint(checkpoint)._asdict(), "epoch": self._term.epoch}
 
     def restore(self, copy: JournalCopy) -> None:
         """See `AuditedJournal`."""
@@ -237,6 +238,19 @@ class PostgresJournal:
                 self.audit_table.insert(copy.audited)
         self.audit_table.committed()
         self._last = copy.last_seq
+        if self._term.timeline < copy.timeline:
+            # Agents of the other journal have seen that one.
+            self.raise_term(LeaderTerm(timeline=copy.timeline, epoch=copy.epoch))
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """See `Journal`."""
+        with self._keeper.change_term() as change:
+            with self._transaction() as connection:
+                hold_term(connection, self._term, location=self.path, is_exclusive=True)
+                raised = raise_term(connection, self._term, above)
+            change(raised)
+        self._term = raised
+        return self.term
 
     def mark_moved(self, target: str) -> None:
         """See `AuditedJournal`."""
@@ -246,7 +260,7 @@ class PostgresJournal:
     def _was_committed(self, rows: int, audited: int) -> bool:
         """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell."""
         with suppress(JournalError), self._writing() as connection, connection.begin():
-            hold_term(connection, self.term, location=self.path, is_exclusive=True)
+            hold_term(connection, self._term, location=self.path, is_exclusive=True)
             last, number = self._last_rows(connection)
             self._is_unsettled = False
             return (last, number) == (self._last + rows, self.audit_table.last + audited)
@@ -385,7 +399,7 @@ class PostgresJournal:
         self._keeper.check()
         with self._writing() as connection:
             with begin_bounded(connection):
-                hold_term(connection, self.term, location=self.path, is_exclusive=self._is_unsettled)
+                hold_term(connection, self._term, location=self.path, is_exclusive=self._is_unsettled)
                 if self._is_unsettled:
                     connection.execute(delete(journal).where(journal.c.seq > self._last))
                     connection.execute(delete(audit).where(audit.c.number > self.audit_table.last))

@@ -16,8 +16,9 @@ Locks are those of rows, at READ COMMITTED; nothing needs serializable transacti
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, select, text, update
@@ -26,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalUnavailable
 from eelgrid_controller.runtime.postgresql.connections import APPLICATION, STATEMENT_S, describe_fault
 from eelgrid_controller.runtime.postgresql.schema import lease, term
+from eelgrid_protos.messages import LeaderTerm
 
 # Of the server's log; not every server lets everybody read it, and then the epoch alone orders the leaders.
 _TIMELINE = text(
@@ -75,9 +77,9 @@ class Term:
     timeline: int = 0
 
     @property
-    def token(self) -> tuple[int, int]:
-        """What orders terms."""
-        return self.timeline, self.epoch
+    def told(self) -> LeaderTerm:
+        """What agents are told of it."""
+        return LeaderTerm(timeline=self.timeline, epoch=self.epoch, holder=self.holder)
 
 
 def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float, above: int = 0) -> Term | None:
@@ -92,13 +94,27 @@ def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float
     # Waits for a write that is under way.
     connection.execute(select(term.c.epoch).with_for_update()).one()
     timeline = connection.execute(_TIMELINE).scalar_one()
-    epoch = connection.execute(
+    epoch, timeline = connection.execute(
         update(term)
-        .values(epoch=func.greatest(term.c.epoch, above) + 1, holder=holder, address=address, timeline=timeline)
-        .returning(term.c.epoch)
-    ).scalar_one()
+        .values(
+            epoch=func.greatest(term.c.epoch, above) + 1,
+            holder=holder,
+            address=address,
+            # Never lower than one that agents have seen, on whatever server the row was restored.
+            timeline=func.greatest(term.c.timeline, timeline),
+        )
+        .returning(term.c.epoch, term.c.timeline)
+    ).one()
     connection.execute(update(lease).values(epoch=epoch, expires_at=_from_now(ttl_s)))
     return Term(epoch, holder, address, timeline)
+
+
+def raise_term(connection: Connection, mine: Term, above: LeaderTerm) -> Term:
+    """Raises the term, which the caller's transaction holds exclusively, above another; its lease stays."""
+    raised = replace(mine, epoch=max(mine.epoch, above.epoch) + 1, timeline=max(mine.timeline, above.timeline))
+    connection.execute(update(term).values(epoch=raised.epoch, timeline=raised.timeline))
+    connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(epoch=raised.epoch))
+    return raised
 
 
 def end_stalled(connection: Connection) -> int:
@@ -179,6 +195,8 @@ class LeaseKeeper:
         self._until_s = began_s + times.deadline_s
         self._fenced: JournalFenced | None = None
         self._fault = ""
+        # Held by whoever changes the term, since a renewal of the former epoch would find none.
+        self._renewing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -202,8 +220,22 @@ class LeaseKeeper:
                 "check that the server runs and can be reached; work resumes by itself, unless another leads by then",
             )
 
+    @contextmanager
+    def change_term(self) -> Iterator[Callable[[Term], None]]:
+        """Holds renewals up while the epoch is raised; yields a function that takes note of the new term."""
+
+        def change(raised: Term) -> None:
+            self._term = raised
+
+        with self._renewing:
+            yield change
+
     def renew(self) -> None:
         """Renews once; keeps what went wrong for `check`."""
+        with self._renewing:
+            self._renew()
+
+    def _renew(self) -> None:
         sent_s = self._now_s()
         try:
             with self._engine.begin() as connection:
