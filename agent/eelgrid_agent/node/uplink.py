@@ -4,7 +4,10 @@ Theory. A gRPC write succeeds long before anybody reads it, so being connected
 is proved by acknowledgements alone; the node says when it is stalled, and the
 stream is dropped. A controller that is behind says that it has our Hello; from
 then on we wait for our turn. Reconnecting waits a random part of a doubling bound (full
-jitter), so that a thousand agents do not come back at once. gRPC's client
+jitter), so that a thousand agents do not come back at once. Of several controllers
+one leads: after a connection ends the next one is tried, or whom a follower named,
+at once where none of them had welcomed the node yet, and otherwise spread over the
+time that the last leader asked for. gRPC's client
 cannot reload certificates: when the files change, a second channel is opened,
 and only when the controller has welcomed it is the first one closed.
 
@@ -25,12 +28,13 @@ import grpc.aio
 from eelgrid_agent.node.leader_terms import TermTooOld
 from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_protos.codec import digest_message
+from eelgrid_protos.controller_addresses import ControllerAddresses
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.faults import Fault
+from eelgrid_protos.faults import Fault, NotLeader
 from eelgrid_protos.file_reloader import FileReloader
 from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, TermRefused, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
-from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, open_channel
+from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, may_connect, open_channel
 
 _LOG = logging.getLogger("eelgrid.agent")
 
@@ -48,6 +52,8 @@ class UplinkLimits:
     # A connection that lasted this long was a good one: back-off starts over.
     good_s: float = 5.0
     tls_check_s: float = 5.0
+    # Between two rounds over several controllers, at least; at the most it is as long as the leader's spread.
+    round_s: float = 2.0
     # How long a controller that was refused has to read why.
     refusal_s: float = 2.0
 
@@ -58,8 +64,9 @@ class Uplink:
     def __init__(
         self,
         node: AgentNode,
-        open_channel: Callable[[], grpc.aio.Channel],
+        open_channel: Callable[[str], grpc.aio.Channel],
         *,
+        controllers: ControllerAddresses,
         gate: asyncio.Semaphore,
         jitter: Callable[[], float],
         report: Callable[[str], None],
@@ -68,6 +75,10 @@ class Uplink:
     ) -> None:
         self._node = node
         self._open_channel = open_channel
+        self._controllers = controllers
+        self._search = controllers.begin_search()
+        # Over how long the last leader wants its agents back.
+        self._spread_s = 0.0
         self._gate = gate
         self._jitter = jitter
         self._report = report
@@ -83,36 +94,49 @@ class Uplink:
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
-            welcomed, reason, spread_s = await self._connection()
+            ended = await self._connection()
+            welcomed = ended.welcomed.is_set()
             self._node.on_disconnected()
             if not welcomed:
                 self._node.on_refused()
             if welcomed and loop.time() - began_s >= self._limits.good_s:
                 self._failures = 0
-            bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
-            # A whole fleet may have lost the same controller: it said over how long it wants it back.
-            bound_s = max(bound_s, spread_s)
-            self._failures += 1
-            self._report(reason)
+            bound_s = self._choose_next(ended, welcomed=welcomed)
             await asyncio.sleep(bound_s * self._jitter())
+
+    def _choose_next(self, ended: "_Session", *, welcomed: bool) -> float:
+        """Goes on to the next controller, and reports why; returns within how many seconds to connect to it."""
+        if welcomed:
+            self._spread_s = ended.spread_s
+            # Of the nodes of this agent, another one may have found who leads now.
+            self._search = self._controllers.begin_search()
+        reasons = self._search.note(ended.reason)
+        moved_s = self._search.move_on(ended.reason, ended.leader)
+        self._report(reasons)
+        if moved_s is not None:
+            self._failures = 0
+            if welcomed:
+                # A whole fleet may have lost the same controller: it said over how long it wants it back.
+                return max(self._limits.backoff_first_s, self._spread_s)
+            return 0.0 if moved_s == 0.0 else max(self._limits.round_s, self._spread_s)
+        bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return max(bound_s, ended.spread_s)
 
     def drop_connection(self, reason: str) -> None:
         """Ends the connection in use; the next one sends what was not acknowledged."""
         if self._active is not None:
             self._active.end(reason)
 
-    async def _connection(self) -> tuple[bool, str, float]:
-        """One connection with its successors.
-
-        Whether it was ever welcomed, how it ended, and the advice for the next.
-        """
+    async def _connection(self) -> "_Session":
+        """One connection with its successors; returns the last, which has ended."""
         session = self._start()
         version = self._tls_version() if self._tls_version else None
         try:
             while True:
                 await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_version else None)
                 if session.task.done():
-                    return session.welcomed.is_set(), session.reason, session.spread_s
+                    return session
                 fresh = self._tls_version() if self._tls_version else None
                 if fresh == version or not session.welcomed.is_set():
                     continue
@@ -143,13 +167,15 @@ class Uplink:
         return session
 
     def _start(self) -> "_Session":
-        return _Session(self._node, self._open_channel, self._gate, self._limits, self._switch_session)
+        address = self._search.address
+        return _Session(self._node, lambda: self._open_channel(address), self._gate, self._limits, self._switch_session)
 
     def _switch_session(self, session: "_Session") -> None:
         """The session that was welcomed last is the one that sends."""
         if self._active is not None:
             self._active.retire()
         self._active = session
+        self._search.succeed()
         self._node.wake = session.wake.set
         self.connections_total += 1
 
@@ -171,6 +197,8 @@ class _Session:
         self._limits = limits
         self._take_over = take_over
         self.reason = "cancelled"
+        # Whom the controller named that does not lead itself.
+        self.leader = ""
         self.spread_s = 0.0
         # The controller asked for Hello after a Resume.
         self._wants_hello = asyncio.Event()
@@ -214,6 +242,8 @@ class _Session:
                 self.reason = "ended by the controller"
         except TimeoutError:
             self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
+        except NotLeader as error:
+            self.reason, self.leader = str(error), error.leader
         except (Fault, ContractError, ForeignSequence, ListenError, TermTooOld) as error:
             self.reason = str(error)
         except Exception as error:  # noqa: BLE001  # the boundary of a stream
@@ -302,13 +332,31 @@ class UplinkCertificates:
 
 
 def open_channels(
-    address: str, *, certificates: UplinkCertificates | None, insecure: bool
-) -> Callable[[], grpc.aio.Channel]:
-    """Opens channels to the controller, each with a connection of its own; raises ListenError."""
+    *, certificates: UplinkCertificates | None, insecure: bool, is_choice: bool = False
+) -> Callable[[str], grpc.aio.Channel]:
+    """Opens channels to controllers, each with a connection of its own; raises ListenError.
+
+    `is_choice` says that there are several.
+    """
     options = [("grpc.use_local_subchannel_pool", 1)]
-    return lambda: open_channel(
-        address, tls=None if certificates is None else certificates.contents, insecure=insecure, options=options
+    return lambda address: open_channel(
+        address,
+        tls=None if certificates is None else certificates.contents,
+        insecure=insecure,
+        is_choice=is_choice,
+        options=options,
     )
+
+
+def know_controllers(
+    addresses: Sequence[str], *, certificates: UplinkCertificates | None, insecure: bool
+) -> ControllerAddresses:
+    """Returns the controllers of one agent; another one that a follower names is called where that would be protected."""
+
+    def may_follow(address: str) -> bool:
+        return may_connect(address, tls=None if certificates is None else certificates.contents, insecure=insecure)
+
+    return ControllerAddresses(addresses, may_follow=may_follow)
 
 
 class UplinkPool:
@@ -317,8 +365,9 @@ class UplinkPool:
     def __init__(
         self,
         nodes: Sequence[AgentNode],
-        open_channel: Callable[[], grpc.aio.Channel],
+        open_channel: Callable[[str], grpc.aio.Channel],
         *,
+        controllers: ControllerAddresses,
         jitter: Callable[[], float],
         certificates: UplinkCertificates | None = None,
         limits: UplinkLimits | None = None,
@@ -330,6 +379,7 @@ class UplinkPool:
             node.name: Uplink(
                 node,
                 open_channel,
+                controllers=controllers,
                 gate=gate,
                 jitter=jitter,
                 report=self._reporter(node.name),

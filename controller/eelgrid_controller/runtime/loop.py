@@ -32,7 +32,7 @@ from eelgrid_controller.state.events import DeadlineBroken, Event, UnreadableEve
 from eelgrid_controller.state.journal import Journal
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Fault, Internal, NotLeader, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
     AttemptStatus,
     AuditEntry,
@@ -146,6 +146,8 @@ class ControllerLoop:
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
         self._is_drain_queued = self._is_round_queued = False
+        # The address of the leader that followed this process, once that is known.
+        self._leader = ""
         # Terms of others that agents have met, and who waits for ours to be above them.
         self._claims: list[tuple[LeaderTerm, asyncio.Future[LeaderTerm]]] = []
 
@@ -215,7 +217,7 @@ class ControllerLoop:
         Where the journal says that another leads, this process ends.
         """
         if self._stopping or self.failed.done():
-            raise Unavailable("the controller is stopping; connect again")
+            raise NotLeader("the controller is stopping; connect again", leader=self._leader)
         answer: asyncio.Future[LeaderTerm] = asyncio.get_running_loop().create_future()
         self._claims.append((above, answer))
         self._wake.set()
@@ -452,7 +454,7 @@ class ControllerLoop:
     def _enqueue(self, apply: Callable[[Core, int], CoreStep[Any]], **described: Any) -> asyncio.Future[Any]:
         """Queues a change of the core behind those before it; raises Fault."""
         if self._stopping or self.failed.done():
-            raise Unavailable("the controller is stopping; repeat the call when it is back")
+            raise NotLeader("the controller is stopping; repeat the call when it is back", leader=self._leader)
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -481,7 +483,9 @@ class ControllerLoop:
             self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, ControllerError))
             if not self.failed.done():
                 self.failed.set_result(error)
-            self._refuse_all(Unavailable("the controller is stopping; repeat the call when it is back"))
+            self._leader = getattr(error, "leader", "")
+            words = "the controller is stopping; repeat the call when it is back"
+            self._refuse_all(NotLeader(words, leader=self._leader))
 
     async def _run(self) -> None:
         while self._queue or not self._stopping:
@@ -510,7 +514,7 @@ class ControllerLoop:
                 await self._writer.run_in_thread(lambda: self.journal.raise_term(above))
             fault = None
         except JournalFenced as error:
-            fault = Unavailable(str(error))
+            fault = NotLeader(str(error), leader=error.leader)
             raise
         except JournalError as error:
             fault = journal_fault(error)
@@ -574,8 +578,10 @@ class ControllerLoop:
                 fault = await self._commit(events, entries)
             except JournalFenced as error:
                 # This process ends: what it would recover from now on is another leader's.
+                # Only what surely was not written may be asked of the other leader without looking first.
+                refusal = NotLeader(str(error), leader=error.leader) if error.is_certain else Unavailable(str(error))
                 for command in batch:
-                    command.resolve(fault=command.fault or Unavailable(str(error)))
+                    command.resolve(fault=command.fault or refusal)
                 raise
         if fault is not None:
             self._go_on_from(await self._recover(batch, fault))

@@ -258,13 +258,36 @@ class PostgresJournal:
             connection.execute(insert(meta).values(key="moved_to", value=target))
 
     def _was_committed(self, rows: int, audited: int) -> bool:
-        """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell."""
+        """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell.
+
+        Raises JournalFenced where it is not, and another leads.
+        """
         with suppress(JournalError), self._writing() as connection, connection.begin():
-            hold_term(connection, self._term, location=self.path, is_exclusive=True)
+            try:
+                hold_term(connection, self._term, location=self.path, is_exclusive=True)
+            except JournalFenced as error:
+                return self._was_left(connection, rows, error)
             last, number = self._last_rows(connection)
             self._is_unsettled = False
             return (last, number) == (self._last + rows, self.audit_table.last + audited)
         return False
+
+    def _was_left(self, connection: Connection, rows: int, fenced: JournalFenced) -> bool:
+        """As `_was_committed`, after another took over: it waited for the write, and entries keep their writer's epoch."""
+        if not rows:
+            fenced.is_certain = False
+            raise fenced
+        epoch = connection.execute(select(journal.c.epoch).where(journal.c.seq == self._last + rows)).scalar()
+        if epoch != self._term.epoch:
+            # Whoever leads may have removed it with older entries by now; then nobody can tell.
+            fenced.is_certain = epoch is not None or self._is_end(connection)
+            raise fenced
+        return True
+
+    def _is_end(self, connection: Connection) -> bool:
+        """Whether the journal still ends with the last entry that this process knows."""
+        last = connection.execute(select(func.max(journal.c.seq))).scalar()
+        return last is None or last <= self._last
 
     def _last_rows(self, connection: Connection) -> tuple[int, int]:
         """Numbers of the last entry and of the last of the audit log, counted from what is known where there is none."""
@@ -276,7 +299,8 @@ class PostgresJournal:
     def _prune_audit(self) -> None:
         """Keeps the audit log within its bounds; after an error it is tried again at the next commit."""
         if self.audit_table.is_full:
-            with suppress(JournalError):
+            # The next write tells whether another leads.
+            with suppress(JournalError, JournalFenced):
                 with self._transaction():
                     gone = self.audit_table.prune()
                 self.audit_table.pruned(*gone)

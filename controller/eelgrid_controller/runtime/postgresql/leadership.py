@@ -155,6 +155,7 @@ def fenced_by(other: Term, mine: Term, *, location: str) -> JournalFenced:
         location,
         f"{other.holder}{where} leads with epoch {other.epoch}, this process had {mine.epoch}",
         "start this one again, and it waits until that one ends",
+        leader=other.address,
     )
 
 

@@ -23,7 +23,7 @@ from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
 from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
 from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, NotLeader, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
     RECONNECT_SPREAD_S_MOST,
     Acknowledgement,
@@ -284,7 +284,7 @@ class AgentService:
     def close(self) -> None:
         """End every stream, so that the server can stop at once."""
         for session in self._sessions.values():
-            session.close(Unavailable("the controller is stopping; connect again"))
+            session.close(NotLeader("the controller is stopping; connect again"))
 
     def _on_commit(self, committed: CommitResult) -> None:
         now_s, nodes = self._monotonic_s(), self._loop.core.state.nodes

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import InvalidArgument, Unavailable
+from eelgrid_protos.faults import InvalidArgument, NotLeader, Unavailable
 from eelgrid_protos.messages import LeaderTerm, TermRefused
 
 # Beyond what any cluster reaches in a century of leaders that are followed once a minute.
@@ -50,7 +50,7 @@ class LeaderClaims:
         return self._loop.may_lead and self._may_lead()
 
     async def check(self, node_name: str, known: LeaderTerm | None) -> None:
-        """Checks what an agent knows before it is welcomed. Raises Unavailable and InvalidArgument."""
+        """Checks what an agent knows before it is welcomed. Raises NotLeader, Unavailable and InvalidArgument."""
         mine = self._loop.term
         if known is None or not mine.yields_to(known):
             return
@@ -59,7 +59,7 @@ class LeaderClaims:
             remedy = "remove leader.json from the agent's state directory, and look at who wrote it"
             raise InvalidArgument("the agent's leader cannot be", (Violation("term", problem, remedy),))
         if not self.may_lead:
-            raise Unavailable(f"this controller does not lead; {node_name} has met another, {known}: connect to that")
+            raise NotLeader(f"this controller does not lead; {node_name} has met another, {known}: connect to that")
         if self._monotonic_s() - self._raised_s < _RAISE_EVERY_S:
             raise Unavailable("the epoch was raised a moment ago; connect again")
         self._raised_s = self._monotonic_s()
