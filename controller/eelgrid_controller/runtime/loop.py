@@ -6,6 +6,7 @@ its events are on disk. Must not know how decisions are made (`core`), how calls
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -153,9 +154,11 @@ class ControllerLoop:
 
     # Life cycle
 
-    async def start(self) -> RecoveredState:
-        """Recovers the state and starts the loop; raises JournalError."""
-        recovered = await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state))
+    async def start(self, recover: Callable[[], RecoveredState] | None = None) -> RecoveredState:
+        """Recovers the state, by `recover` if somebody has followed the journal, and starts the loop; raises JournalError."""
+        recovered = await self._writer.run_in_thread(
+            recover or (lambda: recover_state(self.journal, self._fresh_state))
+        )
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
@@ -180,7 +183,9 @@ class ControllerLoop:
             tick.cancel()
             await asyncio.gather(run, tick, return_exceptions=True)
             if self._checkpoints.events and not self.failed.done():
-                await self._checkpoints.write(self.core.state)
+                # Whoever has followed this process meanwhile writes one of its own.
+                with contextlib.suppress(JournalFenced):
+                    await self._checkpoints.write(self.core.state)
         self._writer.close()
 
     @property

@@ -17,15 +17,15 @@ Locks are those of rows, at READ COMMITTED; nothing needs serializable transacti
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalUnavailable
-from eelgrid_controller.runtime.postgresql.connections import APPLICATION, STATEMENT_S, describe_fault
+from eelgrid_controller.runtime.postgresql.connections import APPLICATION, describe_fault
 from eelgrid_controller.runtime.postgresql.schema import lease, term
 from eelgrid_protos.messages import LeaderTerm
 
@@ -34,12 +34,14 @@ _TIMELINE = text(
     "SELECT CASE WHEN has_function_privilege('pg_walfile_name(pg_lsn)', 'execute') AND NOT pg_is_in_recovery() "
     "THEN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int ELSE 0 END"
 )
-# Of our own connections to this database, those that have done nothing within a transaction for so long.
-_END_STALLED = text(
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND usename = current_user AND application_name = :name AND state LIKE 'idle in transaction%' "
-    "AND pid <> pg_backend_pid() AND state_change < clock_timestamp() - make_interval(secs => :seconds)"
+# Of our own connections, those that keep another one waiting for a lock since so long.
+_END_BLOCKERS = text(
+    "SELECT count(pg_terminate_backend(a.pid)) FROM unnest(pg_blocking_pids(:pid)) AS b (pid) "
+    "JOIN pg_stat_activity a ON a.pid = b.pid WHERE a.datname = current_database() AND a.usename = current_user "
+    "AND a.application_name = :name AND a.xact_start < clock_timestamp() - make_interval(secs => :seconds)"
 )
+# That a lease was released is told at once to whoever listens; whoever does not sees it by looking.
+CHANNEL = "eelgrid_leadership"
 _RETRY_S = 1.0
 
 
@@ -57,6 +59,19 @@ class LeaseTimes:
     deadline_s: float = 7.0
     # Each renewal's own limit.
     statement_s: float = 2.0
+    # How long a write of a leader whose lease has run out may keep the next one waiting.
+    stall_s: float = 0.5
+
+    @classmethod
+    def of_ttl(cls, ttl_s: float) -> Self:
+        """The times of a lease of this length, in the default's proportions."""
+        return cls(
+            ttl_s=ttl_s,
+            renew_s=0.2 * ttl_s,
+            deadline_s=0.7 * ttl_s,
+            statement_s=min(2.0, 0.4 * ttl_s),
+            stall_s=min(0.5, 0.1 * ttl_s),
+        )
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for times by which a leader in good health could lose its lease."""
@@ -82,17 +97,61 @@ class Term:
         return LeaderTerm(timeline=self.timeline, epoch=self.epoch, holder=self.holder)
 
 
-def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float, above: int = 0) -> Term | None:
+class BlockerWatch:
+    """Ends connections of a leader that was stopped within a write, which hold the row of the term that we wait for.
+
+    Its lease has run out, so it may not write any more, and its transaction would be refused if it began now. Ending its
+    connection undoes the transaction; PostgreSQL's own limit for idle transactions takes ten times as long, and does not
+    count while several statements are sent at once (psycopg's executemany).
+    """
+
+    def __init__(self, engine: Engine, *, stall_s: float) -> None:
+        """`engine` commits each statement; a transaction may take `stall_s` before it counts as stalled."""
+        self.ended = 0
+        self._engine = engine
+        self._stall_s = stall_s
+
+    @contextmanager
+    def waiting(self, connection: Connection) -> Iterator[None]:
+        """Watches while the body waits for a lock. Raises SQLAlchemyError."""
+        pid = connection.execute(select(func.pg_backend_pid())).scalar_one()
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(pid, done), name="blockers", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _watch(self, pid: int, done: threading.Event) -> None:
+        limits = {"name": APPLICATION, "seconds": self._stall_s, "pid": pid}
+        while not done.wait(self._stall_s):
+            # Where the server does not answer, whoever waits gives up by its own limit.
+            with suppress(SQLAlchemyError), self._engine.connect() as connection:
+                self.ended += int(connection.execute(_END_BLOCKERS, limits).scalar_one())
+
+
+def is_free(connection: Connection) -> bool:
+    """Whether the lease has run out; waits for nobody. Raises SQLAlchemyError."""
+    return bool(connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one())
+
+
+def take_term(
+    connection: Connection, *, holder: str, address: str, ttl_s: float, watcher: BlockerWatch, above: int = 0
+) -> Term | None:
     """Begins a new term within the caller's transaction; None while another's lease runs. Raises SQLAlchemyError.
 
     Its epoch is also higher than `above`.
     """
-    # First the lock, then the clock, in two statements: the time of one that waited would be that before its wait.
-    connection.execute(select(lease.c.id).with_for_update()).one()
-    if not connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one():
+    # First the lock, then the clock, in two statements: the time of one that waited would be that before its wait. Whoever
+    # holds the lock renews the lease or takes the term, so there is nothing to wait for.
+    if connection.execute(select(lease.c.id).with_for_update(skip_locked=True)).first() is None:
+        return None
+    if not is_free(connection):
         return None
     # Waits for a write that is under way.
-    connection.execute(select(term.c.epoch).with_for_update()).one()
+    with watcher.waiting(connection):
+        connection.execute(select(term.c.epoch).with_for_update()).one()
     timeline = connection.execute(_TIMELINE).scalar_one()
     epoch, timeline = connection.execute(
         update(term)
@@ -115,16 +174,6 @@ def raise_term(connection: Connection, mine: Term, above: LeaderTerm) -> Term:
     connection.execute(update(term).values(epoch=raised.epoch, timeline=raised.timeline))
     connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(epoch=raised.epoch))
     return raised
-
-
-def end_stalled(connection: Connection) -> int:
-    """Ends connections of controllers that stopped within a transaction; returns how many. Raises SQLAlchemyError.
-
-    The server's own limit for them counts only between statements. A leader that is stopped while it sends several at once
-    (psycopg's executemany) would hold the row of the term until it wakes up.
-    """
-    limits = {"name": APPLICATION, "seconds": STATEMENT_S}
-    return int(connection.execute(_END_STALLED, limits).scalar_one())
 
 
 def _from_now(seconds: float) -> ColumnElement[Any]:
@@ -168,6 +217,7 @@ def renew_lease(connection: Connection, mine: Term, *, ttl_s: float) -> bool:
 def release_lease(connection: Connection, mine: Term) -> None:
     """Ends the lease at once, so that another may take over; its row stays, since the next epoch follows from it."""
     connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_from_now(-1.0)))
+    connection.execute(select(func.pg_notify(CHANNEL, str(mine.epoch))))
 
 
 class LeaseKeeper:
