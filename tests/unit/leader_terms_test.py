@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from eelgrid_agent.node.leader_terms import LEADER_FILE, LEADER_RECORD, LeaderTerms, TermTooOld
 from eelgrid_agent.state_files import StateFile
 from eelgrid_controller.errors import JournalFenced
-from eelgrid_protos.faults import InvalidArgument, Unavailable
+from eelgrid_protos.faults import InvalidArgument, NotLeader, Unavailable
 from eelgrid_protos.messages import Assignment, Hello, LeaderTerm, NodePlan, PlanApplied, TermRefused, Welcome
 
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -57,6 +57,8 @@ def test_a_higher_term_is_kept_on_disk_and_a_lower_one_refused_after_a_restart(t
         (term(0, 99, "b"), False),
         # Two leaders of one epoch: the first one that was met.
         (term(1, 9, "b"), False),
+        # Somebody made the agent call another cluster.
+        (LeaderTerm(timeline=0, epoch=1, holder="c", cluster="other"), True),
         (None, True),
     ],
 )
@@ -69,7 +71,11 @@ def test_terms_are_ordered_by_timeline_then_epoch_then_who_came_first(offered, i
 
 def test_a_damaged_record_is_put_aside_and_the_agent_begins_anew(tmp_path, caplog):
     path = tmp_path / LEADER_FILE
-    for content in ("{", '{"schema": 1, "timeline": -1, "epoch": 3, "holder": "x"}', '{"schema": 1, "timeline": 1}'):
+    for content in (
+        "{",
+        '{"schema": 1, "timeline": -1, "epoch": 3, "holder": "x", "cluster": ""}',
+        '{"schema": 1, "timeline": 1}',
+    ):
         path.write_text(content)
         assert LeaderTerms(StateFile(path, LEADER_RECORD)).known is None
         assert not path.exists()
@@ -125,8 +131,8 @@ def test_a_term_is_raised_above_another_and_stays_so(make, tmp_path):
     with make(tmp_path) as store:
         with contextlib.closing(store.open()) as journal:
             before = journal.term
-            raised = journal.raise_term(term(4, before.epoch + 10, "other"))
-            assert raised.token == (4, before.epoch + 11)
+            raised = journal.raise_term(term(before.timeline, before.epoch + 10, "other"))
+            assert raised.token == (before.timeline, before.epoch + 11)
             assert raised.holder == before.holder
             assert journal.term == raised
             journal.append([])
@@ -157,17 +163,29 @@ async def say_hello(rig, known):
 async def test_a_controller_that_still_leads_rises_above_what_an_agent_has_met(tmp_path):
     async with run_controller(tmp_path) as rig:
         mine = rig.controller.loop.term
-        agent = await say_hello(rig, term(2, mine.epoch + 3, "elsewhere"))
+        agent = await say_hello(rig, replace(mine, epoch=mine.epoch + 3, holder="elsewhere"))
         told = (await agent.hear(Welcome)).term
-        assert told == term(2, mine.epoch + 4, mine.holder)
+        assert told == replace(mine, epoch=mine.epoch + 4)
         assert rig.controller.agents.claims.raises == 1
         # Not again at once, whoever asks.
-        agent = await say_hello(rig, term(2, told.epoch + 1, "elsewhere"))
+        agent = await say_hello(rig, replace(told, epoch=told.epoch + 1))
         with pytest.raises(Unavailable, match="raised a moment ago"):
             await agent.hear()
         assert rig.controller.loop.term == told
     async with run_controller(tmp_path) as rig:
         assert rig.controller.loop.term == told
+
+
+async def test_a_controller_whose_database_was_replaced_is_not_made_the_leader_by_it(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        mine = rig.controller.loop.term
+        agent = await say_hello(rig, replace(mine, timeline=mine.timeline + 1, holder="promoted"))
+        with pytest.raises(NotLeader, match="later timeline of the database"):
+            await agent.hear()
+        assert rig.controller.loop.term == mine
+        # Of another cluster: somebody made the agent call this one.
+        agent = await say_hello(rig, replace(mine, timeline=9, cluster="another"))
+        assert (await agent.hear(Welcome)).term == mine
 
 
 async def test_a_term_that_no_leader_can_have_is_refused(tmp_path):

@@ -6,12 +6,13 @@ the last epochs). A leader that was paused or cut off believes what it believed;
 and what it sends here is refused by whoever remembers a higher term. So a term is on disk before anything of its leader
 is obeyed, and all nodes of one agent remember together. Two leaders with one token, which only a database without a
 readable timeline can have, are told apart by their names: the first is obeyed, and the second raises its epoch when it
-is told.
+is told. Terms of two clusters have no order: an agent that was made to call another cluster obeys that one.
 
 Must not know streams or plans. A controller without a term is of an older version, and is obeyed.
 """
 
 import logging
+from dataclasses import asdict
 
 from eelgrid_agent.state_files import (
     MemoryState,
@@ -41,7 +42,8 @@ def _decode(document: "dict[str, object]") -> LeaderTerm | None:
     timeline, epoch = document["timeline"], document["epoch"]
     if type(timeline) is not int or type(epoch) is not int:
         raise TypeError("timeline and epoch are not whole numbers")
-    term = LeaderTerm(timeline=timeline, epoch=epoch, holder=require_text(document["holder"]))
+    holder, cluster = require_text(document["holder"]), require_text(document["cluster"])
+    term = LeaderTerm(timeline=timeline, epoch=epoch, holder=holder, cluster=cluster)
     for violation in list_violations(term):
         raise ValueError(str(violation))
     return term
@@ -50,7 +52,7 @@ def _decode(document: "dict[str, object]") -> LeaderTerm | None:
 LEADER_RECORD: StateFormat[LeaderTerm | None] = StateFormat(
     title="record of the highest leader's term",
     schema=1,
-    encode=lambda term: {} if term is None else {"timeline": term.timeline, "epoch": term.epoch, "holder": term.holder},
+    encode=lambda term: {} if term is None else asdict(term),
     decode=_decode,  # type: ignore[arg-type]
     empty=lambda: None,
     bytes_most=4096,

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,10 @@ class SqliteJournal:
         self.cluster_id: str = named.get("cluster_id", b"").decode(errors="replace")
         # The lock of the directory stands for a lease, so each process that has it goes on with the same term.
         self.term = LeaderTerm(
-            timeline=int(named.get("timeline", 0)), epoch=max(1, int(named.get("epoch", 0))), holder=self.cluster_id
+            timeline=int(named.get("timeline", 0)),
+            epoch=max(1, int(named.get("epoch", 0))),
+            holder=self.cluster_id,
+            cluster=self.cluster_id,
         )
         if found.lost is None and (mark is None or mark.newest != JournalMark(self._last, self._chain)):
             self._write_mark(JournalMark(self._last, self._chain))
@@ -202,10 +205,10 @@ class SqliteJournal:
         return term
 
     def _store_term(self, above: LeaderTerm) -> LeaderTerm:
-        term = LeaderTerm(
+        term = replace(
+            self.term,
             timeline=max(self.term.timeline, above.timeline),
             epoch=max(self.term.epoch, above.epoch) + 1,
-            holder=self.term.holder,
         )
         rows = (("epoch", term.epoch), ("timeline", term.timeline))
         self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)

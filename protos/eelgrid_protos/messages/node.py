@@ -229,6 +229,7 @@ class LeaderTerm:
     timeline: Annotated[int, Range(0, 2**31 - 1)] = 0
     epoch: PlanEpoch = 0
     holder: Label = ""
+    cluster: Label = ""
 
     @property
     def token(self) -> tuple[int, int]:
@@ -236,8 +237,12 @@ class LeaderTerm:
         return self.timeline, self.epoch
 
     def yields_to(self, other: "LeaderTerm") -> bool:
-        """Whether a leader of this term may not be obeyed by who has seen the other, which is higher or somebody else's."""
-        return self.token < other.token or (self.token == other.token and self.holder != other.holder)
+        """Whether a leader of this term may not be obeyed by who has seen the other, which is higher or somebody else's.
+
+        Another cluster's leader is, since somebody made the agent call that one.
+        """
+        is_later = self.token < other.token or (self.token == other.token and self.holder != other.holder)
+        return is_later and self.cluster == other.cluster
 
     def __str__(self) -> str:
         return f"{self.timeline}.{self.epoch} of {self.holder}"

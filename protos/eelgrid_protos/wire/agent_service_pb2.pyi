@@ -10,14 +10,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LeaderTerm(_message.Message):
-    __slots__ = ("timeline", "epoch", "holder")
+    __slots__ = ("timeline", "epoch", "holder", "cluster")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     epoch: int
     holder: str
-    def __init__(self, timeline: _Optional[int] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ...) -> None: ...
+    cluster: str
+    def __init__(self, timeline: _Optional[int] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class TermRefused(_message.Message):
     __slots__ = ("refused", "known", "plan_epoch")

@@ -161,7 +161,8 @@ class PostgresJournal(JournalReader):
     @property
     def term(self) -> LeaderTerm:
         """That of this process."""
-        return self._term.told
+        term = self._term
+        return LeaderTerm(timeline=term.timeline, epoch=term.epoch, holder=term.holder, cluster=self.cluster_id)
 
     @property
     def may_lead(self) -> bool:

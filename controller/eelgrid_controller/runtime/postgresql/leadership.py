@@ -91,11 +91,6 @@ class Term:
     address: str = ""
     timeline: int = 0
 
-    @property
-    def told(self) -> LeaderTerm:
-        """What agents are told of it."""
-        return LeaderTerm(timeline=self.timeline, epoch=self.epoch, holder=self.holder)
-
 
 class BlockerWatch:
     """Ends connections of a leader that was stopped within a write, which hold the row of the term that we wait for.

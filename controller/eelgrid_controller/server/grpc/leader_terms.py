@@ -1,10 +1,11 @@
 """What agents say of leaders: whether one of them has met a later leader than this controller, and what follows.
 
-Theory. An agent remembers the highest term that it has met, and obeys no older one. If that is higher than ours, either
-another controller leads by now, or the database lost the newest terms (a backup, or a standby that lacked the last
+Theory. An agent remembers the highest term that it has met, and obeys no older one. If its epoch is higher than ours,
+either another controller leads by now, or the database lost the newest terms (a backup, or a standby that lacked the last
 transactions and whose timeline cannot be read). The database tells which: if our term still holds there, its epoch is
-raised above the agent's, and agents obey us; if not, this process ends. An agent's word alone is never enough to end a
-leader, and its claims are bounded, so that one agent cannot use up the epochs or the database's time.
+raised above the agent's, and agents obey us; if not, this process ends. If its timeline is higher, our database is one
+that a standby has replaced, and what it says of our term is worth nothing: the agent is right. An agent's word alone is
+never enough to end a leader, and its claims are bounded, so that one agent cannot use up the epochs or the database's time.
 
 Must not know streams or how terms are stored.
 """
@@ -19,7 +20,6 @@ from eelgrid_protos.messages import LeaderTerm, TermRefused
 
 # Beyond what any cluster reaches in a century of leaders that are followed once a minute.
 _AHEAD_MOST = 100_000_000
-_TIMELINES_AHEAD_MOST = 10_000
 # Between two times that the epoch is raised.
 _RAISE_EVERY_S = 5.0
 
@@ -54,7 +54,15 @@ class LeaderClaims:
         mine = self._loop.term
         if known is None or not mine.yields_to(known):
             return
-        if known.epoch > mine.epoch + _AHEAD_MOST or known.timeline > mine.timeline + _TIMELINES_AHEAD_MOST:
+        if known.timeline > mine.timeline:
+            self._log.error(
+                "node=%s term=%s known=%s action=refused reason=database_was_replaced", node_name, mine, known
+            )
+            raise NotLeader(
+                f"{node_name} has met a leader on a later timeline of the database, {known}; this one's is {mine}: let "
+                "--database name the server that was promoted, or remove leader.json from the agent's state directory"
+            )
+        if known.epoch > mine.epoch + _AHEAD_MOST:
             problem = f"is {known}, and this controller's is {mine}: no leader can have gone so far"
             remedy = "remove leader.json from the agent's state directory, and look at who wrote it"
             raise InvalidArgument("the agent's leader cannot be", (Violation("term", problem, remedy),))
