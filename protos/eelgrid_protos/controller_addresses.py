@@ -12,7 +12,7 @@ Does no I/O and knows no clock; each caller waits by itself.
 import random
 from collections.abc import Callable, Iterable
 
-from eelgrid_protos.faults import Fault, NoLeader, NotLeader, Unavailable
+from eelgrid_protos.faults import DeadlineExceeded, Fault, NoLeader, NotLeader, Unavailable
 from eelgrid_protos.sockets import split_address
 
 _PAUSE_FIRST_S = 0.2
@@ -43,6 +43,11 @@ class ControllerAddresses:
 
     def __str__(self) -> str:
         return ",".join(self.all)
+
+    def skip(self, address: str) -> None:
+        """Asks another one first the next time: this one takes connections and does not answer, as a stopped process does."""
+        if self.preferred == address and address in self.all:
+            self.preferred = self.all[(self.all.index(address) + 1) % len(self.all)]
 
     def begin_search(self) -> "LeaderSearch":
         """Begins a call, or a stream."""
@@ -112,6 +117,8 @@ class LeaderSearch:
 
     def after_call(self, fault: Exception, *, jitter: Callable[[], float] = random.random) -> float | None:
         """As `move_on`, for a call that failed; None also where it may have been carried out."""
+        if isinstance(fault, DeadlineExceeded):
+            self._known.skip(self.address)
         if isinstance(fault, NotLeader):
             return self.move_on(fault.message, fault.leader, jitter=jitter)
         if isinstance(fault, Unavailable) and _NOT_CONNECTED in fault.message and self.is_choice:
@@ -120,6 +127,10 @@ class LeaderSearch:
 
     def describe_failure(self, fault: Fault) -> Fault:
         """Returns the error for a call that ends with this fault: of several addresses, why none did."""
-        if not self._reasons or not isinstance(fault, Unavailable) or not (self.is_choice or len(self._reasons) > 1):
+        if (
+            not self._reasons
+            or not isinstance(fault, Unavailable | DeadlineExceeded)
+            or not (self.is_choice or len(self._reasons) > 1)
+        ):
             return fault
         return NoLeader(self._describe())

@@ -13,10 +13,13 @@ import grpc
 
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.controller_addresses import ControllerAddresses, LeaderSearch
-from eelgrid_protos.faults import Fault
+from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
+from eelgrid_protos.messages import WhoAmIRequest
 
 # Where a call has no limit of its own: longer than a lease of a leader that crashed.
 _SEARCH_S = 20.0
+# Of several controllers, how long one may take to say whether it leads: a stopped process takes connections and no calls.
+_PROBE_S = 2.0
 
 
 class LeaderClient:
@@ -36,6 +39,7 @@ class LeaderClient:
         self._clock = clock
         self._channels: dict[str, grpc.Channel] = {}
         self._clients: dict[str, Any] = {}
+        self._is_found = False
         self._client_at(controllers.preferred)
         for method in rpc.OPERATOR_SERVICE.methods:
             if method.request_streaming:
@@ -70,6 +74,7 @@ class LeaderClient:
 
     def _unary(self, method: rpc.RpcMethod) -> Callable[..., Any]:
         def call(request: object, timeout: float | None = None) -> Any:
+            self._find_first(timeout)
             search, deadline_s = self.controllers.begin_search(), self._clock() + (timeout or _SEARCH_S)
             while True:
                 left_s = None if timeout is None else max(0.001, deadline_s - self._clock())
@@ -85,6 +90,7 @@ class LeaderClient:
 
     def _stream(self, method: rpc.RpcMethod) -> Callable[..., Iterator[Any]]:
         def call(request: object, timeout: float | None = None) -> Iterator[Any]:
+            self._find_first(timeout)
             search, deadline_s = self.controllers.begin_search(), self._clock() + (timeout or _SEARCH_S)
             while True:
                 answers = getattr(self._client_at(search.address), method.attribute)(request, timeout=timeout)
@@ -108,20 +114,35 @@ class LeaderClient:
     def _two_way(self, method: rpc.RpcMethod) -> Callable[..., Iterator[Any]]:
         def call(requests: Any, timeout: float | None = None) -> Iterator[Any]:
             # What a stream has taken of its requests cannot be taken again, so the leader is found first.
-            if len(self.controllers.all) > 1:
-                self.find_leader(timeout or _SEARCH_S)
+            self._find_first(timeout)
             client = self._client_at(self.controllers.preferred)
             answers: Iterator[Any] = getattr(client, method.attribute)(requests, timeout=timeout)
             return answers
 
         return call
 
-    def find_leader(self, timeout_s: float) -> str:
-        """Returns the address of the controller that leads; raises Fault."""
-        from eelgrid_protos.messages import WhoAmIRequest
+    def _find_first(self, timeout_s: float | None) -> None:
+        """Before the first call: that one may not be repeated, so it had better not go to a process that hangs."""
+        if len(self.controllers.all) > 1 and not self._is_found:
+            self.find_leader(timeout_s or _SEARCH_S)
 
-        self.who_am_i(WhoAmIRequest(), timeout=timeout_s)
-        return self.controllers.preferred
+    def find_leader(self, timeout_s: float) -> str:
+        """Returns the address of the controller that leads; raises Fault. Asks for nothing that changes anything."""
+        search, deadline_s = self.controllers.begin_search(), self._clock() + timeout_s
+        while True:
+            left_s = max(0.001, deadline_s - self._clock())
+            try:
+                client = self._client_at(search.address)
+                client.who_am_i(WhoAmIRequest(), timeout=min(left_s, _PROBE_S) if search.is_choice else left_s)
+            except (Unavailable, DeadlineExceeded) as fault:
+                pause_s = search.move_on(fault.message.rpartition(": ")[2], getattr(fault, "leader", ""))
+                if pause_s is None or self._clock() + pause_s >= deadline_s:
+                    raise search.describe_failure(fault) from None
+                self._sleep(pause_s)
+            else:
+                search.succeed()
+                self._is_found = True
+                return search.address
 
 
 def connect_leader(

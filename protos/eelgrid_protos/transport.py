@@ -116,7 +116,13 @@ def collect_tls_files(certificate: Path | None, key: Path | None, authority: Pat
 # 4 MiB (measured: an hour of samples).
 _KEEPALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
 # gRPC waits 20 s for a connection to an address that swallows everything, and a leader that is back is to be found soon.
-_CHOICE = (("grpc.min_reconnect_backoff_ms", 3_000), ("grpc.max_reconnect_backoff_ms", 3_000))
+# A stopped process takes connections and answers no ping; servers allow one every ten seconds.
+_CHOICE = (
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.keepalive_time_ms", 12_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+)
 _SIZES = (
     ("grpc.max_receive_message_length", codec.MESSAGE_BYTES_MOST),
     ("grpc.max_send_message_length", codec.MESSAGE_BYTES_MOST),
@@ -374,6 +380,10 @@ def may_connect(address: str, *, tls: TlsFiles | TlsContents | None, insecure: b
     return True
 
 
+def _options(*, is_choice: bool) -> list[tuple[str, int]]:
+    return list((dict(channel_options()) | (dict(_CHOICE) if is_choice else {})).items())
+
+
 def open_channel(
     address: str,
     *,
@@ -387,7 +397,7 @@ def open_channel(
     Where there `is_choice` of other addresses, one that does not answer is given up soon.
     """
     check_target(address, tls, insecure=insecure)
-    chosen = [*channel_options(), *(_CHOICE if is_choice else ()), *(options or [])]
+    chosen = [*_options(is_choice=is_choice), *(options or [])]
     if tls is not None:
         return grpc.aio.secure_channel(address, _channel_credentials(tls), options=chosen)
     if (proofs := find_proofs_folder(address)) is not None:
@@ -400,7 +410,7 @@ def open_blocking_channel(
 ) -> grpc.Channel:
     """Opens a channel for programs without an event loop, else as `open_channel`."""
     check_target(address, tls, insecure=insecure)
-    chosen = [*channel_options(), *(_CHOICE if is_choice else ())]
+    chosen = _options(is_choice=is_choice)
     if tls is not None:
         return grpc.secure_channel(address, _channel_credentials(tls), options=chosen)
     if (proofs := find_proofs_folder(address)) is not None:

@@ -87,6 +87,9 @@ class AgentClock(Protocol):
 # coming back costs it more than the batches that it owes, and the window holds back the rest.
 STALL_INTERVALS = 6.0
 STALL_S_LEAST = 30.0
+# Where there are other controllers: a stopped process keeps its connections, and another one may lead by now.
+CHOICE_STALL_INTERVALS = 2.0
+CHOICE_STALL_S_LEAST = 8.0
 
 
 class SendSchedule:
@@ -116,9 +119,12 @@ class SendSchedule:
         behind = (now_ns + slack_ns - self._next_ns) // interval_ns
         self._next_ns += (behind + 1) * interval_ns
 
-    def is_stalled(self, cadence: Cadence, now_ns: int) -> bool:
+    def is_stalled(self, cadence: Cadence, now_ns: int, *, is_choice: bool) -> bool:
         """Whether unacknowledged batches have waited too long."""
-        bound_s = max(STALL_S_LEAST, STALL_INTERVALS * cadence.send_interval_s)
+        intervals, least_s = STALL_INTERVALS, STALL_S_LEAST
+        if is_choice:
+            intervals, least_s = CHOICE_STALL_INTERVALS, CHOICE_STALL_S_LEAST
+        bound_s = max(least_s, intervals * cadence.send_interval_s)
         return now_ns - self.waits_since_ns > bound_s * 1e9
 
 
@@ -156,6 +162,8 @@ class AgentNode:
     _slurm_jobs: tuple[HandedJob, ...] = ()
     # Of the controller that this node is connected to; `terms` has the highest that any node of the agent has met.
     _term: LeaderTerm | None = None
+    # Whether there are other controllers to go to.
+    has_choice = False
 
     def __init__(
         self,
@@ -433,7 +441,8 @@ class AgentNode:
 
     def is_stalled(self, *, now_ns: int) -> bool:
         """Whether batches are under way and none was acknowledged for too long."""
-        return self.connected and self.spool.in_flight > 0 and self._times.is_stalled(self.cadence, now_ns)
+        is_waiting = self.connected and self.spool.in_flight > 0
+        return is_waiting and self._times.is_stalled(self.cadence, now_ns, is_choice=self.has_choice)
 
     def build_hello(self) -> ConnectRequest:
         """Opens a connection with the newest inventory."""

@@ -77,6 +77,7 @@ class Uplink:
         self._open_channel = open_channel
         self._controllers = controllers
         self._search = controllers.begin_search()
+        node.has_choice = self._search.is_choice
         # Over how long the last leader wants its agents back.
         self._spread_s = 0.0
         self._gate = gate

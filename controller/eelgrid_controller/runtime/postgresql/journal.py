@@ -54,6 +54,7 @@ from eelgrid_controller.runtime.postgresql.leadership import (
     LeaseTimes,
     Term,
     boottime_s,
+    describe_replaced,
     hold_term,
     raise_term,
     read_term,
@@ -340,12 +341,21 @@ class PostgresJournal(JournalReader):
                 yield connection
             self._is_unsettled = False
 
+    def _check_end(self, connection: Connection) -> None:
+        """Raises JournalFenced where the database lacks entries: what follows would leave a gap that no start gets over."""
+        with connection.begin():
+            ends = (select(func.coalesce(func.max(table.c.seq), 0)) for table in (journal, checkpoints))
+            last = max(connection.execute(one).scalar_one() for one in ends)
+        if last < self._last:
+            raise describe_replaced(self.path)
+
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """The writer's connection, a new one after the last broke. Raises JournalError, _FateUnknown if it breaks now."""
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
+                self._check_end(self._connection)
             yield self._connection
         except ERRORS as error:
             fault = describe_fault(error)

@@ -203,6 +203,15 @@ def fenced_by(other: Term, mine: Term, *, location: str) -> JournalFenced:
     )
 
 
+def describe_replaced(location: str) -> JournalFenced:
+    """Returns the error of a leader whose database a standby has replaced."""
+    return JournalFenced(
+        location,
+        "a standby has replaced the server, and may lack the last entries",
+        "start this controller again: it begins from what the database has now",
+    )
+
+
 def renew_lease(connection: Connection, mine: Term, *, ttl_s: float) -> bool:
     """Extends the lease within the caller's transaction; False if another term has begun."""
     done = connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_from_now(ttl_s)))
@@ -241,6 +250,8 @@ class LeaseKeeper:
         self._until_s = began_s + times.deadline_s
         self._fenced: JournalFenced | None = None
         self._fault = ""
+        # The server's own timeline at the first renewal; None before.
+        self._timeline: int | None = None
         # Held by whoever changes the term, since a renewal of the former epoch would find none.
         self._renewing = threading.Lock()
         self._stop = threading.Event()
@@ -287,11 +298,18 @@ class LeaseKeeper:
             with self._engine.begin() as connection:
                 is_mine = renew_lease(connection, self._term, ttl_s=self._times.ttl_s)
                 other = None if is_mine else read_term(connection)
+                timeline = int(connection.execute(_TIMELINE).scalar_one())
         except SQLAlchemyError as error:
             self._fault = describe_fault(error).problem
             return
         if other is not None:
             self._fenced = fenced_by(other, self._term, location=self._location)
+            return
+        if self._timeline is None:
+            self._timeline = timeline
+        if timeline != self._timeline:
+            # Its row of the term may be ours all the same, and the last entries are missing.
+            self._fenced = describe_replaced(self._location)
             return
         self.renewals += 1
         self._until_s, self._fault = sent_s + self._times.deadline_s, ""
