@@ -247,3 +247,27 @@ def test_a_leader_that_lost_the_connection_within_a_write_and_was_followed_knows
             with pytest.raises(JournalFenced) as caught:
                 old._was_committed(0, 1)
             assert not caught.value.is_certain
+
+
+def test_a_leader_whose_new_connection_lacks_entries_ends_and_leaves_no_gap(store):
+    """As on a standby that was promoted without the last transactions: its row of the term is ours there, too."""
+    with contextlib.closing(store.open()) as old:
+        old.append([JournalEntry("node_lost", {"time_ns": 1, "node_name": name}) for name in "ab"])
+        store.run("DELETE FROM eelgrid.journal WHERE seq = 2")
+        old._connection.close()
+        old._connection = None
+        for _ in range(2):
+            with pytest.raises(JournalFenced, match="a standby has replaced the server"):
+                old.append([JournalEntry("node_lost", {"time_ns": 1, "node_name": "c"})])
+    assert store.run("SELECT seq FROM eelgrid.journal") == [(1,)]
+
+
+def test_a_leader_notices_another_timeline_at_its_next_renewal(store):
+    with contextlib.closing(store.open()) as old:
+        keeper = old._keeper
+        keeper.renew()
+        keeper._timeline -= 1
+        keeper.renew()
+        assert not old.may_lead
+        with pytest.raises(JournalFenced, match="a standby has replaced the server"):
+            old.check_files()

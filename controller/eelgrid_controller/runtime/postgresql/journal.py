@@ -341,21 +341,27 @@ class PostgresJournal(JournalReader):
                 yield connection
             self._is_unsettled = False
 
-    def _check_end(self, connection: Connection) -> None:
-        """Raises JournalFenced where the database lacks entries: what follows would leave a gap that no start gets over."""
-        with connection.begin():
-            ends = (select(func.coalesce(func.max(table.c.seq), 0)) for table in (journal, checkpoints))
-            last = max(connection.execute(one).scalar_one() for one in ends)
+    def _connect_checked(self) -> Connection:
+        """Connects anew. Raises JournalFenced where entries are missing: what follows would leave a gap for good."""
+        connection = self._engine.connect()
+        try:
+            with connection.begin():
+                ends = (select(func.coalesce(func.max(table.c.seq), 0)) for table in (journal, checkpoints))
+                last = max(connection.execute(one).scalar_one() for one in ends)
+        except BaseException:
+            discard(connection)
+            raise
         if last < self._last:
+            discard(connection)
             raise describe_replaced(self.path)
+        return connection
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """The writer's connection, a new one after the last broke. Raises JournalError, _FateUnknown if it breaks now."""
         try:
             if self._connection is None:
-                self._connection = self._engine.connect()
-                self._check_end(self._connection)
+                self._connection = self._connect_checked()
             yield self._connection
         except ERRORS as error:
             fault = describe_fault(error)
