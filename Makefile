@@ -106,7 +106,8 @@ test-ha: $(VENV)/installed-dev
 	    && apt-get install -y -qq --no-install-recommends postgresql; }
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest -q tests/contracts/journal_contract_test.py tests/unit/postgres_*_test.py tests/unit/store_*_test.py \
-	  tests/e2e/postgres_leaders_test.py
+	  tests/unit/leader_terms_test.py tests/unit/controller_addresses_test.py \
+	  tests/e2e/postgres_leaders_test.py tests/e2e/failover_test.py
 
 # Installs Debian's prometheus, chromium, victoria-metrics and strace where it may; what cannot be had is skipped, and says so.
 test-observability: $(VENV)/installed-dev

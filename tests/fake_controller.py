@@ -10,6 +10,7 @@ from eelgrid_agent.node.inventory import read_each_gpu, survey_devices
 from eelgrid_agent.node.uplink import Uplink, UplinkLimits, open_channels
 from eelgrid_agent.node.workload_engine import SimulatedEngine
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
+from eelgrid_protos.controller_addresses import ControllerAddresses
 from eelgrid_protos.messages import Acknowledgement, Cadence, ConnectResponse, Hello, SampleBatch, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_handler
 from eelgrid_protos.transport import listen_on_address, server_options
@@ -74,7 +75,7 @@ async def acknowledge_all(number, messages, reply, cadence=EACH_SECOND):
 class Agent:
     """A node whose time stands still unless it is told to tick."""
 
-    def __init__(self, port, *, ticks_most=100, tls_version=None, limits=None, jitter=lambda: 1.0):
+    def __init__(self, *ports, ticks_most=100, tls_version=None, limits=None, jitter=lambda: 1.0):
         self.clock = ManualClock(epoch_ns=1_700_000_000 * SECOND)
         self.simulation = build_devices(self.clock, gpus=(GpuSpec(product="openb-g2", model="G2"),) * 2)
         first = survey_devices(self.simulation)
@@ -96,7 +97,8 @@ class Agent:
         self.reports = []
         self.uplink = Uplink(
             self.node,
-            open_channels(f"127.0.0.1:{port}", certificates=None, insecure=False),
+            open_channels(certificates=None, insecure=False, is_choice=len(ports) > 1),
+            controllers=ControllerAddresses([f"127.0.0.1:{port}" for port in ports]),
             gate=asyncio.Semaphore(1),
             jitter=jitter,
             report=self.reports.append,

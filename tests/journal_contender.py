@@ -29,7 +29,7 @@ def contend(url, name, log):
         except ControllerError:
             time.sleep(0.1)
             continue
-        print("began", journal.epoch, file=log, flush=True)
+        print("began", journal.term.epoch, file=log, flush=True)
         try:
             # What went before is read by every leader.
             for _ in journal.entries_after(max(0, journal.last_seq - 10)):

@@ -56,9 +56,12 @@ needs_server = pytest.mark.skipif(bool(find_missing()), reason=f"not installed: 
 
 
 class PostgresServer:
-    """One server in a new folder; started by `start`, ended by `stop` or with the process."""
+    """One server in a new folder; started by `start`, ended by `stop` or with the process.
 
-    def __init__(self, *settings):
+    With `source` it is an asynchronous standby of that one, which has to run, until it is promoted.
+    """
+
+    def __init__(self, *settings, source=None):
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir="/tmp"))
         self.data = self.folder / "data"
         self.port = free_port()
@@ -69,7 +72,11 @@ class PostgresServer:
         self._process = None
         if self._user is not None:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
-        self.run("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        if source is None:
+            make = ("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        else:
+            make = ("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "--no-sync", "-d", source.url("postgres"))
+        self.run(*make, "-D", self.data)
         lines = (f"port = {self.port}", "listen_addresses = '127.0.0.1'", f"unix_socket_directories = '{self.folder}'")
         with (self.data / "postgresql.conf").open("a") as file:
             file.write("\n".join(("", *lines, "max_connections = 200", *settings, "")))
@@ -115,6 +122,10 @@ class PostgresServer:
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url("postgres"), connect_timeout=2):
             return True
         return False
+
+    def promote(self):
+        """Makes a primary of a standby; returns when it takes writes."""
+        self.run("pg_ctl", "promote", "-w", "-D", self.data)
 
     def stop(self, number=signal.SIGINT):
         """Ends it: SIGINT stops fast, SIGQUIT as a crash would."""

@@ -27,7 +27,7 @@ from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
 from eelgrid_agent.node.config import AgentConfig, AgentConfigError, parse_flags
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.node.node_service import NodeAuthorizer, NodeServicer
-from eelgrid_agent.node.uplink import UplinkCertificates, UplinkPool, open_channels
+from eelgrid_agent.node.uplink import UplinkCertificates, UplinkPool, know_controllers, open_channels
 from eelgrid_protos import __version__
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
@@ -128,10 +128,18 @@ async def _run(config: AgentConfig) -> None:
 
         hosted = await open_machine(config, clock, _draw_incarnation)
     certificates = None if config.tls is None else UplinkCertificates(config.tls)
-    open_channel = open_channels(config.controller, certificates=certificates, insecure=config.insecure)
+    addresses = config.controller.split(",")
+    open_channel = open_channels(certificates=certificates, insecure=config.insecure, is_choice=len(addresses) > 1)
     # A forbidden or unusable address is the operator's to mend, so it fails here and not in the back-off.
-    await open_channel().close()
-    links = UplinkPool(hosted.nodes, open_channel, jitter=random.SystemRandom().random, certificates=certificates)
+    for address in addresses:
+        await open_channel(address).close()
+    links = UplinkPool(
+        hosted.nodes,
+        open_channel,
+        controllers=know_controllers(addresses, certificates=certificates, insecure=config.insecure),
+        jitter=random.SystemRandom().random,
+        certificates=certificates,
+    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

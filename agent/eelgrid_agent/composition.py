@@ -64,6 +64,7 @@ from eelgrid_agent.node.enforcement_loop import (
     check_budget_reach,
 )
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
+from eelgrid_agent.node.leader_terms import LEADER_FILE, LEADER_RECORD, LeaderTerms
 from eelgrid_agent.node.lease_owners import SLURM_ENGINE, SlurmOwners, adopt_slurm_jobs, run_owner_checks
 from eelgrid_agent.node.lease_socket import LeaseSocket
 from eelgrid_agent.node.loop import (
@@ -138,6 +139,7 @@ def build_simulated_node(
     processes: ProcessEngine | None = None,
     leases: DeviceLeases | None = None,
     service: NodeService | None = None,
+    terms: LeaderTerms | None = None,
 ) -> "SimulatedAgent":
     """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
 
@@ -182,6 +184,7 @@ def build_simulated_node(
         ),
         processes=processes,
         readiness=None if processes is None else GpuReadiness(),
+        terms=terms,
     )
     if leases is not None:
         leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
@@ -238,12 +241,11 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
     budget_w = config.power_budget_w
     local = LocalPolicy(power_budget_w=budget_w, enforce=budget_w is not None)
     agents: list[SimulatedAgent] = []
-    simulations: list[SimulatedNode] = []
-    devices: list[DevicePort] = []
+    simulations, devices = list[SimulatedNode](), list[DevicePort]()
     calls = CallLatencies()
     stack = ExitStack()
-    served: list[Callable[[], tuple[Awaitable[None], ...]]] = []
-    kept_leases: list[DeviceLeases] = []
+    served, kept_leases = list[Callable[[], tuple[Awaitable[None], ...]]](), list[DeviceLeases]()
+    terms = LeaderTerms(None if config.state is None else StateFile(config.state / LEADER_FILE, LEADER_RECORD))
     for index, spec in enumerate(specs):
         processes, leases = _open_simulated_processes(config, spec.node_name, clock, stack)
         simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
@@ -269,6 +271,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
                 processes=processes,
                 leases=leases,
                 service=_open_slurm_node(config, device, None) if len(specs) == 1 else None,
+                terms=terms,
             )
         )
         if leases is not None:
@@ -496,6 +499,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
         ticks_most=config.ticks_most(1), first=first, guard=guard, energy=energy, outbox=outbox,
         processes=processes, readiness=None if processes is None else GpuReadiness(),
+        terms=LeaderTerms(None if folder is None else StateFile(folder / LEADER_FILE, LEADER_RECORD)),
     )  # fmt: skip
     leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
     layouts = _layouts(config, device, memory, clock, leases)

@@ -46,12 +46,13 @@ class AsyncClient:
     """A connection to a controller, for asyncio; errors are those of `eelgrid.errors`.
 
     Settings that are not given come from EELGRID_CONTROLLER and EELGRID_TLS_CERTIFICATE, _KEY and _AUTHORITY, as for
-    eelctl; without any the controller is 127.0.0.1:7443. Another machine needs TLS files, or `insecure`.
+    eelctl; without any the controller is 127.0.0.1:7443. Of several addresses, in one text with commas or as a list, the
+    controller that leads is called. Another machine needs TLS files, or `insecure`.
     """
 
     def __init__(
         self,
-        address: str | None = None,
+        address: str | Iterable[str] | None = None,
         *,
         tls: TlsFiles | None = None,
         insecure: bool = False,
@@ -77,8 +78,8 @@ class AsyncClient:
 
     @property
     def address(self) -> str:
-        """Address of the controller."""
-        return self._settings.address
+        """Address of the controller that led last."""
+        return self._settings.controllers.preferred
 
     def with_timeout(self, timeout_s: float) -> Self:
         """Returns a client over the same connection whose calls have another time limit."""
@@ -96,12 +97,12 @@ class AsyncClient:
         attempts = CallAttempts(self._settings, timeout_s or self._timeout_s, is_repeatable=is_repeatable)
         while True:
             try:
-                found = await getattr(self._connection.calls, CALL_NAMES[type(request)])(
-                    request, timeout=attempts.left_s()
-                )
+                calls = self._connection.calls_at(attempts.search.address)
+                found = await getattr(calls, CALL_NAMES[type(request)])(request, timeout=attempts.left_s())
             except (faults.Fault, ContractError) as error:
                 pause_s = attempts.pause_after(error)
             else:
+                attempts.search.succeed()
                 assert isinstance(found, answer)
                 return found
             await asyncio.sleep(pause_s)
@@ -138,7 +139,8 @@ class AsyncClient:
             attempts.begin()
             request = next_request()
             try:
-                async with aclosing(getattr(self._connection.calls, CALL_NAMES[type(request)])(request)) as stream:
+                calls = self._connection.calls_at(attempts.search.address)
+                async with aclosing(getattr(calls, CALL_NAMES[type(request)])(request)) as stream:
                     async for found in stream:
                         attempts.mark_connected()
                         assert isinstance(found, answer)
@@ -426,11 +428,11 @@ class AsyncClient:
         while True:
             parts.clear()
             try:
-                async with aclosing(
-                    self._connection.calls.export_decision(request, timeout=attempts.left_s())
-                ) as stream:
+                calls = self._connection.calls_at(attempts.search.address)
+                async with aclosing(calls.export_decision(request, timeout=attempts.left_s())) as stream:
                     async for part in stream:
                         parts.append(part.text)
+                attempts.search.succeed()
                 return "".join(parts)
             except (faults.Fault, ContractError) as error:
                 pause_s = attempts.pause_after(error)
@@ -464,7 +466,8 @@ class AsyncClient:
                 attempt=attempt,
             )
             try:
-                async with aclosing(self._connection.calls.read_logs(request)) as stream:
+                calls = self._connection.calls_at(attempts.search.address)
+                async with aclosing(calls.read_logs(request)) as stream:
                     async for part in stream:
                         attempts.mark_connected()
                         offset, tail_lines = part.next_offset, None
@@ -506,7 +509,11 @@ class AsyncClient:
                 async for one in inputs:
                     yield messages.AttachRequest(message=one)
 
-        async with aclosing(self._connection.calls.attach(requests())) as stream:
+        if len(self._settings.controllers.all) > 1:
+            # What a stream has taken of its inputs cannot be taken again, so the leader is found first.
+            await self.who_am_i()
+        calls = self._connection.calls_at(self._settings.controllers.preferred)
+        async with aclosing(calls.attach(requests())) as stream:
             async for response in stream:
                 yield response
 

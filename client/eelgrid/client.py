@@ -45,12 +45,13 @@ class Client:
     """A connection to a controller, for any thread; errors are those of `eelgrid.errors`.
 
     Settings that are not given come from EELGRID_CONTROLLER and EELGRID_TLS_CERTIFICATE, _KEY and _AUTHORITY, as for
-    eelctl; without any the controller is 127.0.0.1:7443. Another machine needs TLS files, or `insecure`.
+    eelctl; without any the controller is 127.0.0.1:7443. Of several addresses, in one text with commas or as a list, the
+    controller that leads is called. Another machine needs TLS files, or `insecure`.
     """
 
     def __init__(
         self,
-        address: str | None = None,
+        address: str | Iterable[str] | None = None,
         *,
         tls: TlsFiles | None = None,
         insecure: bool = False,
@@ -76,8 +77,8 @@ class Client:
 
     @property
     def address(self) -> str:
-        """Address of the controller."""
-        return self._settings.address
+        """Address of the controller that led last."""
+        return self._settings.controllers.preferred
 
     def with_timeout(self, timeout_s: float) -> Self:
         """Returns a client over the same connection whose calls have another time limit."""
@@ -95,10 +96,12 @@ class Client:
         attempts = CallAttempts(self._settings, timeout_s or self._timeout_s, is_repeatable=is_repeatable)
         while True:
             try:
-                found = getattr(self._connection.calls, CALL_NAMES[type(request)])(request, timeout=attempts.left_s())
+                calls = self._connection.calls_at(attempts.search.address)
+                found = getattr(calls, CALL_NAMES[type(request)])(request, timeout=attempts.left_s())
             except (faults.Fault, ContractError) as error:
                 pause_s = attempts.pause_after(error)
             else:
+                attempts.search.succeed()
                 assert isinstance(found, answer)
                 return found
             time.sleep(pause_s)
@@ -135,7 +138,8 @@ class Client:
             attempts.begin()
             request = next_request()
             try:
-                with closing(getattr(self._connection.calls, CALL_NAMES[type(request)])(request)) as stream:
+                calls = self._connection.calls_at(attempts.search.address)
+                with closing(getattr(calls, CALL_NAMES[type(request)])(request)) as stream:
                     for found in stream:
                         attempts.mark_connected()
                         assert isinstance(found, answer)
@@ -415,9 +419,11 @@ class Client:
         while True:
             parts.clear()
             try:
-                with closing(self._connection.calls.export_decision(request, timeout=attempts.left_s())) as stream:
+                calls = self._connection.calls_at(attempts.search.address)
+                with closing(calls.export_decision(request, timeout=attempts.left_s())) as stream:
                     for part in stream:
                         parts.append(part.text)
+                attempts.search.succeed()
                 return "".join(parts)
             except (faults.Fault, ContractError) as error:
                 pause_s = attempts.pause_after(error)
@@ -451,7 +457,8 @@ class Client:
                 attempt=attempt,
             )
             try:
-                with closing(self._connection.calls.read_logs(request)) as stream:
+                calls = self._connection.calls_at(attempts.search.address)
+                with closing(calls.read_logs(request)) as stream:
                     for part in stream:
                         attempts.mark_connected()
                         offset, tail_lines = part.next_offset, None
@@ -493,7 +500,11 @@ class Client:
                 for one in inputs:
                     yield messages.AttachRequest(message=one)
 
-        with closing(self._connection.calls.attach(requests())) as stream:
+        if len(self._settings.controllers.all) > 1:
+            # What a stream has taken of its inputs cannot be taken again, so the leader is found first.
+            self.who_am_i()
+        calls = self._connection.calls_at(self._settings.controllers.preferred)
+        with closing(calls.attach(requests())) as stream:
             for response in stream:
                 yield response
 

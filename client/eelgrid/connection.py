@@ -7,13 +7,18 @@ Calls that only read, and submissions under a fixed id, are repeated after Unava
 call; pauses double up to a limit, and each is shortened at random by up to a half, so that the clients of a controller
 that restarts do not return all at once. Other calls are made once, because nobody can tell whether the lost one was
 carried out.
+
+Of several addresses, a call goes on to the next where nothing can have been done, whatever it is: a follower refused it,
+or nobody took the connection; see `eelgrid_protos.controller_addresses`.
 """
 
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,9 +33,10 @@ from eelgrid.errors import (
     error_from_settings,
 )
 from eelgrid_protos import faults, rpc, transport
+from eelgrid_protos.controller_addresses import ControllerAddresses, LeaderSearch
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import Workload
-from eelgrid_protos.operator_calls import CONTROLLER_VARIABLE, DEFAULT_CONTROLLER, TLS_VARIABLES
+from eelgrid_protos.operator_calls import CONTROLLER_VARIABLE, DEFAULT_CONTROLLER, TLS_VARIABLES, parse_addresses
 
 # A stream that lasted this long had reached the controller: gRPC gives up connecting after 20 s.
 _CONNECTED_AFTER_S = 30.0
@@ -71,12 +77,19 @@ class ConnectionSettings:
     insecure: bool
     timeout_s: float
     retries: Retries
+    # Those of `address`, and which of them led last.
+    controllers: ControllerAddresses = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        may_follow = partial(transport.may_connect, tls=self.tls, insecure=self.insecure)
+        found = ControllerAddresses(parse_addresses(self.address), may_follow=may_follow)
+        object.__setattr__(self, "controllers", found)
 
     @classmethod
     def resolve(
         cls,
         *,
-        address: str | None,
+        address: str | Iterable[str] | None,
         tls: transport.TlsFiles | None,
         insecure: bool,
         timeout_s: float,
@@ -84,15 +97,20 @@ class ConnectionSettings:
         environment: Mapping[str, str] = os.environ,
     ) -> Self:
         """Completes the settings from the environment, as eelctl does; raises InvalidSettingsError."""
-        target = address or environment.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
+        named = (address,) if isinstance(address, str) else tuple(address or ())
+        target = ",".join(named) or environment.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
         if not timeout_s > 0.0:
             raise InvalidSettingsError(f"timeout_s is {timeout_s}", "give a number of seconds above 0")
         try:
             files = tls or _tls_from_environment(environment)
-            transport.check_target(target, files, insecure=insecure)
+            for one in parse_addresses(target):
+                transport.check_target(one, files, insecure=insecure)
             contents = files.read_contents() if files else None
         except transport.ListenError as error:
             raise error_from_settings(error, target) from None
+        except ValueError as error:
+            problem, _, remedy = str(error).partition("; ")
+            raise InvalidSettingsError(f"address {problem}", remedy) from None
         return cls(address=target, tls=contents, insecure=insecure, timeout_s=timeout_s, retries=retries)
 
 
@@ -108,40 +126,54 @@ def _tls_from_environment(environment: Mapping[str, str]) -> transport.TlsFiles 
 
 
 class BlockingConnection:
-    """A channel for programs without an event loop; for any thread."""
-
-    def __init__(self, settings: ConnectionSettings) -> None:
-        self._channel: grpc.Channel = transport.open_blocking_channel(
-            settings.address, tls=settings.tls, insecure=settings.insecure
-        )
-        self.calls: Any = rpc.build_client(rpc.OPERATOR_SERVICE, self._channel)
-
-    def close(self) -> None:
-        """Ends all calls and closes the channel."""
-        self._channel.close()
-
-
-class AsyncConnection:
-    """A channel for asyncio, opened by the first call, in the event loop of that call."""
+    """A channel to each controller that was called, for programs without an event loop; for any thread."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
-        self._channel: grpc.aio.Channel | None = None
-        self._calls: Any = None
+        self._channels: dict[str, grpc.Channel] = {}
+        self._calls: dict[str, Any] = {}
+        self._opening = threading.Lock()
+        self.calls_at(settings.controllers.preferred)
 
-    @property
-    def calls(self) -> Any:
-        """The calls of the service."""
-        if self._channel is None:
+    def calls_at(self, address: str) -> Any:
+        """The calls of the service at a controller."""
+        settings = self._settings
+        with self._opening:
+            if address not in self._calls:
+                self._channels[address] = transport.open_blocking_channel(
+                    address, tls=settings.tls, insecure=settings.insecure, is_choice=len(settings.controllers.all) > 1
+                )
+                self._calls[address] = rpc.build_client(rpc.OPERATOR_SERVICE, self._channels[address])
+            return self._calls[address]
+
+    def close(self) -> None:
+        """Ends all calls and closes the channels."""
+        for channel in self._channels.values():
+            channel.close()
+
+
+class AsyncConnection:
+    """A channel to each controller for asyncio, opened by the first call, in the event loop of that call."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._calls: dict[str, Any] = {}
+
+    def calls_at(self, address: str) -> Any:
+        """The calls of the service at a controller."""
+        if address not in self._calls:
             settings = self._settings
-            self._channel = transport.open_channel(settings.address, tls=settings.tls, insecure=settings.insecure)
-            self._calls = rpc.build_client(rpc.OPERATOR_SERVICE, self._channel)
-        return self._calls
+            self._channels[address] = transport.open_channel(
+                address, tls=settings.tls, insecure=settings.insecure, is_choice=len(settings.controllers.all) > 1
+            )
+            self._calls[address] = rpc.build_client(rpc.OPERATOR_SERVICE, self._channels[address])
+        return self._calls[address]
 
     async def close(self) -> None:
-        """Ends all calls and closes the channel."""
-        if self._channel is not None:
-            await self._channel.close()
+        """Ends all calls and closes the channels."""
+        for channel in self._channels.values():
+            await channel.close()
 
 
 class CallAttempts:
@@ -161,6 +193,8 @@ class CallAttempts:
         self._clock = clock
         self._deadline_s = clock() + timeout_s
         self._failures = 0
+        # Where to make the next attempt, and to say that it succeeded.
+        self.search: LeaderSearch = settings.controllers.begin_search()
 
     def left_s(self) -> float:
         """Returns the time limit of the next attempt."""
@@ -168,6 +202,11 @@ class CallAttempts:
 
     def pause_after(self, error: faults.Fault | ContractError) -> float:
         """Returns how long to pause before the next attempt; raises EelgridError if there is none."""
+        moved_s = self.search.after_call(error)
+        if moved_s is not None and self._clock() + moved_s < self._deadline_s:
+            return moved_s
+        if isinstance(error, faults.Fault):
+            error = self.search.describe_failure(error)
         self._failures += 1
         if isinstance(error, faults.Unavailable) and self._failures < self._attempts:
             pause_s = self._settings.retries.pause_s(self._failures)
@@ -182,6 +221,7 @@ class WatchAttempts:
     def __init__(self, settings: ConnectionSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
+        self.search: LeaderSearch = settings.controllers.begin_search()
         self._was_connected = False
         self._failures = 0
         self._lost_s = self._begun_s = clock()
@@ -192,6 +232,8 @@ class WatchAttempts:
 
     def mark_connected(self) -> None:
         """Notes that the controller sent something."""
+        if self._failures or not self._was_connected:
+            self.search.succeed()
         self._was_connected = True
         self._failures = 0
 
@@ -206,6 +248,10 @@ class WatchAttempts:
         if self._failures == 0:
             self._lost_s = now_s
         self._failures += 1
+        # A watch changes nothing, so any other controller may be asked.
+        if isinstance(error, faults.Unavailable) and (self.search.is_choice or isinstance(error, faults.NotLeader)):
+            self.search.move_on(error.message, getattr(error, "leader", ""))
+            error = self.search.describe_failure(error)
         if isinstance(error, faults.Unavailable | faults.Aborted):
             pause_s = self._settings.retries.pause_s(self._failures)
             if self._was_connected:

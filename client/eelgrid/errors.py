@@ -135,6 +135,7 @@ _BY_FAULT: dict[type[faults.Fault], type[EelgridError]] = {
     faults.ResourceExhausted: ResourceExhaustedError,
     faults.PermissionDenied: PermissionDeniedError,
     faults.Unavailable: UnavailableError,
+    faults.NotLeader: UnavailableError,
     faults.DeadlineExceeded: DeadlineExceededError,
     faults.Internal: InternalError,
 }
@@ -146,6 +147,8 @@ def error_from_fault(fault: faults.Fault, *, address: str, timeout_s: float) -> 
         return UnavailableError(f"no controller answers at {address} ({fault.message.rpartition(': ')[2]})")
     if isinstance(fault, faults.DeadlineExceeded):
         return DeadlineExceededError(f"no answer from {address} in {timeout_s:g} s")
+    if isinstance(fault, faults.NoLeader):
+        return UnavailableError(fault.message, "wait until one leads, or name all controllers")
     message, _, remedy = fault.message.partition("; ")
     return _BY_FAULT.get(type(fault), InternalError)(message, remedy, fault.violations)
 

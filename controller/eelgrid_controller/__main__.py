@@ -99,6 +99,7 @@ _SETTINGS = {
     "accept_journal_loss": "accepts_journal_loss",
     "away_grace": "away_grace_s",
     "job_window": "job_window_s",
+    "lease": "lease_s",
     "ledger_limit": "ledger_bytes_most",
     "policy": "placement",
     "restart_grace": "restart_grace_s",
@@ -258,6 +259,19 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     metavar="URL",
     help="Database of journal, audit log and energy ledger: postgresql://USER@HOST/DATABASE, or sqlite:///FOLDER; "
     "SQLite in --data by default. Passwords belong into PGPASSFILE.",
+)
+@click.option(
+    "--lease",
+    type=float,
+    default=_DEFAULTS.lease_s,
+    show_default=True,
+    help="Seconds after which another controller on the same PostgreSQL takes over from a silent one.",
+)
+@click.option(
+    "--advertise",
+    default=_DEFAULTS.advertise,
+    metavar="HOST:PORT",
+    help="Address of this controller for agents and eelctl, which one that follows it names; that of --listen by default.",
 )
 @click.option(
     "--accept-journal-loss",

@@ -31,8 +31,9 @@ from eelgrid_controller.runtime.audit_log import AuditedJournal
 from eelgrid_controller.runtime.config import ControllerConfig, SlurmConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
-from eelgrid_controller.runtime.stores import open_store
+from eelgrid_controller.runtime.stores import follow_store, open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
+from eelgrid_controller.server.following import Following, list_services, name_address
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from eelgrid_controller.engines.flux.engine import FluxEngine
     from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
+    from eelgrid_controller.runtime.postgresql.standby import JournalStandby
     from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
 
@@ -105,6 +107,9 @@ class Controller:
         self.metrics = ControllerMetrics()
         self.metrics.add(self._clock_families)
         self._is_serving = False
+        self.placing: KubernetesRuntime | None = None
+        # This controller's time as a standby; None for one whose journal no other can lead.
+        self.following: Following | None = None
         self._keeper = None if tls is None and not config.local_users else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
@@ -145,17 +150,17 @@ class Controller:
 
     async def _start(self) -> str:
         self._traces_to = resolve_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
-        # In a thread: it may wait for another controller's lease to end.
-        journal = await asyncio.to_thread(
-            open_store,
+        # In a thread, since it reads a database; the journal of one that others may lead is there when this one leads.
+        standby = await asyncio.to_thread(
+            follow_store,
             self.config.database,
             self.config.data,
+            fresh_state=ClusterState,
             new_cluster_id=str(uuid.uuid4()),
-            address=self.config.listen,
             retained=self.config.retained_events,
-            accepts_loss=self.config.accepts_journal_loss,
+            lease_s=self.config.lease_s,
         )
-        self._stack.callback(journal.close)
+        journal = None if standby is not None else await self._open_store()
         server = grpc.aio.server(options=server_options())
         port = await listen_on_address(
             server,
@@ -174,10 +179,14 @@ class Controller:
         start_s = self._clock.perf_s()
         await asyncio.to_thread(warm_kernels)
         self._log.info("kernels=warm seconds=%.2f", self._clock.perf_s() - start_s)
+        front = await self._open_front(server)
+        if standby is not None:
+            journal = await self._follow(standby, server, front, port)
+        assert journal is not None
         start_s = self._clock.perf_s()
-        recovered = await self._compose(journal)
+        recovered = await self._compose(journal, None if standby is None else standby.recover)
         seconds = self._clock.perf_s() - start_s
-        handlers = await self._open_door(server)
+        handlers = await self._open_door(server, front)
         page_port = await self._serve_page()
         api_port = await self._serve_http_api(handlers)
         self.savings = self._count_savings()
@@ -195,6 +204,32 @@ class Controller:
         )
         self._log.info("event=%s", line)
         return line
+
+    async def _open_store(self) -> AuditedJournal:
+        """Opens the journal in this machine's files."""
+        journal = await asyncio.to_thread(
+            open_store,
+            self.config.database,
+            self.config.data,
+            new_cluster_id=str(uuid.uuid4()),
+            retained=self.config.retained_events,
+            accepts_loss=self.config.accepts_journal_loss,
+        )
+        self._stack.callback(journal.close)
+        return journal
+
+    async def _follow(
+        self, standby: "JournalStandby", server: grpc.aio.Server, front: GuardedHandlers, port: int
+    ) -> AuditedJournal:
+        """Follows whoever leads until this controller does; returns the journal."""
+        self.following = Following(
+            standby, server, front=front, has_flux=self.config.flux, log=self._log.getChild("standby")
+        )
+        self._stack.push_async_callback(self.following.stop)
+        self.metrics.add(self.following.families)
+        journal = await self.following.wait_to_lead(self.config.advertise or name_address(self.config.listen, port))
+        self._stack.callback(journal.close)
+        return journal
 
     def _report_loss(self, journal: AuditedJournal) -> None:
         """Logs the lost journal entries; the loop records them before any other change."""
@@ -221,7 +256,7 @@ class Controller:
                 (found,) = error.violations
                 raise ControllerConfigError(f"--policy: {found.problem}", found.remedy) from None
 
-    async def _compose(self, journal: AuditedJournal) -> RecoveredState:
+    async def _compose(self, journal: AuditedJournal, recover: Callable[[], RecoveredState] | None) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
         products = catalogue.load_catalogue()
         engines = (self.config.kubernetes, self.config.slurm, self.config.ray)
@@ -237,7 +272,7 @@ class Controller:
             observe_commit=self.watches.on_write,
         )
         self._report_loss(journal)
-        recovered = await self.loop.start()
+        recovered = await self.loop.start(recover)
         self._stack.push_async_callback(self.loop.stop)
         self._begin_audit(journal)
         if is_engine_run:
@@ -355,7 +390,12 @@ class Controller:
             monotonic_s=self._clock.monotonic_s,
             admit_node=None if self._keeper is None else self._keeper.authorize_node,
             register=self._begin_registering(),
+            may_lead=self._is_elected,
         )
+
+    def _is_elected(self) -> bool:
+        """Whether Kubernetes' Lease is ours, where that says who leads."""
+        return self.config.kubernetes is None or (self.placing is not None and self.placing.elector.term() is not None)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Returns the limiter of how many new nodes one certificate, or address, may register."""
@@ -492,8 +532,15 @@ class Controller:
         self._stack.callback(lag.cancel)
         return port
 
-    async def _open_door(self, server: grpc.aio.Server) -> GuardedHandlers:
-        """Begins to serve gRPC; returns its handlers."""
+    async def _open_front(self, server: grpc.aio.Server) -> GuardedHandlers:
+        """Prepares to serve gRPC: health and reflection; returns what the services are added to."""
+        front = self.guard.wrap_handlers()
+        self._health = await standard_services(front, list_services(has_flux=self.config.flux))
+        server.add_generic_rpc_handlers((front,))
+        return front
+
+    async def _open_door(self, server: grpc.aio.Server, front: GuardedHandlers) -> GuardedHandlers:
+        """Begins to serve all calls; returns their handlers."""
         keeper = self._keeper
         callers = CallerService(None if keeper is None else keeper.identify_caller, demanded=self.config.roles.demanded)
         admit = admit_everybody if keeper is None else keeper.authorize_call
@@ -517,20 +564,20 @@ class Controller:
             "settled": self.trail.on_call_end,
         }
         flux = {} if (engine := self._schedule_flux()) is None else {FLUX_SERVICE: engine}
-        front = self.guard.wrap_handlers(
+        handlers = (
             build_handler(AGENT_SERVICE, self.agents, **around),
             build_handler(OPERATOR_SERVICE, *operators, **around),
             *(build_handler(service, engine, **around) for service, engine in flux.items()),
         )
-        health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE, *flux))
-        server.add_generic_rpc_handlers((front,))
-        await server.start()
-        await health.set_serving(True)
+        front.replace_handlers(() if self.following is None else self.following.handlers, handlers)
+        if self.following is None:
+            await server.start()
+        await self._health.set_serving(True)
         self._is_serving = True
 
         async def close() -> None:
             self._is_serving = False
-            await health.set_serving(False)
+            await self._health.set_serving(False)
             self.agents.close()
             self.operators.close()
             self.job_streams.close()

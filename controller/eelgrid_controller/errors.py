@@ -137,10 +137,18 @@ class JournalGone(JournalUnavailable):
 
 
 class JournalFenced(ControllerError):
-    """Another controller leads and writes: this process must end, and nothing of what it was writing remains."""
+    """Another controller leads and writes: this process must end, and nothing of what it was writing remains.
 
-    def __init__(self, path: StoreLocation, problem: str, remedy: str) -> None:
+    `leader` is the address of who leads, empty if unknown. Where `is_certain` is false, the connection broke within the
+    write before the other took over, and whether it was done could not be read.
+    """
+
+    def __init__(
+        self, path: StoreLocation, problem: str, remedy: str, *, leader: str = "", is_certain: bool = True
+    ) -> None:
         super().__init__(f"journal {path}: {problem}", remedy)
+        self.leader = leader
+        self.is_certain = is_certain
 
 
 class LibraryMissing(Exception):

@@ -374,6 +374,10 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         """Adds handlers of a generated registration."""
         self._handlers.extend(handlers)
 
+    def replace_handlers(self, gone: Sequence[grpc.GenericRpcHandler], come: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Serves the new handlers instead of others, from the next call on."""
+        self._handlers = [*come, *(one for one in self._handlers if one not in gone)]
+
     def add_registered_method_handlers(self, _service: str, _handlers: object) -> None:
         """Ignores the same handlers in their second form, which gRPC would look up before ours."""
 

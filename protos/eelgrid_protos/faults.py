@@ -14,6 +14,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from eelgrid_protos.errors import ContractError, Violation
 
 DETAILS_KEY = "grpc-status-details-bin"
+# Of google.rpc.ErrorInfo, by which other languages know a NotLeader.
+_DOMAIN, _NOT_LEADER, _LEADER = "eelgrid.io", "NOT_LEADER", "leader"
 
 
 class Fault(Exception):
@@ -75,6 +77,18 @@ class Unavailable(Fault):
     code = grpc.StatusCode.UNAVAILABLE
 
 
+class NotLeader(Unavailable):
+    """The controller does not lead, so nothing was done; `leader` is the address of who does, empty if unknown."""
+
+    def __init__(self, message: str, violations: tuple[Violation, ...] = (), *, leader: str = "") -> None:
+        super().__init__(message, violations)
+        self.leader = leader
+
+
+class NoLeader(Unavailable):
+    """None of several controllers leads; made by the caller, from what each of them answered."""
+
+
 class DeadlineExceeded(Fault):
     """No answer in time."""
 
@@ -124,8 +138,26 @@ def status_details(fault: Fault) -> bytes:
         packed = AnyMessage()
         packed.Pack(bad_request)
         status.details.append(packed)
+    if isinstance(fault, NotLeader):
+        info = error_details_pb2.ErrorInfo(reason=_NOT_LEADER, domain=_DOMAIN, metadata={_LEADER: fault.leader[:300]})
+        packed = AnyMessage()
+        packed.Pack(info)
+        status.details.append(packed)
     data: bytes = status.SerializeToString()
     return data
+
+
+def _leader_of(details: bytes) -> str | None:
+    """Returns whom a controller named that does not lead; None if it did not say that."""
+    try:
+        status = status_pb2.Status.FromString(details)
+    except DecodeError:
+        return None
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and (info.domain, info.reason) == (_DOMAIN, _NOT_LEADER):
+            return str(info.metadata.get(_LEADER, ""))
+    return None
 
 
 def _violations(details: bytes) -> tuple[Violation, ...]:
@@ -151,6 +183,8 @@ def fault_from(error: grpc.RpcError) -> Fault:
     # A stopping server cancels open calls; cancellation on this side never gets here.
     cls = Unavailable if code is grpc.StatusCode.CANCELLED else _BY_CODE.get(code)
     message = error.details() or code.name
+    if cls is Unavailable and (leader := _leader_of(details)) is not None:
+        return NotLeader(message, _violations(details), leader=leader)
     if cls is None:
         return Internal(f"{code.name}: {message}")
     return cls(message, _violations(details))

@@ -1,4 +1,4 @@
-"""How a program reaches the operators' API: the default address and the pages of a listing.
+"""How a program reaches the operators' API: the addresses of controllers and the pages of a listing.
 
 Shared by eelctl and the Python client. `PageCursor` does no I/O, so that blocking and asynchronous callers use the same
 one: it says what to ask next and when to stop. grpc and the messages are not imported here, because they take longer to
@@ -14,8 +14,21 @@ CONTROLLER_VARIABLE = "EELGRID_CONTROLLER"
 # Certificate, key and authority, in this order.
 TLS_VARIABLES = ("EELGRID_TLS_CERTIFICATE", "EELGRID_TLS_KEY", "EELGRID_TLS_AUTHORITY")
 
+# Of controllers that one program knows.
+ADDRESSES_MOST = 16
+
 _Item = TypeVar("_Item")
 _Page = TypeVar("_Page", bound="Page")
+
+
+def parse_addresses(*texts: str) -> tuple[str, ...]:
+    """Splits HOST:PORT,HOST:PORT; each address once, in the order given. Raises ValueError for none, or too many."""
+    found = tuple(dict.fromkeys(one.strip() for text in texts for one in text.split(",")))
+    if not found or not all(found):
+        raise ValueError(f"{','.join(texts)!r} has an empty address; write HOST:PORT, or several with commas")
+    if len(found) > ADDRESSES_MOST:
+        raise ValueError(f"{','.join(texts)!r} has {len(found)} addresses; give at most {ADDRESSES_MOST}")
+    return found
 
 
 class Page(Protocol):

@@ -115,6 +115,14 @@ def collect_tls_files(certificate: Path | None, key: Path | None, authority: Pat
 # small flow-control window, without probing, makes a stalled reader visible to the sender after some 64 KiB rather than
 # 4 MiB (measured: an hour of samples).
 _KEEPALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
+# gRPC waits 20 s for a connection to an address that swallows everything, and a leader that is back is to be found soon.
+# A stopped process takes connections and answers no ping; servers allow one every ten seconds.
+_CHOICE = (
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.keepalive_time_ms", 12_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+)
 _SIZES = (
     ("grpc.max_receive_message_length", codec.MESSAGE_BYTES_MOST),
     ("grpc.max_send_message_length", codec.MESSAGE_BYTES_MOST),
@@ -363,16 +371,33 @@ def check_target(address: str, tls: TlsFiles | TlsContents | None, *, insecure: 
         )
 
 
+def may_connect(address: str, *, tls: TlsFiles | TlsContents | None, insecure: bool) -> bool:
+    """Whether a connection to this address would be protected, or need not be."""
+    try:
+        check_target(address, tls, insecure=insecure)
+    except ListenError:
+        return False
+    return True
+
+
+def _options(*, is_choice: bool) -> list[tuple[str, int]]:
+    return list((dict(channel_options()) | (dict(_CHOICE) if is_choice else {})).items())
+
+
 def open_channel(
     address: str,
     *,
     tls: TlsFiles | TlsContents | None,
     insecure: bool = False,
+    is_choice: bool = False,
     options: list[tuple[str, int]] | None = None,
 ) -> grpc.aio.Channel:
-    """Opens a channel for asyncio; raises ListenError if the connection would be unprotected."""
+    """Opens a channel for asyncio; raises ListenError if the connection would be unprotected.
+
+    Where there `is_choice` of other addresses, one that does not answer is given up soon.
+    """
     check_target(address, tls, insecure=insecure)
-    chosen = [*channel_options(), *(options or [])]
+    chosen = [*_options(is_choice=is_choice), *(options or [])]
     if tls is not None:
         return grpc.aio.secure_channel(address, _channel_credentials(tls), options=chosen)
     if (proofs := find_proofs_folder(address)) is not None:
@@ -380,14 +405,17 @@ def open_channel(
     return grpc.aio.insecure_channel(address, options=chosen)
 
 
-def open_blocking_channel(address: str, *, tls: TlsFiles | TlsContents | None, insecure: bool = False) -> grpc.Channel:
-    """Opens a channel for programs without an event loop."""
+def open_blocking_channel(
+    address: str, *, tls: TlsFiles | TlsContents | None, insecure: bool = False, is_choice: bool = False
+) -> grpc.Channel:
+    """Opens a channel for programs without an event loop, else as `open_channel`."""
     check_target(address, tls, insecure=insecure)
+    chosen = _options(is_choice=is_choice)
     if tls is not None:
-        return grpc.secure_channel(address, _channel_credentials(tls), options=channel_options())
+        return grpc.secure_channel(address, _channel_credentials(tls), options=chosen)
     if (proofs := find_proofs_folder(address)) is not None:
-        return grpc.secure_channel(address, _local_credentials(proofs), options=channel_options())
-    return grpc.insecure_channel(address, options=channel_options())
+        return grpc.secure_channel(address, _local_credentials(proofs), options=chosen)
+    return grpc.insecure_channel(address, options=chosen)
 
 
 class HealthService:

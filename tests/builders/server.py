@@ -17,7 +17,7 @@ from eelgrid_controller.errors import JournalError
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
 from eelgrid_protos import rpc, transport
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HeldAssignments, Hello, Inventory
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HeldAssignments, Hello, Inventory, LeaderTerm
 
 LOG = logging.getLogger("test.controller")
 
@@ -110,9 +110,11 @@ class MemoryJournal:
     """Implements `Journal` in memory; `fault` makes writing fail, `gate` holds it up."""
 
     is_remote = False
+    may_lead = True
 
     def __init__(self) -> None:
         self.path = Path("memory.sqlite3")
+        self.term = LeaderTerm(epoch=1, holder="memory")
         self.counters = JournalCounters()
         self.lost = None
         self.entries: list[JournalEntry] = []
@@ -123,6 +125,13 @@ class MemoryJournal:
         self.checkpoint_fault: JournalError | None = None
         self.probes = 0
         self.gate: Any = None
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """Rises."""
+        if self.fault is not None:
+            raise self.fault
+        self.term = LeaderTerm(timeline=above.timeline, epoch=above.epoch + 1, holder=self.term.holder)
+        return self.term
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[Any] = ()) -> int:
         """Write all or none."""

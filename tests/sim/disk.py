@@ -15,6 +15,7 @@ from pathlib import Path
 from eelgrid_controller.errors import JournalFull, JournalLost, LostEntries
 from eelgrid_controller.runtime.sqlite_journal import MARK_NAME, SqliteJournal, open_journal
 from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
+from eelgrid_protos.messages import LeaderTerm
 
 __all__ = ["Disk", "MemoryJournal", "Unreliable"]
 
@@ -23,15 +24,22 @@ class MemoryJournal:
     """Keeps everything that was appended."""
 
     is_remote = False
+    may_lead = True
 
     def __init__(self) -> None:
         self.path = Path("memory")
+        self.term = LeaderTerm(epoch=1, holder="memory")
         self.counters = JournalCounters()
         self.lost: LostEntries | None = None
         # How many were acknowledged, as the mark beside a real journal says.
         self._marked = 0
         self._entries: list[tuple[str, str]] = []
         self._checkpoints: list[tuple[int, str, str]] = []
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """Rises."""
+        self.term = LeaderTerm(timeline=above.timeline, epoch=above.epoch + 1, holder=self.term.holder)
+        return self.term
 
     def append(self, entries: Sequence[JournalEntry]) -> int:
         """Writes all."""
@@ -90,6 +98,7 @@ class Unreliable:
     """A journal on a disk that may be full; also a `Journal`."""
 
     is_remote = False
+    may_lead = True
 
     def __init__(self, inner: "MemoryJournal | SqliteJournal") -> None:
         self.inner = inner
@@ -109,6 +118,15 @@ class Unreliable:
     def counters(self) -> JournalCounters:
         """Those of the journal behind."""
         return self.inner.counters
+
+    @property
+    def term(self) -> LeaderTerm:
+        """That of the journal behind."""
+        return self.inner.term
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """As that does."""
+        return self.inner.raise_term(above)
 
     def append(self, entries: Sequence[JournalEntry]) -> int:
         """Writes all, or none where there is no room."""

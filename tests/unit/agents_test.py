@@ -52,7 +52,13 @@ async def test_hello_is_welcomed_with_the_policy_cadence_and_the_node_is_there(t
         await agent.say(Hello(incarnation=5, inventory=build_node()))
         welcome = await agent.hear()
         cadence = Cadence(send_interval_s=5.0)
-        assert welcome == Welcome(acknowledged_sequence=0, cadence=cadence, resumes=True, reconnect_spread_s=0.002)
+        assert welcome == Welcome(
+            acknowledged_sequence=0,
+            cadence=cadence,
+            resumes=True,
+            reconnect_spread_s=0.002,
+            term=rig.controller.loop.term,
+        )
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
         assert (node.inventory, node.state) == (replace(build_node(), pool="default"), NodeState.READY)
 

@@ -31,7 +31,7 @@ import shutil
 import signal
 import stat
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -85,6 +85,8 @@ _CHECKPOINT_NOTE = ".eelgrid-checkpoint"
 _PROGRESS_NOTE = ".eelgrid-progress"
 # Who reads a checkpoint's time compares it with seconds of run time.
 _CHECKPOINTS_READ_S = 2.0
+# Ends that are remembered after nobody named the attempt any more: far more than a database's standby is behind.
+_ENDED_MOST = 1024
 _CHECKPOINT_NOTE_BYTES_MOST = 4096
 # More is a mistake of the program.
 _CHECKPOINT_S_MOST = 86_400.0
@@ -113,6 +115,9 @@ class _Attempt:
         self.checkpoint_mtime_ns = self.progress_mtime_ns = 0
         # To its launcher, while somebody is attached.
         self.input: InputConnection | None = None
+        # What it ran, where this run of the agent started it; and whether it is told a second time.
+        self.process: ProcessSpec | None = None
+        self.is_repeated = False
 
 
 class LocalEngine:
@@ -135,6 +140,8 @@ class LocalEngine:
         self.on_change: Callable[[], None] = _ignore_change
         self.on_output: Callable[[], object] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
+        # Of those forgotten last, how they ended: a journal that lost its last entries names them again.
+        self._ended: OrderedDict[AttemptKey, _Attempt] = OrderedDict()
         self._folder, self._collected = folder / "attempts", folder / "collected"
         self._checkpoints = folder / "checkpoints"
         # Folders of collected attempts, the oldest first.
@@ -198,6 +205,8 @@ class LocalEngine:
         # Asked of the fork server, and not answered.
         asked = deque[AttemptKey]()
         for key, assignment in new.items():
+            if self._repeat_end(key, assignment):
+                continue
             try:
                 lease = self._take_lease(key, assignment)
             except LeaseRefused as refused:
@@ -205,6 +214,7 @@ class LocalEngine:
                 continue
             status = _status(key, AttemptState.RUNNING, started_ns=time.time_ns())
             self._attempts[key] = _Attempt(self._folder / _folder_name(key), status)
+            self._attempts[key].process = assignment.process
             try:
                 self._ask_launcher(key, assignment, lease)
             except ForkServerEnded as ended:
@@ -220,6 +230,15 @@ class LocalEngine:
             self._receive_launcher(asked)
         if new:
             self.on_change()
+
+    def _repeat_end(self, key: AttemptKey, assignment: Assignment) -> bool:
+        """Tells again how an attempt ended, instead of running it twice; whether that was so."""
+        ended = self._ended.get(key)
+        if ended is None or ended.process is None or ended.process != assignment.process:
+            return False
+        ended.is_repeated = True
+        self._attempts[key] = ended
+        return True
 
     def _ask_launcher(self, key: AttemptKey, assignment: Assignment, lease: Sequence[LeaseEntry]) -> None:
         """Makes the folder of an attempt, and asks for its launcher; raises OSError, UserRefused and ForkServerEnded."""
@@ -315,6 +334,12 @@ class LocalEngine:
         if attempt is None or not attempt.status.is_over:
             return
         del self._attempts[key]
+        if not attempt.is_stop_due:
+            self._ended[key] = attempt
+        while len(self._ended) > _ENDED_MOST:
+            self._ended.popitem(last=False)
+        if attempt.is_repeated:
+            return
         self._collect(attempt.folder)
         with contextlib.suppress(OSError):
             # One without a checkpoint; what it said of its progress was read.

@@ -417,6 +417,12 @@ _AGENT = (
     ),
     _agent_attribute("connections_total", "connections", "Connections that the controller accepted.", kind=_COUNTER),
     _agent_attribute(
+        "term_refusals_total",
+        "term_refusals",
+        "Messages of controllers that were not obeyed because another one has led since.",
+        kind=_COUNTER,
+    ),
+    _agent_attribute(
         "refused_calls_total",
         "refused_calls",
         "Calls of the agent's own API refused because of the role of the caller's certificate.",

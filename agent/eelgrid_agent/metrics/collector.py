@@ -187,6 +187,8 @@ class AgentCollector:
             dropped_samples=sum(node.spool.dropped_total for node in nodes),
             connections=self._connections(),
             refused_calls=self._refused_calls(),
+            # The nodes of an agent share one record.
+            term_refusals=sum(one.refusals_total for one in {id(node.terms): node.terms for node in nodes}.values()),
             uncounted_s=sum(node.uncounted_s for node in nodes),
             spool_ticks=sum(node.spool.waiting_ticks for node in nodes),
             batches_under_way=sum(node.spool.in_flight for node in nodes),

@@ -86,6 +86,7 @@ class AgentView:
     spool_ticks: int
     batches_under_way: int
     refused_calls: int = 0
+    term_refusals: int = 0
     # By engine, and whether its owner's state is known; by engine.
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     lease_refusals: Mapping[str, int] = field(default_factory=dict)

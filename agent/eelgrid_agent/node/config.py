@@ -12,6 +12,7 @@ from eelgrid_agent.engine.users import RunAs
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
+from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, parse_addresses
 from eelgrid_protos.quantities import parse_watts
 from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
 from eelgrid_protos.sockets import NAMES_MOST
@@ -84,6 +85,7 @@ class BadEnforcement(AgentConfigError):
 class AgentConfig:
     """What the operator asked for."""
 
+    # With commas between those of several controllers.
     controller: str
     listen: str
     metrics: str
@@ -190,9 +192,10 @@ def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
 def _add_endpoint_flags(add: Callable[..., Any]) -> None:
     add(
         "--controller",
-        default="127.0.0.1:7443",
+        action="append",
         metavar="HOST:PORT",
-        help="the controller; unix:/PATH for a socket (default %(default)s)",
+        help="the controller; unix:/PATH for a socket; of several, repeated or with commas, the one that leads "
+        f"(default {DEFAULT_CONTROLLER})",
     )
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
@@ -385,9 +388,11 @@ def add_tls_flags(add: Callable[..., Any]) -> None:
 def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     """The settings; raises AgentConfigError, and exits by itself for --help and unknown flags, as argparse does."""
     flags = _parser().parse_args(arguments)
-    for flag in ("controller", "listen", "metrics"):
-        if flag == "metrics" or not _UNIX.fullmatch(getattr(flags, flag)):
-            check_address(f"--{flag}", getattr(flags, flag))
+    controllers = _controllers(flags.controller)
+    checked = [*(("controller", one) for one in controllers), ("listen", flags.listen), ("metrics", flags.metrics)]
+    for flag, address in checked:
+        if flag == "metrics" or not _UNIX.fullmatch(address):
+            check_address(f"--{flag}", address)
     if flags.probes:
         check_address("--probes", flags.probes)
     for flag in ("node_name", "pool"):
@@ -412,6 +417,7 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         raise BadEnforcement("--dra", problem, "choose one of them for this node")
     said = {entry.name: getattr(flags, entry.name) for entry in fields(AgentConfig) if hasattr(flags, entry.name)}
     made = {
+        "controller": ",".join(controllers),
         "metrics_hosts": tuple(flags.metrics_host[:NAMES_MOST]),
         "labels": _labels(flags.label),
         "topology": _topology(flags.topology),
@@ -425,6 +431,14 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "lease_socket": flags.lease_socket or _default_lease_socket(flags),
     }
     return AgentConfig(**{**said, **made})
+
+
+def _controllers(texts: Sequence[str] | None) -> tuple[str, ...]:
+    try:
+        return parse_addresses(*(texts or (DEFAULT_CONTROLLER,)))
+    except ValueError as error:
+        problem, _, remedy = str(error).partition("; ")
+        raise BadAddress("--controller", problem, remedy) from None
 
 
 def _default_lease_socket(flags: argparse.Namespace) -> Path | None:

@@ -38,6 +38,7 @@ from eelgrid_agent.node.inventory import (
     map_job_holds,
     mark_gpu_health,
 )
+from eelgrid_agent.node.leader_terms import LeaderTerms
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
 from eelgrid_agent.node.workload_engine import WorkloadEngine
 from eelgrid_protos.messages import (
@@ -60,6 +61,7 @@ from eelgrid_protos.messages import (
     InputChunk,
     InputResult,
     Inventory,
+    LeaderTerm,
     LogChunk,
     LogRequest,
     NodeEvent,
@@ -86,6 +88,9 @@ class AgentClock(Protocol):
 # coming back costs it more than the batches that it owes, and the window holds back the rest.
 STALL_INTERVALS = 6.0
 STALL_S_LEAST = 30.0
+# Where there are other controllers: a stopped process keeps its connections, and another one may lead by now.
+CHOICE_STALL_INTERVALS = 2.0
+CHOICE_STALL_S_LEAST = 8.0
 
 
 class SendSchedule:
@@ -115,9 +120,12 @@ class SendSchedule:
         behind = (now_ns + slack_ns - self._next_ns) // interval_ns
         self._next_ns += (behind + 1) * interval_ns
 
-    def is_stalled(self, cadence: Cadence, now_ns: int) -> bool:
+    def is_stalled(self, cadence: Cadence, now_ns: int, *, is_choice: bool) -> bool:
         """Whether unacknowledged batches have waited too long."""
-        bound_s = max(STALL_S_LEAST, STALL_INTERVALS * cadence.send_interval_s)
+        intervals, least_s = STALL_INTERVALS, STALL_S_LEAST
+        if is_choice:
+            intervals, least_s = CHOICE_STALL_INTERVALS, CHOICE_STALL_S_LEAST
+        bound_s = max(least_s, intervals * cadence.send_interval_s)
         return now_ns - self.waits_since_ns > bound_s * 1e9
 
 
@@ -153,6 +161,10 @@ class AgentNode:
     """See the module."""
 
     _slurm_jobs: tuple[HandedJob, ...] = ()
+    # Of the controller that this node is connected to; `terms` has the highest that any node of the agent has met.
+    _term: LeaderTerm | None = None
+    # Whether there are other controllers to go to.
+    has_choice = False
 
     def __init__(
         self,
@@ -170,12 +182,14 @@ class AgentNode:
         outbox: EnergyOutbox | None = None,
         processes: ProcessEngine | None = None,
         readiness: GpuReadiness | None = None,
+        terms: LeaderTerms | None = None,
     ) -> None:
         self._identity, self._host, self._engine = identity, host, engine
         # None where the agent runs no processes.
         self._processes = processes
         # None where nobody asks the driver before a start.
         self._readiness = readiness
+        self.terms = terms or LeaderTerms()
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
         self._forgotten: tuple[AttemptKey, ...] = ()
@@ -436,7 +450,8 @@ class AgentNode:
 
     def is_stalled(self, *, now_ns: int) -> bool:
         """Whether batches are under way and none was acknowledged for too long."""
-        return self.connected and self.spool.in_flight > 0 and self._times.is_stalled(self.cadence, now_ns)
+        is_waiting = self.connected and self.spool.in_flight > 0
+        return is_waiting and self._times.is_stalled(self.cadence, now_ns, is_choice=self.has_choice)
 
     def build_hello(self) -> ConnectRequest:
         """Opens a connection with the newest inventory."""
@@ -450,6 +465,7 @@ class AgentNode:
                 held=HeldAssignments(
                     assignments=tuple(replace(item, process=None) for item in self._assignments() or ())
                 ),
+                term=self.terms.known,
             )
         )
 
@@ -466,6 +482,7 @@ class AgentNode:
                 node_name=self.name,
                 plan_epoch=self.guard.epoch,
                 inventory_digest=self._digest[1],
+                term=self.terms.known,
             )
         )
 
@@ -474,7 +491,9 @@ class AgentNode:
         self._resumes = False
 
     def on_welcome(self, message: Welcome) -> None:
-        """Handles the Welcome: what the controller lacks is sent again; raises ForeignSequence."""
+        """Handles the Welcome: what the controller lacks is sent again; raises TermTooOld and ForeignSequence."""
+        self.terms.accept(message.term)
+        self._term = message.term
         if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
             self._incarnation = self._draw_incarnation()
             self.spool.restart()
@@ -508,8 +527,12 @@ class AgentNode:
         self.connected = False
 
     def on_message(self, response: ConnectResponse) -> None:
-        """Handles one message of the controller after its Welcome; kinds of newer versions are ignored."""
+        """Handles one message of the controller after its Welcome; kinds of newer versions are ignored.
+
+        Raises TermTooOld, having done nothing, if another node of this agent has met a later leader.
+        """
         message = response.message
+        self.terms.check(self._term, plan_epoch=message.epoch if isinstance(message, NodePlan) else 0)
         now_ns = self._clock.monotonic_ns()
         match message:
             case Acknowledgement():

@@ -4,7 +4,10 @@ Theory. A gRPC write succeeds long before anybody reads it, so being connected
 is proved by acknowledgements alone; the node says when it is stalled, and the
 stream is dropped. A controller that is behind says that it has our Hello; from
 then on we wait for our turn. Reconnecting waits a random part of a doubling bound (full
-jitter), so that a thousand agents do not come back at once. gRPC's client
+jitter), so that a thousand agents do not come back at once. Of several controllers
+one leads: after a connection ends the next one is tried, or whom a follower named,
+at once where none of them had welcomed the node yet, and otherwise spread over the
+time that the last leader asked for. gRPC's client
 cannot reload certificates: when the files change, a second channel is opened,
 and only when the controller has welcomed it is the first one closed.
 
@@ -14,6 +17,7 @@ arguments unless each has a pool of its own.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -21,14 +25,16 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from eelgrid_agent.node.leader_terms import TermTooOld
 from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_protos.codec import digest_message
+from eelgrid_protos.controller_addresses import ControllerAddresses
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.faults import Fault
+from eelgrid_protos.faults import Fault, NotLeader
 from eelgrid_protos.file_reloader import FileReloader
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, Welcome
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, TermRefused, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
-from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, open_channel
+from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, may_connect, open_channel
 
 _LOG = logging.getLogger("eelgrid.agent")
 
@@ -46,6 +52,10 @@ class UplinkLimits:
     # A connection that lasted this long was a good one: back-off starts over.
     good_s: float = 5.0
     tls_check_s: float = 5.0
+    # Between two rounds over several controllers, at least; at the most it is as long as the leader's spread.
+    round_s: float = 2.0
+    # How long a controller that was refused has to read why.
+    refusal_s: float = 2.0
 
 
 class Uplink:
@@ -54,8 +64,9 @@ class Uplink:
     def __init__(
         self,
         node: AgentNode,
-        open_channel: Callable[[], grpc.aio.Channel],
+        open_channel: Callable[[str], grpc.aio.Channel],
         *,
+        controllers: ControllerAddresses,
         gate: asyncio.Semaphore,
         jitter: Callable[[], float],
         report: Callable[[str], None],
@@ -64,6 +75,11 @@ class Uplink:
     ) -> None:
         self._node = node
         self._open_channel = open_channel
+        self._controllers = controllers
+        self._search = controllers.begin_search()
+        node.has_choice = self._search.is_choice
+        # Over how long the last leader wants its agents back.
+        self._spread_s = 0.0
         self._gate = gate
         self._jitter = jitter
         self._report = report
@@ -79,36 +95,49 @@ class Uplink:
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
-            welcomed, reason, spread_s = await self._connection()
+            ended = await self._connection()
+            welcomed = ended.welcomed.is_set()
             self._node.on_disconnected()
             if not welcomed:
                 self._node.on_refused()
             if welcomed and loop.time() - began_s >= self._limits.good_s:
                 self._failures = 0
-            bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
-            # A whole fleet may have lost the same controller: it said over how long it wants it back.
-            bound_s = max(bound_s, spread_s)
-            self._failures += 1
-            self._report(reason)
+            bound_s = self._choose_next(ended, welcomed=welcomed)
             await asyncio.sleep(bound_s * self._jitter())
+
+    def _choose_next(self, ended: "_Session", *, welcomed: bool) -> float:
+        """Goes on to the next controller, and reports why; returns within how many seconds to connect to it."""
+        if welcomed:
+            self._spread_s = ended.spread_s
+            # Of the nodes of this agent, another one may have found who leads now.
+            self._search = self._controllers.begin_search()
+        reasons = self._search.note(ended.reason)
+        moved_s = self._search.move_on(ended.reason, ended.leader)
+        self._report(reasons)
+        if moved_s is not None:
+            self._failures = 0
+            if welcomed:
+                # A whole fleet may have lost the same controller: it said over how long it wants it back.
+                return max(self._limits.backoff_first_s, self._spread_s)
+            return 0.0 if moved_s == 0.0 else max(self._limits.round_s, self._spread_s)
+        bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return max(bound_s, ended.spread_s)
 
     def drop_connection(self, reason: str) -> None:
         """Ends the connection in use; the next one sends what was not acknowledged."""
         if self._active is not None:
             self._active.end(reason)
 
-    async def _connection(self) -> tuple[bool, str, float]:
-        """One connection with its successors.
-
-        Whether it was ever welcomed, how it ended, and the advice for the next.
-        """
+    async def _connection(self) -> "_Session":
+        """One connection with its successors; returns the last, which has ended."""
         session = self._start()
         version = self._tls_version() if self._tls_version else None
         try:
             while True:
                 await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_version else None)
                 if session.task.done():
-                    return session.welcomed.is_set(), session.reason, session.spread_s
+                    return session
                 fresh = self._tls_version() if self._tls_version else None
                 if fresh == version or not session.welcomed.is_set():
                     continue
@@ -139,13 +168,15 @@ class Uplink:
         return session
 
     def _start(self) -> "_Session":
-        return _Session(self._node, self._open_channel, self._gate, self._limits, self._switch_session)
+        address = self._search.address
+        return _Session(self._node, lambda: self._open_channel(address), self._gate, self._limits, self._switch_session)
 
     def _switch_session(self, session: "_Session") -> None:
         """The session that was welcomed last is the one that sends."""
         if self._active is not None:
             self._active.retire()
         self._active = session
+        self._search.succeed()
         self._node.wake = session.wake.set
         self.connections_total += 1
 
@@ -167,12 +198,16 @@ class _Session:
         self._limits = limits
         self._take_over = take_over
         self.reason = "cancelled"
+        # Whom the controller named that does not lead itself.
+        self.leader = ""
         self.spread_s = 0.0
         # The controller asked for Hello after a Resume.
         self._wants_hello = asyncio.Event()
         self.welcomed = asyncio.Event()
         self.wake = asyncio.Event()
         self.retired = False
+        # What is said last, to a controller that is not obeyed.
+        self._refusal: TermRefused | None = None
         self.task = asyncio.create_task(self._run())
 
     def retire(self) -> None:
@@ -199,14 +234,18 @@ class _Session:
                     channel = self._open_channel()
                     responses = build_client(AGENT_SERVICE, channel).connect(self._requests())
                     await stack.enter_async_context(aclosing(responses))
-                    async with asyncio.timeout(self._limits.welcome_s) as deadline:
-                        await self._greet(responses, deadline)
-                async for response in responses:
-                    self._node.on_message(response)
+                    try:
+                        async with asyncio.timeout(self._limits.welcome_s) as deadline:
+                            await self._greet(responses, deadline)
+                    except TermTooOld as error:
+                        await self._refuse(responses, error)
+                await self._follow(responses)
                 self.reason = "ended by the controller"
         except TimeoutError:
             self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
-        except (Fault, ContractError, ForeignSequence, ListenError) as error:
+        except NotLeader as error:
+            self.reason, self.leader = str(error), error.leader
+        except (Fault, ContractError, ForeignSequence, ListenError, TermTooOld) as error:
             self.reason = str(error)
         except Exception as error:  # noqa: BLE001  # the boundary of a stream
             # A fault of ours in one message must not end the node: the log has it, and the stream is opened again.
@@ -214,6 +253,24 @@ class _Session:
             self.reason = f"a fault of the agent: {error!r}"
         finally:
             self.retire()
+
+    async def _follow(self, responses: AsyncIterator[ConnectResponse]) -> None:
+        try:
+            async for response in responses:
+                self._node.on_message(response)
+        except TermTooOld as error:
+            await self._refuse(responses, error)
+
+    async def _refuse(self, responses: AsyncIterator[ConnectResponse], error: TermTooOld) -> None:
+        """Tells the controller that it is not obeyed, and ends the stream; always raises."""
+        self._refusal = error.refusal
+        self.wake.set()
+        # It ends the stream when it has read this; what it says until then is not listened to.
+        with contextlib.suppress(TimeoutError, Fault, ContractError):
+            async with asyncio.timeout(self._limits.refusal_s):
+                async for _ in responses:
+                    pass
+        raise error
 
     async def _greet(self, responses: AsyncIterator[ConnectResponse], deadline: asyncio.Timeout) -> None:
         async for response in responses:
@@ -235,6 +292,9 @@ class _Session:
         # gRPC leaves this waiting for ever when the other side ended the stream, so the session ends it.
         yield self._node.build_resume(digest_message) or self._node.build_hello()
         while not self.retired:
+            if self._refusal is not None:
+                yield ConnectRequest(message=self._refusal)
+                return
             if self._wants_hello.is_set():
                 self._wants_hello.clear()
                 yield self._node.build_hello()
@@ -273,13 +333,31 @@ class UplinkCertificates:
 
 
 def open_channels(
-    address: str, *, certificates: UplinkCertificates | None, insecure: bool
-) -> Callable[[], grpc.aio.Channel]:
-    """Opens channels to the controller, each with a connection of its own; raises ListenError."""
+    *, certificates: UplinkCertificates | None, insecure: bool, is_choice: bool = False
+) -> Callable[[str], grpc.aio.Channel]:
+    """Opens channels to controllers, each with a connection of its own; raises ListenError.
+
+    `is_choice` says that there are several.
+    """
     options = [("grpc.use_local_subchannel_pool", 1)]
-    return lambda: open_channel(
-        address, tls=None if certificates is None else certificates.contents, insecure=insecure, options=options
+    return lambda address: open_channel(
+        address,
+        tls=None if certificates is None else certificates.contents,
+        insecure=insecure,
+        is_choice=is_choice,
+        options=options,
     )
+
+
+def know_controllers(
+    addresses: Sequence[str], *, certificates: UplinkCertificates | None, insecure: bool
+) -> ControllerAddresses:
+    """Returns the controllers of one agent; another one that a follower names is called where that would be protected."""
+
+    def may_follow(address: str) -> bool:
+        return may_connect(address, tls=None if certificates is None else certificates.contents, insecure=insecure)
+
+    return ControllerAddresses(addresses, may_follow=may_follow)
 
 
 class UplinkPool:
@@ -288,8 +366,9 @@ class UplinkPool:
     def __init__(
         self,
         nodes: Sequence[AgentNode],
-        open_channel: Callable[[], grpc.aio.Channel],
+        open_channel: Callable[[str], grpc.aio.Channel],
         *,
+        controllers: ControllerAddresses,
         jitter: Callable[[], float],
         certificates: UplinkCertificates | None = None,
         limits: UplinkLimits | None = None,
@@ -301,6 +380,7 @@ class UplinkPool:
             node.name: Uplink(
                 node,
                 open_channel,
+                controllers=controllers,
                 gate=gate,
                 jitter=jitter,
                 report=self._reporter(node.name),

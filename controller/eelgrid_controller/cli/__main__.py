@@ -232,8 +232,9 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
     envvar=CONTROLLER_VARIABLE,
     default=DEFAULT_CONTROLLER,
     show_default=True,
-    metavar="HOST:PORT",
-    help="Address of the controller; without it that of `eelctl box`, if it runs. [env EELGRID_CONTROLLER]",
+    metavar="HOST:PORT[,HOST:PORT...]",
+    help="Address of the controller, or of several of which one leads; without it that of `eelctl box`, if it runs. "
+    "[env EELGRID_CONTROLLER]",
 )
 @click.option("--tls-certificate", envvar=TLS_VARIABLES[0], type=_PEM, help="Client certificate chain, PEM.")
 @click.option("--tls-key", envvar=TLS_VARIABLES[1], type=_PEM, help="Private key of the client certificate, PEM.")

@@ -30,7 +30,7 @@ import click
 from eelgrid_controller.cli.standard_streams import INTERRUPTED_CODE
 from eelgrid_controller.formatting import parse_cpu_milli, parse_duration_s, parse_gpu_milli, parse_memory_bytes
 from eelgrid_protos.errors import CONTRACT_BROKEN, ContractError, Violation
-from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages
+from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages, parse_addresses
 from eelgrid_protos.safe_text import escape_text
 from eelgrid_protos.values import dataclass
 
@@ -58,6 +58,14 @@ class CliSettings:
     # Of a list: the column to sort by, with a minus for the largest first, and what columns contain, as COLUMN=TEXT.
     sort: str = ""
     filters: tuple[str, ...] = ()
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The addresses of all controllers; raises UsageError."""
+        try:
+            return parse_addresses(self.controller)
+        except ValueError as error:
+            raise click.UsageError(f"--controller {error}") from None
 
     def fetch_limit(self, limit: int | None) -> int | None:
         """Returns how many rows to fetch of a list: all, if it is sorted or filtered here before it is cut."""
@@ -167,17 +175,8 @@ def tls_files(settings: CliSettings) -> Any:
 
 @contextmanager
 def connect_operators(settings: CliSettings) -> Iterator[Any]:
-    """Connects to the operators' API and yields a client of blocking calls; closes the channel on exit."""
-    from eelgrid_protos import rpc
-
-    with connect_services(settings, rpc.OPERATOR_SERVICE) as (client,):
-        yield client
-
-
-@contextmanager
-def connect_services(settings: CliSettings, *services: Any) -> Iterator[tuple[Any, ...]]:
-    """Connects to the controller and yields a client of blocking calls of each service; closes the channel on exit."""
-    from eelgrid_protos import rpc, transport
+    """Connects to the operators' API of who leads and yields a client of blocking calls; closes the channels on exit."""
+    from eelgrid_protos.leader_calls import connect_leader
 
     files = tls_files(settings)
     # Read and checked here: gRPC takes any bytes, and each call would fail as if nobody answered.
@@ -185,11 +184,11 @@ def connect_services(settings: CliSettings, *services: Any) -> Iterator[tuple[An
     # For an error: the command whose parameters its request was made of.
     if context := click.get_current_context(silent=True):
         context.meta[_COMMAND_KEY] = context
-    channel = transport.open_blocking_channel(settings.controller, tls=contents, insecure=settings.insecure)
+    client = connect_leader(settings.controllers, tls=contents, insecure=settings.insecure)
     try:
-        yield tuple(rpc.build_client(service, channel) for service in services)
+        yield client
     finally:
-        channel.close()
+        client.close()
 
 
 def _print_omitted(answer: Any) -> None:
@@ -413,6 +412,10 @@ def _of_fault(fault: Any, settings: CliSettings) -> CliError:
             return ControllerUnreachable(
                 f"TLS with {settings.controller} failed" + (f" ({detail})" if detail not in {"", "OK"} else ""),
                 "check --tls-authority and the certificates of both sides with `eelctl doctor`",
+            )
+        case faults.NoLeader() | faults.NotLeader():
+            return ControllerUnreachable(
+                message, "wait until one leads, or name all controllers with --controller A:PORT,B:PORT"
             )
         case faults.Unavailable():
             return ControllerUnreachable(

@@ -186,7 +186,7 @@ def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[doctor_machi
     from eelgrid_protos import transport
 
     for purpose, flag, address, is_rpc in (
-        ("controller", "--listen", settings.controller, True),
+        ("controller", "--listen", settings.controllers[0], True),
         ("controller's metrics", "--metrics", looks.metrics or _CONTROLLER_METRICS, False),
         ("agent", "--listen", looks.agent, True),
         ("agent's metrics", "--metrics", _AGENT_METRICS, False),
@@ -243,7 +243,7 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
 
     files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
     try:
-        is_loopback = transport.is_loopback(settings.controller)
+        is_loopback = all(map(transport.is_loopback, settings.controllers))
     except transport.ListenError:
         is_loopback = False
     certificate, key, authority = files
@@ -254,9 +254,11 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
     state = read_tls_state(certificate, key, authority) if certificate and key and authority else None
     yield from check_tls_files(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
     if state is not None:
-        shown = fetch_certificate(settings.controller, settings.timeout_s)
-        if shown is not None:
-            host, _ = split_address(settings.controller)
+        for address in settings.controllers:
+            shown = fetch_certificate(address, settings.timeout_s)
+            if shown is None:
+                continue
+            host, _ = split_address(address)
             yield check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
 
 
@@ -335,6 +337,8 @@ def _controller(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding
             yield from _asks(client, settings, looks)
     except (ListenError, click.UsageError) as error:
         yield report_failure("controller", f"cannot be reached: {error}", "correct --controller and the --tls options")
+    except (faults.NoLeader, faults.NotLeader) as error:
+        yield report_failure("controller", error.message, "start one of them, or wait until one leads")
     except faults.Unavailable as error:
         what = f"no controller answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
         yield report_failure(

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.completion import complete_users
-from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_services, output_option
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.energy import SPAN
 from eelgrid_controller.cli.output import TableColumn, list_options, print_list
 from eelgrid_controller.formatting import format_energy
@@ -85,8 +85,10 @@ def spans(settings: CliSettings, /, since: int, job: str, user: str, limit: int)
 
     end_ns = time.time_ns()
     begin_ns = max(0, end_ns - since * _HOUR_NS)
-    with connect_services(settings, rpc.FLUX_SERVICE, rpc.OPERATOR_SERVICE) as (flux_client, client):
-        found = _list_spans(flux_client, ListFluxSpansRequest(begin_ns=begin_ns, end_ns=end_ns), settings)
+    with connect_operators(settings) as client:
+        found = _list_spans(
+            client.build_client(rpc.FLUX_SERVICE), ListFluxSpansRequest(begin_ns=begin_ns, end_ns=end_ns), settings
+        )
         chosen = [one for one in found.spans if job in ("", one.job) and user in ("", one.user)]
         energy = _query_energy(client, begin_ns, end_ns, settings) if chosen else {}
     if found.omitted:

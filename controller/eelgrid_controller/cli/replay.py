@@ -111,7 +111,9 @@ async def _run(settings: CliSettings, requests: list[Any], in_flight: int) -> An
     from eelgrid_controller.replay.submitter import SubmitLimits, Submitter
     from eelgrid_protos import rpc, transport
 
-    channel = transport.open_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
+    with connect_operators(settings) as client:
+        leader = client.find_leader(settings.timeout_s)
+    channel = transport.open_channel(leader, tls=tls_files(settings), insecure=settings.insecure)
     async with channel:
         submitter = Submitter(
             operators=rpc.build_client(rpc.OPERATOR_SERVICE, channel),

@@ -4,16 +4,15 @@ Owns the order: newest checkpoint, then every entry after it, with none missing,
 no decision is repeated. Must not know how entries are stored.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from eelgrid_controller.errors import JournalCorrupt, JournalTooNew
+from eelgrid_controller.errors import JournalCorrupt, JournalTooNew, StoreLocation
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, UnknownKind, event_from_plain, event_to_plain
 from eelgrid_controller.state.journal import (
     Checkpoint,
-    Journal,
     JournalEntry,
     JournalSanitizer,
     checkpoint_removal_command,
@@ -43,7 +42,21 @@ def encode_entries(events: Iterable[Event]) -> list[JournalEntry]:
     return [JournalEntry(*event_to_plain(event)) for event in events]
 
 
-def recover_state(journal: Journal, fresh: Callable[[], ClusterState]) -> RecoveredState:
+class ReadableJournal(Protocol):
+    """What recovery reads of a journal."""
+
+    @property
+    def path(self) -> StoreLocation:
+        """The file or the database, for messages."""
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """Returns the newest checkpoint, verified; None before the first."""
+
+    def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
+        """Yields every entry after `seq`, in order and verified."""
+
+
+def recover_state(journal: ReadableJournal, fresh: Callable[[], ClusterState]) -> RecoveredState:
     """Rebuilds the state as of the journal's last entry; raises JournalError."""
     checkpoint = journal.newest_checkpoint()
     start = checkpoint.seq if checkpoint else 0
@@ -51,26 +64,37 @@ def recover_state(journal: Journal, fresh: Callable[[], ClusterState]) -> Recove
     state = _state_of(journal, checkpoint, healer) if checkpoint else fresh()
     replayed = 0
     for seq, entry in journal.entries_after(start):
-        try:
-            state.apply(event_from_plain(entry.kind, entry.body, healer))
-        except UnknownKind as error:
-            raise JournalTooNew(
-                journal.path,
-                f"entry {seq} is a {entry.kind!r}, which this version does not know",
-                "run the version that wrote it",
-            ) from error
-        except _UNREADABLE as error:
-            raise JournalCorrupt(
-                journal.path,
-                f"entry {seq} ({entry.kind}) cannot follow what stands before it ({error})",
-                f"the checkpoint at entry {start} and the entries up to {seq - 1} are good: restore a backup, or give "
-                f"up the rest with: {entry_removal_command(journal.path, seq)}",
-                seq=seq,
-            ) from error
+        replay_entry(state, seq, entry, healer, path=journal.path, good_seq=start)
         replayed += 1
     return RecoveredState(
         state=state, checkpoint_seq=start, replayed=replayed, healed=tuple(healer.lines), healed_count=healer.count
     )
+
+
+def replay_entry(
+    state: ClusterState,
+    seq: int,
+    entry: JournalEntry,
+    healer: JournalSanitizer,
+    *,
+    path: StoreLocation,
+    good_seq: int = 0,
+) -> None:
+    """Applies one entry to the state before it; `good_seq` is that of the checkpoint below. Raises JournalError."""
+    try:
+        state.apply(event_from_plain(entry.kind, entry.body, healer))
+    except UnknownKind as error:
+        raise JournalTooNew(
+            path, f"entry {seq} is a {entry.kind!r}, which this version does not know", "run the version that wrote it"
+        ) from error
+    except _UNREADABLE as error:
+        raise JournalCorrupt(
+            path,
+            f"entry {seq} ({entry.kind}) cannot follow what stands before it ({error})",
+            f"the checkpoint at entry {good_seq} and the entries up to {seq - 1} are good: restore a backup, or give "
+            f"up the rest with: {entry_removal_command(path, seq)}",
+            seq=seq,
+        ) from error
 
 
 def _holds(now: Any, then: Any) -> bool:
@@ -82,7 +106,7 @@ def _holds(now: Any, then: Any) -> bool:
     return bool(now == then)
 
 
-def _state_of(journal: Journal, checkpoint: Checkpoint, healer: JournalSanitizer) -> ClusterState:
+def _state_of(journal: ReadableJournal, checkpoint: Checkpoint, healer: JournalSanitizer) -> ClusterState:
     """Loads the state of a checkpoint, and checks that it is the one that was written."""
     problem = "does not give back the state that it was made from"
     try:

@@ -265,10 +265,6 @@ class AuditedJournal(Journal, Protocol):
     def audit_table(self) -> AuditTable:
         """The audit log's bounds."""
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the leader that writes; one that is moved to another database goes on above it."""
-
     def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
         """Reads a page of the audit log; any thread may call it at any time. Raises JournalError."""
 

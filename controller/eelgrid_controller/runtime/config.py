@@ -6,6 +6,7 @@ from pathlib import Path
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.runtime.audit_log import AUDIT_ROWS_MOST
+from eelgrid_protos.controller_addresses import is_reachable_name
 from eelgrid_protos.roles import RoleRules
 from eelgrid_protos.sockets import NAMES_MOST
 
@@ -160,6 +161,10 @@ class ControllerConfig:
     page: str = ""
     # JSON over HTTP for the calls that change nothing; empty for none.
     http_api: str = ""
+    # By which others call this controller; empty for the address that it listens on.
+    advertise: str = ""
+    # Seconds after which another controller on the same PostgreSQL takes over from one that is silent.
+    lease_s: float = 10.0
     # Start from a journal that has lost acknowledged entries, and record the loss in it.
     accepts_journal_loss: bool = False
     # Collector of traces; empty for the one in the environment, or none.
@@ -247,6 +252,10 @@ class ControllerConfig:
         for name in ("steer_s", "scrape_s", "scale_hold_s", "job_window_s", "spend_s"):
             if not 0.1 <= getattr(self, name) <= 86_400.0:
                 raise ControllerConfigError(f"{name} is {getattr(self, name)}", "give seconds between 0.1 and 86400")
+        if not 0.5 <= self.lease_s <= 600.0:
+            raise ControllerConfigError(f"lease_s is {self.lease_s}", "give seconds between 0.5 and 600")
+        if self.advertise and not is_reachable_name(self.advertise):
+            raise ControllerConfigError(f"advertise is {self.advertise!r}", "write HOST:PORT, as agents call it")
         if not (self.lost_node_ttl_s == 0.0 or 1.0 <= self.lost_node_ttl_s <= 1e9):
             raise ControllerConfigError(
                 f"lost_node_ttl_s is {self.lost_node_ttl_s}", "give seconds from 1 to 1e9, or 0 for never"

@@ -6,10 +6,11 @@ its events are on disk. Must not know how decisions are made (`core`), how calls
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock, RecentLatencies
@@ -17,12 +18,13 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, recover_state
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult, CoreStep
-from eelgrid_controller.errors import ControllerError, JournalError, JournalUnavailable
+from eelgrid_controller.errors import ControllerError, JournalError, JournalFenced, JournalUnavailable
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.core_command import CoreCommand, describe_end
 from eelgrid_controller.runtime.journal_writer import CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -32,11 +34,12 @@ from eelgrid_controller.state.events import DeadlineBroken, Event, UnreadableEve
 from eelgrid_controller.state.journal import Journal
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Fault, Internal, NotLeader, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
     AttemptStatus,
     AuditEntry,
     Inventory,
+    LeaderTerm,
     MeasuredPoint,
     Move,
     NodeState,
@@ -54,43 +57,6 @@ _FILES_EVERY_S = 2.0
 _UNREADABLE = "this would write what could not be read back, so nothing was done; see the log"
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
-
-
-@dataclass(slots=True)
-class CoreCommand:
-    """One requested change; `fault` is the reason if it was refused."""
-
-    apply: Callable[[Core, int], CoreStep[Any]]
-    answer: asyncio.Future[Any]
-    is_decision: bool = False
-    # When it was queued, on the monotonic clock.
-    asked_s: float = 0.0
-    origin: CommandOrigin | None = None
-    # The operator's call behind it, for the audit log; None for commands of this process itself.
-    call: AuditedCall | None = None
-    # Further audit entries that are written to disk with it.
-    entries: tuple[AuditEntry, ...] = ()
-    outcome: Any = None
-    fault: Exception | None = None
-    # Wall time when it was applied.
-    turn_ns: int = 0
-
-    def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
-        """Returns the audit entries of an accepted command; the authorizer records refusals."""
-        if self.fault is not None:
-            return ()
-        if self.call is None:
-            return self.entries
-        return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
-
-    def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
-        """Answers the caller, unless it no longer waits."""
-        if self.answer.done():
-            return
-        if fault is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(fault)
 
 
 def _change_nothing(_core: Core, _now_ns: int) -> CoreStep[None]:
@@ -146,12 +112,18 @@ class ControllerLoop:
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
         self._is_drain_queued = self._is_round_queued = False
+        # The address of the leader that followed this process, once that is known.
+        self._leader = ""
+        # Terms of others that agents have met, and who waits for ours to be above them.
+        self._claims: list[tuple[LeaderTerm, asyncio.Future[LeaderTerm]]] = []
 
     # Life cycle
 
-    async def start(self) -> RecoveredState:
-        """Recovers the state and starts the loop; raises JournalError."""
-        recovered = await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state))
+    async def start(self, recover: Callable[[], RecoveredState] | None = None) -> RecoveredState:
+        """Recovers the state, by `recover` if somebody has followed the journal, and starts the loop; raises JournalError."""
+        recovered = await self._writer.run_in_thread(
+            recover or (lambda: recover_state(self.journal, self._fresh_state))
+        )
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
@@ -176,7 +148,9 @@ class ControllerLoop:
             tick.cancel()
             await asyncio.gather(run, tick, return_exceptions=True)
             if self._checkpoints.events and not self.failed.done():
-                await self._checkpoints.write(self.core.state)
+                # Whoever has followed this process meanwhile writes one of its own.
+                with contextlib.suppress(JournalFenced):
+                    await self._checkpoints.write(self.core.state)
         self._writer.close()
 
     @property
@@ -196,6 +170,28 @@ class ControllerLoop:
     def journal_fault(self) -> Fault | None:
         """The fault with which commands are currently refused; None if they are accepted."""
         return self._journal_fault
+
+    @property
+    def term(self) -> LeaderTerm:
+        """The term of this process, by which agents know it from earlier leaders."""
+        return self.journal.term
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether decisions may be taken and told now, as far as this process knows."""
+        return self.journal.may_lead and not self.failed.done()
+
+    async def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """Makes the term higher than one that somebody has met, unless it is; returns it. Raises Fault.
+
+        Where the journal says that another leads, this process ends.
+        """
+        if self._stopping or self.failed.done():
+            raise NotLeader("the controller is stopping; connect again", leader=self._leader)
+        answer: asyncio.Future[LeaderTerm] = asyncio.get_running_loop().create_future()
+        self._claims.append((above, answer))
+        self._wake.set()
+        return await answer
 
     # Reads
 
@@ -452,7 +448,7 @@ class ControllerLoop:
     def _enqueue(self, apply: Callable[[Core, int], CoreStep[Any]], **described: Any) -> asyncio.Future[Any]:
         """Queues a change of the core behind those before it; raises Fault."""
         if self._stopping or self.failed.done():
-            raise Unavailable("the controller is stopping; repeat the call when it is back")
+            raise NotLeader("the controller is stopping; repeat the call when it is back", leader=self._leader)
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -481,12 +477,16 @@ class ControllerLoop:
             self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, ControllerError))
             if not self.failed.done():
                 self.failed.set_result(error)
-            self._refuse_all(Unavailable("the controller is stopping; repeat the call when it is back"))
+            self._leader = getattr(error, "leader", "")
+            words = "the controller is stopping; repeat the call when it is back"
+            self._refuse_all(NotLeader(words, leader=self._leader))
 
     async def _run(self) -> None:
         while self._queue or not self._stopping:
             if self._is_checkpoint_due():
                 await self._checkpoints.write(self.core.state)
+            if self._claims:
+                await self._raise_term()
             self._go_on_with_backlog()
             if not self._queue:
                 self._wake.clear()
@@ -497,6 +497,29 @@ class ControllerLoop:
                 await self._batch()
             else:
                 self._refuse_all(self._journal_fault)
+
+    async def _raise_term(self) -> None:
+        """Raises the journal's term above all that were claimed; raises JournalFenced if another leads."""
+        claims, self._claims = self._claims, []
+        above = max((term for term, _ in claims), key=lambda term: term.token)
+        fault: Fault | None = Unavailable("the controller is stopping; connect again")
+        try:
+            if self.journal.term.yields_to(above):
+                await self._writer.run_in_thread(lambda: self.journal.raise_term(above))
+            fault = None
+        except JournalFenced as error:
+            fault = NotLeader(str(error), leader=error.leader)
+            raise
+        except JournalError as error:
+            fault = journal_fault(error)
+        finally:
+            for _, answer in claims:
+                if answer.done():
+                    continue
+                if fault is None:
+                    answer.set_result(self.journal.term)
+                else:
+                    answer.set_exception(fault)
 
     async def _rest(self) -> None:
         """Waits until woken; a failed journal is probed meanwhile, so that it recovers without any call."""
@@ -551,13 +574,7 @@ class ControllerLoop:
                 self._go_on_from(await self._recover(batch, fault))
         except Exception as error:
             # This process ends: what it would recover from now on is another leader's, or nobody knows what is on disk.
-            reason = fault or (
-                Unavailable(str(error))
-                if isinstance(error, ControllerError)
-                else Internal(
-                    "a fault in the controller, which ends; its log has the details, and whether this is done"
-                )
-            )
+            reason = fault or describe_end(error)
             for command in batch:
                 command.resolve(fault=command.fault or reason)
             raise

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from eelgrid_controller.state.journal import (
     JournalEntry,
     JournalHistory,
 )
-from eelgrid_protos.messages import AuditEntry
+from eelgrid_protos.messages import AuditEntry, LeaderTerm
 
 FILE_NAME = "journal.sqlite3"
 LOCK_NAME = "controller.lock"
@@ -95,6 +95,8 @@ class SqliteJournal:
     """Implements `AuditedJournal`; made by `open_journal`."""
 
     is_remote = False
+    # Whoever holds the directory leads.
+    may_lead = True
 
     def __init__(
         self,
@@ -126,8 +128,13 @@ class SqliteJournal:
         if "moved_to" in named:
             raise JournalMoved(path, named["moved_to"].decode(errors="replace"))
         self.cluster_id: str = named.get("cluster_id", b"").decode(errors="replace")
-        # That of the database which the journal was copied from; the lock of the directory stands for a term.
-        self.epoch = int(named.get("epoch", 0))
+        # The lock of the directory stands for a lease, so each process that has it goes on with the same term.
+        self.term = LeaderTerm(
+            timeline=int(named.get("timeline", 0)),
+            epoch=max(1, int(named.get("epoch", 0))),
+            holder=self.cluster_id,
+            cluster=self.cluster_id,
+        )
         if found.lost is None and (mark is None or mark.newest != JournalMark(self._last, self._chain)):
             self._write_mark(JournalMark(self._last, self._chain))
         if found.base is None or found.chain is None:
@@ -181,11 +188,31 @@ class SqliteJournal:
             if copy.audited:
                 self.audit_table.insert(copy.audited)
             chain = extend_chain(CHAIN_START, links)
-            values = {"chain": f"{copy.last_seq} {chain.hex()}", "epoch": copy.epoch}
+            values = {"chain": f"{copy.last_seq} {chain.hex()}"}
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+            # Agents obey this one from now on, and not the writer of the other journal.
+            term = self._store_term(LeaderTerm(timeline=copy.timeline, epoch=copy.epoch))
         self.audit_table.committed()
-        self.epoch = copy.epoch
+        self.term = term
         self._acknowledge(copy.last_seq, chain)
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """Makes the term higher than that, on disk, and returns it."""
+        self.check_files()
+        with self._transaction():
+            term = self._store_term(above)
+        self.term = term
+        return term
+
+    def _store_term(self, above: LeaderTerm) -> LeaderTerm:
+        term = replace(
+            self.term,
+            timeline=max(self.term.timeline, above.timeline),
+            epoch=max(self.term.epoch, above.epoch) + 1,
+        )
+        rows = (("epoch", term.epoch), ("timeline", term.timeline))
+        self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+        return term
 
     def mark_moved(self, target: str) -> None:
         """See `AuditedJournal`."""

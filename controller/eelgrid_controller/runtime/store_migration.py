@@ -55,7 +55,12 @@ def copy_journal(journal: AuditedJournal) -> tuple[JournalCopy, int]:
     """Reads all of a journal, verified, and counts the damaged entries of its audit log; raises JournalError."""
     audited, damaged = _audit_entries(journal)
     copy = JournalCopy(
-        journal.cluster_id, journal.epoch, journal.read_history(), journal.newest_checkpoint(), tuple(audited)
+        journal.cluster_id,
+        journal.term.epoch,
+        journal.read_history(),
+        journal.newest_checkpoint(),
+        tuple(audited),
+        journal.term.timeline,
     )
     return copy, damaged
 
@@ -85,6 +90,6 @@ def move_journal(source: AuditedJournal, target: AuditedJournal, copy: JournalCo
         checkpoints=len(copy.checkpoints),
         audit_entries=len(copy.audited),
         audit_damaged=damaged,
-        epoch=target.epoch,
+        epoch=target.term.epoch,
         digest=after,
     )

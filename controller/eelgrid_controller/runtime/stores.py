@@ -5,11 +5,17 @@ what is stored.
 """
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eelgrid_controller.errors import ControllerConfigError, LibraryMissing, import_library
 from eelgrid_controller.runtime.audit_log import AuditedJournal
 from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, hold_directory, open_journal
+from eelgrid_controller.state.cluster_state import ClusterState
+
+if TYPE_CHECKING:
+    from eelgrid_controller.runtime.postgresql.standby import JournalStandby
 
 _SQLITE = "sqlite:///"
 _POSTGRESQL = ("postgresql://", "postgresql+psycopg://")
@@ -59,11 +65,7 @@ def open_store(
     folder = sqlite_folder(url) if url else data
     if folder is not None:
         return open_journal(folder, new_cluster_id=new_cluster_id, retained=retained, accepts_loss=accepts_loss)
-    try:
-        for library in ("sqlalchemy", "psycopg", "alembic"):
-            import_library(library, "--database postgresql://", "'eelgrid[postgresql]'")
-    except LibraryMissing as error:
-        raise ControllerConfigError(error.problem, error.remedy) from None
+    _import_libraries()
     from eelgrid_controller.runtime.postgresql.connections import parse_url
     from eelgrid_controller.runtime.postgresql.journal import open_postgres_journal
 
@@ -80,3 +82,42 @@ def open_store(
         )
         opened.on_close = held.pop_all().close
         return opened
+
+
+def follow_store(
+    url: str,
+    data: Path,
+    *,
+    fresh_state: Callable[[], ClusterState],
+    new_cluster_id: str,
+    retained: int = 10_000,
+    lease_s: float = 10.0,
+) -> "JournalStandby | None":
+    """Prepares to follow the journal that a URL names, and to lead; None for SQLite, whose folder has one owner.
+
+    Raises ControllerConfigError and JournalError.
+    """
+    if not url or sqlite_folder(url) is not None:
+        return None
+    _import_libraries()
+    from eelgrid_controller.runtime.postgresql.connections import parse_url
+    from eelgrid_controller.runtime.postgresql.journal import prepare_candidate
+    from eelgrid_controller.runtime.postgresql.leadership import LeaseTimes
+    from eelgrid_controller.runtime.postgresql.standby import JournalStandby
+
+    with contextlib.ExitStack() as held:
+        hold_directory(data, held)
+        candidate = prepare_candidate(
+            parse_url(url), new_cluster_id=new_cluster_id, retained=retained, times=LeaseTimes.of_ttl(lease_s)
+        )
+        standby = JournalStandby(candidate, fresh_state)
+        standby.on_close = held.pop_all().close
+        return standby
+
+
+def _import_libraries() -> None:
+    try:
+        for library in ("sqlalchemy", "psycopg", "alembic"):
+            import_library(library, "--database postgresql://", "'eelgrid[postgresql]'")
+    except LibraryMissing as error:
+        raise ControllerConfigError(error.problem, error.remedy) from None

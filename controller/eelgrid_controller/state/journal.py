@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from eelgrid_controller.errors import LostEntries, StoreLocation
-from eelgrid_protos.messages import AuditEntry, Candidate, CostTerm, Removal, ReplicaExplanation, Workload
+from eelgrid_protos.messages import (
+    AuditEntry,
+    Candidate,
+    CostTerm,
+    LeaderTerm,
+    Removal,
+    ReplicaExplanation,
+    Workload,
+)
 from eelgrid_protos.plain_messages import from_plain
 from eelgrid_protos.quantities import PLAN_EPOCH_MOST, Text
 from eelgrid_protos.schema import fields_of, is_valid_message, list_violations, repair_message, repair_text
@@ -53,6 +61,7 @@ class JournalCopy:
     history: JournalHistory
     checkpoint: Checkpoint | None
     audited: tuple[AuditEntry, ...] = ()
+    timeline: int = 0
 
     @property
     def last_seq(self) -> int:
@@ -96,6 +105,17 @@ class Journal(Protocol):
     @property
     def lost(self) -> LostEntries | None:
         """Acknowledged entries that are gone, if an operator accepted the loss; None after the next append."""
+
+    @property
+    def term(self) -> LeaderTerm:
+        """That of this writer, by which agents know it from earlier ones."""
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether decisions may be taken and told now, as far as this process knows."""
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """Makes this writer's term higher than that, and returns it; raises JournalFenced if another leads."""
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
         """Appends all entries or none, with entries of the audit log; returns the number of the last entry."""

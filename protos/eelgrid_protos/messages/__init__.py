@@ -108,12 +108,14 @@ from eelgrid_protos.messages.node import (
     InputChunk,
     InputResult,
     Inventory,
+    LeaderTerm,
     LogChunk,
     LogRequest,
     NodeEvent,
     NodeEventKind,
     PodDevices,
     Resume,
+    TermRefused,
     Welcome,
 )
 from eelgrid_protos.messages.operator import (

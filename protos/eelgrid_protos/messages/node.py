@@ -223,13 +223,49 @@ class HeldAssignments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderTerm:
+    """Orders the leaders of a cluster by timeline, then epoch; two of one token are told apart by `holder`."""
+
+    timeline: Annotated[int, Range(0, 2**31 - 1)] = 0
+    epoch: PlanEpoch = 0
+    holder: Label = ""
+    cluster: Label = ""
+
+    @property
+    def token(self) -> tuple[int, int]:
+        """What orders terms."""
+        return self.timeline, self.epoch
+
+    def yields_to(self, other: "LeaderTerm") -> bool:
+        """Whether a leader of this term may not be obeyed by who has seen the other, which is higher or somebody else's.
+
+        Another cluster's leader is, since somebody made the agent call that one.
+        """
+        is_later = self.token < other.token or (self.token == other.token and self.holder != other.holder)
+        return is_later and self.cluster == other.cluster
+
+    def __str__(self) -> str:
+        return f"{self.timeline}.{self.epoch} of {self.holder}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermRefused:
+    """The agent obeys a later leader than this controller; `plan_epoch` is that of a plan refused with it."""
+
+    refused: LeaderTerm
+    known: LeaderTerm
+    plan_epoch: PlanEpoch = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Opens a stream; sequences count within the incarnation."""
+    """Opens a stream; sequences count within the incarnation. `term` is the highest that the agent has seen."""
 
     incarnation: Uint64
     inventory: Inventory
     plan_epoch: PlanEpoch = 0
     held: HeldAssignments | None = None
+    term: LeaderTerm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +276,7 @@ class Resume:
     node_name: Identifier
     plan_epoch: PlanEpoch = 0
     inventory_digest: Identifier
+    term: LeaderTerm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +298,8 @@ class Welcome:
     resumes: bool = False
     # After this stream ends, agents spread their reconnects over this interval.
     reconnect_spread_s: Annotated[float, Range(0.0, RECONNECT_SPREAD_S_MOST, "s")] = 0.0
+    # The controller's own; None from a version that has none.
+    term: LeaderTerm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +420,7 @@ class ConnectRequest:
         | AttemptReport
         | LogChunk
         | InputResult
+        | TermRefused
         | None
     )
 

@@ -9,17 +9,41 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LeaderTerm(_message.Message):
+    __slots__ = ("timeline", "epoch", "holder", "cluster")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    epoch: int
+    holder: str
+    cluster: str
+    def __init__(self, timeline: _Optional[int] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
+
+class TermRefused(_message.Message):
+    __slots__ = ("refused", "known", "plan_epoch")
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    refused: LeaderTerm
+    known: LeaderTerm
+    plan_epoch: int
+    def __init__(self, refused: _Optional[_Union[LeaderTerm, _Mapping]] = ..., known: _Optional[_Union[LeaderTerm, _Mapping]] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
+
 class Hello(_message.Message):
-    __slots__ = ("incarnation", "inventory", "plan_epoch", "held")
+    __slots__ = ("incarnation", "inventory", "plan_epoch", "held", "term")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     inventory: _node_pb2.Inventory
     plan_epoch: int
     held: HeldAssignments
-    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ..., held: _Optional[_Union[HeldAssignments, _Mapping]] = ...) -> None: ...
+    term: LeaderTerm
+    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ..., held: _Optional[_Union[HeldAssignments, _Mapping]] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ...) -> None: ...
 
 class HeldAssignments(_message.Message):
     __slots__ = ("assignments",)
@@ -28,16 +52,18 @@ class HeldAssignments(_message.Message):
     def __init__(self, assignments: _Optional[_Iterable[_Union[_plan_pb2.Assignment, _Mapping]]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("incarnation", "node_name", "plan_epoch", "inventory_digest")
+    __slots__ = ("incarnation", "node_name", "plan_epoch", "inventory_digest", "term")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     node_name: str
     plan_epoch: int
     inventory_digest: str
-    def __init__(self, incarnation: _Optional[int] = ..., node_name: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., inventory_digest: _Optional[str] = ...) -> None: ...
+    term: LeaderTerm
+    def __init__(self, incarnation: _Optional[int] = ..., node_name: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., inventory_digest: _Optional[str] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ...) -> None: ...
 
 class PodDevices(_message.Message):
     __slots__ = ("namespace", "pod", "device_uuids")
@@ -128,7 +154,7 @@ class InputResult(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., problem: _Optional[str] = ..., is_early: bool = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume", "attempts", "log", "input")
+    __slots__ = ("hello", "inventory", "samples", "event", "applied", "energy", "held", "resume", "attempts", "log", "input", "term_refused")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +166,7 @@ class ConnectRequest(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
+    TERM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     inventory: _node_pb2.Inventory
     samples: _node_pb2.SampleBatch
@@ -151,7 +178,8 @@ class ConnectRequest(_message.Message):
     attempts: AttemptReport
     log: LogChunk
     input: InputResult
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., attempts: _Optional[_Union[AttemptReport, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., input: _Optional[_Union[InputResult, _Mapping]] = ...) -> None: ...
+    term_refused: TermRefused
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., samples: _Optional[_Union[_node_pb2.SampleBatch, _Mapping]] = ..., event: _Optional[_Union[_node_pb2.NodeEvent, _Mapping]] = ..., applied: _Optional[_Union[_plan_pb2.PlanApplied, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyWindow, _Mapping]] = ..., held: _Optional[_Union[HeldDevices, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., attempts: _Optional[_Union[AttemptReport, _Mapping]] = ..., log: _Optional[_Union[LogChunk, _Mapping]] = ..., input: _Optional[_Union[InputResult, _Mapping]] = ..., term_refused: _Optional[_Union[TermRefused, _Mapping]] = ...) -> None: ...
 
 class Cadence(_message.Message):
     __slots__ = ("sample_interval_s", "send_interval_s", "window")
@@ -164,16 +192,18 @@ class Cadence(_message.Message):
     def __init__(self, sample_interval_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("acknowledged_sequence", "cadence", "resumes", "reconnect_spread_s")
+    __slots__ = ("acknowledged_sequence", "cadence", "resumes", "reconnect_spread_s", "term")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CADENCE_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_SPREAD_S_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     cadence: Cadence
     resumes: bool
     reconnect_spread_s: float
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., resumes: bool = ..., reconnect_spread_s: _Optional[float] = ...) -> None: ...
+    term: LeaderTerm
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., resumes: bool = ..., reconnect_spread_s: _Optional[float] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ...) -> None: ...
 
 class HelloReceived(_message.Message):
     __slots__ = ("inventory_wanted", "ahead")

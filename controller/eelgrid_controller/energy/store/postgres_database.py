@@ -225,7 +225,10 @@ class PostgresLedgerDatabase:
                 self._connection = self._engine.connect()
             with begin_bounded(self._connection):
                 hold_term(
-                    self._connection, self._journal.term, location=self._journal.path, is_exclusive=self._is_unsettled
+                    self._connection,
+                    self._journal.held_term,
+                    location=self._journal.path,
+                    is_exclusive=self._is_unsettled,
                 )
                 is_begun = True
                 if is_long:

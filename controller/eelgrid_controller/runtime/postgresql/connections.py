@@ -121,11 +121,6 @@ def describe_fault(error: BaseException) -> DatabaseFault:
     return DatabaseFault(FaultKind.OTHER, problem, "the server's log says more")
 
 
-def is_lock_timeout(error: DBAPIError) -> bool:
-    """Whether a lock was not given within its limit, so that nothing else is wrong."""
-    return bool(getattr(error.orig, "sqlstate", None) == "55P03")
-
-
 def parse_url(url: str) -> URL:
     """Parses the URL of a PostgreSQL database; raises ControllerConfigError."""
     try:
@@ -157,11 +152,13 @@ def make_engine(
     statement_s: float = STATEMENT_S,
     connections_most: int = _CONNECTIONS_MOST,
     is_local: bool = False,
+    is_autocommit: bool = False,
     search_path: str = "",
 ) -> Engine:
     """Makes an engine whose every connection has our limits; connects to nothing yet. What the URL sets wins.
 
-    Commits that are `is_local` wait for no standby; `search_path` is the schema of tables that are named without one.
+    Commits that are `is_local` wait for no standby. With `is_autocommit` each statement is a transaction: a process that
+    is stopped after it holds no lock. `search_path` is the schema of tables that are named without one.
     """
     given = dict(url.query)
     limits = {
@@ -186,6 +183,7 @@ def make_engine(
         max_overflow=0,
         pool_timeout=statement_s,
         pool_pre_ping=True,
+        **({"isolation_level": "AUTOCOMMIT"} if is_autocommit else {}),
     )
     event.listen(engine, "connect", _watch_notices)
     return engine

@@ -9,36 +9,31 @@ long as even that cannot be done, the write has failed for its caller, and whate
 transaction before anything else. So a method that raises has changed nothing, as the port demands.
 """
 
-import json
 import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, delete, func, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from eelgrid_controller.errors import (
-    JournalCorrupt,
     JournalError,
     JournalFenced,
-    JournalFull,
     JournalHeld,
     JournalMoved,
     JournalNotEmpty,
     JournalUnavailable,
     LostEntries,
 )
-from eelgrid_controller.runtime.audit_log import AuditFilter, AuditPage, AuditRow, AuditTable, build_audit_page
+from eelgrid_controller.runtime.audit_log import AuditRow, AuditTable
 from eelgrid_controller.runtime.journal_rows import (
     compute_entry_crc,
-    decode_checkpoint,
-    describe_damaged_checkpoint,
-    describe_damaged_entry,
     encode_body,
     encode_checkpoint,
 )
@@ -49,52 +44,42 @@ from eelgrid_controller.runtime.postgresql.connections import (
     check_session,
     describe_fault,
     discard,
-    is_lock_timeout,
     lengthen_statements,
     locate,
     make_engine,
-    read_snapshot,
 )
 from eelgrid_controller.runtime.postgresql.leadership import (
+    BlockerWatch,
     LeaseKeeper,
     LeaseTimes,
     Term,
     boottime_s,
-    end_stalled,
+    describe_replaced,
     hold_term,
+    raise_term,
     read_term,
     take_term,
 )
+from eelgrid_controller.runtime.postgresql.reading import JournalReader, raise_journal_error
 from eelgrid_controller.runtime.postgresql.schema import audit, checkpoints, journal, meta, upgrade_schema
 from eelgrid_controller.state.journal import (
     Checkpoint,
     JournalCopy,
     JournalCounters,
     JournalEntry,
-    JournalHistory,
 )
-from eelgrid_protos.messages import AuditEntry
+from eelgrid_protos.messages import AuditEntry, LeaderTerm
 
-# Rows that one round trip of a long read fetches.
-_FETCHED_ONCE = 1000
 # Rows of a copy that are sent as one.
 _COPIED_ONCE = 5000
 _PROBE_CHARACTERS = 256 * 1024
 _TRY_AGAIN_S = 0.5
-_ERRORS = (SQLAlchemyError, UnreplicatedCommit)
+# What a statement raises.
+ERRORS = (SQLAlchemyError, UnreplicatedCommit)
 
 
 class _FateUnknown(JournalUnavailable):
     """The connection broke within a write, which may be committed or not."""
-
-
-def raise_journal_error(location: str, error: BaseException) -> NoReturn:
-    """Raises the journal's error for one of the database."""
-    fault = describe_fault(error)
-    if fault.kind is FaultKind.CONFLICT:
-        raise JournalFenced(location, f"somebody else wrote to it ({fault.problem})", fault.remedy) from error
-    kind = {FaultKind.FULL: JournalFull, FaultKind.CORRUPT: JournalCorrupt}.get(fault.kind, JournalUnavailable)
-    raise kind(location, fault.problem, fault.remedy) from error
 
 
 class PostgresAuditRows:
@@ -131,7 +116,7 @@ class PostgresAuditRows:
         self.connection.execute(delete(audit).where(audit.c.number < number))
 
 
-class PostgresJournal:
+class PostgresJournal(JournalReader):
     """Implements `AuditedJournal` for one term; made by `open_postgres_journal`."""
 
     is_remote = True
@@ -142,25 +127,20 @@ class PostgresJournal:
         mine: Term,
         keeper: LeaseKeeper,
         *,
-        url: URL,
         location: str,
         new_cluster_id: str,
         retained: int,
     ) -> None:
-        self.path = location
-        # For others who write in this term.
-        self.url = url
-        self.term = mine
+        super().__init__(engine, location)
+        self._term = mine
         # What to let go of with the connections.
         self.on_close: Callable[[], None] = lambda: None
         self.counters = JournalCounters()
         # Nothing beside the database could tell; a rewound one is found by agents that know more.
         self.lost: LostEntries | None = None
-        self._engine = engine
         self._keeper = keeper
         self._retained = retained
         self._connection: Connection | None = None
-        self._last = 0
         # Whether a write may have been committed of which nobody was told.
         self._is_unsettled = False
         try:
@@ -173,7 +153,7 @@ class PostgresJournal:
         """Reads what is there, and names the cluster if nothing is."""
         with self._writing() as connection, begin_bounded(connection):
             lengthen_statements(connection)
-            hold_term(connection, self.term, location=self.path)
+            hold_term(connection, self._term, location=self.path)
             connection.execute(upsert(meta).values(key="cluster_id", value=new_cluster_id).on_conflict_do_nothing())
             moved = connection.execute(select(meta.c.value).where(meta.c.key == "moved_to")).scalar()
             if moved is not None:
@@ -187,14 +167,20 @@ class PostgresJournal:
             self.audit_table = AuditTable(self._audit_rows)
 
     @property
-    def last_seq(self) -> int:
-        """Number of the last entry."""
-        return self._last
+    def term(self) -> LeaderTerm:
+        """That of this process."""
+        term = self._term
+        return LeaderTerm(timeline=term.timeline, epoch=term.epoch, holder=term.holder, cluster=self.cluster_id)
 
     @property
-    def epoch(self) -> int:
-        """That of this process's term."""
-        return self.term.epoch
+    def held_term(self) -> Term:
+        """The same as the database has it, for others who write in it."""
+        return self._term
+
+    @property
+    def url(self) -> URL:
+        """Where the database is."""
+        return self._engine.url
 
     @property
     def may_lead(self) -> bool:
@@ -227,10 +213,10 @@ class PostgresJournal:
     def _entry_row(self, seq: int, entry: JournalEntry) -> dict[str, Any]:
         body = encode_body(entry.body)
         crc = compute_entry_crc(seq, entry.kind.encode(), body)
-        return {"seq": seq, "epoch": self.term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
+        return {"seq": seq, "epoch": self._term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
 
     def _checkpoint_row(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return {**encode_checkpoint(checkpoint)._asdict(), "epoch": self.term.epoch}
+        return {**encode_checkpoint(checkpoint)._asdict(), "epoch": self._term.epoch}
 
     def restore(self, copy: JournalCopy) -> None:
         """See `AuditedJournal`."""
@@ -247,6 +233,19 @@ class PostgresJournal:
                 self.audit_table.insert(copy.audited)
         self.audit_table.committed()
         self._last = copy.last_seq
+        if self._term.timeline < copy.timeline:
+            # Agents of the other journal have seen that one.
+            self.raise_term(LeaderTerm(timeline=copy.timeline, epoch=copy.epoch))
+
+    def raise_term(self, above: LeaderTerm) -> LeaderTerm:
+        """See `Journal`."""
+        with self._keeper.change_term() as change:
+            with self._transaction() as connection:
+                hold_term(connection, self._term, location=self.path, is_exclusive=True)
+                raised = raise_term(connection, self._term, above)
+            change(raised)
+        self._term = raised
+        return self.term
 
     def mark_moved(self, target: str) -> None:
         """See `AuditedJournal`."""
@@ -254,13 +253,36 @@ class PostgresJournal:
             connection.execute(insert(meta).values(key="moved_to", value=target))
 
     def _was_committed(self, rows: int, audited: int) -> bool:
-        """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell."""
+        """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell.
+
+        Raises JournalFenced where it is not, and another leads.
+        """
         with suppress(JournalError), self._writing() as connection, connection.begin():
-            hold_term(connection, self.term, location=self.path, is_exclusive=True)
+            try:
+                hold_term(connection, self._term, location=self.path, is_exclusive=True)
+            except JournalFenced as error:
+                return self._was_left(connection, rows, error)
             last, number = self._last_rows(connection)
             self._is_unsettled = False
             return (last, number) == (self._last + rows, self.audit_table.last + audited)
         return False
+
+    def _was_left(self, connection: Connection, rows: int, fenced: JournalFenced) -> bool:
+        """As `_was_committed`, after another took over: it waited for the write, and entries keep their writer's epoch."""
+        if not rows:
+            fenced.is_certain = False
+            raise fenced
+        epoch = connection.execute(select(journal.c.epoch).where(journal.c.seq == self._last + rows)).scalar()
+        if epoch != self._term.epoch:
+            # Whoever leads may have removed it with older entries by now; then nobody can tell.
+            fenced.is_certain = epoch is not None or self._is_end(connection)
+            raise fenced
+        return True
+
+    def _is_end(self, connection: Connection) -> bool:
+        """Whether the journal still ends with the last entry that this process knows."""
+        last = connection.execute(select(func.max(journal.c.seq))).scalar()
+        return last is None or last <= self._last
 
     def _last_rows(self, connection: Connection) -> tuple[int, int]:
         """Numbers of the last entry and of the last of the audit log, counted from what is known where there is none."""
@@ -272,7 +294,8 @@ class PostgresJournal:
     def _prune_audit(self) -> None:
         """Keeps the audit log within its bounds; after an error it is tried again at the next commit."""
         if self.audit_table.is_full:
-            with suppress(JournalError):
+            # The next write tells whether another leads.
+            with suppress(JournalError, JournalFenced):
                 with self._transaction():
                     gone = self.audit_table.prune()
                 self.audit_table.pruned(*gone)
@@ -319,74 +342,6 @@ class PostgresJournal:
         self._engine.dispose()
         self.on_close()
 
-    # Reading
-
-    def newest_checkpoint(self) -> Checkpoint | None:
-        """Returns the newest checkpoint, its CRC checked."""
-        with self._translate_errors(), read_snapshot(self._engine) as connection:
-            newest = select(checkpoints).order_by(checkpoints.c.seq.desc()).limit(2)
-            rows = connection.execute(newest).all()
-        if not rows:
-            return None
-        if checkpoint := _decode_checkpoint(rows[0]):
-            return checkpoint
-        raise describe_damaged_checkpoint(self.path, rows[0].seq, rows[1].seq if len(rows) > 1 else None)
-
-    def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
-        """Yields entries in order; raises JournalCorrupt at the first that is damaged or missing."""
-        upto = self._last
-        with self._translate_errors(), read_snapshot(self._engine) as connection:
-            last = yield from self._entries(connection, seq, upto)
-        if last != upto:
-            raise describe_damaged_entry(self.path, last + 1, seq, f"entries {last + 1} to {upto} are missing")
-
-    def _entries(self, connection: Connection, seq: int, upto: int) -> Generator[tuple[int, JournalEntry], None, int]:
-        """Yields the acknowledged entries after `seq`, verified; returns the number of the last."""
-        expected = seq + 1
-        found = select(journal).where(journal.c.seq.between(expected, upto)).order_by(journal.c.seq)
-        with connection.execute(found.execution_options(yield_per=_FETCHED_ONCE)) as rows:
-            for row in rows:
-                if row.seq != expected:
-                    raise describe_damaged_entry(
-                        self.path, expected, seq, f"entries {expected} to {row.seq - 1} are missing"
-                    )
-                if compute_entry_crc(row.seq, row.kind.encode(), row.body.encode()) != row.crc32:
-                    raise describe_damaged_entry(self.path, row.seq, seq, f"entry {row.seq} is damaged")
-                yield row.seq, JournalEntry(row.kind, json.loads(row.body))
-                expected += 1
-        return expected - 1
-
-    def read_history(self) -> JournalHistory:
-        """Reads everything that is stored, as of one moment.
-
-        Returns all entries if the first is still stored, otherwise the oldest checkpoint and the entries since.
-        """
-        upto = self._last
-        with self._translate_errors(), read_snapshot(self._engine) as connection:
-            if connection.execute(select(func.min(journal.c.seq))).scalar() == 1:
-                return JournalHistory(None, tuple(self._entries(connection, 0, upto)))
-            row = connection.execute(select(checkpoints).order_by(checkpoints.c.seq).limit(1)).first()
-            checkpoint = None if row is None else _decode_checkpoint(row)
-            if row is not None and checkpoint is None:
-                raise describe_damaged_entry(self.path, row.seq, 0, f"the checkpoint at entry {row.seq} is damaged")
-            begin = checkpoint.seq if checkpoint else 0
-            return JournalHistory(checkpoint, tuple(self._entries(connection, begin, upto)))
-
-    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
-        """Reads a page of the audit log; any thread may call it at any time."""
-        matching = [audit.c.time_ns >= wanted.since_ns, audit.c.denied >= int(wanted.denied)]
-        if wanted.user:
-            matching.append(audit.c.user_name == wanted.user)
-        if wanted.call:
-            matching.append(audit.c.call == wanted.call)
-        page = select(audit.c.number, audit.c.body, audit.c.crc32).where(*matching).order_by(audit.c.number.desc())
-        if before is not None:
-            page = page.where(audit.c.number < before)
-        with self._translate_errors(), read_snapshot(self._engine) as connection:
-            total = connection.execute(select(func.count()).select_from(audit).where(*matching)).scalar_one()
-            rows = connection.execute(page.limit(size + 1)).all()
-        return build_audit_page([(number, body.encode(), crc) for number, body, crc in rows], size=size, total=total)
-
     # Transactions
 
     @contextmanager
@@ -395,7 +350,7 @@ class PostgresJournal:
         self._keeper.check()
         with self._writing() as connection:
             with begin_bounded(connection):
-                hold_term(connection, self.term, location=self.path, is_exclusive=self._is_unsettled)
+                hold_term(connection, self._term, location=self.path, is_exclusive=self._is_unsettled)
                 if self._is_unsettled:
                     connection.execute(delete(journal).where(journal.c.seq > self._last))
                     connection.execute(delete(audit).where(audit.c.number > self.audit_table.last))
@@ -403,14 +358,29 @@ class PostgresJournal:
                 yield connection
             self._is_unsettled = False
 
+    def _connect_checked(self) -> Connection:
+        """Connects anew. Raises JournalFenced where entries are missing: what follows would leave a gap for good."""
+        connection = self._engine.connect()
+        try:
+            with connection.begin():
+                ends = (select(func.coalesce(func.max(table.c.seq), 0)) for table in (journal, checkpoints))
+                last = max(connection.execute(one).scalar_one() for one in ends)
+        except BaseException:
+            discard(connection)
+            raise
+        if last < self._last:
+            discard(connection)
+            raise describe_replaced(self.path)
+        return connection
+
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """The writer's connection, a new one after the last broke. Raises JournalError, _FateUnknown if it breaks now."""
         try:
             if self._connection is None:
-                self._connection = self._engine.connect()
+                self._connection = self._connect_checked()
             yield self._connection
-        except _ERRORS as error:
+        except ERRORS as error:
             fault = describe_fault(error)
             if isinstance(error, UnreplicatedCommit):
                 self._is_unsettled = True
@@ -420,88 +390,119 @@ class PostgresJournal:
                 raise _FateUnknown(self.path, fault.problem, fault.remedy) from error
             raise_journal_error(self.path, error)
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as error:
-            raise_journal_error(self.path, error)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderCandidate:
+    """A process that would lead, and how its leadership is made; raises SQLAlchemyError where that fails."""
+
+    engine: Engine
+    location: str
+    times: LeaseTimes
+    # Renewals have a connection of their own, and wait for no standby: a lease that a promoted one does not have has
+    # run out there, which is right.
+    renewing: Engine
+    holder: str
+    address: str
+    new_cluster_id: str
+    retained: int
+    above: int
+
+    def try_to_lead(self) -> PostgresJournal | Term:
+        """Begins a term if nobody leads, and opens its journal; returns the term of who leads otherwise."""
+        sent_s = boottime_s()
+        with self.engine.connect() as connection, begin_bounded(connection):
+            mine = take_term(
+                connection,
+                holder=self.holder,
+                address=self.address,
+                ttl_s=self.times.ttl_s,
+                above=self.above,
+                watcher=BlockerWatch(self.renewing, stall_s=self.times.stall_s),
+            )
+            if mine is None:
+                return read_term(connection)
+        keeper = LeaseKeeper(self.renewing, mine, times=self.times, location=self.location, began_s=sent_s)
+        keeper.start()
+        # Which closes all of it if it cannot begin.
+        return PostgresJournal(
+            self.engine,
+            mine,
+            keeper,
+            location=self.location,
+            new_cluster_id=self.new_cluster_id,
+            retained=self.retained,
+        )
+
+    def close(self) -> None:
+        """Closes the connections of one that does not lead."""
+        self.engine.dispose()
+        self.renewing.dispose()
 
 
-def _decode_checkpoint(row: Any) -> Checkpoint | None:
-    return decode_checkpoint(row.seq, row.body, row.digest.encode(), row.crc32)
-
-
-def open_postgres_journal(
+def prepare_candidate(
     url: URL,
     *,
     new_cluster_id: str,
     address: str = "",
     retained: int = 10_000,
     times: LeaseTimes | None = None,
-    wait_s: float | None = None,
     above: int = 0,
-) -> PostgresJournal:
-    """Opens the journal of a database, makes its tables if they are missing, and begins a new term, with an epoch higher than `above`.
+) -> LeaderCandidate:
+    """Connects, and makes the tables if they are missing. Raises JournalError and ControllerConfigError."""
+    times = times or LeaseTimes()
+    candidate = LeaderCandidate(
+        engine=make_engine(url),
+        location=locate(url),
+        times=times,
+        renewing=make_engine(url, statement_s=times.statement_s, connections_most=1, is_local=True, is_autocommit=True),
+        holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
+        address=address,
+        new_cluster_id=new_cluster_id,
+        retained=retained,
+        above=above,
+    )
+    try:
+        with candidate.engine.connect() as connection:
+            check_session(connection)
+        upgrade_schema(candidate.engine, candidate.location)
+    except ERRORS as error:
+        candidate.close()
+        raise_journal_error(candidate.location, error)
+    except BaseException:
+        candidate.close()
+        raise
+    return candidate
+
+
+def open_postgres_journal(url: URL, *, wait_s: float | None = None, **wanted: Any) -> PostgresJournal:
+    """Opens the journal of a database and begins a new term; the rest is as of `prepare_candidate`.
 
     While another controller leads, waits for `wait_s`, by default a little longer than the lease of one that crashed.
     Raises JournalHeld then, and JournalError.
     """
-    times = times or LeaseTimes()
-    location, engine = locate(url), make_engine(url)
-    # A lease that a promoted standby does not have has run out there, which is right.
-    renewing = make_engine(url, statement_s=times.statement_s, connections_most=1, is_local=True)
-    holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    candidate = prepare_candidate(url, **wanted)
+    patience_s = candidate.times.ttl_s + 2.0 * candidate.times.renew_s if wait_s is None else wait_s
+    until_s = boottime_s() + patience_s
     try:
-        with engine.connect() as connection:
-            check_session(connection)
-        upgrade_schema(engine, location)
-        patience_s = times.ttl_s + 2.0 * times.renew_s if wait_s is None else wait_s
-        mine, began_s = _wait_for_term(
-            engine, location, wait_s=patience_s, holder=holder, address=address, ttl_s=times.ttl_s, above=above
-        )
-    except _ERRORS as error:
-        _dispose(engine, renewing)
-        raise_journal_error(location, error)
+        while isinstance(found := candidate.try_to_lead(), Term) and boottime_s() < until_s:
+            time.sleep(_TRY_AGAIN_S)
+    except ERRORS as error:
+        candidate.close()
+        raise_journal_error(candidate.location, error)
     except BaseException:
-        _dispose(engine, renewing)
+        candidate.close()
         raise
-    keeper = LeaseKeeper(renewing, mine, times=times, location=location, began_s=began_s)
-    keeper.start()
-    # Which closes all of it if it cannot begin.
-    return PostgresJournal(
-        engine, mine, keeper, url=url, location=location, new_cluster_id=new_cluster_id, retained=retained
+    if isinstance(found, Term):
+        candidate.close()
+        raise describe_other_leader(candidate.location, found)
+    return found
+
+
+def describe_other_leader(location: str, other: Term) -> JournalHeld:
+    """Returns the error of a process that may not lead."""
+    where = f" at {other.address}" if other.address else ""
+    return JournalHeld(
+        location,
+        f"another controller ({other.holder}{where}) leads with epoch {other.epoch}",
+        "stop that one, or let this one be started again until it may lead",
     )
-
-
-def _wait_for_term(engine: Engine, location: str, *, wait_s: float, **wanted: Any) -> tuple[Term, float]:
-    """Begins a term as soon as nobody else leads; returns it, and when its taking was sent. Raises JournalHeld."""
-    until_s = boottime_s() + wait_s
-    while True:
-        sent_s = boottime_s()
-        try:
-            with engine.connect() as connection, begin_bounded(connection):
-                mine = take_term(connection, **wanted)
-                other = read_term(connection) if mine is None else mine
-        except OperationalError as error:
-            if not is_lock_timeout(error) or boottime_s() >= until_s:
-                raise
-            # A leader that was stopped within a write holds the row.
-            with engine.begin() as connection:
-                end_stalled(connection)
-            continue
-        if mine is not None:
-            return mine, sent_s
-        if boottime_s() >= until_s:
-            where = f" at {other.address}" if other.address else ""
-            raise JournalHeld(
-                location,
-                f"another controller ({other.holder}{where}) leads with epoch {other.epoch}",
-                "stop that one, or let this one be started again until it may lead",
-            )
-        time.sleep(_TRY_AGAIN_S)
-
-
-def _dispose(*engines: Engine) -> None:
-    for engine in engines:
-        engine.dispose()

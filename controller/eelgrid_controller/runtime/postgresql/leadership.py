@@ -16,28 +16,32 @@ Locks are those of rows, at READ COMMITTED; nothing needs serializable transacti
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalUnavailable
-from eelgrid_controller.runtime.postgresql.connections import APPLICATION, STATEMENT_S, describe_fault
+from eelgrid_controller.runtime.postgresql.connections import APPLICATION, describe_fault
 from eelgrid_controller.runtime.postgresql.schema import lease, term
+from eelgrid_protos.messages import LeaderTerm
 
 # Of the server's log; not every server lets everybody read it, and then the epoch alone orders the leaders.
 _TIMELINE = text(
     "SELECT CASE WHEN has_function_privilege('pg_walfile_name(pg_lsn)', 'execute') AND NOT pg_is_in_recovery() "
     "THEN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int ELSE 0 END"
 )
-# Of our own connections to this database, those that have done nothing within a transaction for so long.
-_END_STALLED = text(
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND usename = current_user AND application_name = :name AND state LIKE 'idle in transaction%' "
-    "AND pid <> pg_backend_pid() AND state_change < clock_timestamp() - make_interval(secs => :seconds)"
+# Of our own connections, those that keep another one waiting for a lock since so long.
+_END_BLOCKERS = text(
+    "SELECT count(pg_terminate_backend(a.pid)) FROM unnest(pg_blocking_pids(:pid)) AS b (pid) "
+    "JOIN pg_stat_activity a ON a.pid = b.pid WHERE a.datname = current_database() AND a.usename = current_user "
+    "AND a.application_name = :name AND a.xact_start < clock_timestamp() - make_interval(secs => :seconds)"
 )
+# That a lease was released is told at once to whoever listens; whoever does not sees it by looking.
+CHANNEL = "eelgrid_leadership"
 _RETRY_S = 1.0
 
 
@@ -55,6 +59,19 @@ class LeaseTimes:
     deadline_s: float = 7.0
     # Each renewal's own limit.
     statement_s: float = 2.0
+    # How long a write of a leader whose lease has run out may keep the next one waiting.
+    stall_s: float = 0.5
+
+    @classmethod
+    def of_ttl(cls, ttl_s: float) -> Self:
+        """The times of a lease of this length, in the default's proportions."""
+        return cls(
+            ttl_s=ttl_s,
+            renew_s=0.2 * ttl_s,
+            deadline_s=0.7 * ttl_s,
+            statement_s=min(2.0, 0.4 * ttl_s),
+            stall_s=min(0.5, 0.1 * ttl_s),
+        )
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for times by which a leader in good health could lose its lease."""
@@ -74,41 +91,84 @@ class Term:
     address: str = ""
     timeline: int = 0
 
-    @property
-    def token(self) -> tuple[int, int]:
-        """What orders terms."""
-        return self.timeline, self.epoch
+
+class BlockerWatch:
+    """Ends connections of a leader that was stopped within a write, which hold the row of the term that we wait for.
+
+    Its lease has run out, so it may not write any more, and its transaction would be refused if it began now. Ending its
+    connection undoes the transaction; PostgreSQL's own limit for idle transactions takes ten times as long, and does not
+    count while several statements are sent at once (psycopg's executemany).
+    """
+
+    def __init__(self, engine: Engine, *, stall_s: float) -> None:
+        """`engine` commits each statement; a transaction may take `stall_s` before it counts as stalled."""
+        self.ended = 0
+        self._engine = engine
+        self._stall_s = stall_s
+
+    @contextmanager
+    def waiting(self, connection: Connection) -> Iterator[None]:
+        """Watches while the body waits for a lock. Raises SQLAlchemyError."""
+        pid = connection.execute(select(func.pg_backend_pid())).scalar_one()
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(pid, done), name="blockers", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _watch(self, pid: int, done: threading.Event) -> None:
+        limits = {"name": APPLICATION, "seconds": self._stall_s, "pid": pid}
+        while not done.wait(self._stall_s):
+            # Where the server does not answer, whoever waits gives up by its own limit.
+            with suppress(SQLAlchemyError), self._engine.connect() as connection:
+                self.ended += int(connection.execute(_END_BLOCKERS, limits).scalar_one())
 
 
-def take_term(connection: Connection, *, holder: str, address: str, ttl_s: float, above: int = 0) -> Term | None:
+def is_free(connection: Connection) -> bool:
+    """Whether the lease has run out; waits for nobody. Raises SQLAlchemyError."""
+    return bool(connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one())
+
+
+def take_term(
+    connection: Connection, *, holder: str, address: str, ttl_s: float, watcher: BlockerWatch, above: int = 0
+) -> Term | None:
     """Begins a new term within the caller's transaction; None while another's lease runs. Raises SQLAlchemyError.
 
     Its epoch is also higher than `above`.
     """
-    # First the lock, then the clock, in two statements: the time of one that waited would be that before its wait.
-    connection.execute(select(lease.c.id).with_for_update()).one()
-    if not connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one():
+    # First the lock, then the clock, in two statements: the time of one that waited would be that before its wait. Whoever
+    # holds the lock renews the lease or takes the term, so there is nothing to wait for.
+    if connection.execute(select(lease.c.id).with_for_update(skip_locked=True)).first() is None:
+        return None
+    if not is_free(connection):
         return None
     # Waits for a write that is under way.
-    connection.execute(select(term.c.epoch).with_for_update()).one()
+    with watcher.waiting(connection):
+        connection.execute(select(term.c.epoch).with_for_update()).one()
     timeline = connection.execute(_TIMELINE).scalar_one()
-    epoch = connection.execute(
+    epoch, timeline = connection.execute(
         update(term)
-        .values(epoch=func.greatest(term.c.epoch, above) + 1, holder=holder, address=address, timeline=timeline)
-        .returning(term.c.epoch)
-    ).scalar_one()
+        .values(
+            epoch=func.greatest(term.c.epoch, above) + 1,
+            holder=holder,
+            address=address,
+            # Never lower than one that agents have seen, on whatever server the row was restored.
+            timeline=func.greatest(term.c.timeline, timeline),
+        )
+        .returning(term.c.epoch, term.c.timeline)
+    ).one()
     connection.execute(update(lease).values(epoch=epoch, expires_at=_from_now(ttl_s)))
     return Term(epoch, holder, address, timeline)
 
 
-def end_stalled(connection: Connection) -> int:
-    """Ends connections of controllers that stopped within a transaction; returns how many. Raises SQLAlchemyError.
-
-    The server's own limit for them counts only between statements. A leader that is stopped while it sends several at once
-    (psycopg's executemany) would hold the row of the term until it wakes up.
-    """
-    limits = {"name": APPLICATION, "seconds": STATEMENT_S}
-    return int(connection.execute(_END_STALLED, limits).scalar_one())
+def raise_term(connection: Connection, mine: Term, above: LeaderTerm) -> Term:
+    """Raises the term, which the caller's transaction holds exclusively, above another; its lease stays."""
+    raised = replace(mine, epoch=max(mine.epoch, above.epoch) + 1, timeline=max(mine.timeline, above.timeline))
+    connection.execute(update(term).values(epoch=raised.epoch, timeline=raised.timeline))
+    connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(epoch=raised.epoch))
+    return raised
 
 
 def _from_now(seconds: float) -> ColumnElement[Any]:
@@ -139,6 +199,16 @@ def fenced_by(other: Term, mine: Term, *, location: str) -> JournalFenced:
         location,
         f"{other.holder}{where} leads with epoch {other.epoch}, this process had {mine.epoch}",
         "start this one again, and it waits until that one ends",
+        leader=other.address,
+    )
+
+
+def describe_replaced(location: str) -> JournalFenced:
+    """Returns the error of a leader whose database a standby has replaced."""
+    return JournalFenced(
+        location,
+        "a standby has replaced the server, and may lack the last entries",
+        "start this controller again: it begins from what the database has now",
     )
 
 
@@ -151,6 +221,7 @@ def renew_lease(connection: Connection, mine: Term, *, ttl_s: float) -> bool:
 def release_lease(connection: Connection, mine: Term) -> None:
     """Ends the lease at once, so that another may take over; its row stays, since the next epoch follows from it."""
     connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_from_now(-1.0)))
+    connection.execute(select(func.pg_notify(CHANNEL, str(mine.epoch))))
 
 
 class LeaseKeeper:
@@ -179,6 +250,10 @@ class LeaseKeeper:
         self._until_s = began_s + times.deadline_s
         self._fenced: JournalFenced | None = None
         self._fault = ""
+        # The server's own timeline at the first renewal; None before.
+        self._timeline: int | None = None
+        # Held by whoever changes the term, since a renewal of the former epoch would find none.
+        self._renewing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -202,18 +277,39 @@ class LeaseKeeper:
                 "check that the server runs and can be reached; work resumes by itself, unless another leads by then",
             )
 
+    @contextmanager
+    def change_term(self) -> Iterator[Callable[[Term], None]]:
+        """Holds renewals up while the epoch is raised; yields a function that takes note of the new term."""
+
+        def change(raised: Term) -> None:
+            self._term = raised
+
+        with self._renewing:
+            yield change
+
     def renew(self) -> None:
         """Renews once; keeps what went wrong for `check`."""
+        with self._renewing:
+            self._renew()
+
+    def _renew(self) -> None:
         sent_s = self._now_s()
         try:
             with self._engine.begin() as connection:
                 is_mine = renew_lease(connection, self._term, ttl_s=self._times.ttl_s)
                 other = None if is_mine else read_term(connection)
+                timeline = int(connection.execute(_TIMELINE).scalar_one())
         except SQLAlchemyError as error:
             self._fault = describe_fault(error).problem
             return
         if other is not None:
             self._fenced = fenced_by(other, self._term, location=self._location)
+            return
+        if self._timeline is None:
+            self._timeline = timeline
+        if timeline != self._timeline:
+            # Its row of the term may be ours all the same, and the last entries are missing.
+            self._fenced = describe_replaced(self._location)
             return
         self.renewals += 1
         self._until_s, self._fault = sent_s + self._times.deadline_s, ""

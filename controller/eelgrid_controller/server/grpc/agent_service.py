@@ -16,13 +16,14 @@ from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.grpc.leader_terms import LeaderClaims
 from eelgrid_controller.state.attempts import is_stale
 from eelgrid_controller.state.events import NodesRemoved
 from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
 from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
 from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, NotLeader, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
     RECONNECT_SPREAD_S_MOST,
     Acknowledgement,
@@ -47,6 +48,7 @@ from eelgrid_protos.messages import (
     Policy,
     Resume,
     SampleBatch,
+    TermRefused,
     Welcome,
 )
 
@@ -68,6 +70,8 @@ _EVENTS_AHEAD_S = 10.0
 _DETAIL_SHOWN_MOST = 300
 # Reports of one node that the journal has not written yet: those that come together are one commit.
 _REPORTS_AHEAD_MOST = 16
+# How soon it is looked whether plans may be sent again, after the lease could not be renewed.
+_LEADS_AGAIN_S = 0.5
 # Of one node at a time, and how long an agent may take beyond what it was told to wait.
 _STREAM_REQUESTS_MOST = 256
 _LOG_WITHIN_S = 10.0
@@ -208,6 +212,7 @@ class AgentService:
         energy: LedgerWriter,
         log: logging.Logger,
         monotonic_s: Callable[[], float],
+        may_lead: Callable[[], bool] = lambda: True,
         admit_node: Callable[[str, Context], None] | None = None,
         register: Callable[[str, Context], None] | None = None,
     ) -> None:
@@ -230,6 +235,7 @@ class AgentService:
         self._log = log
         self._monotonic_s = monotonic_s
         self.devices = DeviceReports(monotonic_s=monotonic_s)
+        self.claims = LeaderClaims(loop, may_lead=may_lead, monotonic_s=monotonic_s, log=log)
         self._sessions: dict[str, _Session] = {}
         # Asyncio's semaphore lets in whoever came first.
         self._turns = asyncio.Semaphore(_WELCOMES_AT_ONCE)
@@ -278,7 +284,7 @@ class AgentService:
     def close(self) -> None:
         """End every stream, so that the server can stop at once."""
         for session in self._sessions.values():
-            session.close(Unavailable("the controller is stopping; connect again"))
+            session.close(NotLeader("the controller is stopping; connect again"))
 
     def _on_commit(self, committed: CommitResult) -> None:
         now_s, nodes = self._monotonic_s(), self._loop.core.state.nodes
@@ -333,6 +339,7 @@ class AgentService:
             self._admit_node(name, context)
         if self._register is not None and name not in self._loop.core.state.nodes:
             self._register(name, context)
+        await self.claims.check(name, opening.term)
         # Before it takes the place of an honest stream.
         await self._loop.read(lambda core: core.check_plan_epoch(name, opening.plan_epoch))
         session = _Session(name, opening.plan_epoch)
@@ -396,7 +403,11 @@ class AgentService:
         cadence = cadence_of(self._policy)
         session.ack_every = batches_per_acknowledgement(cadence, self._policy.lease_s)
         return Welcome(
-            acknowledged_sequence=session.sequence, cadence=cadence, resumes=True, reconnect_spread_s=self._spread_s()
+            acknowledged_sequence=session.sequence,
+            cadence=cadence,
+            resumes=True,
+            reconnect_spread_s=self._spread_s(),
+            term=self._loop.term,
         )
 
     def _spread_s(self) -> float:
@@ -446,6 +457,9 @@ class AgentService:
                 yield session.stream_requests.popleft()
             if session.is_plan_wanted:
                 wait_s = session.plan_not_before_s - self._monotonic_s()
+                if not self._loop.may_lead:
+                    # The database may be back, or this process ends.
+                    wait_s = _LEADS_AGAIN_S
                 if wait_s > 0.0:
                     asyncio.get_running_loop().call_later(wait_s, session.wake.set)
                 else:
@@ -506,6 +520,9 @@ class AgentService:
                 session.on_stream_answer(answer)
             case HeldDevices() as held:
                 self.devices.record_report(session.node_name, held)
+            case TermRefused() as told:
+                await self.claims.on_refusal(session.node_name, told)
+                raise Aborted("the agent obeys another leader; it connects again")
             case Hello() | Resume():
                 raise _invalid("hello", "comes a second time", "send Hello once, first")
             case None:

@@ -57,6 +57,43 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_commands_queued", _G, "Commands waiting in the queue"),
         MetricDescription("eelgrid_event_loop_lag_seconds", _H, "How late the event loop runs a timer"),
         MetricDescription("eelgrid_plans_sent_total", _C, "Node plans sent to agents"),
+        MetricDescription(
+            "eelgrid_following", _G, "1 while this controller follows another one on the same PostgreSQL"
+        ),
+        MetricDescription("eelgrid_following_revision", _G, "Events that a controller which follows has applied"),
+        MetricDescription(
+            "eelgrid_following_age_seconds",
+            _G,
+            "Seconds since a controller that follows last read the journal to its end",
+        ),
+        MetricDescription(
+            "eelgrid_following_rebuilds_total",
+            _C,
+            "Times that a controller which follows built its state anew, since what it had read was taken back or removed",
+        ),
+        MetricDescription(
+            "eelgrid_following_refusals_total",
+            _C,
+            "Calls refused with the address of who leads while this one followed",
+        ),
+        MetricDescription(
+            "eelgrid_leader_epoch", _G, "Epoch of this controller's term; each later leader has a higher one"
+        ),
+        MetricDescription(
+            "eelgrid_leader_timeline",
+            _G,
+            "Timeline of the database's log in this controller's term; 0 without PostgreSQL",
+        ),
+        MetricDescription(
+            "eelgrid_leader_refusals_total",
+            _C,
+            "Times that an agent refused this controller because it has met a later leader",
+        ),
+        MetricDescription(
+            "eelgrid_leader_epoch_raises_total",
+            _C,
+            "Times that the epoch was raised because an agent had met a higher one",
+        ),
         MetricDescription("eelgrid_samples_received_total", _C, "Samples of nodes received"),
         MetricDescription("eelgrid_samples_lost_total", _C, "Samples of nodes that were lost before they arrived"),
         MetricDescription(

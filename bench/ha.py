@@ -1,0 +1,83 @@
+"""Fail-over of two controllers on one PostgreSQL, under load: how long it takes, and whether anything is lost or doubled.
+
+The leader is killed (SIGKILL), stopped (SIGTERM) and paused for three lease times (SIGSTOP), in turns; a controller that
+ends is started again. Printed are the seconds until another controller is ready, until all agents are there, and until a
+client is served, and what the clients' and the jobs' own logs say: an acknowledged job ran exactly once, and no device had
+two at a time. It fails if that does not hold, or if the 99th percentile until another is ready exceeds the lease by more
+than 2 s after a kill or a pause, or is more than 1.5 s after a stop.
+
+    python -m bench.ha [--rounds 200] [--lease 10] [--out bench-out]
+"""
+
+import signal
+import statistics
+import tempfile
+from pathlib import Path
+
+import click
+
+from bench.runner import Options, Progress, benchmark
+from bench.tables import write_csv
+
+_DEEDS = (("kill", signal.SIGKILL), ("stop", signal.SIGTERM), ("pause", signal.SIGSTOP))
+_COLUMNS = ("deed", "times", "what", "p50_s", "p99_s", "longest_s")
+_STOP_S_MOST = 1.5
+_BEYOND_LEASE_S = 2.0
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """The smallest value that at least this share does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+@benchmark()
+@click.option("--rounds", default=20, help="Kills, stops and pauses each.")
+@click.option("--lease", "lease_s", multiple=True, type=float, default=(10.0, 1.0), help="Seconds; repeatable.")
+@click.option("--nodes", default=2)
+def main(options: Options) -> int:
+    """Runs all rounds for each lease and writes a CSV."""
+    from tests import postgres_rig
+
+    if missing := postgres_rig.find_missing():
+        print(f"not measured: {missing}")
+        return 2
+    rows: list[tuple[object, ...]] = []
+    is_met = True
+    for lease_s in options.lease_s:
+        found, verdict = _run(options, lease_s)
+        print(
+            f"lease {lease_s:g} s: {verdict.acknowledged} acknowledged, {verdict.refused} refused, {len(verdict.lost)} lost, "
+            f"{len(verdict.doubled)} doubled, {len(verdict.overlapping)} overlapping"
+        )
+        is_met &= not (verdict.lost or verdict.doubled or verdict.overlapping)
+        for deed, _ in _DEEDS:
+            ones = [one for one in found if one.deed == deed]
+            for what in ("ready_s", "agents_s", "served_s"):
+                values = [getattr(one, what) for one in ones]
+                row = (statistics.median(values), _quantile(values, 0.99), max(values))
+                print(
+                    f"  {deed:5s} {what:8s} p50 {row[0]:6.2f}  p99 {row[1]:6.2f}  longest {row[2]:6.2f} s ({len(ones)})"
+                )
+                rows.append((f"{deed} lease {lease_s:g}", len(ones), what, *(f"{value:.3f}" for value in row)))
+                if what == "ready_s":
+                    is_met &= row[1] <= (_STOP_S_MOST if deed == "stop" else lease_s + _BEYOND_LEASE_S)
+    write_csv(options.out / "ha.csv", _COLUMNS, rows)
+    return 0 if is_met else 1
+
+
+def _run(options: Options, lease_s: float) -> tuple[list, object]:
+    from tests.builders.stores import postgres_store
+    from tests.ha_scene import HaScene
+
+    found, progress = [], Progress(f"fail-overs with a lease of {lease_s:g} s")
+    with (
+        tempfile.TemporaryDirectory(prefix="ha-") as folder,
+        postgres_store(None) as store,
+        HaScene(Path(folder), store.url, lease_s=lease_s, nodes=options.nodes) as scene,
+    ):
+        for number in range(options.rounds):
+            for deed, signal_number in _DEEDS:
+                found.append(scene.fail_over(deed, signal_number, stop_s=3.0 * lease_s))
+            progress.show(number + 1, options.rounds)
+        return found, scene.judge()

@@ -1,0 +1,92 @@
+"""Fail-over of whole controllers on a real PostgreSQL, judged by clients' and agents' logs alone.
+
+The leader is killed, stopped and paused for three lease times, in turns, under load. EELGRID_HA_ROUNDS says how often (2);
+`python -m bench.ha` has the long run.
+"""
+
+import json
+import os
+import signal
+import time
+
+from tests import postgres_rig
+from tests.builders.stores import postgres_store
+from tests.ha_scene import HaScene
+from tests.postgres_rig import PostgresServer
+from tests.waiting import poll_until
+
+from eelgrid.client import Client
+
+pytestmark = postgres_rig.needs_server
+ROUNDS = int(os.environ.get("EELGRID_HA_ROUNDS", "2"))
+LEASE_S = 2.0
+
+
+def test_a_leader_that_is_killed_stopped_or_paused_loses_and_doubles_no_job(tmp_path):
+    found = []
+    with postgres_store(None) as store, HaScene(tmp_path, store.url, lease_s=LEASE_S) as scene:
+        for _ in range(ROUNDS):
+            found.append(scene.fail_over("kill", signal.SIGKILL))
+            found.append(scene.fail_over("stop", signal.SIGTERM))
+            found.append(scene.fail_over("pause", signal.SIGSTOP, stop_s=3.0 * LEASE_S))
+        verdict = scene.judge()
+    for one in found:
+        print(f"{one.deed}: ready {one.ready_s:.2f} s, agents {one.agents_s:.2f} s, a client {one.served_s:.2f} s")
+    print(f"{verdict.acknowledged} acknowledged, {verdict.refused} refused, lease {LEASE_S:g} s")
+    assert verdict.acknowledged > 2 * ROUNDS
+    assert not verdict.lost
+    assert not verdict.doubled
+    assert not verdict.overlapping
+
+
+def acknowledged(scene):
+    return [line.split() for line in scene.answers.read_text().splitlines() if line.startswith("ok")]
+
+
+def test_a_promoted_standby_without_the_last_transactions_is_led_and_obeyed(tmp_path):
+    """Acknowledgements since the standby was cut off are lost, as asynchronous replication has it; nothing else is."""
+    primary = PostgresServer()
+    servers = [primary]
+    try:
+        primary.start()
+        name = primary.create_database().rpartition("/")[2]
+        standby = PostgresServer(source=primary)
+        servers.append(standby)
+        standby.start()
+        hosts = "&".join(f"host=127.0.0.1:{one.port}" for one in servers)
+        with HaScene(tmp_path, f"postgresql://postgres@/{name}?{hosts}", lease_s=LEASE_S) as scene:
+            poll_until(lambda: len(acknowledged(scene)) > 5, "a client is served")
+            standby.stop()
+            cut_ns, before = time.time_ns(), len(acknowledged(scene))
+            poll_until(lambda: len(acknowledged(scene)) > before + 10, "transactions that the standby lacks")
+            primary.stop(signal.SIGQUIT)
+            standby.start()
+            standby.promote()
+            crashed_ns = time.time_ns()
+
+            def find_obeyed():
+                term = json.loads((tmp_path / "agent" / "leader.json").read_text())
+                return term if term["timeline"] == 2 else None
+
+            term = poll_until(find_obeyed, "the agent obeys a leader of the promoted server", within_s=120.0)
+            leader = poll_until(scene.find_leader, "one leads")
+            scene.wait_for_agents(leader)
+            with Client(scene.addresses, timeout_s=20.0) as client:
+                ahead = [node.inventory.node_name for node in client.list_nodes() if node.ahead_epoch is not None]
+                for node in ahead:
+                    client.reconcile_node(node)
+            served = len(acknowledged(scene))
+            poll_until(lambda: len(acknowledged(scene)) > served + 5, "a client is served")
+            verdict = scene.judge(within_s=60.0)
+            times = {key: int(at_ns) for _, key, at_ns, *_ in acknowledged(scene)}
+        lost = [key for key in verdict.lost if not cut_ns < times[key] < crashed_ns]
+        print(
+            f"term {term['timeline']}.{term['epoch']}, {len(ahead)} nodes ahead of the journal, "
+            f"{verdict.acknowledged} acknowledged, {len(verdict.lost)} of them lost with the primary"
+        )
+        assert not lost
+        assert not verdict.doubled
+        assert not verdict.overlapping
+    finally:
+        for one in servers:
+            one.remove()

@@ -1,0 +1,261 @@
+"""Controllers on one PostgreSQL, an agent that runs processes, and a client: a scene for fail-over, and its judge.
+
+Owns the processes and their logs. Controllers that end are started again, as systemd does. The client submits jobs of one
+GPU under ids of its own as fast as it may, and notes each answer when it has it; each job notes in a file when it begins
+and ends, and on which device. The judge reads these two logs and nothing else: an acknowledged job ran exactly once, and
+no device had two at a time.
+"""
+
+import contextlib
+import itertools
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+
+from eelgrid.client import Client
+from eelgrid.errors import EelgridError
+from eelgrid_protos.messages import Mobility, ProcessSpec, ResourceRequest, WorkloadSpec
+from tests.e2e.processes import Child, fleet_of, free_port, metric
+from tests.waiting import poll_until
+
+JOB = 'echo "$(date +%s%N) {word} $EELGRID_WORKLOAD_ID $EELGRID_ATTEMPT $CUDA_VISIBLE_DEVICES" >> {log}'
+
+
+@dataclass(frozen=True, slots=True)
+class FailOver:
+    """One fail-over: what was done, and the seconds until another was ready, all agents there, and a client served."""
+
+    deed: str
+    ready_s: float
+    agents_s: float
+    served_s: float
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the two logs say."""
+
+    acknowledged: int = 0
+    refused: int = 0
+    lost: list = field(default_factory=list)
+    doubled: list = field(default_factory=list)
+    overlapping: list = field(default_factory=list)
+
+
+class HaScene:
+    """Starts all of it, and ends it with the context."""
+
+    def __init__(self, folder, url, *, lease_s, nodes=2, gpus=4, pause_s=0.2, names="ab"):
+        self.folder = folder
+        self.ran = folder / "ran.log"
+        self.answers = folder / "answers.log"
+        self.paused = set()
+        self.children = []
+        self._lease_s, self._pause_s = lease_s, pause_s
+        self._url = url
+        self._numbers = itertools.count()
+        self._ports = {name: (free_port(), free_port()) for name in names}
+        self._controllers = {}
+        self.addresses = ",".join(f"127.0.0.1:{port}" for port, _ in self._ports.values())
+        self._stop = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+        self._submitter = threading.Thread(target=self._submit, daemon=True)
+        self._nodes, self._gpus = nodes, gpus
+        self.ran.touch()
+        self.answers.touch()
+
+    def __enter__(self):
+        for name in self._ports:
+            self._begin(name)
+        self._supervisor.start()
+        self.leader = poll_until(self.find_leader, "one leads", within_s=120.0)
+        node = {"cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": self._gpus}]}
+        fleet = fleet_of(self.folder / "fleet.json", [{"name": f"n{n}", **node} for n in range(self._nodes)])
+        flags = ("--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{free_port()}", "--allow-root")
+        self.agent_metrics = flags[3]
+        self.agent = self._child(
+            "agent", "-m", "eelgrid_agent", "--simulate", fleet, "--run-processes", "--state", self.folder / "agent",
+            "--controller", self.addresses, *flags,
+        )  # fmt: skip
+        self.wait_for_agents(self.leader)
+        self._submitter.start()
+        return self
+
+    def __exit__(self, *reason):
+        self._stop.set()
+        for thread in (self._supervisor, self._submitter):
+            if thread.ident is not None:
+                thread.join(20.0)
+        for child in reversed(self.children):
+            with contextlib.suppress(ProcessLookupError):
+                if child.process.poll() is None:
+                    child.signal(signal.SIGCONT)
+                    child.kill()
+
+    def _child(self, name, *arguments):
+        child = Child(name, [str(word) for word in arguments], self.folder)
+        self.children.append(child)
+        return child
+
+    # Controllers
+
+    def _begin(self, name):
+        port, metrics = self._ports[name]
+        self._controllers[name] = self._child(
+            f"{name}{next(self._numbers)}", "-m", "eelgrid_controller", "--listen", f"127.0.0.1:{port}",
+            "--metrics", f"127.0.0.1:{metrics}", "--data", self.folder / name, "--database", self._url,
+            "--lease", self._lease_s, "--no-savings",
+        )  # fmt: skip
+
+    def _supervise(self):
+        while not self._stop.wait(0.1):
+            for name, child in list(self._controllers.items()):
+                if child.process.poll() is not None and not self._stop.is_set():
+                    self._begin(name)
+
+    def process(self, name):
+        """The process of a controller as it is now."""
+        return self._controllers[name]
+
+    def find_leader(self, *others):
+        """Who serves, of all but these; None if nobody does."""
+        for name, (_, metrics) in self._ports.items():
+            if name in others or name in self.paused:
+                continue
+            asked = f"http://127.0.0.1:{metrics}/readyz"
+            with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(asked, timeout=1.0):
+                return name
+        return None
+
+    def wait_until_all_stand(self):
+        """Each controller leads or follows, so that the next fail-over meets warm ones."""
+
+        def stands(name):
+            with contextlib.suppress(urllib.error.URLError, OSError, KeyError):
+                metrics = f"127.0.0.1:{self._ports[name][1]}"
+                age = metric(metrics, "eelgrid_following_age_seconds") if name != self.leader else 0.0
+                return age < 2.0
+            return False
+
+        poll_until(lambda: all(map(stands, self._ports)), "all controllers stand", within_s=120.0)
+
+    def wait_for_agents(self, name):
+        """All nodes are connected to this controller."""
+        metrics = f"127.0.0.1:{self._ports[name][1]}"
+
+        def are_there():
+            with contextlib.suppress(urllib.error.URLError, OSError, KeyError):
+                return metric(metrics, "eelgrid_agents_connected") == self._nodes
+            return False
+
+        poll_until(are_there, f"agents at {name}", within_s=120.0)
+
+    def fail_over(self, deed, number, *, stop_s=0.0):
+        """Sends the leader a signal; returns how long another took. A stopped one goes on after `stop_s`."""
+        self.wait_until_all_stand()
+        old, began_s = self.leader, time.monotonic()
+        at_ns = time.time_ns()
+        self.process(old).signal(number)
+        if number == signal.SIGSTOP:
+            self.paused.add(old)
+        self.leader = poll_until(lambda: self.find_leader(old), f"another than {old} leads", within_s=120.0)
+        ready_s = time.monotonic() - began_s
+        self.wait_for_agents(self.leader)
+        agents_s = time.monotonic() - began_s
+        served_ns = poll_until(lambda: self._first_answer(at_ns + int(ready_s * 1e9)), "a client is served")
+        if number == signal.SIGSTOP:
+            self._stop.wait(max(0.0, began_s + stop_s - time.monotonic()))
+            stopped = self.process(old)
+            stopped.signal(signal.SIGCONT)
+            self.paused.discard(old)
+            assert stopped.ended(30.0) == 1, stopped.tail()
+        return FailOver(deed, ready_s, agents_s, (served_ns - at_ns) / 1e9)
+
+    def _first_answer(self, since_ns):
+        for line in self.answers.read_text().splitlines():
+            word, _, at_ns, *_ = line.split()
+            if word == "ok" and int(at_ns) > since_ns:
+                return int(at_ns)
+        return None
+
+    # The client
+
+    def _spec(self):
+        begin, end = (JOB.format(word=word, log=self.ran) for word in ("begin", "end"))
+        return WorkloadSpec(
+            name="job",
+            request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+            mobility=Mobility.FIXED,
+            process=ProcessSpec(
+                argv=("/bin/sh", "-c", f"{begin}; sleep 0.2; {end}"), working_directory=str(self.folder)
+            ),
+        )
+
+    def _submit(self):
+        spec = self._spec()
+        with self.answers.open("a") as log, Client(self.addresses, timeout_s=4.0) as client:
+            for number in itertools.count():
+                if self._stop.is_set() or self.is_submitting.is_set():
+                    return
+                key = f"w-{number}"
+                try:
+                    client.submit_workload(spec, workload_id=key)
+                    print("ok", key, time.time_ns(), file=log, flush=True)
+                except EelgridError as error:
+                    print("no", key, time.time_ns(), repr(str(error)), file=log, flush=True)
+                self._stop.wait(self._pause_s)
+
+    @property
+    def is_submitting(self):
+        """Set when the client is to submit no more."""
+        return self.__dict__.setdefault("_enough", threading.Event())
+
+    # The judge
+
+    def _runs(self):
+        """Of each job and attempt, its device, begin and end, by the jobs' own log."""
+        runs = {}
+        for line in self.ran.read_text().splitlines():
+            at_ns, word, key, attempt, device = line.split()
+            run = runs.setdefault((key, attempt, device), {"begin": [], "end": []})
+            run[word].append(int(at_ns))
+        return runs
+
+    def judge(self, *, within_s=120.0):
+        """Waits until all that was acknowledged has run, and says what the logs show."""
+        self.is_submitting.set()
+        self._submitter.join(30.0)
+        verdict, acknowledged = Verdict(), set()
+        for line in self.answers.read_text().splitlines():
+            word, key, *_ = line.split()
+            if word == "ok":
+                acknowledged.add(key)
+            else:
+                verdict.refused += 1
+        verdict.acknowledged = len(acknowledged)
+
+        def have_run():
+            return acknowledged <= {key for (key, _, _), run in self._runs().items() if run["end"]}
+
+        with contextlib.suppress(AssertionError):
+            poll_until(have_run, "all that was acknowledged has run", within_s=within_s)
+        runs = self._runs()
+        begins = [(key, begin) for (key, _, _), run in runs.items() for begin in run["begin"]]
+        counts = {key: 0 for key, _ in begins}
+        for key, _ in begins:
+            counts[key] += 1
+        verdict.lost = sorted(acknowledged - {key for (key, _, _), run in runs.items() if run["end"]})
+        verdict.doubled = sorted(key for key, count in counts.items() if count > 1)
+        by_device = {}
+        for (key, _, device), run in runs.items():
+            for begin, end in zip(run["begin"], run["end"], strict=False):
+                by_device.setdefault(device, []).append((begin, end, key))
+        for device, spans in by_device.items():
+            spans.sort()
+            for (_, end, key), (begin, _, other) in itertools.pairwise(spans):
+                if begin < end:
+                    verdict.overlapping.append((device, key, other))
+        return verdict
