@@ -133,6 +133,8 @@ class PostgresJournal(JournalReader):
     ) -> None:
         super().__init__(engine, location)
         self._term = mine
+        # For others who write in this term.
+        self.url = engine.url
         # What to let go of with the connections.
         self.on_close: Callable[[], None] = lambda: None
         self.counters = JournalCounters()
@@ -176,11 +178,6 @@ class PostgresJournal(JournalReader):
     def held_term(self) -> Term:
         """The same as the database has it, for others who write in it."""
         return self._term
-
-    @property
-    def url(self) -> URL:
-        """Where the database is."""
-        return self._engine.url
 
     @property
     def may_lead(self) -> bool:
