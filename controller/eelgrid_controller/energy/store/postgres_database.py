@@ -45,7 +45,6 @@ from eelgrid_controller.runtime.postgresql.connections import (
     read_snapshot,
 )
 from eelgrid_controller.runtime.postgresql.journal import PostgresJournal
-from eelgrid_controller.runtime.postgresql.leadership import hold_term
 
 MARK_NAME = "energy.postgresql.revision"
 _CONNECTIONS_MOST = 3
@@ -224,9 +223,7 @@ class PostgresLedgerDatabase:
             if self._connection is None:
                 self._connection = self._engine.connect()
             with begin_bounded(self._connection):
-                hold_term(
-                    self._connection, self._journal.term, location=self._journal.path, is_exclusive=self._is_unsettled
-                )
+                self._journal.hold_own_term(self._connection, is_exclusive=self._is_unsettled)
                 is_begun = True
                 if is_long:
                     _allow_pauses(self._connection)

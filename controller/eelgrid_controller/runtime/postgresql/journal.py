@@ -201,6 +201,10 @@ class PostgresJournal:
         """Whether this process may decide now; see `LeaseKeeper`."""
         return self._keeper.may_lead
 
+    def hold_own_term(self, connection: Connection, *, is_exclusive: bool = False) -> None:
+        """Keeps this process's term within a transaction of another store; see `hold_term`."""
+        hold_term(connection, self.term, location=self.path, is_exclusive=is_exclusive)
+
     # Writing
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
