@@ -51,6 +51,9 @@ UNRUN = {
     "eelctl admin migrate sqlite:////var/lib/eelgrid-controller postgresql://eelgrid@db.example/eelgrid": (
         "needs a PostgreSQL; tests/unit/store_migration_test.py"
     ),
+    "eelctl admin migrate --ledger-only sqlite:////var/lib/eelgrid-controller postgresql://eelgrid@db.example/eelgrid": (
+        "needs a PostgreSQL; tests/unit/ledger_migration_test.py"
+    ),
     "eelctl replay": "submits a whole trace",
     "eelctl box start": "starts daemons of this user; tests/e2e/box_test.py",
     "eelctl top": "runs until Ctrl-C; `--once` is run by the blocks",

@@ -1,29 +1,24 @@
-"""The energy ledger on PostgreSQL: terms that fence it, connections that break, servers that are full, slow or restarted.
+"""The energy ledger on PostgreSQL: terms that fence it, and connections that break within a commit.
 
-What it shares with SQLite's is in tests/contracts/ledger_contract_test.py.
+What it shares with SQLite's is in tests/contracts/ledger_contract_test.py, faults of the server in postgres_faults_test.py.
 """
 
 import asyncio
-import os
 import random
-import shutil
-import signal
-import subprocess
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing
 
 import pytest
 from tests import postgres_rig
 from tests.builders.energy import LedgerSite, build_window
 from tests.builders.ledger import BEGIN_S, asked, book
-from tests.builders.stores import PostgresLedger, PostgresStore, postgres_ledger, postgres_store
-from tests.postgres_rig import CuttingProxy, PostgresServer
+from tests.builders.stores import PostgresLedger, postgres_ledger, postgres_store
+from tests.postgres_rig import CuttingProxy
 from tests.waiting import poll_until
 
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.database import LedgerInDoubt
 from eelgrid_controller.energy.store.ledger_store import open_ledger, open_ledger_with
-from eelgrid_controller.errors import JournalFull, LedgerError
-from eelgrid_controller.state.journal import JournalEntry
+from eelgrid_controller.errors import LedgerError
 
 pytestmark = postgres_rig.needs_server
 
@@ -200,135 +195,3 @@ def test_a_ledger_in_the_folder_is_not_left_behind(ledger, tmp_path):
         ledger.open()
     (tmp_path / "energy.sqlite3").rename(tmp_path / "away")
     ledger.open().close()
-
-
-# Faults of the server
-
-
-def test_a_server_that_takes_no_writes_is_refused_and_used_again_when_it_does(ledger):
-    name = ledger.store.url.rpartition("/")[2]
-    with closing(ledger.open()) as store:
-        book(store, 0)
-        ledger.store.run(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-        ledger.store.run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'eelgrid-controller' "
-            "AND datname = %s",
-            name,
-        )
-        for problem in ("work resumes by itself", "session is read-only.*name its primary"):
-            with pytest.raises(LedgerError, match=problem):
-                book(store, 1)
-        postgres_rig.shared_server().execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-        book(store, 1)
-        assert total(store)
-
-
-def test_a_slow_server_is_given_up_within_the_limit_and_used_again(proxied):
-    proxy, ledger = proxied
-    with closing(ledger.open()) as store:
-        book(store, 0)
-        proxy.delay_s = 0.02
-        book(store, 1)
-        # Longer than the server lets a transaction hold its locks.
-        proxy.delay_s = 6.0
-        with pytest.raises(LedgerError):
-            book(store, 2)
-        proxy.delay_s = 0.0
-        go_on(store, 2)
-        assert store.revision == 3
-        assert total(store)
-
-
-def go_on(store, hour):
-    """Books an hour whose last attempt failed, and returns how."""
-    if store.is_in_doubt and store.settle() is not None:
-        return "it was there"
-    book(store, hour)
-    return "again"
-
-
-@pytest.fixture
-def server():
-    """A server that may be broken."""
-    found = PostgresServer("fsync = off")
-    found.start()
-    yield found
-    found.remove()
-
-
-def test_a_restarted_server_is_used_again(server, tmp_path):
-    place = PostgresLedger(PostgresStore(server.create_database()), tmp_path)
-    with closing(place.journal), closing(place.open()) as store:
-        book(store, 0)
-        known = total(store)
-        for end in (signal.SIGINT, signal.SIGQUIT):
-            server.stop(end)
-            with pytest.raises(LedgerError, match="work resumes by itself"):
-                book(store, 1)
-            with pytest.raises(LedgerError):
-                store.query(asked())
-            server.start()
-            poll_until(lambda: place.journal.may_lead, "the lease is renewed", within_s=20.0)
-            assert go_on(store, 1) == "again"
-            assert total(store) > known
-            known = total(store)
-        assert store.revision == 3
-
-
-def test_a_disk_that_is_full_is_named_and_used_again_when_it_has_room(server, tmp_path):
-    """The tables are in a tablespace on a small file system of its own."""
-    with small_disk(server) as disk:
-        server.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
-        url = server.create_database()
-        store = PostgresStore(url)
-        store.open().close()
-        store.run("ALTER TABLE eelgrid.hourly SET TABLESPACE small")
-        store.run("ALTER TABLE eelgrid.journal SET TABLESPACE small")
-        place = PostgresLedger(store, tmp_path)
-        with closing(place.journal), closing(place.open()) as ledger:
-            book(ledger, 0)
-            known = total(ledger)
-            ballast = disk / "ballast"
-            fill(ballast)
-            with pytest.raises(LedgerError, match="free space on the server's disk"):
-                book_until_it_fails(ledger)
-            with pytest.raises(JournalFull, match="free space on the server's disk"):
-                place.journal.append([JournalEntry("node_lost", {"text": os.urandom(500_000).hex()})])
-            assert total(ledger) >= known
-            known, hour = total(ledger), ledger.revision
-            ballast.unlink()
-            book(ledger, hour)
-            assert total(ledger) > known
-            assert place.journal.append([JournalEntry("node_lost", {"text": os.urandom(500_000).hex()})]) == 1
-
-
-def fill(path):
-    """Leaves no room for another page."""
-    with suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(8192))
-
-
-def book_until_it_fails(store):
-    """Rows fit into pages that are there for a while."""
-    for hour in range(1, 400):
-        book(store, hour)
-
-
-@contextmanager
-def small_disk(server):
-    """A file system of 4 MB; skips where this process may mount none."""
-    folder = server.folder / "small"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted: {done.stderr.decode().strip()}")
-    try:
-        shutil.chown(folder, "postgres", "postgres")
-        inner = folder / "tables"
-        inner.mkdir()
-        shutil.chown(inner, "postgres", "postgres")
-        yield inner
-        server.stop(signal.SIGQUIT)
-    finally:
-        subprocess.run(["umount", folder], check=True)

@@ -87,7 +87,8 @@ class StoreMove:
 
     def move_ledger_alone(self, *, yes: bool) -> MovedStores:
         """Moves the ledger to where the journal is already. Raises CliError and ControllerError."""
-        source = self._open_source_ledger(self._hold(self._source, "source"))
+        # Before anything is made there.
+        source = self._open_source_ledger(self._hold(self._source, "source")) if self._has_file() else None
         if source is None:
             raise NameNotFound(
                 f"FROM: there is no energy ledger in {self._source}", "name the folder of --data, as sqlite:///FOLDER"
@@ -115,11 +116,15 @@ class StoreMove:
 
     def _open_source_ledger(self, journal: AuditedJournal | None) -> LedgerStore | None:
         """The ledger of the source; None where there is none."""
-        folder = sqlite_folder(self._source)
-        if folder is not None and not (folder / FILE_NAME).exists():
+        if not self._has_file():
             return None
         store = self._open_ledger(journal, self._source, "source")
         return store if store.revision else None
+
+    def _has_file(self) -> bool:
+        """Whether the source may have a ledger: a folder's file is there, and a database is asked when it is opened."""
+        folder = sqlite_folder(self._source)
+        return folder is None or (folder / FILE_NAME).exists()
 
     def _open_ledger(self, journal: AuditedJournal | None, url: str, name: str) -> LedgerStore:
         folder = sqlite_folder(url)

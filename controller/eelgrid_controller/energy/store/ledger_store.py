@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +58,13 @@ from eelgrid_controller.energy.store.schema import (
     CellKind,
     Damage,
     LedgerPiece,
-    add_amounts,
-    compute_checksum,
+    check_amounts,
     crc_of,
     damaged_parts,
-    part_of,
+    merge_cells,
     pieces_of,
-    readable_amounts,
     sql_add_check,
+    sum_cells,
 )
 from eelgrid_controller.energy.store.sqlite_database import FILE_NAME, is_filled, open_sqlite_ledger
 from eelgrid_controller.errors import LedgerError, LedgerMoved, StoreLocation
@@ -472,27 +472,14 @@ class LedgerStore:
         """Adds amounts to the rows of hours and days, and what that changes to their checks."""
         if not more:
             return
+        check_amounts(kind, [amounts for _, amounts in more])
         for table, span_s in SPANS:
-            added = dict[CellKey, Sequence[float]]()
-            for (at_s, *others), amounts in more:
-                key = (at_s // span_s * span_s, *others)
-                added[key] = add_amounts(kind, added.get(key), amounts)
-            known = transaction.find_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, added)
-            checks = dict[tuple[int, int], list[int]]()
-            rows = []
-            for key, amounts in added.items():
-                stored = known.get(key)
-                check = checks.setdefault(part_of(kind, key), [0, 0])
-                if stored is None:
-                    check[0] += 1
-                else:
-                    old = readable_amounts(stored)
-                    check[1] -= compute_checksum(kind, key, old)
-                    amounts = add_amounts(kind, old, amounts)  # noqa: PLW2901
-                check[1] += compute_checksum(kind, key, amounts)
-                rows.append((*key, *amounts))
-            transaction.write_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, rows)
-            transaction.change_each(sql_add_check(table), [(*part, *check) for part, check in checks.items()])
+            added = sum_cells(more, span_s)
+            more = list(added.items())
+            stored = transaction.find_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, added)
+            merged = merge_cells(kind, added, stored)
+            transaction.write_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, merged.rows)
+            transaction.change_each(sql_add_check(table), [(*part, *check) for part, check in merged.checks.items()])
 
     def _add_to_namespaces(
         self, transaction: LedgerTransaction, entries: Iterable[LedgerEntry], namespaces: NamespaceSums
@@ -695,10 +682,12 @@ def _plain(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _plain_text(texts: Sequence[str]) -> StoredNames:
+@lru_cache(maxsize=_NAMES_KNOWN_MOST)
+def _plain_text(texts: tuple[str, ...]) -> StoredNames:
     return tuple(map(_plain, texts))
 
 
+@lru_cache(maxsize=_NAMES_KNOWN_MOST)
 def _holder_names(holder: EnergyHolder) -> StoredNames:
     labels = {_plain(name): _plain(value) for name, value in holder.labels}
     return (*_plain_text(holder[:-1]), json.dumps(labels))

@@ -9,10 +9,14 @@ that it uses in SQL, in its own snapshot, and leaves out the parts that do not a
 Must not know how a database is opened, or what a window is.
 """
 
-import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import add
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, TIME_KEYS, LedgerQuery
 from eelgrid_controller.energy.store.database import CRC_MASK, LedgerDialect, LedgerReader, NameTable
@@ -96,60 +100,107 @@ def crc_of(number: int, *texts: object) -> int:
     return zlib.crc32("\x1f".join(map(str, texts)).encode(), number & CRC_MASK)
 
 
-def part_of(kind: CellKind, key: CellKey) -> tuple[int, int]:
-    """The time and the place whose check counts a row."""
-    return key[0], _OF_WORK if kind is WORKED else key[1]
+def sum_cells(more: Iterable[tuple[CellKey, Amounts]], span_s: int) -> dict[CellKey, list[float]]:
+    """Sums amounts by key, with times cut to whole spans."""
+    sums: dict[CellKey, list[float]] = {}
+    for key, amounts in more:
+        cut = (key[0] // span_s * span_s, *key[1:])
+        known = sums.get(cut)
+        if known is None:
+            sums[cut] = list(amounts)
+        else:
+            sums[cut] = list(map(add, known, amounts))
+    return sums
 
 
-def add_amounts(kind: CellKind, old: Amounts | None, more: Amounts) -> list[float]:
-    """What a row has after more was added to it; raises OverflowError and ValueError for what no row can have."""
-    if not all(math.isfinite(one) for one in more):
-        raise ValueError(f"an amount is no number: {list(more)}")
-    if any(not 0 <= one <= _INTEGER_MOST for one in more[: kind.whole]):
-        raise OverflowError(f"an amount is too large: {list(more[: kind.whole])}")
-    known = [0.0] * len(more) if old is None else old
-    whole = [min(int(one) + int(add), CELL_MJ_MOST) for one, add in zip(known, more[: kind.whole], strict=False)]
-    return [*whole, *(one + float(add) for one, add in zip(known[kind.whole :], more[kind.whole :], strict=True))]
+def check_amounts(kind: CellKind, amounts: Sequence[Amounts]) -> None:
+    """Raises OverflowError and ValueError for what no row can have."""
+    found = np.array(amounts, dtype=np.float64)
+    if not np.isfinite(found).all():
+        raise ValueError("an amount is no number")
+    whole = found[:, : kind.whole]
+    if (whole < 0.0).any() or (whole >= 2.0**63).any():
+        raise OverflowError("an amount is too large, or negative")
 
 
-def readable_amounts(stored: Sequence[object]) -> list[float]:
+class MergedCells(NamedTuple):
+    """Rows as they are to be written, and what that adds to checks, by time and place: rows, and their checksums."""
+
+    rows: list[tuple[float, ...]]
+    checks: dict[tuple[int, int], tuple[int, int]]
+
+
+def merge_cells(
+    kind: CellKind, added: Mapping[CellKey, Amounts], stored: Mapping[CellKey, Sequence[Any]]
+) -> MergedCells:
+    """Adds amounts to the rows that are stored; what is beyond the most that an hour can have is cut off."""
+    keys, none = list(added), (0,) * len(kind.amounts)
+    known = [stored.get(key, none) for key in keys]
+    if not set(map(type, chain.from_iterable(known))) <= {int, float}:
+        known = [_readable_amounts(row) for row in known]
+    old_whole, old = _split_amounts(kind, known)
+    more_whole, more = _split_amounts(kind, list(added.values()))
+    old = np.where(np.isfinite(old), old, 0.0)
+    whole, doubles = np.minimum(old_whole + more_whole, CELL_MJ_MOST), old + more
+    before = compute_checksums(kind, keys, old_whole, old).tolist()
+    after = compute_checksums(kind, keys, whole, doubles).tolist()
+    checks: dict[tuple[int, int], tuple[int, int]] = {}
+    for key, was, now in zip(keys, before, after, strict=True):
+        part = key[0], _OF_WORK if kind is WORKED else key[1]
+        many, digest = checks.get(part, (0, 0))
+        checks[part] = (many, digest + now - was) if key in stored else (many + 1, digest + now)
+    rows = [(*key, *first, *last) for key, first, last in zip(keys, whole.T.tolist(), doubles.T.tolist(), strict=True)]
+    return MergedCells(rows, checks)
+
+
+def _readable_amounts(stored: Sequence[object]) -> list[float]:
     """Amounts of a stored row; one that is no number any more is 0, and the row agrees with its check neither way."""
-    return [one if isinstance(one, int | float) and math.isfinite(one) else 0.0 for one in stored]
+    return [one if isinstance(one, int | float) else 0.0 for one in stored]
 
 
-def compute_checksum(kind: CellKind, key: CellKey, amounts: Amounts) -> int:
-    """The checksum of a row, the same number as `sql_checksum` finds in the database."""
-    whole, doubles = [int(one) for one in amounts[: kind.whole]], [float(one) for one in amounts[kind.whole :]]
+def _split_amounts(kind: CellKind, rows: Sequence[Amounts]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Whole amounts and doubles, each by column."""
+    try:
+        whole = np.array([row[: kind.whole] for row in rows], dtype=np.int64)
+    except OverflowError:
+        # Sums of a batch, or what was damaged.
+        whole = np.array([[min(int(one), CELL_MJ_MOST) for one in row[: kind.whole]] for row in rows], dtype=np.int64)
+    whole = np.minimum(whole.reshape(len(rows), kind.whole), CELL_MJ_MOST)
+    return whole.T, np.array([row[kind.whole :] for row in rows], dtype=np.float64).T
+
+
+def compute_checksums(
+    kind: CellKind, keys: Sequence[CellKey], whole: npt.NDArray[np.int64], doubles: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """The checksums of rows, whose amounts are given by column: the same numbers as `sql_checksum` finds."""
+    key = np.array(keys, dtype=np.int64).T
     if kind is SPENT:
-        at_s, place, holder = key
+        first = key[0] * 1048573 + key[1] * 131071 + key[2]
         total = whole[0] * 3 + whole[1] * 5 + whole[2] * 7
-        return _fold(at_s * 1048573 + place * 131071 + holder, total, *(_truncate(one * _SCALE) for one in doubles))
+        return _fold(first, total, *(_truncate(one * _SCALE) for one in doubles))
     first = key[0] * 1048573 + key[1]
     if kind is MEASURED:
         return _fold(first, whole[0] * 3 + whole[1] * 5, *_split(doubles[0]))
     return _fold(first, *(part for one in doubles for part in _split(one)))
 
 
-def _fold(*values: int) -> int:
-    found = 17
+def _fold(*values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Remainders are those of a division towards zero, as SQL has them."""
+    found = np.full_like(values[0], 17)
     for value in values:
-        found = _remainder(found * _FACTOR + _remainder(value))
+        found = np.fmod(found * _FACTOR + np.fmod(value, _PRIME), _PRIME)
     return found
 
 
-def _remainder(value: int) -> int:
-    """Of a division towards zero, as SQL has it."""
-    return value % _PRIME if value >= 0 else -(-value % _PRIME)
+def _truncate(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    within = np.clip(values, -(2.0**63), np.nextafter(2.0**63, 0.0)).astype(np.int64)
+    return np.where(values >= 2.0**63, _INTEGER_MOST, within)
 
 
-def _truncate(value: float) -> int:
-    return max(-_INTEGER_MOST - 1, min(int(value), _INTEGER_MOST)) if math.isfinite(value) else 0
-
-
-def _split(value: float) -> tuple[int, int]:
-    """A number with a fraction as two whole ones, so that no bit of it that matters is left out."""
-    whole = _truncate(value)
-    return whole, _truncate((value - whole) * _FRACTION)
+def _split(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Numbers with fractions as two whole ones each, so that no bit of them that matters is left out."""
+    whole = _truncate(values)
+    return whole, _truncate((values - whole) * _FRACTION)
 
 
 def _sql_split(column: str, dialect: LedgerDialect) -> tuple[str, str]:

@@ -36,6 +36,8 @@ MARK_NAME = "energy.revision"
 _CRC_FUNCTION = "row_crc"
 _DISK = "check the disk and the rights of its folder"
 _DAMAGED = "check the disk, and restore a backup or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
+# Rows that one statement finds by their keys.
+_FOUND_ONCE = 64
 # What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
 _OF_VALUES = (OverflowError, ValueError, TypeError)
 
@@ -302,12 +304,19 @@ class _Statements:
         self, table: str, keys: Sequence[str], columns: Sequence[str], wanted: Collection[tuple[int, ...]]
     ) -> dict[tuple[int, ...], tuple[Any, ...]]:
         """See `LedgerTransaction`."""
-        execute, found = self._connection.execute, dict[tuple[int, ...], tuple[Any, ...]]()
-        sql = f"SELECT {', '.join(columns)} FROM {table} WHERE {_equal(keys)}"
-        for key in wanted:
-            row = execute(sql, key).fetchone()
-            if row is not None:
-                found[key] = row
+        # Of fixed length, so that each is compiled once; what is missing in the last finds nothing.
+        many, found = len(keys), dict[tuple[int, ...], tuple[Any, ...]]()
+        marks = ", ".join([f"({', '.join('?' * many)})"] * _FOUND_ONCE)
+        sql = (
+            f"WITH k ({', '.join(keys)}) AS (VALUES {marks}) SELECT {', '.join(f't.{one}' for one in (*keys, *columns))} "
+            f"FROM k CROSS JOIN {table} t ON {' AND '.join(f't.{one} = k.{one}' for one in keys)}"
+        )
+        flat: list[int | None] = [value for key in wanted for value in key]
+        for begin in range(0, len(flat), many * _FOUND_ONCE):
+            part = flat[begin : begin + many * _FOUND_ONCE]
+            part += [None] * (many * _FOUND_ONCE - len(part))
+            for row in self._connection.execute(sql, part):
+                found[row[:many]] = row[many:]
         return found
 
     def write_cells(
@@ -323,8 +332,9 @@ class _Statements:
 
     def find_names(self, table: NameTable, wanted: Collection[StoredNames]) -> dict[StoredNames, int]:
         """See `LedgerTransaction`."""
-        found = self.find_cells(table.name, table.columns, ("id",), wanted)  # type: ignore[arg-type]
-        return {names: row[0] for names, row in found.items()}  # type: ignore[misc]
+        sql = f"SELECT id FROM {table.name} WHERE {' AND '.join(f'{name} = ?' for name in table.columns)}"
+        found = {names: self._connection.execute(sql, names).fetchone() for names in wanted}
+        return {names: row[0] for names, row in found.items() if row is not None}
 
     def add_names(self, table: NameTable, rows: Sequence[tuple[int, StoredNames]]) -> None:
         """See `LedgerTransaction`."""
@@ -350,10 +360,6 @@ class _Statements:
         finally:
             if self._connection.in_transaction:
                 execute("RELEASE part")
-
-
-def _equal(columns: Sequence[str]) -> str:
-    return " AND ".join(f"{name} = ?" for name in columns)
 
 
 class SqliteLedgerDatabase:

@@ -175,14 +175,13 @@ class PostgresJournal(JournalReader):
         return LeaderTerm(timeline=term.timeline, epoch=term.epoch, holder=term.holder, cluster=self.cluster_id)
 
     @property
-    def held_term(self) -> Term:
-        """The same as the database has it, for others who write in it."""
-        return self._term
-
-    @property
     def may_lead(self) -> bool:
         """Whether this process may decide now; see `LeaseKeeper`."""
         return self._keeper.may_lead
+
+    def hold_own_term(self, connection: Connection, *, is_exclusive: bool = False) -> None:
+        """Keeps this process's term within a transaction of another store; see `hold_term`."""
+        hold_term(connection, self._term, location=self.path, is_exclusive=is_exclusive)
 
     # Writing
 
