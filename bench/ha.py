@@ -11,6 +11,7 @@ than 2 s after a kill or a pause, or is more than 1.5 s after a stop.
 
 import signal
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -81,3 +82,7 @@ def _run(options: Options, lease_s: float) -> tuple[list, object]:
                 found.append(scene.fail_over(deed, signal_number, stop_s=3.0 * lease_s))
             progress.show(number + 1, options.rounds)
         return found, scene.judge()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

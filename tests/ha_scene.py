@@ -120,10 +120,10 @@ class HaScene:
         """The process of a controller as it is now."""
         return self._controllers[name]
 
-    def find_leader(self, *others):
-        """Who serves, of all but these; None if nobody does."""
+    def find_leader(self, former=None):
+        """Who serves, but not in the former leader's process; None if nobody does."""
         for name, (_, metrics) in self._ports.items():
-            if name in others or name in self.paused:
+            if self._controllers[name] is former or name in self.paused:
                 continue
             asked = f"http://127.0.0.1:{metrics}/readyz"
             with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(asked, timeout=1.0):
@@ -156,22 +156,22 @@ class HaScene:
     def fail_over(self, deed, number, *, stop_s=0.0):
         """Sends the leader a signal; returns how long another took. A stopped one goes on after `stop_s`."""
         self.wait_until_all_stand()
-        old, began_s = self.leader, time.monotonic()
+        old, former, began_s = self.leader, self.process(self.leader), time.monotonic()
         at_ns = time.time_ns()
-        self.process(old).signal(number)
+        former.signal(number)
         if number == signal.SIGSTOP:
             self.paused.add(old)
-        self.leader = poll_until(lambda: self.find_leader(old), f"another than {old} leads", within_s=120.0)
+        # The one that was started again in its place may be the first when the lease ends.
+        self.leader = poll_until(lambda: self.find_leader(former), f"another than {former.name} leads", within_s=120.0)
         ready_s = time.monotonic() - began_s
         self.wait_for_agents(self.leader)
         agents_s = time.monotonic() - began_s
         served_ns = poll_until(lambda: self._first_answer(at_ns + int(ready_s * 1e9)), "a client is served")
         if number == signal.SIGSTOP:
             self._stop.wait(max(0.0, began_s + stop_s - time.monotonic()))
-            stopped = self.process(old)
-            stopped.signal(signal.SIGCONT)
+            former.signal(signal.SIGCONT)
             self.paused.discard(old)
-            assert stopped.ended(30.0) == 1, stopped.tail()
+            assert former.ended(30.0) == 1, former.tail()
         return FailOver(deed, ready_s, agents_s, (served_ns - at_ns) / 1e9)
 
     def _first_answer(self, since_ns):
