@@ -32,6 +32,7 @@ EXPECTED = {
     "eelctl moves apply moves-812-3fa0c1d2": (4, "a recommendation of another cluster"),
     "eelctl explain slurm-12": (4, "a job of a Slurm cluster; tests/e2e/slurm_test.py"),
     "eelctl explain flux-f3B1wxK1": (4, "a job of a Flux instance; tests/contracts/flux_contract_test.py"),
+    "eelctl flux spans --since 7d --user ann": (5, "this controller follows no Flux instance; the same test"),
     "eelctl frontier --running": (1, "the fleet cannot carry the rate of the example"),
     "eelctl doctor": (1, "a GPU of the cluster is lost"),
 }

@@ -162,7 +162,11 @@ COMMANDS = {
     "cancel": Use((ENDED,), 2, (WORK_UNKNOWN,)),
     "scale": Use((SERVICE, "2"), 2, (((SERVICE, "many"), WRONG_USE, "REPLICAS"),)),
     # The controller of these tests follows no Flux instance; one that does: tests/contracts/flux_contract_test.py.
-    "flux spans": Use(bare=REFUSED, code=REFUSED),
+    "flux spans": Use(
+        bare=REFUSED,
+        code=REFUSED,
+        untried=tuple((one, "the controller has no spans, whatever is asked") for one in ("job", "user", "limit", "sort", "filter")),
+    ),
     "promises": Use(wrong=((("--budget", "cluster=5"), WRONG_USE, "--budget"),)),
     "progress": Use((JOB, "100"), 2, ((("ghost", "1"), NO_SUCH, "ghost"), ((JOB, "nan"), WRONG_USE, "WORK_DONE"))),
     "profile import": Use(("points.csv",), 2, ((("broken.yaml",), REFUSED, "column workload"),)),

@@ -299,3 +299,22 @@ def test_equal_nodes_are_chosen_by_name_in_whatever_order_they_joined():
             core.submit(build_request(gpus=2), now_ns=number).result.placements[0].node_name for number in (1, 2, 3)
         ]
         assert chosen == ["a", "b", "c"]
+
+
+def test_work_behind_an_equal_one_that_waits_is_decided_once_until_something_happens(monkeypatch):
+    core = build_core(build_node("a"))
+    decided, decide = [], core._starts.decide_start
+    monkeypatch.setattr(core._starts, "decide_start", lambda one, *rest: decided.append(one) or decide(one, *rest))
+    core.submit(build_request(gpus=2, key="first"), now_ns=1)
+    waiting = [core.submit(build_request(gpus=1, key=f"j{number}"), now_ns=2).result for number in range(3)]
+    assert {one.reason for one in waiting} == {waiting[0].reason}
+    assert [one.workload_id for one in decided] == ["first", "j0"]
+    # Another request, and the same one after something has ended, are decided.
+    assert core.submit(build_request(gpus=1, cpu=2, key="other"), now_ns=3).result.phase is WorkloadPhase.PENDING
+    assert core.submit(build_request(gpus=1, key="j3"), now_ns=3).result.phase is WorkloadPhase.PENDING
+    assert [one.workload_id for one in decided] == ["first", "j0", "other", "j3"]
+    core.cancel("first", now_ns=4)
+    assert [core.workload(f"j{number}").phase for number in range(2)] == [WorkloadPhase.PLACED] * 2
+    for key in ("j2", "j3", "other", "j1"):
+        core.cancel(key, now_ns=5)
+    assert core.submit(build_request(gpus=1, key="j4"), now_ns=6).result.phase is WorkloadPhase.PLACED

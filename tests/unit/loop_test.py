@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -391,3 +392,22 @@ def test_quantiles_are_of_the_last_durations() -> None:
         latencies.add(value)
     assert (latencies.quantile(0.5), latencies.quantile(0.99), latencies.quantile(1.0)) == (50.0, 99.0, 100.0)
     assert latencies.count == 150
+
+
+async def test_work_of_an_engine_is_one_commit_and_what_is_refused_stands_in_its_place() -> None:
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.register_node(build_node())
+        commits = list[int]()
+        loop.listeners.append(lambda committed: commits.append(len(committed.events)))
+        await loop.submit(build_request("w1"))
+        one, refused, two = await loop.submit_all(
+            [
+                build_request("w2"),
+                replace(build_request("w1"), spec=build_request("w1", gpus=2).spec),
+                build_request("w3"),
+            ]
+        )
+        assert isinstance(refused, AlreadyExists)
+        assert [found.workload_id for found in (one, two)] == ["w2", "w3"]
+        assert len(commits) == 2

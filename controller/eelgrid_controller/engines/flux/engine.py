@@ -66,7 +66,7 @@ _FULL_EVERY_S, _FULL_TIMES = 5.0, 20.0
 # Looks in a row, such as at an end, at a placement by it, and at its consequences; and after them a pause of so much of the
 # time that they took, for others to have their turn and for messages to come together.
 _ROUNDS_MOST = 4
-_PAUSE_SHARE, _PAUSE_MOST_S = 0.5, 0.25
+_PAUSE_SHARE, _PAUSE_MOST_S = 0.1, 0.05
 # Commands that are given to the core together, jobs that are submitted in one commit, each of 1 to 2 ms during which nobody
 # else has a turn, and for how long one look goes on with either.
 _COMMANDS_AT_ONCE, _SUBMITTED_AT_ONCE, _COMMANDING_MOST_S = 64, 16, 0.1

@@ -479,14 +479,7 @@ class SlurmEngine:
         """Submits jobs to the core, some at a time; after a while the rest is left to the next look, for others have ended."""
 
         async def submit(batch: Sequence[SubmitJob]) -> list[LetJobGo | None]:
-            try:
-                results = await self._loop.submit_all([one.request for one in batch])
-            except Fault as error:
-                return [self._on_refusal(one, error) for one in batch]
-            return [
-                self._on_refusal(one, result) if isinstance(result, Exception) else None
-                for one, result in zip(batch, results, strict=True)
-            ]
+            return await asyncio.gather(*map(self._command, batch))
 
         return await call_in_batches(
             submit, submissions, size=_SUBMITTED_AT_ONCE, most_s=_SUBMITTING_MOST_S, clock=self._clock
@@ -501,6 +494,8 @@ class SlurmEngine:
             match one:
                 case RegisterNode() | RemoveNode() | ReportUsage() | CorrectDevices():
                     await carry_out_report(one, self._loop, now_s=self._clock.monotonic_s())
+                case SubmitJob(request):
+                    await self._loop.submit(request)
                 case AdoptJob(request, adoption):
                     await self._loop.adopt(request, adoption)
                 case EndJob(workload_id, reason):
