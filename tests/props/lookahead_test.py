@@ -257,7 +257,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
 def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.apply_prices([], 0, load)
-    assert candidates.weights == (1.0, 0.0, expected, 1.0, 500.0)
+    assert candidates.weights == (1.0, 0.0, expected, 0.8, 500.0)
 
 
 def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():

@@ -213,7 +213,7 @@ objective          balanced (revision 1)
   power            1
   fragmentation_w  0
   stranding_w      100
-  lookahead        1
+  lookahead        0.8
   scarcity_w       500
   stranding_full_w 2000
   locality_w       100
@@ -243,7 +243,7 @@ def test_policy_set_changes_what_is_named_and_keeps_the_rest(eelctl, fake):
     eelctl("policy", "set", "--weight", "power=2", "--pool-mode", "b=observe", "--ahead", "--send-interval", "2")
     policy = fake.policy
     assert (policy.revision, policy.objective, policy.lease_s, policy.send_interval_s) == (3, "custom", 30.0, 2.0)
-    assert (policy.weights.power, policy.weights.stranding_w) == (2.0, 100.0)
+    assert (policy.weights.power, policy.weights.stranding_w) == (2.0, 50.0)
     assert policy.placement == "fgd"
     assert [(pool.pool, pool.mode.name) for pool in policy.pools] == [("a", "ENFORCE"), ("b", "OBSERVE")]
 
