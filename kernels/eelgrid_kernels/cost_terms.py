@@ -218,7 +218,7 @@ def _added_stranding(run: EngineArrays, row: int, cpu_left: int, gpu_asked: int,
         before = count_blocks(run.feed, family, state.idle, state.cpu_free)
         after = count_blocks(run.feed, family, state.idle - opened, cpu_left)
         stranded += permille * FEED_MILLI * (before - after)
-    return stranded
+    return int(stranded)
 
 
 @inlined_kernel

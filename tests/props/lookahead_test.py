@@ -29,9 +29,11 @@ from tests.props.placement_test import (
     tasks,
 )
 
+from eelgrid_kernels.arrays import SHAPE
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex
 from eelgrid_kernels.cost_terms import package_slack
+from eelgrid_kernels.engine_setup import are_blocks_scarce, build_expected_mix
 from eelgrid_kernels.opportunity_prices import are_prices_due, compute_prices
 
 quiet = settings(deadline=None)
@@ -140,6 +142,49 @@ def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
 
 
 @quiet
+@given(CLUSTERS, ANY_MIX)
+def test_blocks_are_scarce_when_the_naive_twin_says_so(cluster, mix):
+    assert blocks_scarce(cluster, mix) == naive_lookahead.are_blocks_scarce(cluster, mix)
+
+
+def blocks_scarce(cluster, mix):
+    shapes = np.zeros(len(cluster), SHAPE)
+    shapes["cpu_capacity"] = [node.cpu_capacity for node in cluster]
+    shapes["width"] = [len(naive.placeable(node)) for node in cluster]
+    return are_blocks_scarce(shapes, build_expected_mix(mix_arrays(mix), (0,)).blocks)
+
+
+@pytest.mark.parametrize(("pairs", "expected"), [(0, False), (50, False), (51, True), (100, True)])
+def test_blocks_are_scarce_where_the_mix_asks_for_more_than_the_nodes_are(pairs, expected):
+    """Half of the GPUs are in nodes with two; a full fleet of the mix has `pairs` hundredths of them in tasks with two."""
+    gpu = naive.Gpu(0, 1000, 10.0, 70.0)
+    cluster = [naive.Node(8000, 8000, 0, [gpu, None]), naive.Node(8000, 8000, 0, [gpu, None])]
+    cluster.append(naive.Node(8000, 8000, 0, [gpu, gpu]))
+    mix = [
+        naive.Class(naive.Task(1000, 0, 2, 1000), pairs),
+        naive.Class(naive.Task(1000, 0, 1, 500), 4 * (100 - pairs)),
+    ]
+    mix = [entry for entry in mix if entry.weight]
+    assert blocks_scarce(cluster, mix) is expected
+
+
+@pytest.mark.parametrize("load", [0, 1000])
+def test_a_block_is_left_for_tasks_with_several_gpus_where_blocks_are_scarce(load):
+    """A task with one GPU opens the dearer GPU of a node whose other one is taken; the cheaper one if no block is short."""
+    cheap, dear = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(0, 1000, 10.0, 75.0)
+    held = replace(dear, free=0)
+    cluster = [naive.Node(64_000, 64_000, 0, gpus) for gpus in ([cheap, cheap], [held, dear], [held, None])]
+    pair, one = naive.Task(1000, 0, 2, 1000), naive.Task(0, 0, 1, 1000)
+    for singles, best in ((0, 1), (20, 0)):
+        mix = [naive.Class(pair, 1), naive.Class(one, singles)]
+        assert blocks_scarce(cluster, mix) is (best == 1)
+        candidates = engine(cluster, mix)
+        kind = candidates.register_kind(kernel_task(one), allowed(one))
+        candidates.apply_prices([0, 0], 0, load)
+        assert candidates.best_candidates(kind, 0, 1)[0].node == best
+
+
+@quiet
 @given(CLUSTERS, ANY_MIX, st.data())
 def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, data):
     """Nodes take the shape of others, as when GPUs are lost and come back."""
@@ -212,7 +257,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
 def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.apply_prices([], 0, load)
-    assert candidates.weights == (1.0, 0.0, expected, 1.0, 500.0)
+    assert candidates.weights == (1.0, 0.0, expected, 0.8, 500.0)
 
 
 def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():

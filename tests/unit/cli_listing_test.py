@@ -212,10 +212,10 @@ def test_policy_get(eelctl):
 objective          balanced (revision 1)
   power            1
   fragmentation_w  0
-  stranding_w      50
-  lookahead        0.7
+  stranding_w      100
+  lookahead        0.8
   scarcity_w       500
-  stranding_full_w 1000
+  stranding_full_w 2000
   locality_w       100
 placement          eelgrid
 lease              60 s
