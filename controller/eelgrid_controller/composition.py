@@ -28,7 +28,7 @@ from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
 from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.runtime.audit_log import AuditedJournal
-from eelgrid_controller.runtime.config import ControllerConfig, SlurmConfig
+from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.stores import follow_store, open_store
@@ -82,7 +82,6 @@ from eelgrid_protos.transport import (
 
 if TYPE_CHECKING:
     from eelgrid_controller.engines.flux.engine import FluxEngine
-    from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
     from eelgrid_controller.runtime.postgresql.standby import JournalStandby
     from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
@@ -711,6 +710,7 @@ class Controller:
             return
         from eelgrid_controller.engines.slurm.commands import SlurmCommandLine
         from eelgrid_controller.engines.slurm.engine import SlurmEngine, SlurmSettings
+        from eelgrid_controller.engines.slurm.power_saving import read_power_saving
         from eelgrid_controller.engines.slurm.steering import SteeringSettings
 
         log = self._log.getChild("slurm")
@@ -734,7 +734,7 @@ class Controller:
                 advises=wanted.mode == "advise",
                 lease_s=wanted.lease_s,
                 steering=SteeringSettings(patience_s=wanted.patience_s),
-                power_saving=_read_power_saving(wanted),
+                power_saving=read_power_saving(wanted),
             ),
             clock=self._clock,
             log=log,
@@ -777,22 +777,6 @@ class Controller:
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""
         await self._stack.aclose()
-
-
-def _read_power_saving(wanted: SlurmConfig) -> "PowerSavingSettings | None":
-    if not wanted.power_save:
-        return None
-    from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings
-    from eelgrid_controller.objectives.power.power_save import SleepCosts
-
-    transition_j = wanted.transition_j or 1.2 * wanted.wake_s * (wanted.idle_w - wanted.sleep_w)
-    costs = SleepCosts(idle_w=wanted.idle_w, sleep_w=wanted.sleep_w, transition_j=transition_j, wake_s=wanted.wake_s)
-    return PowerSavingSettings(
-        costs=costs,
-        warm_nodes=wanted.warm_nodes,
-        waiting_share=wanted.waiting_share,
-        always_on=wanted.always_on,
-    )
 
 
 def _settle_interpreter() -> None:

@@ -206,10 +206,9 @@ class AgentNode:
         self._answers: deque[PlanApplied] = deque(maxlen=8)
         # Of the newest plan, if it is in force as it came and that is still to be told.
         self._plain_answer: PlanApplied | None = None
-        self._inventory_due = False
+        self._inventory_due, self._reported_sequence = False, 0
         self._held = LatestValue[HeldDevices]()
         self._times = SendSchedule(phase=send_phase)
-        self._reported_sequence = 0
         # Whether the last controller takes a Resume, and the fingerprint of the inventory that it was made of.
         self._resumes = False
         self._digest: tuple[Inventory | None, str] = (None, "")
@@ -230,9 +229,7 @@ class AgentNode:
         self.outbox.update_inventory(self.inventory.gpus)
         # Somebody changed what a survey finds.
         self.survey_due = False
-        self.connected = False
-        self.ticks_total = 0
-        self.batches_total = 0
+        self.connected, self.ticks_total, self.batches_total = False, 0, 0
         self.last_tick: SampleTick | None = None
         self.last_tick_ns = 0
         self._clear_listeners()

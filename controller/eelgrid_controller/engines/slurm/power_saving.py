@@ -13,6 +13,7 @@ Source: slurm.schedmd.com/power_save.html; scontrol(1), NODES - SPECIFICATIONS F
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
 from eelgrid_controller.objectives.power.power_save import (
@@ -22,6 +23,9 @@ from eelgrid_controller.objectives.power.power_save import (
     SleepCosts,
     choose_nodes,
 )
+
+if TYPE_CHECKING:
+    from eelgrid_controller.runtime.config import SlurmConfig
 
 # States in which a node does something, or is promised to somebody (PLANNED: by the backfill scheduler).
 _IN_USE = frozenset({"ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "MAINTENANCE", "BLOCKED"})
@@ -38,6 +42,20 @@ class PowerSavingSettings:
     warm_nodes: int = 0
     waiting_share: float | None = None
     always_on: frozenset[str] = frozenset()
+
+
+def read_power_saving(wanted: "SlurmConfig") -> PowerSavingSettings | None:
+    """Returns the settings that a configuration means; None if nodes of Slurm do not sleep."""
+    if not wanted.power_save:
+        return None
+    transition_j = wanted.transition_j or 1.2 * wanted.wake_s * (wanted.idle_w - wanted.sleep_w)
+    costs = SleepCosts(idle_w=wanted.idle_w, sleep_w=wanted.sleep_w, transition_j=transition_j, wake_s=wanted.wake_s)
+    return PowerSavingSettings(
+        costs=costs,
+        warm_nodes=wanted.warm_nodes,
+        waiting_share=wanted.waiting_share,
+        always_on=wanted.always_on,
+    )
 
 
 @dataclass(frozen=True, slots=True)
