@@ -47,6 +47,7 @@ from eelgrid_controller.runtime.journal_rows import (
     encode_body,
     encode_checkpoint,
 )
+from eelgrid_controller.runtime.wal_checkpointer import WalCheckpointer
 from eelgrid_controller.state.journal import (
     Checkpoint,
     JournalCopy,
@@ -123,6 +124,9 @@ class SqliteJournal:
         self._has_unmarked = False
         self._identities: dict[Path, tuple[int, int] | None] = {}
         with self._translate_errors():
+            self._log = WalCheckpointer(path)
+        held.callback(self._log.close)
+        with self._translate_errors():
             named = {name.decode(): value for name, value in connection.execute("SELECT key, value FROM meta")}
             self.audit_table = AuditTable(SqliteAuditRows(connection))
         if "moved_to" in named:
@@ -166,6 +170,7 @@ class SqliteJournal:
         if audited:
             self.audit_table.committed()
             self._prune_audit()
+        self._log.note_commit(size)
         self.counters.commits += 1
         self.counters.entries += len(rows)
         self.counters.bytes_written += size
@@ -319,6 +324,7 @@ class SqliteJournal:
 
     def close(self) -> None:
         """Closes the file, then releases the lock."""
+        self._log.close()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
         self._held.close()
@@ -669,7 +675,7 @@ def _connect(path: Path, bytes_most: int) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA max_page_count={max(1, bytes_most // PAGE_BYTES)}").fetchall()
-        # 16 MB of write-ahead log between checkpoints by SQLite; the one at a quiet moment usually comes first.
+        # 16 MB of write-ahead log between checkpoints by SQLite; those in a thread of their own usually come first.
         connection.execute("PRAGMA wal_autocheckpoint=4096").fetchall()
         connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}").fetchall()
     except BaseException as error:
