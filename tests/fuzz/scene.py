@@ -93,9 +93,9 @@ class FaultLog(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one; that an attacker's message was refused, or that its node holds what we do not know, is no fault."""
+        """Keep one; what an attacker's node claims, or that its message was refused, is no fault."""
         message = record.getMessage()
-        if "ledger=refused" in message or "ahead_of_journal=yes" in message:
+        if any(words in message for words in ("ledger=refused", "ahead_of_journal=yes", "event=term_refused")):
             return
         trace = "".join(traceback.format_exception(*record.exc_info)[-6:]) if record.exc_info else ""
         self.lines.append(f"{record.name}: {message}\n{trace}")
