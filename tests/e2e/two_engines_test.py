@@ -204,7 +204,11 @@ def test_slurm_and_the_local_engine_share_a_node_and_never_a_gpu(cluster, short,
         poll_until(restarts, "the second job of Slurm runs", within_s=60.0)
         # Slurm calls it running while its prolog still asks.
         both = {("slurm", job), ("slurm", other)}
-        poll_until(lambda: set(node.leases().values()) == both and len(node.leases()) == 4, "each has its two GPUs")
+        poll_until(
+            lambda: set(node.leases().values()) == both and len(node.leases()) == 4,
+            "each has its two GPUs",
+            within_s=120.0,
+        )
         slurm.run("scancel", job)
         poll_until(lambda: set(node.leases().values()) == {("slurm", other)}, "the epilog has given back the GPUs")
         # One whose epilog is lost: slurmctld says that the job has ended.
