@@ -44,7 +44,7 @@ from eelgrid.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
-from eelgrid.ray_capacity import AutoscalerTimes, NodeRun, StopRequest, log_to_stderr, run_autoscaler
+from eelgrid.ray_capacity import AutoscalerTimes, NodeRun, StopSignal, log_to_stderr, run_autoscaler
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_S = 30.0
@@ -420,7 +420,7 @@ def main(arguments: Sequence[str]) -> int:
         api = HttpClusterApi(settings.server, token_file=settings.token_file, ca_file=settings.ca_file)
         supply = WorkerGroupSupply(api, cluster=settings.cluster, namespace=settings.namespace)
         times = AutoscalerTimes(poll_s=settings.poll_s, withdraw_s=_WITHDRAW_S)
-        is_stopped = StopRequest(signal.SIGTERM, signal.SIGINT)
+        is_stopped = StopSignal(signal.SIGTERM, signal.SIGINT)
         run_autoscaler(settings.address, supply, supply.read_config, times, is_stopped)
     except EelgridError as error:
         sys.stderr.write(f"{error}\n")

@@ -426,7 +426,7 @@ def autoscale(settings: CapacitySettings, jobs: JobQueue, is_stopped: Callable[[
     run_autoscaler(settings.address, supply, lambda: build_ray_config(settings), times, is_stopped)
 
 
-class StopRequest:
+class StopSignal:
     """Whether a signal has asked for the end; a plain flag, since a handler must not take a lock."""
 
     def __init__(self, *signals: signal.Signals) -> None:
@@ -527,7 +527,7 @@ def run_raylet(address: str, node_type: str, drain_s: float, start: Sequence[str
         # On SIGTERM `ray start --block` drains its node for so long, and then ends what still runs there.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": f"{drain_s - _END_S:g}",
     }
-    is_stopped = StopRequest(signal.SIGTERM)
+    is_stopped = StopSignal(signal.SIGTERM)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", address, "--block", *start]
     # In a session of its own, since the agent's signal is for all of the job's group, and would end the raylet at once.
     raylet = subprocess.Popen(command, env={**os.environ, **own}, start_new_session=True)  # noqa: S603
@@ -602,7 +602,7 @@ def main(arguments: Sequence[str]) -> int:
                 with Path(name).open(encoding="utf-8") as file:
                     found = _load_ray("yaml").safe_load(file.read(_CONFIG_BYTES_MOST))
                 with Client() as client:
-                    autoscale(parse_settings(found), client, StopRequest(signal.SIGTERM, signal.SIGINT))
+                    autoscale(parse_settings(found), client, StopSignal(signal.SIGTERM, signal.SIGINT))
                 return 0
     except (EelgridError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

@@ -33,7 +33,7 @@ from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.stores import follow_store, open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
-from eelgrid_controller.server.following import Following, list_services, name_address
+from eelgrid_controller.server.following import StandbyServer, list_services, name_address
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
@@ -108,7 +108,7 @@ class Controller:
         self._is_serving = False
         self.placing: KubernetesRuntime | None = None
         # This controller's time as a standby; None for one whose journal no other can lead.
-        self.following: Following | None = None
+        self.following: StandbyServer | None = None
         self._keeper = None if tls is None and not config.local_users else self._begin_keeping()
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
@@ -221,7 +221,7 @@ class Controller:
         self, standby: "JournalStandby", server: grpc.aio.Server, front: GuardedHandlers, port: int
     ) -> AuditedJournal:
         """Follows whoever leads until this controller does; returns the journal."""
-        self.following = Following(
+        self.following = StandbyServer(
             standby, server, front=front, has_flux=self.config.flux, log=self._log.getChild("standby")
         )
         self._stack.push_async_callback(self.following.stop)

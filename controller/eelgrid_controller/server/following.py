@@ -50,7 +50,7 @@ class _NoCalls:
         raise AssertionError("a standby refuses a call before it is read")
 
 
-class Following:
+class StandbyServer:
     """One controller's time as a standby."""
 
     def __init__(

@@ -16,6 +16,8 @@ from eelgrid_controller.errors import LedgerError, StoreLocation
 # Names as they are stored, in the order of the table's columns.
 StoredNames = tuple[str, ...]
 CRC_MASK = 0xFFFFFFFF
+# What Python says of a value that a database cannot take: too large, no text that it can be, of no known type.
+VALUE_ERRORS = (OverflowError, ValueError, TypeError)
 
 
 class NameTable(NamedTuple):

@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eelgrid_controller.energy.store.database import (
+    VALUE_ERRORS,
     LedgerDialect,
     LedgerInDoubt,
     LedgerPartRefused,
@@ -52,8 +53,6 @@ _CONNECTIONS_MOST = 3
 _ROW_BYTES = 170
 _HOLDER_BYTES = 450
 _ERRORS = (SQLAlchemyError, UnreplicatedCommit)
-# What Python says of a value that no text or number of the database can be.
-_OF_VALUES = (OverflowError, ValueError, TypeError)
 # Data that cannot be stored, rows that contradict others, and what exceeds a limit of the server: SQLSTATE's classes.
 _OF_PART = ("22", "23", "54")
 _INTEGER_MOST = 2**63 - 1
@@ -178,7 +177,7 @@ class _Statements:
         try:
             with self._connection.begin_nested():
                 yield
-        except (SQLAlchemyError, *_OF_VALUES) as error:
+        except (SQLAlchemyError, *VALUE_ERRORS) as error:
             if not _is_of_part(error):
                 raise
             is_damage = describe_fault(error).kind is FaultKind.CORRUPT and isinstance(error, DBAPIError)
@@ -231,7 +230,7 @@ class PostgresLedgerDatabase:
         except (JournalFenced, JournalError) as error:
             problem = error.problem.removeprefix(f"journal {self.path}: ")
             raise LedgerError(self.path, problem, error.remedy) from error
-        except (*_ERRORS, *_OF_VALUES) as error:
+        except (*_ERRORS, *VALUE_ERRORS) as error:
             raise self._on_error(error, is_begun=is_begun) from error
         self._is_unsettled = False
 
@@ -308,7 +307,7 @@ def _load_whole_numbers(connection: Any, _record: Any) -> None:
 
 def _is_of_part(error: BaseException) -> bool:
     """Whether it is what was to be written, or rows that it meets, and not the server."""
-    if isinstance(error, _OF_VALUES):
+    if isinstance(error, VALUE_ERRORS):
         return True
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     return state.startswith((*_OF_PART, "XX001", "XX002"))

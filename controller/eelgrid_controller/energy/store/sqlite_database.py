@@ -18,6 +18,7 @@ from eelgrid_controller.energy.store.database import (
     CRC_MASK,
     HOLDERS,
     PLACES,
+    VALUE_ERRORS,
     WORKS,
     LedgerDialect,
     LedgerPartRefused,
@@ -38,8 +39,6 @@ _DISK = "check the disk and the rights of its folder"
 _DAMAGED = "check the disk, and restore a backup or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
 # Rows that one statement finds by their keys.
 _FOUND_ONCE = 64
-# What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
-_OF_VALUES = (OverflowError, ValueError, TypeError)
 
 
 def _sql_crc(number: int, *texts: str) -> int:
@@ -352,7 +351,7 @@ class _Statements:
         execute("SAVEPOINT part")
         try:
             yield
-        except (sqlite3.Error, *_OF_VALUES) as error:
+        except (sqlite3.Error, *VALUE_ERRORS) as error:
             if not _is_of_part(error):
                 raise
             execute("ROLLBACK TO part")
@@ -393,7 +392,7 @@ class SqliteLedgerDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, *_OF_VALUES) as error:
+        except (sqlite3.Error, *VALUE_ERRORS) as error:
             if _is_of_part(error):
                 raise LedgerRefused(self.path, str(error), _DAMAGED) from error
             raise LedgerError(self.path, str(error), _DISK) from error
@@ -500,4 +499,4 @@ def _is_damage(error: Exception) -> bool:
 def _is_of_part(error: Exception) -> bool:
     """Whether it is what was to be written, or rows that it meets, and not the disk."""
     kinds = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
-    return isinstance(error, (*_OF_VALUES, *kinds)) or _is_damage(error)
+    return isinstance(error, (*VALUE_ERRORS, *kinds)) or _is_damage(error)
