@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import naive, naive_topology
+from tests import naive, naive_lookahead, naive_openb, naive_topology
 from tests.builders.cluster import build_core, build_naive_cluster, build_naive_task, build_node, build_request
 
-from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.planner import Planner, make_prices
 from eelgrid_kernels.cost_terms import TERMS
 from eelgrid_protos.messages import OBJECTIVES, Locality
 
@@ -39,17 +39,23 @@ def taken(there, task, slots):
     return after
 
 
-def costs_on(there, task, mix, most):
+def market_of(core, cluster, mix, models):
+    """The quotes in force, as the naive twin has them."""
+    market, quotes = naive_lookahead.Market(make_prices(BALANCED), mix, len(models)), core.state.market.quotes
+    market.offers, market.shifts, market.load = list(quotes.offers_w) or [0] * len(mix), 0, quotes.load_permille
+    market.scarce = {models[name] for name in quotes.scarce_models}
+    market.weigh_blocks(cluster)
+    return market
+
+
+def costs_on(there, task, mix, most, market):
     """What 0 to `most` replicas cost on one node by the naive twin, as far as there is room."""
     costs = [0.0]
-    while len(costs) <= most:
-        found = naive.best_candidates(
-            [there], task, mix, (1.0, BALANCED.fragmentation_w, BALANCED.stranding_w)
-        ).candidates
-        if not found:
-            break
-        costs.append(costs[-1] + found[0].cost_w)
-        there = taken(there, task, found[0].slots)
+    while len(costs) <= most and naive.verdict(there, task) is None:
+        found = [(naive_openb.cost_w(there, slots, task, mix, market), slots) for slots in naive.choices(there, task)]
+        cost_w, slots = min(found)
+        costs.append(costs[-1] + cost_w)
+        there = taken(there, task, slots)
     return costs
 
 
@@ -64,7 +70,8 @@ def total(core, wanted, decision, locality_w):
     cluster, mix, models = build_naive_cluster(core)
     task = build_naive_task(wanted.spec.request, models)
     replicas = wanted.spec.replicas
-    costs = [costs_on(there, task, mix, replicas) for there in cluster]
+    market = market_of(core, cluster, mix, models)
+    costs = [costs_on(there, task, mix, replicas, market) for there in cluster]
     paths = [record.inventory.topology for record in core.state.nodes.values()]
     price = price_of(wanted.spec.locality, replicas, locality_w)
     used = nodes_used(decision)

@@ -249,7 +249,7 @@ class Core:
                 waiting, early or PendingConstraint.PARTITIONS.describe(), now_ns, dry_run=request.dry_run
             )
         known = None if early else self._starts.find_refusal(waiting)
-        quoted = self._starts.quote_prices(now_ns, spec.request) if known is None else ()
+        quoted = self._starts.quote_for_submission(spec, now_ns)
         waiting = self._elastic.choose_share(waiting, early, quoted, now_ns)
         spec = waiting.spec
         decision = known or self._starts.decide_submission(waiting, early, quoted, now_ns)

@@ -75,6 +75,14 @@ class StartDecider:
             ),
         )
 
+    def quote_for_submission(self, spec: WorkloadSpec, now_ns: int) -> tuple[PricesQuoted, ...]:
+        """Returns new quotes if they are due; for work that waits behind other work, only if a node has room for it.
+
+        Work that goes first may get a reserved start, and work of a queue may preempt, by the same prices.
+        """
+        has_sequel = self._queues.is_active or spec.has_promised_deadline or self._state.pending.goes_first(spec.priority)
+        return self.quote_prices(now_ns, None if has_sequel else spec.request)
+
     def decide_submission(
         self, workload: Workload, early: str, quoted: tuple[PricesQuoted, ...], now_ns: int
     ) -> PlacementDecision:

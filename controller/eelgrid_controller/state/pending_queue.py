@@ -79,6 +79,10 @@ class PendingQueue:
         """Returns how many workloads are tried before one that is in the queue."""
         return bisect_left(self._tickets, self._places[workload_id])
 
+    def goes_first(self, priority: int) -> bool:
+        """Returns whether work of this priority that is submitted now is tried before all that waits."""
+        return not self._tickets or self._tickets[0][0] > -priority
+
     def next_tickets(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
         """Returns at most `most` tickets after a given one, from the first if None; none of parked work."""
         start = 0 if ticket is None else bisect_right(self._tickets, ticket)
