@@ -5,6 +5,7 @@ Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 
 import itertools
 import re
+import uuid
 
 import pytest
 from tests.builders.partition import build_slice_points, build_sliced_service
@@ -37,10 +38,12 @@ def wait_state(node, job, *states):
 
 
 def start_beating(node):
-    """A job on another node that writes as long as it runs."""
-    beat = node.slurm.submit("while :; do date +%s.%N; sleep 0.05; done", "--nodelist=n0", steered=False)
-    poll_until(lambda: node.slurm.output(beat), "it beats", within_s=WITHIN_S)
-    return beat, node.slurm.jobs()[beat]
+    """A job on another node that writes as long as it runs; returns it, and the words before its first beat."""
+    # A slurmctld that was killed gives numbers again, and with them the files of earlier jobs.
+    mark = uuid.uuid4().hex
+    beat = node.slurm.submit(f"echo {mark}; while :; do date +%s.%N; sleep 0.05; done", "--nodelist=n0", steered=False)
+    poll_until(lambda: node.slurm.output(beat).partition(mark)[2].strip(), "it beats", within_s=WITHIN_S)
+    return beat, (mark, node.slurm.jobs()[beat]["start_time"])
 
 
 def test_a_layout_changes_in_about_a_second_and_other_jobs_run_on(node):
@@ -53,10 +56,13 @@ def test_a_layout_changes_in_about_a_second_and_other_jobs_run_on(node):
         # About a second on an idle machine; tests share theirs.
         assert out_s < 10.0
         node.assert_in_service(GRES[layout])
-    # Slices of the new layout are given to jobs, each to one.
+    # Slices of the new layout are given to jobs, each to one; each holds its own until all have one.
+    met = node.folder / "met"
+    met.mkdir()
     jobs = [
         node.slurm.submit(
-            "echo $CUDA_VISIBLE_DEVICES; srun sh -c 'echo $CUDA_VISIBLE_DEVICES'",
+            f"touch {met}/$SLURM_JOB_ID; while [ $(ls {met} | wc -l) -lt 4 ]; do sleep 0.05; done; "
+            "srun sh -c 'echo uuid=$CUDA_VISIBLE_DEVICES'",
             "--partition=mig",
             "--gres=gpu:1g.10gb:1",
             "--cpus-per-task=1",
@@ -68,7 +74,7 @@ def test_a_layout_changes_in_about_a_second_and_other_jobs_run_on(node):
         wait_state(node, job, "COMPLETED")
     assert {node.slurm.jobs()[job]["nodes"] for job in jobs} == {"d0"}
     # Each has a slice of its own, in a step by its UUID.
-    uuids = [node.slurm.output(job).split()[-1] for job in jobs]
+    uuids = [node.slurm.output(job).rpartition("uuid=")[2].strip() for job in jobs]
     assert len(set(uuids)) == len(jobs)
     assert set(uuids) == set(node.uuids("1g.10gb"))
     assert_untouched(node, beat, before)
@@ -76,9 +82,9 @@ def test_a_layout_changes_in_about_a_second_and_other_jobs_run_on(node):
 
 def assert_untouched(node, beat, before):
     """A job that beats has run on since it was looked at, without a pause, and then it is ended."""
-    after = node.slurm.jobs()[beat]
-    assert (after["job_state"], after["restart_cnt"], after["start_time"]) == ("RUNNING", 0, before["start_time"])
-    beats = [float(line) for line in node.slurm.output(beat).split()]
+    after, (mark, start_s) = node.slurm.jobs()[beat], before
+    assert (after["job_state"], after["restart_cnt"], after["start_time"]) == ("RUNNING", 0, start_s)
+    beats = [float(line) for line in node.slurm.output(beat).partition(mark)[2].split()]
     assert max(later - sooner for sooner, later in itertools.pairwise(beats)) < 5.0
     node.slurm.run("scancel", beat)
 
