@@ -1,7 +1,9 @@
 """One box: idle gaps of GPUs between short jobs, `eelctl run` to its first output, a list of many queued jobs.
 
 A controller and an agent with 8 simulated GPUs run real processes. The gap of a GPU is the time from the end of one
-job's process to the start of the next job's on it, by the launcher's clock. `run` is measured by its client's calls, from
+job's process to the start of the next job's on it, by the launcher's clock, while the next one waited, as
+`eelgrid_gpu_idle_gap_seconds` has it: one client submits the jobs while they run, and a GPU for which no job has been
+submitted yet is not idle for the controller's sake. `run` is measured by its client's calls, from
 the submission to the first output, and as a whole process of eelctl. Then every GPU is held and jobs are queued.
 
 Trees of processes that ignore TERM are stopped; a daemon is killed at random moments while jobs run; and the same jobs
@@ -78,13 +80,14 @@ def _run_jobs(client: Client, folder: Path, count: int, seconds: float) -> list[
 
 
 def _find_gaps(jobs: list[Workload]) -> tuple[list[float], int]:
-    """Returns the gaps of all GPUs in seconds, and how often one was held twice."""
-    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    """Returns the gaps of all GPUs in seconds, each from when its next job waited, and how often one was held twice."""
+    spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for job in jobs:
         (attempt,) = job.attempts
-        spans[job.placements[0].gpu_uuids[0]].append((attempt.started_ns, attempt.ended_ns))
-    gaps = [(after[0] - before[1]) / 1e9 for held in spans.values() for before, after in pairwise(sorted(held))]
-    return gaps, sum(gap < 0.0 for gap in gaps)
+        spans[job.placements[0].gpu_uuids[0]].append((attempt.started_ns, attempt.ended_ns, job.submitted_ns))
+    pairs = [pair for held in spans.values() for pair in pairwise(sorted(held))]
+    twice = sum(after[0] < before[1] for before, after in pairs)
+    return [(after[0] - max(before[1], after[2])) / 1e9 for before, after in pairs], twice
 
 
 def _time_first_output(client: Client, folder: Path, runs: int) -> list[float]:
