@@ -48,6 +48,8 @@ def start_beating(node):
 
 def test_a_layout_changes_in_about_a_second_and_other_jobs_run_on(node):
     beat, before = start_beating(node)
+    if node.layout() == GRES[MIXED]:
+        node.apply(HALVES)
     flow = [node.slurm.submit("true", "--nodelist=n1", steered=False) for _ in range(10)]
     for layout in (MIXED, HALVES, MIXED):
         said = node.apply(layout)
