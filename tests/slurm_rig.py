@@ -11,7 +11,9 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -182,6 +184,11 @@ class SlurmCluster:
     def kill(self, daemon, number=9):
         """Sends a signal to slurmctld or to slurmd.NAME, and waits until it is gone."""
         _end(number, self.folder / "run" / f"{daemon}.pid")
+        if daemon == "slurmctld" and number == signal.SIGKILL:
+            # It may have forgotten jobs, whose numbers it would give again, and with them the files of their output.
+            text = self.conf.read_text()
+            first = int(re.search(r"FirstJobId=(\d+)", text)[1])
+            self.conf.write_text(text.replace(f"FirstJobId={first}", f"FirstJobId={first + 200}"))
 
     def stop(self):
         """Ends all jobs and daemons."""

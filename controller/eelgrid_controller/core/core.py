@@ -711,9 +711,8 @@ class Core:
 
     def retry(self, *, now_ns: int) -> CoreStep[None]:
         """Continues an unfinished round over the pending work."""
-        return self._with_retry(
-            (), None, frozenset(), now_ns, frees=self._retrying.is_due or self._preemptions.is_ready, is_new=False
-        )
+        is_due = self._retrying.is_due or self._preemptions.is_ready
+        return self._with_retry((), None, frozenset(), now_ns, frees=is_due, is_new=False)
 
     def _apply(self, event: Event) -> frozenset[str]:
         check_readable(event)
@@ -732,18 +731,18 @@ class Core:
         self._preemptions.refresh(event)
         return touched
 
-    def _apply_outcome(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
+    def _apply_outcome(
+        self, event: WorkloadPlaced | WorkloadDeferred, *, is_checked: bool = False
+    ) -> tuple[Event, frozenset[str]]:
         """Applies an outcome; if the state refuses the planner's place, the workload is deferred instead."""
-        check_readable(event)
+        if not is_checked:
+            check_readable(event)
         try:
             return event, self._apply_event(event)
         except ContradictoryEvent:
             # This is a bug of ours, and nothing has changed: it must not affect other work.
-            waits = WorkloadDeferred(
-                time_ns=event.time_ns,
-                workload_id=event.workload_id,
-                reason=PendingConstraint.UNAVAILABLE.describe("refused"),
-            )
+            reason = PendingConstraint.UNAVAILABLE.describe("refused")
+            waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=reason)
             return waits, self._apply_event(waits)
 
     def _finish_step(
@@ -761,7 +760,7 @@ class Core:
             check_readable(event)
         nodes = frozenset[str]().union(*map(self._apply_event, events))
         if last is not None:
-            settled, touched = self._apply_outcome(last)
+            settled, touched = self._apply_outcome(last, is_checked=True)
             events, nodes = (*events, settled), nodes | touched
         step = self._with_retry(events, self.workload_or_array(workload_id), nodes, now_ns, frees=frees)
         # It may have been placed by the retry, or have ended, and be gone, if it can never start.
