@@ -2,6 +2,7 @@
 
 Owns configuration, start and end of the daemons, and how tests ask and submit. Must not know Eelgrid beyond its
 job_submit plugin. Nodes have GPUs that are files: as many as the GRES says. Every daemon is ended by its own process id.
+With a database there is a slurmdbd as well, and the MariaDB in which it keeps what jobs used.
 
 Debian's Slurm asks under which name it runs: daemons are started by links named slurmctld and slurmd, or all GRES would be
 lost without a word.
@@ -22,6 +23,7 @@ from tests.e2e.processes import free_port
 from tests.waiting import poll_until
 
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
+_DATABASE_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacctmgr")
 _START_S = 60.0
 _SHOWN_LINES = 40
 _PLUGIN = Path(__file__).parent.parent / "deploy" / "slurm" / "job_submit.lua"
@@ -29,9 +31,9 @@ _LEASE = 'os.getenv("EELGRID_SLURM_LEASE") or "/run/eelgrid/slurm-lease"'
 CPUS, MEMORY_MIB, GPUS = 16, 64_000, 4
 
 
-def find_missing():
+def find_missing(*, database=False):
     """Returns what is not installed of a Slurm that can be started here; empty if nothing is."""
-    programs = ("munged", "squeue", "sbatch", "scontrol")
+    programs = ("munged", "squeue", "sbatch", "scontrol", *(_DATABASE_PROGRAMS if database else ()))
     missing = [name for name in programs if not (shutil.which(name) or Path("/usr/sbin", name).exists())]
     missing += [name for name in _DAEMONS[:2] if _find_daemon(name) is None]
     if os.geteuid():
@@ -47,7 +49,7 @@ def _find_daemon(name):
 class SlurmCluster:
     """One cluster, in a new folder; `types` are the GRES types of its nodes n0, n1, and so on."""
 
-    def __init__(self, *, types=("a100", "a100", "h100"), lease=None, extra=""):
+    def __init__(self, *, types=("a100", "a100", "h100"), lease=None, extra="", database=False):
         # Steps listen at SPOOL/NODE_JOB.STEP, and a path of more than 107 bytes is no socket: then launches fail and jobs are
         # requeued and held. pytest's own folders are too long for that.
         self.folder = folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
@@ -66,9 +68,10 @@ class SlurmCluster:
             link = folder / "bin" / name
             if not link.is_symlink() and (found := _find_daemon(name)) is not None:
                 link.symlink_to(found)
+        self.database, self._mariadb = folder / "database" if database else None, None
         self.conf = folder / "etc" / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
-        self._write_configuration(extra)
+        self._write_configuration(f"{extra}\n{self._write_database_configuration()}" if database else extra)
 
     def _write_configuration(self, extra):
         folder, port = self.folder, free_port()
@@ -108,7 +111,7 @@ class SlurmCluster:
             TaskPlugin=task/none
             SwitchType=switch/none
             JobAcctGatherType=jobacct_gather/none
-            AccountingStorageType=accounting_storage/none
+            AccountingStorageType=accounting_storage/{"slurmdbd" if self.database else "none"}
             JobCompType=jobcomp/filetxt
             JobCompLoc={folder}/log/jobcomp.txt
             SelectType=select/cons_tres
@@ -138,8 +141,70 @@ class SlurmCluster:
         assert _LEASE in plugin
         (folder / "etc" / "job_submit.lua").write_text(plugin.replace(_LEASE, f'"{self.lease}"'))
 
+    def _write_database_configuration(self):
+        """Writes what slurmdbd and MariaDB read; returns the lines of slurm.conf that name them."""
+        folder, port = self.folder, free_port()
+        self.database_port = free_port()
+        settings = f"""
+            AuthType=auth/munge
+            AuthInfo=socket={folder}/munge/socket
+            DbdHost=localhost
+            DbdAddr=127.0.0.1
+            DbdPort={port}
+            SlurmUser=root
+            StorageType=accounting_storage/mysql
+            StorageHost=127.0.0.1
+            StoragePort={self.database_port}
+            StorageUser=slurm
+            StoragePass=slurm
+            StorageLoc=slurm
+            CommitDelay=1
+            LogFile={folder}/log/slurmdbd.log
+            PidFile={folder}/run/slurmdbd.pid
+        """
+        path = folder / "etc" / "slurmdbd.conf"
+        path.write_text("\n".join([*(line.strip() for line in settings.splitlines()), ""]))
+        path.chmod(0o600)  # else slurmdbd refuses it
+        settings = {"Host": "127.0.0.1", "Port": port, "Pass": folder / "munge" / "socket", "TRES": "gres/gpu"}
+        return "\n".join(f"AccountingStorage{name}={value}" for name, value in settings.items())
+
+    def _start_database(self):
+        """Starts MariaDB and slurmdbd, and has it know the cluster."""
+        (self.folder / "database.sql").write_text(
+            "CREATE DATABASE IF NOT EXISTS slurm;\n"
+            "CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY 'slurm';\n"
+            "GRANT ALL ON slurm.* TO slurm@'127.0.0.1';\n"
+        )
+        if not self.database.exists():
+            self._start(
+                "mariadb-install-db", "--no-defaults", f"--datadir={self.database}", "--user=root", "--skip-test-db",
+                "--skip-name-resolve", "--innodb-log-file-size=8M",
+            )  # fmt: skip
+        mariadb = [
+            "/usr/sbin/mariadbd", "--no-defaults", f"--datadir={self.database}", "--user=root", "--bind-address=127.0.0.1",
+            f"--port={self.database_port}", f"--socket={self.folder}/run/mariadb.socket",
+            f"--pid-file={self.folder}/run/mariadb.pid", f"--log-error={self.folder}/log/mariadb.log",
+            f"--init-file={self.folder}/database.sql", "--skip-name-resolve", "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=8M", "--innodb-lock-wait-timeout=900", "--performance-schema=off",
+        ]  # fmt: skip
+        self._mariadb = subprocess.Popen(mariadb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        poll_until((self.folder / "run" / "mariadb.pid").exists, "MariaDB answers", within_s=_START_S)
+        self._start("/usr/sbin/slurmdbd")
+        poll_until(self._is_known_to_database, "slurmdbd knows the cluster", within_s=_START_S)
+
+    def _is_known_to_database(self):
+        with contextlib.suppress(AssertionError):
+            self.run("sacctmgr", "-i", "add", "cluster", "tests")
+        with contextlib.suppress(AssertionError):
+            return "tests" in self.run("sacctmgr", "-nP", "list", "cluster", "format=cluster")
+        return False
+
     def __enter__(self):
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *reason):
@@ -157,6 +222,8 @@ class SlurmCluster:
             (munge / "key").chmod(0o400)
         names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         self._start("munged", "--force", *(f"--{option}={munge / name}" for option, name in names.items()))
+        if self.database is not None:
+            self._start_database()
         self.start_controller()
         for name in self.names:
             self.start_node(name)
@@ -196,6 +263,9 @@ class SlurmCluster:
             self.run("scancel", "--user=root")
             poll_until(lambda: not self.run("squeue", "-h", "-t", "running,completing").strip(), within_s=10.0)
         _end(15, *(self.folder / "run").glob("slurm*.pid"))
+        if self._mariadb is not None:
+            self._mariadb.terminate()
+            self._mariadb.wait(30.0)
         _end(15, self.folder / "munge" / "pid")
 
     def run(self, *command, code=0):

@@ -266,7 +266,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
                 send_phase=index / len(specs),
                 local=local,
                 has_control=not config.observe_only,
-                energy=_energy(spec.hurry, config.slurm_folder) if len(specs) == 1 else None,
+                energy=_energy(config, spec, processes) if len(specs) == 1 else None,
                 energy_window_s=config.energy_window_s,
                 processes=processes,
                 leases=leases,
@@ -378,10 +378,10 @@ def _watch_jobs(config: AgentConfig, *nodes: AgentNode) -> tuple[Awaitable[None]
     return () if folder is None or len(nodes) != 1 else (watch_slurm_jobs(nodes[0], HandoverFolder(folder)),)
 
 
-def _energy(hurry: float, slurm_folder: Path | None) -> NodeEnergy:
-    """Of a node whose process ids are not this machine's: nobody is looked up."""
-    sources = AttributionSources(slurm_folder=slurm_folder)
-    return NodeEnergy(catalogue.load_catalogue(), sources, watch=AnomalyDetector(hurry=hurry))
+def _energy(config: AgentConfig, spec: NodeSpec, processes: ProcessEngine | None) -> NodeEnergy:
+    """Of a simulated node; only where it runs processes are their ids this machine's, and else nobody is looked up."""
+    sources = AttributionSources(ProcessOwnerResolver() if processes else None, slurm_folder=config.slurm_folder)
+    return NodeEnergy(catalogue.load_catalogue(), sources, watch=AnomalyDetector(hurry=spec.hurry))
 
 
 def _ports(simulation: SimulatedNode, *, alone: bool) -> tuple[DevicePort, ControlPort]:

@@ -119,6 +119,7 @@ _KUBERNETES_SETTINGS = {
     "unbound_after": "unbound_s",
 }
 _SLURM_SETTINGS = {
+    "slurm_mig_layouts": "mig_layouts",
     "slurm_power_save": "power_save",
     "slurm_idle_watts": "idle_w",
     "slurm_sleep_watts": "sleep_w",
@@ -456,6 +457,8 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     "--slurm-rest-token-file", type=_FILE, metavar="FILE", help="Holds the JWT for a slurmrestd that asks for one."
 )
 @click.option("--slurm-rest-user", default="", metavar="NAME", help="Whose the JWT is, if not its subject's.")
+@click.option("--slurm-mig-layouts", is_flag=True,
+              help="Cut idle dynamic nodes of partitioned pools into the MIG slices that Slurm's jobs wait for.")  # fmt: skip
 @click.option("--slurm-power-save", is_flag=True,
               help="Have idle nodes sleep, by Slurm's SuspendProgram and ResumeProgram.")  # fmt: skip
 @click.option("--slurm-idle-watts", type=float, default=_SLURM.idle_w, show_default=True, help="Watts of an idle node.")

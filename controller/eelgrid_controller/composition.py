@@ -735,6 +735,7 @@ class Controller:
                 lease_s=wanted.lease_s,
                 steering=SteeringSettings(patience_s=wanted.patience_s),
                 power_saving=read_power_saving(wanted),
+                cuts_slices=wanted.mig_layouts,
             ),
             clock=self._clock,
             log=log,

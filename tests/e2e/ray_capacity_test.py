@@ -3,6 +3,7 @@
 Needs a Ray in an environment of its own (`make test-ray` installs one).
 """
 
+import json
 import os
 
 import pytest
@@ -53,7 +54,8 @@ def rig(tmp_path):
     with RayCluster(nodes=0) as ray, Cluster(tmp_path) as cluster:
         cluster.controller("--ray", ray.url, "--ray-poll", "0.2")
         fleet = fleet_of(tmp_path / "fleet.json", [NODE])
-        cluster.agent(fleet, "--run-processes", *ROOT, "--state", str(tmp_path / "agent"))
+        options = ("--state", str(tmp_path / "agent"), "--energy-window", "1", "--faults", str(tmp_path / "faults"))
+        cluster.agent(fleet, "--run-processes", *ROOT, *options)
         cluster.until_ready(2)
         (tmp_path / "queues.yaml").write_text(QUEUES)
         cluster.eelctl("queue", "apply", "-f", tmp_path / "queues.yaml", "--yes")
@@ -124,3 +126,54 @@ def test_a_node_comes_with_demand_makes_room_with_notice_comes_back_and_goes_whe
     program.end()
     poll_until(lambda: not list_jobs(cluster, WorkloadPhase.PENDING, WorkloadPhase.PLACED), "it goes", within_s=120.0)
     poll_until(lambda: len(list_raylets(ray)) == 1, "the head is alone", within_s=60.0)
+
+
+SHARING_DRIVER = """
+import json
+@ray.remote(num_gpus=0.5, num_cpus=1)
+class Holder:
+    def look(self):
+        return [ray.get_runtime_context().get_job_id(), os.getpid()]
+held = Holder.remote()
+print(json.dumps(ray.get(held.look.remote())), flush=True)
+sys.stdin.readline()
+"""
+
+
+def read_energy(cluster, *keys):
+    """The rows of `eelctl energy` by their values of these keys."""
+    answer = json.loads(cluster.eelctl("energy", "--since", "1h", "--by", ",".join(keys), "-o", "json").stdout)
+    return {tuple(row[key] for key in keys): row for row in answer["groups"]}
+
+
+def test_energy_inside_a_node_from_the_queue_is_of_the_jobs_of_ray_that_used_its_gpu(rig, tmp_path):
+    ray, cluster = rig
+    programs = [ray.program(SHARING_DRIVER) for _ in range(2)]
+    (first, pid), (second, other_pid) = (program.read() for program in programs)
+    assert first != second
+    (job,) = list_jobs(cluster, WorkloadPhase.PLACED)
+    (index,) = job.placements[0].gpu_indexes
+    # What a driver of NVIDIA tells by itself: these workers have a context on the GPU.
+    with (tmp_path / "faults").open("a") as faults:
+        faults.writelines(json.dumps({"fault": "hold", "gpu": index, "pid": one}) + "\n" for one in (pid, other_pid))
+
+    def find_rows():
+        rows = read_energy(cluster, "workload", "queue", "label:ray/job")
+        mine = {values[2]: row for values, row in rows.items() if values[:2] == (job.workload_id, "ray")}
+        return mine if all(mine.get(one, {}).get("active_j", 0.0) > 0.0 for one in (first, second)) else None
+
+    rows = poll_until(find_rows, "each job of Ray has its energy", within_s=60.0)
+    # The board itself is the node's, whoever works on it, and nobody else is there.
+    assert rows.keys() == {"", first, second}
+    assert rows[""]["idle_j"] > 0.0
+    for program in programs:
+        program.end()
+    poll_until(lambda: not list_jobs(cluster, WorkloadPhase.PENDING, WorkloadPhase.PLACED), "it goes", within_s=120.0)
+
+    def is_charged_once():
+        """The queue has the sum of all parts; there are two answers, and a last window may come between them."""
+        jobs, queues = read_energy(cluster, "queue", "label:ray/job"), read_energy(cluster, "queue")
+        parts = [row["energy_j"] for (queue, _), row in jobs.items() if queue == "ray"]
+        return len(parts) == 3 and sum(parts) == pytest.approx(queues["ray",]["energy_j"], abs=1e-6)
+
+    poll_until(is_charged_once, "the queue is charged once for all of it")

@@ -248,3 +248,43 @@ def test_an_agent_takes_its_node_out_for_a_plan_once_its_jobs_have_ended(node, t
     node.slurm.run("scontrol", "delete", "NodeName=d1")
     node.resume()
     node.assert_in_service()
+
+
+def test_an_idle_node_is_cut_into_the_slices_that_jobs_wait_for(node, tmp_path):
+    """First for one that opted in, which Slurm would refuse as it is, then for those that wait behind a node that is full."""
+    spec = {**NODE, "name": "d2", "pool": "mig", "gpus": [{"product": "h100-sxm5-80gb", "count": GPUS}]}
+    slurm = node.slurm
+    slurm.kill("slurmd.d0", 15)
+    slurm.run("scontrol", "delete", "NodeName=d0")
+    sliced = DynamicNode(slurm, tmp_path, spec)
+    with Cluster(tmp_path) as cluster:
+        controller = cluster.controller(
+            "--slurm", "--slurm-conf", str(slurm.conf), "--slurm-lease", str(slurm.lease), "--slurm-poll", "0.2",
+            "--slurm-mig-layouts",
+        )  # fmt: skip
+        cluster.agent(sliced.fleet, "--slurm-node", str(sliced.file))
+        cluster.until_ready(3)
+        cluster.eelctl("policy", "set", "--yes", "--pool-mode", "mig=enforce", "--partition", "mig=on")
+        poll_until(slurm.lease.exists, "the controller steers", within_s=WITHIN_S)
+        small = ("--partition=mig", "--cpus-per-task=1", "--gres=gpu:1g.10gb:1")
+        first = slurm.submit("sleep 600", *small)
+        wait_state(node, first, "RUNNING")
+        assert "slices of a node with an agent" in slurm.jobs()[first]["admin_comment"]
+        # The first GPU is full of them, and the other stays whole.
+        assert sliced.gres()[0] == "gpu:1g.10gb:7,gpu:h100-sxm5-80gb:1"
+        # While a job runs the node stays as it is, whatever waits.
+        half = slurm.submit("sleep 600", "--partition=mig", "--cpus-per-task=1", "--gres=gpu:3g.40gb:1")
+        also = [slurm.submit("sleep 600", *small, steered=False) for _ in range(2)]
+        for job in also:
+            wait_state(node, job, "RUNNING")
+        assert sliced.gres()[0] == "gpu:1g.10gb:7,gpu:h100-sxm5-80gb:1"
+        slurm.run("scancel", first, *also)
+        wait_state(node, half, "RUNNING")
+        assert "gpu:3g.40gb:2" in sliced.gres()[0]
+        assert controller.text().count("slurm=cut node=d2") == 2
+        slurm.run("scancel", half)
+        wait_state(node, half, "CANCELLED")
+    slurm.kill("slurmd.d2", 15)
+    slurm.run("scontrol", "delete", "NodeName=d2")
+    node.resume()
+    node.assert_in_service()

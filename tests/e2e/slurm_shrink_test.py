@@ -1,6 +1,6 @@
 """A real Slurm and a real controller: jobs of several nodes that opted in give nodes back, are told before, and run on.
 
-Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
+Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them); with a database also slurmdbd and MariaDB.
 """
 
 import pytest
@@ -10,6 +10,7 @@ from tests.slurm_rig import GPUS, SlurmCluster, find_missing
 from tests.waiting import poll_until
 
 MISSING = find_missing()
+NO_DATABASE = find_missing(database=True)
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")
 # A step on each node, as an application has them. Told, it reads which nodes it keeps, and ends its steps on the others.
 STEPS = """
@@ -133,3 +134,26 @@ def test_a_job_that_did_not_opt_in_for_so_few_nodes_keeps_them_and_the_core_take
     poll_until(lambda: places(cluster, job) == set(slurm.names), "the core has it where it runs")
     assert nodes(slurm, job) == set(slurm.names)
     assert "told" not in slurm.output(job)
+
+
+@pytest.mark.skipif(bool(NO_DATABASE), reason=f"no slurmdbd here: {NO_DATABASE}")
+def test_with_a_database_a_job_is_shrunk_again_and_can_be_changed_further(tmp_path):
+    with SlurmCluster(database=True) as slurm, Cluster(tmp_path) as cluster:
+        controller = start(cluster, slurm)
+        job = submit(slurm, DEAF, STEPS, WAITS)
+        begin(slurm, cluster, job)
+        for count in (2, 1):
+            scale(cluster, job, count)
+            poll_until(lambda count=count: len(nodes(slurm, job)) == count, "Slurm has taken a node", within_s=60.0)
+            kept = nodes(slurm, job)
+            poll_until(lambda kept=kept: places(cluster, job) == kept, "the core has it there")
+        assert kept == {"n0"}
+        assert controller.text().count(f"job={job} shrinks=yes") == 2
+        assert "shrinks=no" not in controller.text()
+        assert slurm.output(job).count("told") == 2
+        # It may be changed further, and Slurm's accounting has each stretch of it.
+        slurm.run("scontrol", "update", f"JobId={job}", "Comment=changed")
+        assert slurm.jobs()[job]["comment"] == "changed"
+        listed = ["sacct", "-nPX", "--duplicates", "-j", job, "--format=state,nnodes"]
+        stretches = {"RESIZING|3", "RESIZING|2", "RUNNING|1"}
+        poll_until(lambda: set(slurm.run(*listed).split()) == stretches, "the database has each stretch of it")

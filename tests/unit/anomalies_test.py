@@ -1,14 +1,14 @@
 """Where allocation and use disagree: since when, for how long before it is told, and what it wastes."""
 
+from dataclasses import replace
+
 import pytest
-from tests.builders.agent import build_pod_owner, build_slurm_owner
+from tests.builders.agent import build_energy_share, build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import (
-    EnergyShare,
     EnergyUse,
     ShareConfidence,
-    ShareMethod,
     UsageOwner,
     UsageOwnerKind,
 )
@@ -28,13 +28,10 @@ INTRUDER = UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-1.sco
 IDLE = IdlePower(bare_w=60.0, context_w=40.0, confidence=ShareConfidence.HIGH)
 
 
-def watch_for(seconds, *, every_s=10.0, power_w=100.0, known=True, watch=None, start_s=0.0, **fields):
-    """One look every ten seconds; each interval of A's costs a joule of every part."""
+def watch_for(seconds, *, every_s=10.0, power_w=100.0, known=True, watch=None, start_s=0.0, shares=None, **fields):
+    """One look every ten seconds; each interval costs `shares`, else A a joule of every part."""
     watch = watch or AnomalyDetector()
-    shares = [
-        EnergyShare(owner=A, part=part, energy_mj=1000, method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH)
-        for part in EnergyUse
-    ]
+    shares = shares or [build_energy_share(A, 1000, part) for part in EnergyUse]
     for turn in range(round(seconds / every_s) + 1):
         now_ns = round((start_s + turn * every_s) * SECOND)
         watch.observe(
@@ -67,6 +64,26 @@ def test_a_held_device_with_no_process_is_reported_after_a_while_with_what_it_wa
     # Thirty intervals after the look that began it, a joule of each part.
     assert OngoingAnomaly(subject=subject, since_ns=0, since_wall_ns=0, wasted_mj=90_000) in found
     assert len(found) == 2
+
+
+def test_what_the_workers_of_ray_wasted_is_of_the_workload_that_holds_the_device_idle():
+    holder = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="raylet")
+    worker = replace(holder, ray_job="01000000")
+    watch = watch_for(
+        300,
+        claims=(DeviceClaim(owner=holder),),
+        holders=(ContextHolder(owner=worker, pid=1),),
+        utilization=0.0,
+        shares=(
+            build_energy_share(holder, 2_000, EnergyUse.BARE_IDLE),
+            build_energy_share(worker, 1_000, EnergyUse.CONTEXT_IDLE),
+        ),
+    )
+    wasted = {(one.subject.kind, one.subject.owner): one.wasted_mj for one in watch.list_anomalies()}
+    assert wasted == {
+        (EnergyAnomalyKind.HELD_IDLE, holder): 90_000,
+        (EnergyAnomalyKind.IDLE_CONTEXT, worker): 30_000,
+    }
 
 
 def test_an_open_context_that_does_nothing():

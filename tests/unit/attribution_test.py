@@ -159,6 +159,35 @@ def test_jobs_that_share_a_gpu_are_each_charged_by_the_workload_that_their_proce
     assert active == {plan[0].owner, plan[1].owner, UsageOwner(kind=UsageOwnerKind.PROCESS)}
 
 
+def test_jobs_of_ray_inside_a_workload_are_charged_apart_and_the_board_is_the_workloads():
+    plan = DeviceAllocation(
+        place=DeviceReference("GPU-0"),
+        owner=UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="raylet"),
+        source=AllocationSource.PLAN,
+    )
+    # A raylet that is a job of the queue starts its workers: they have its environment, and Ray's for their job.
+    owners = {
+        pid: ProcessOwner(UsageOwner(kind=UsageOwnerKind.RAY, ray_job=job, pid=pid), workload=stated)
+        for pid, job, stated in ((1, "01000000", "raylet"), (2, "02000000", "raylet"), (3, "03000000", "other"))
+    }
+    attributor = Attributor(load_catalogue())
+    for at_s in range(0, 400, 10):
+        seen = look(at_s, 300.0 * at_s, [1, 2, 3], utilization=1.0)
+        found = attributor.observe(replace(seen, owners=owners, allocations=(plan,)))
+    active = {account.owner for account in found.accounts if account.part.value == "active"}
+    inside = {replace(plan.owner, ray_job="01000000"), replace(plan.owner, ray_job="02000000")}
+    # The third states a workload that holds nothing here: its job of Ray is what is known, and the plan's workload.
+    assert active == inside | {UsageOwner(kind=UsageOwnerKind.RAY, ray_job="03000000", workload="raylet")}
+    idle = {account.owner for account in found.accounts if account.part.value == "bare_idle"}
+    assert idle == {plan.owner}
+    # Nobody is counted twice.
+    assert sum(found.accounts.values()) + sum(found.nobody["GPU-0"].values()) == 300_000 * 390
+    # Who holds the GPU has given it to whatever runs inside.
+    assert all(plan.owner.covers(one) for one in inside)
+    assert not replace(plan.owner, ray_job="01000000").covers(replace(plan.owner, ray_job="02000000"))
+    assert not any(one.subject.owner in inside for one in found.anomalies)
+
+
 def test_an_owner_that_comes_back_has_a_new_account_only_after_a_showing_without_it():
     attributor = Attributor(load_catalogue())
     before = {}

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.builders.energy import BEGIN_NS, SECOND_NS, SPEC, LedgerSite, build_window
@@ -160,6 +161,52 @@ async def test_names_of_workloads_outlive_the_core_that_knew_them(tmp_path):
         await later.until(lambda: later.acknowledged)
         (group,) = (await later.total("title", "user", "queue", "label:team")).groups
         assert (group.values, group.spent.energy_mj) == (("chat", "ann", "q1", "a"), 2_000)
+
+
+RAYLET = EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1")
+JOBS = (replace(RAYLET, ray_job="01000000"), replace(RAYLET, ray_job="02000000"))
+
+
+async def test_jobs_of_ray_are_told_apart_within_the_workload_that_they_run_in(tmp_path):
+    windows = [(1_000, 0), (5_000, 1), (2_000, 2), (4_000, 1)]
+    async with LedgerSite(tmp_path) as site:
+        for number, (energy_mj, owner) in enumerate(windows):
+            site.take(replace(build_window(number + 1, energy_mj, owner=owner), owners=(RAYLET, *JOBS)))
+        # Work is of the whole workload: it is not told by its jobs of Ray.
+        site.writer.add_work([WorkInterval("w-1", "step", 3.0, BEGIN_NS / SECOND_NS, BEGIN_NS / SECOND_NS + 30.0)])
+        await site.until(lambda: site.acknowledged == [("n1", len(windows))])
+
+        async def by(*keys):
+            return {group.values: group for group in (await site.total(*keys)).groups}
+
+        jobs = await by("queue", "label:ray/job")
+        found = {values: group.spent.energy_mj for values, group in jobs.items()}
+        assert found == {("q1", ""): 1_000, ("q1", "01000000"): 9_000, ("q1", "02000000"): 2_000}
+        assert not any(group.done for group in jobs.values())
+        whole = await by("queue")
+        # The queue is charged once for all of it.
+        assert whole["q1",].spent.energy_mj == 12_000
+        assert whole["q1",].done[0].energy_mj == 12_000
+
+
+async def test_a_job_of_ray_does_not_pass_to_what_its_workload_spends_later(tmp_path):
+    """The names of a workload that has ended are those of its newest row, but for the job of Ray in it."""
+    known = {"w-1": SimpleNamespace(spec=SPEC)}
+    async with LedgerSite(tmp_path, workloads=known) as site:
+        site.take(replace(build_window(1, 1_000, owner=1), owners=(RAYLET, *JOBS)))
+        await site.until(lambda: site.acknowledged)
+        known.clear()
+        site.take(replace(build_window(2, 1_000, owner=0), owners=(RAYLET, *JOBS)))
+        await site.until(lambda: site.acknowledged[-1] == ("n1", 2))
+    async with LedgerSite(tmp_path, workloads={}) as later:
+        for number, owner in ((3, 0), (4, 2)):
+            later.take(replace(build_window(number, 1_000, owner=owner), owners=(RAYLET, *JOBS)))
+        await later.until(lambda: later.acknowledged[-1:] == [("n1", 4)])
+        groups = (await later.total("title", "queue", "label:team", "label:ray/job")).groups
+        assert {group.values[-1]: group.spent.energy_mj for group in groups} == {
+            "": 2_000, "01000000": 1_000, "02000000": 1_000,
+        }  # fmt: skip
+        assert {group.values[:-1] for group in groups} == {("chat", "q1", "a")}
 
 
 async def test_a_pod_that_nobody_submitted_has_the_user_that_it_says(tmp_path):

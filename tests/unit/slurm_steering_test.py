@@ -94,6 +94,19 @@ def test_a_held_job_is_submitted_with_what_it_asks_for():
     assert spec.required_traits == ("slurm/partition/main", "slurm/gres/a100")
 
 
+def test_a_job_that_waits_for_slices_is_let_go_once_a_node_with_an_agent_has_them():
+    waiting = replace(HELD, gpus=(GresCount("1g.10gb", 1),))
+    known, steering = build_workload(waiting), Steering()
+    cut = (replace(NODES[0], gpus=(GresCount("1g.10gb", 7),)), NODES[1])
+    assert decide(waiting, workloads=[known], steering=steering) == []
+    (found,) = decide(waiting, workloads=[known], steering=steering, nodes=cut)
+    assert found == LetJobGo("12", "slices of a node with an agent are given by Slurm itself", "")
+    # Where a node without an agent has such slices, too, the core places it.
+    both = (cut[0], replace(cut[0], name="n1"))
+    found = decide(waiting, workloads=[known], nodes=both, agents=frozenset({"n0"}))
+    assert [type(one) for one in found] == [RegisterNode]
+
+
 def test_a_job_that_waits_in_the_core_is_left_alone_and_placed_when_that_places_it():
     assert decide(HELD, workloads=[build_workload(HELD)]) == []
     assert decide(HELD, workloads=[build_workload(HELD, "n1")]) == [PlaceJob(HELD, ("n1",))]

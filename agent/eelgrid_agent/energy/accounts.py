@@ -41,8 +41,8 @@ class UsageOwnerKind(Enum):
 class UsageOwner:
     """One owner; what is unknown, or does not apply to its kind, is empty.
 
-    `ray_job` is a second name: a Ray worker in a pod or a job belongs to the pod or the job. So is `workload`, except
-    for an owner that only the plan knows.
+    `ray_job` is a second name: a Ray worker in a pod, a job or a workload belongs to that. So is `workload`, except for
+    an owner that only the plan knows.
     """
 
     kind: UsageOwnerKind
@@ -80,7 +80,8 @@ class UsageOwner:
             # Something that both know must have agreed.
             return any(one and one == two for one, two in zip(mine, theirs, strict=True))
         kept, used = self.account(), other.account()
-        return kept.workload == used.workload and kept.unit == used.unit and kept.ray_job == used.ray_job
+        # What is allocated is allocated whole, whichever Ray job runs inside.
+        return kept.workload == used.workload and kept.unit == used.unit and kept.ray_job in ("", used.ray_job)
 
     def title(self) -> str:
         """Its account in a few words for people."""

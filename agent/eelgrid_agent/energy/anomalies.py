@@ -7,7 +7,7 @@ subject that the anomaly is about. Time is an argument.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from eelgrid_agent.energy.accounts import EnergyShare, EnergyUse, UsageOwner, UsageOwnerKind
@@ -51,6 +51,9 @@ _WASTES: Mapping[EnergyAnomalyKind, frozenset[EnergyUse]] = {
     EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS: frozenset(EnergyUse),
     EnergyAnomalyKind.STALLED: frozenset({EnergyUse.ACTIVE}),
 }
+
+# What is said of an allocation, and not of a process.
+_OF_HOLDERS = frozenset({EnergyAnomalyKind.HELD_IDLE, EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +229,12 @@ def _wasted_energy_mj(subject: AnomalySubject, shares: Iterable[EnergyShare]) ->
         share.energy_mj
         for share in shares
         if share.part in _WASTES[subject.kind]
-        and share.owner.account() == account
+        and account == _charged_account(share.owner, subject)
         and subject.gpu_instance_id in (None, share.gpu_instance_id)
     )
+
+
+def _charged_account(owner: UsageOwner, subject: AnomalySubject) -> UsageOwner:
+    """Whose waste it is: what is held idle is the holder's, whichever Ray job of it has the contexts."""
+    account = owner.account()
+    return replace(account, ray_job=subject.owner.ray_job) if subject.kind in _OF_HOLDERS else account

@@ -6,7 +6,8 @@ first observation is unattributed. At every observation and for every device, al
 to the millijoule: over processes and layouts that come and go, missing readings and meters that restart.
 
 A process that cannot be inspected (no host process ids, or it died before it was seen) is attributed to the only owner
-that its device is allocated to. A workload of the plan is a second name of whoever holds or uses its device.
+that its device is allocated to. A workload of the plan is a second name of whoever holds or uses its device. A Ray
+worker inside a workload (a raylet that is a job of the queue) is the workload's, and keeps the name of its Ray job.
 
 Bare idle power is the lowest mean power over an interval in which no context was open and nothing was busy. It is never
 learnt under load, nor in the first seconds of quiet while clocks fall; until then the catalogue's value is used, with
@@ -457,7 +458,9 @@ def _holder(
         if len(claimants) == 1:
             owner, inferred = replace(claimants.pop(), pid=process.pid), True
     elif found.workload in planned.get(place, planned.get(None, ())):
-        owner = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=found.workload, pid=process.pid)
+        owner = UsageOwner(
+            kind=UsageOwnerKind.WORKLOAD, workload=found.workload, ray_job=owner.ray_job, pid=process.pid
+        )
     return ContextHolder(
         owner=_of_workload(owner, place, workloads),
         pid=process.pid,

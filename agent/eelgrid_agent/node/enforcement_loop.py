@@ -199,12 +199,12 @@ class InlineEnforcementLoop:
         self._clock = clock
         self._tended_ns = clock.monotonic_ns()
         self._busy = set(range(len(kept)))
-        # Most simulated nodes never see a layout; the others are tended from the first on.
+        # Most simulated nodes never see a layout; the others are tended from the first on, and those of an engine always.
         self._laid: set[int] = set()
         for index, (enforcement, node, layouts) in enumerate(kept):
             node.ordered = partial(self._schedule, index, enforcement)
             node.returned = layouts.on_device_reset
-            if any(gpu.gpu_instances for gpu in node.inventory.gpus):
+            if layouts.has_service or any(gpu.gpu_instances for gpu in node.inventory.gpus):
                 self._lay(index)
 
     async def run(self) -> None:

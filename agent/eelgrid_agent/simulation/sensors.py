@@ -54,7 +54,8 @@ _NS_PER_S = 1_000_000_000
 _INSTANCE_OWN_BYTES = 11 * 2**20
 # The driver looks at processes six times a second.
 _PROCESS_PERIOD_NS = _NS_PER_S // 6
-_UNNAMED_PID = 100_000
+# Above every process id that Linux gives (PID_MAX_LIMIT), so that it is nobody's on this machine.
+_UNNAMED_PID = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

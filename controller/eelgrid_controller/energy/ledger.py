@@ -50,6 +50,8 @@ from eelgrid_protos.messages import EnergyOwner, EnergyPart, EnergyWindow, Owner
 
 HOUR_S = 3600
 _LABELS_MOST = 16
+# The label of a holder that names the job of a Ray cluster, as workloads that stand for such jobs have it, too.
+RAY_JOB_LABEL = "ray/job"
 
 
 class LedgerPlace(NamedTuple):
@@ -124,6 +126,13 @@ class MeasuredEnergy(NamedTuple):
     uncounted_s: float
 
 
+def label_ray_job(labels: tuple[tuple[str, str], ...], owner: EnergyOwner) -> tuple[tuple[str, str], ...]:
+    """Labels of a holder with the Ray job that an agent saw inside it, whose joules are a part of the holder's."""
+    if not owner.ray_job:
+        return labels
+    return tuple(sorted({**dict(labels), RAY_JOB_LABEL: owner.ray_job}.items()))
+
+
 def resolve_holder(owner: EnergyOwner, spec: WorkloadSpec | None) -> EnergyHolder:
     """The holder for an owner as an agent names it; `spec` is of the workload that it names, where that is known."""
     name = owner.pod or owner.container or owner.unit
@@ -133,7 +142,9 @@ def resolve_holder(owner: EnergyOwner, spec: WorkloadSpec | None) -> EnergyHolde
         name = owner.ray_job
     kind = owner.kind.name.lower()
     if spec is None:
-        return EnergyHolder(kind, owner.namespace, name, owner.workload, "", owner.user)
+        return EnergyHolder(
+            kind, owner.namespace, name, owner.workload, "", owner.user, labels=label_ray_job((), owner)
+        )
     return EnergyHolder(
         kind=kind,
         namespace=owner.namespace or spec.namespace,
@@ -142,7 +153,7 @@ def resolve_holder(owner: EnergyOwner, spec: WorkloadSpec | None) -> EnergyHolde
         title=spec.name,
         user=owner.user or spec.user or spec.labels.get("user", ""),
         queue=spec.queue,
-        labels=tuple(sorted(spec.labels.items()))[:_LABELS_MOST],
+        labels=label_ray_job(tuple(sorted(spec.labels.items()))[:_LABELS_MOST], owner),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.steps import CommitResult
+from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.state.agent_liveness import AgentLiveness
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
@@ -83,6 +84,9 @@ class CoreCommandPort(Protocol):
 
     async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node."""
+
+    async def apply_partitions(self, change: PartitionStage) -> None:
+        """Change MIG layouts, all or nothing."""
 
     async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
         """Move places, or take moves back."""

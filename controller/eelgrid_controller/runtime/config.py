@@ -81,6 +81,8 @@ class SlurmConfig:
     poll_s: float = 1.0
     # A placed job that Slurm refuses to start there is let go after so long; one that merely waits after ten times as long.
     patience_s: float = 30.0
+    # Whether idle dynamic nodes are cut into the MIG slices that jobs wait for.
+    mig_layouts: bool = False
     # Whether idle nodes sleep, and what that costs: measured at one node.
     power_save: bool = False
     idle_w: float = 800.0

@@ -438,6 +438,8 @@ class MigService:
         leases: DeviceLeases | None = None,
         service: NodeService | None = None,
     ) -> None:
+        # Whether an engine's node goes out of service for a change.
+        self.has_service = service is not None
         self._service = service or AlwaysInService()
         self.executor = LayoutReconciler(
             device,

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from eelgrid_controller.clock import Clock
@@ -16,6 +16,7 @@ from eelgrid_controller.energy.ledger import (
     BOARD_W_MOST,
     NUMBER_MOST,
     PAST_S_MOST,
+    RAY_JOB_LABEL,
     ClaimAllowance,
     EnergyHolder,
     ExportClaim,
@@ -25,6 +26,7 @@ from eelgrid_controller.energy.ledger import (
     LedgerQuery,
     count_pieces,
     judge_window,
+    label_ray_job,
     resolve_holder,
     spread_window,
 )
@@ -238,7 +240,11 @@ class LedgerWriter:
             self._log.error("ledger=damaged records=%d action=dropped", store.dropped)
         self._worked_s = found.worked_s
         self.used_bytes = found.used_bytes
-        self._holders.update((holder.workload, holder) for holder in found.holders)
+        # Which Ray job an owner is of is told with each owner, and the newest of a workload need not be of the next.
+        self._holders.update(
+            (one.workload, one._replace(labels=tuple(pair for pair in one.labels if pair[0] != RAY_JOB_LABEL)))
+            for one in found.holders
+        )
         self.fault = ""
         return True
 
@@ -401,7 +407,9 @@ class LedgerWriter:
         workload = self._core().state.workloads.get(owner.workload)
         if workload is not None:
             found = resolve_holder(owner, workload.spec)
-            self._holders[owner.workload] = found
+            # Without the Ray job, which is of this owner alone.
+            plain = resolve_holder(replace(owner, ray_job=""), workload.spec) if owner.ray_job else found
+            self._holders[owner.workload] = plain
             self._holders.move_to_end(owner.workload)
             if len(self._holders) > _SPECS_MOST:
                 self._holders.popitem(last=False)
@@ -414,7 +422,7 @@ class LedgerWriter:
             title=known.title,
             user=plain.user or known.user,
             queue=known.queue,
-            labels=known.labels,
+            labels=label_ray_job(known.labels, owner),
         )
 
     async def _flush(self) -> None:

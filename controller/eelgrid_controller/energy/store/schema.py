@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, TIME_KEYS, LedgerQuery
+from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, RAY_JOB_LABEL, TIME_KEYS, LedgerQuery
 from eelgrid_controller.energy.store.database import CRC_MASK, LedgerDialect, LedgerReader, NameTable
 from eelgrid_protos.messages import DEFAULT_POOL
 
@@ -362,7 +362,10 @@ def place_filters_of(asked: LedgerQuery) -> tuple[str, tuple[str, ...]]:
 def is_of_workloads(asked: LedgerQuery) -> bool:
     """Whether workloads are whole in the groups of a question, so that their work can be told."""
     names = (*asked.group_by, *(name for name, _ in asked.filters))
-    return bool(asked.group_by) and all(name in _OF_WORKLOADS or name.startswith("label:") for name in names)
+    of_ray = f"label:{RAY_JOB_LABEL}"  # a part of a workload
+    return bool(asked.group_by) and all(
+        name in _OF_WORKLOADS or (name.startswith("label:") and name != of_ray) for name in names
+    )
 
 
 def work_query(

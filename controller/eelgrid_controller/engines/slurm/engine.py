@@ -58,6 +58,7 @@ from eelgrid_controller.engines.slurm.marks import (
 from eelgrid_controller.engines.slurm.power_saving import PowerSavingSettings, SetNodesPower, SlurmPowerSaving
 from eelgrid_controller.engines.slurm.release_ahead import ENDS_REMEMBERED_S, expect_ends, judge_ahead, plan_releases
 from eelgrid_controller.engines.slurm.shrinking import KeepNodes, ShrinkJob, classify_refusal
+from eelgrid_controller.engines.slurm.slice_demand import SliceDemand
 from eelgrid_controller.engines.slurm.steering import (
     AdoptJob,
     CancelJob,
@@ -74,6 +75,7 @@ from eelgrid_controller.engines.slurm.steering import (
     SubmitJob,
     build_request,
 )
+from eelgrid_controller.partition.survey import survey_gpus
 from eelgrid_controller.state.events import PreemptionStarted, WorkloadCancelled, WorkloadPlaced
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotFound
@@ -148,6 +150,8 @@ class SlurmSettings:
     steering: SteeringSettings = field(default_factory=SteeringSettings)
     # None: nodes never sleep by us.
     power_saving: PowerSavingSettings | None = None
+    # Idle nodes are cut into the MIG slices that jobs wait for.
+    cuts_slices: bool = False
 
 
 @dataclass(slots=True)
@@ -169,6 +173,8 @@ class SlurmCounts:
     weighed: int = 0
     powered_down: int = 0
     powered_up: int = 0
+    # Layouts of nodes that were changed for jobs that wait.
+    cut: int = 0
 
 
 class SlurmEngine:
@@ -190,6 +196,7 @@ class SlurmEngine:
         self._settings, self._clock, self._log = settings, clock, log
         self._steering, self._distinct = Steering(settings.steering), DistinctNodes()
         self._saving = None if settings.power_saving is None else SlurmPowerSaving(settings.power_saving)
+        self._slices = SliceDemand() if settings.cuts_slices else None
         loop.eligibility.rules = self._distinct
         self._writes = asyncio.Semaphore(settings.max_concurrent_writes)
         # Something was placed or ended: the next look is due.
@@ -271,11 +278,29 @@ class SlurmEngine:
             # By a clock that never falls: a step of the wall clock is no idle time.
             orders = self._saving.decide(jobs, nodes.nodes, now_s=self._clock.monotonic_s())
             await asyncio.gather(*map(self._set_power, orders))
+        if self._slices is not None:
+            await self._cut_nodes(self._slices, jobs, now_s)
         self.counts.looks += 1
         if self._settings.advises:
             await self._advise(self._table.jobs)
         else:
             self._renew_lease(now_s)
+
+    async def _cut_nodes(self, demand: SliceDemand, jobs: Sequence[SlurmJob], now_s: float) -> None:
+        """Has idle nodes cut into the slices that jobs wait for; what no longer holds is decided anew by the next look."""
+        waiting = demand.select_jobs(jobs, now_s)
+        if not waiting:
+            return
+        survey = await self._loop.read(lambda core: survey_gpus(core.state))
+        for stage in demand.plan(survey, waiting, self._nodes.nodes, now_s):
+            node = stage.turns[0].seat.node_name
+            try:
+                await self._loop.apply_partitions(stage)
+            except Fault as error:
+                self._log.info("slurm=cut node=%s refused=%s", node, error)
+                continue
+            self.counts.cut += 1
+            self._log.info("slurm=cut node=%s gpus=%d waiting=%d", node, len(stage.turns), len(waiting))
 
     async def _read_view(self, now_s: float) -> _View:
         return await self._loop.read(lambda core: _view(core, self._table, now_s))

@@ -9,9 +9,10 @@ application comes first: the nodes that it keeps are written into the administra
 batch script gets SIGUSR2. Once no step of it runs on the other nodes any more, or its grace is over, they are taken. Until then
 they count as external usage. What Slurm does not do is given up for a while, and the core takes the job as it stands.
 
-What 22.05 does (tried): the node of the batch script stays, whoever is asked to go; nothing grows; and without a database every
-later update of a job that was shrunk, its comment included, is refused after five seconds as long as it runs ("the DB index
-is being set"), so a job is marked before, and shrunk once.
+What 22.05 does (tried): the node of the batch script stays, whoever is asked to go; nothing grows. A job that was shrunk gets
+another index in slurmdbd, for which slurmctld asks at once; until it has that, every later update of the job, its comment
+included, is refused after five seconds ("the DB index is being set"). So with slurmdbd a job is shrunk as often as the core
+wants, and without one, once: it is marked before.
 
 Source: slurm.schedmd.com/faq.html#job_size; scontrol(1), NodeList of a running job; tried on 22.05.8.
 """
@@ -44,7 +45,7 @@ _WORDS = {
     ShrinkRefusal.NOT_ELASTIC: "its user has not said to how many nodes; submit it with eelgrid-nodes=LEAST in its comment",
     ShrinkRefusal.TOO_SMALL: "its user has said that it needs more nodes",
     ShrinkRefusal.NODES: "Slurm does not take these nodes from it; the node of its batch script has to stay",
-    ShrinkRefusal.NO_DATABASE: "Slurm without slurmdbd updates a job no more that was shrunk once; it keeps its nodes to its end",
+    ShrinkRefusal.NO_DATABASE: "Slurm changes a job that was shrunk once only if slurmdbd answers; without one it keeps its nodes to its end",
     ShrinkRefusal.SLURM: "Slurm refused",
 }
 _SAID = (

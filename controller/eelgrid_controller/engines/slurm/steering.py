@@ -46,6 +46,7 @@ from eelgrid_controller.engines.slurm.marks import (
     name_workload,
 )
 from eelgrid_controller.engines.slurm.shrinking import KeepNodes, Shrinking, ShrinkJob, find_least_nodes, find_profile
+from eelgrid_controller.engines.slurm.slice_demand import is_slice
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_protos.messages import (
     AttemptState,
@@ -226,6 +227,7 @@ class Steering:
     # By workload the job and the workload as they were when nothing was to be done about them, and nothing but a change of one of
     # them could make it so: held jobs that wait in the core.
     _settled: dict[str, tuple[SlurmJob, Workload]] = field(default_factory=dict)
+    _agent_slices: frozenset[str] = frozenset()
     # Those that wait here and were reported as external usage, since they run and could not be adopted.
     _external: set[str] = field(default_factory=set)
     reports: NodeReporter = field(default_factory=NodeReporter)
@@ -260,7 +262,12 @@ class Steering:
         found: list[SlurmInstruction] = []
         found += self._end_jobs(by_id, workloads, now_s)
         found += self._follow_nodes(jobs, nodes, workloads, has_agent)
-        around = _Surroundings({node.name for node in nodes}, dependencies, now_s)
+        slices = _list_agent_slices(nodes, has_agent)
+        if slices != self._agent_slices:
+            # Who waited for them may go now.
+            self._agent_slices = slices
+            self._settled.clear()
+        around = _Surroundings({node.name for node in nodes}, slices, dependencies, now_s)
         found += self._steer_jobs(by_id, workloads, around)
         found += _list_corrections(by_id, workloads, gpus)
         self.shrinking.forget_missing(by_id, now_s)
@@ -418,6 +425,8 @@ class Steering:
         reason = job.peculiar or _find_obstacle(job)
         if standing is DependencyState.UNKNOWN:
             reason = f"its dependency {job.dependency} is for Slurm to judge"
+        elif not reason and any(one.type in around.agent_slices for one in job.gpus):
+            reason = "slices of a node with an agent are given by Slurm itself"
         if reason:
             yield LetJobGo(job.job_id, reason, find_run_suffix(job))
         elif phase is None:
@@ -732,10 +741,19 @@ def build_inventory(node: SlurmNode) -> Inventory:
     return Inventory(node_name=node.name, cpu_milli=1000 * node.cpus, memory_bytes=node.memory_bytes, gpus=tuple(gpus))
 
 
+def _list_agent_slices(nodes: Iterable[SlurmNode], has_agent: frozenset[str]) -> frozenset[str]:
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for node in nodes:
+        found[node.name in has_agent].update(one.type for one in node.gpus if is_slice(one.type))
+    return frozenset(found[True] - found[False])
+
+
 class _Surroundings(NamedTuple):
     """What one look has found beside a job: all nodes' names, dependencies, and the time."""
 
     names: set[str]
+    # MIG slices that only nodes with an agent have, whose GPUs the core does not give to Slurm's jobs by the slice.
+    agent_slices: frozenset[str]
     dependencies: Dependencies
     now_s: float
 
