@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from eelgrid_agent.devices.port import INSTANCE_READINGS, LATENCY_BUCKETS_S
 from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, EnergyAnomalyKind
 from eelgrid_agent.enforce.rules import RefusalRule
-from eelgrid_agent.metrics.catalogue import CATALOGUE, Metric, MetricScope
 from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, REQUEST_S_MOST, SCRAPES_MOST
 from eelgrid_agent.metrics.snapshot import SHARES_MOST
 from eelgrid_agent.node.inventory import MAX_XIDS
@@ -24,6 +23,7 @@ from eelgrid_controller.server.metrics.catalogue import (
     SECTIONS,
     SERIES_MOST,
 )
+from eelgrid_protos.agent_metrics import CATALOGUE, Metric, MetricScope
 from eelgrid_protos.messages import (
     GPUS_PER_NODE_MOST,
     INSTANCES_PER_GPU_MOST,
@@ -153,7 +153,7 @@ def agent_metrics_page() -> str:
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in AbsenceReason if reason)
     parts = [
         _AGENT_INTRODUCTION.format(
-            origin=HEAD.format(source="agent/eelgrid_agent/metrics/").strip(),
+            origin=HEAD.format(source="protos/eelgrid_protos/agent_metrics.py").strip(),
             gpus=GPUS_PER_NODE_MOST,
             instances=INSTANCES_PER_GPU_MOST,
             shares=SHARES_MOST,

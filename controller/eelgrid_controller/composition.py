@@ -6,10 +6,8 @@ only if they are configured. Must not contain behaviour of its own.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,7 +31,7 @@ from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.stores import follow_store, open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
-from eelgrid_controller.server.following import StandbyServer, list_services, name_address
+from eelgrid_controller.server.following import StandbyServer, list_services, name_address, replace_port
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
@@ -85,6 +83,7 @@ if TYPE_CHECKING:
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
     from eelgrid_controller.runtime.postgresql.standby import JournalStandby
     from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
+    from eelgrid_controller.server.remote_write.writer import RemoteWriter
 
 
 # A cycle takes two seconds at most; a longer one must not keep the process from its last checkpoint.
@@ -192,11 +191,11 @@ class Controller:
         self.placing = await self._place_pods()
         self._steer_jobs()
         self._follow_ray()
-        page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
-        api = "" if api_port is None else f" http_api={_with_port(self.config.http_api, api_port)}"
+        page = "" if page_port is None else f" page={replace_port(self.config.page, page_port)}"
+        api = "" if api_port is None else f" http_api={replace_port(self.config.http_api, api_port)}"
         line = (
-            f"serving listen={_with_port(self.config.listen, port)} "
-            f"metrics={_with_port(self.config.metrics, metrics_port)} "
+            f"serving listen={replace_port(self.config.listen, port)} "
+            f"metrics={replace_port(self.config.metrics, metrics_port)} "
             f"nodes={len(recovered.state.nodes)} workloads={len(recovered.state.workloads)} "
             f"replayed={recovered.replayed} checkpoint={recovered.checkpoint_seq} seconds={seconds:.2f} "
             f"cluster={journal.cluster_id}{page}{api}"
@@ -323,7 +322,6 @@ class Controller:
         if self._traces_to is not None:
             self._follow_placements(self._traces_to, journal.cluster_id)
         self._begin_metrics(views, page)
-        _settle_interpreter()
         return recovered
 
     def _begin_job_streams(self) -> None:
@@ -380,7 +378,8 @@ class Controller:
         self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
 
     def _serve_agents(self, telemetry: Telemetry) -> None:
-        """Creates the service for agents, and feeds the energy ledger from it."""
+        """Creates the service for agents, and feeds the energy ledger and long-term storage from it."""
+        remote = self._write_remotely()
         self.agents = AgentService(
             loop=self.loop,
             telemetry=telemetry,
@@ -391,6 +390,9 @@ class Controller:
             register=self._begin_registering(),
             may_lead=self._is_elected,
         )
+        if remote is not None:
+            self.agents.batch_listeners.append(remote.on_batch)
+            self.ledger.window_listeners.append(remote.on_window)
 
     def _is_elected(self) -> bool:
         """Whether Kubernetes' Lease is ours, where that says who leads."""
@@ -616,6 +618,24 @@ class Controller:
         self.metrics.add(tracing.families)
         self._stack.push_async_callback(tracing.stop)
 
+    def _write_remotely(self) -> "RemoteWriter | None":
+        """Starts to write series to long-term storage; to be stopped after whatever hands some over."""
+        if self.config.remote_write is None:
+            return None
+        from eelgrid_controller.server.remote_write.writer import RemoteWriter
+
+        writer = RemoteWriter(
+            self.config.remote_write,
+            instance=name_address(self.config.metrics, int(self.config.metrics.rpartition(":")[2])),
+            is_leading=self._is_elected,
+            clock=self._clock,
+            log=self._log.getChild("remote_write"),
+        )
+        self._stack.push_async_callback(asyncio.to_thread, writer.stop)
+        self._stack.callback(asyncio.create_task(writer.read_pages(self.metrics.read_families)).cancel)
+        self.metrics.add(writer.families)
+        return writer
+
     async def _serve_page(self) -> int | None:
         """Serves the live page; returns its port."""
         if not self.config.page:
@@ -778,20 +798,3 @@ class Controller:
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""
         await self._stack.aclose()
-
-
-def _settle_interpreter() -> None:
-    """Tunes garbage collection and thread switching for a process that has everything loaded."""
-    # Objects loaded so far stay, so the collector need not scan them again, and a full collection of later objects is
-    # rare: it takes some 40 ms at a thousand nodes (measured), which is eight times an objective of 5 ms. Nothing
-    # long-lived here is in a cycle; reference counting frees it.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5000, 20, 50)
-    # The journal's thread returns from the disk to a busy loop: Python's switch interval of 5 ms would be its latency
-    # (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
-    sys.setswitchinterval(0.0005)
-
-
-def _with_port(address: str, port: int) -> str:
-    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

@@ -3,7 +3,6 @@
 from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, InstanceReadings
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
 from eelgrid_agent.metrics.snapshot import (
-    OWNER_LABELS,
     AgentSnapshot,
     AgentView,
     GpuView,
@@ -16,6 +15,7 @@ from eelgrid_agent.metrics.snapshot import (
     TimedValues,
     WorkerView,
 )
+from eelgrid_protos.agent_metrics import OWNER_LABELS
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance, Reading
 
 HOST_READINGS = [reading for reading in Reading if reading >= Reading.HOST_CPU_UTILIZATION_RATIO]

@@ -5,6 +5,7 @@ PostgreSQL's (terms, lost connections) in tests/unit/postgres_ledger_test.py; ma
 tests/unit/energy_exports_test.py and tests/props/energy_exports_test.py.
 """
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -18,6 +19,7 @@ from tests.builders.ledger import (
     asked,
     book,
     book_all,
+    build_hour,
     figures,
     watch_reads,
 )
@@ -31,6 +33,7 @@ from eelgrid_controller.energy.ledger import (
     MeasuredEnergy,
     parse_query,
 )
+from eelgrid_controller.energy.store import schema
 from eelgrid_controller.energy.store.ledger_store import LastWindow, NodeEntries, open_ledger
 from eelgrid_controller.energy.store.schema import CELL_MJ_MOST
 from eelgrid_controller.errors import LedgerError, LedgerRefused
@@ -175,6 +178,80 @@ def test_an_hour_that_is_added_to_after_it_was_changed_stays_found(ledger):
         # Whoever puts it back has it whole again.
         ledger.run("UPDATE hourly SET active = active - 1 WHERE place = 1 AND holder = 1")
         assert store.query(asked("hour")).damaged == ()
+
+
+def test_a_row_that_is_kept_is_not_read_again_and_written_as_it_should_be(ledger):
+    with closing(ledger.open()) as store:
+        book(store, 0)
+        ledger.run("UPDATE hourly SET active = active + 1 WHERE place = 1 AND holder = 1")
+        ledger.run("UPDATE daily_measured SET total = 0 WHERE place = 1")
+        book(store, 0)
+        found = store.query(asked("hour"))
+    assert found.damaged == ()
+    assert found.total.energy_mj == found.measured_mj == 2 * sum(one.total_mj for one in build_hour(0)[1])
+
+
+@pytest.mark.parametrize("fails", ["before the end", "at the end"])
+def test_what_a_failed_transaction_added_is_not_kept(ledger, monkeypatch, tmp_path_factory, fails):
+    with closing(ledger.open()) as store, closing(open_ledger(tmp_path_factory.mktemp("twin"))) as twin:
+        for one in (store, twin):
+            book(one, 0)
+        entries, *rest = build_hour(0)
+        if fails == "before the end":
+            entries.append(ENTRY._replace(hour_s=BEGIN_S + 1, spent=LedgerAmount(active_mj=2**63)))
+
+        def fail(*_arguments, **_options):
+            raise LedgerError("here", "the disk is full", "make room")
+
+        with monkeypatch.context() as patched:
+            if fails == "at the end":
+                patched.setattr(store.marks, "record_changed_hours", fail)
+            with pytest.raises(LedgerError):
+                store.add(entries, *rest, now_s=0)
+        for one in (store, twin):
+            book(one, 0)
+            book(one, 1)
+        assert figures(store.query(asked("hour"))) == figures(twin.query(asked("hour")))
+        assert store.query(asked("hour")).damaged == ()
+
+
+def test_an_hour_that_was_let_go_begins_anew(ledger):
+    with closing(ledger.open()) as store:
+        book(store, 0)
+        for _ in range(2):  # the hour, then its day
+            assert store.shrink(now_s=BEGIN_S + 7200, bytes_most=0)
+        book(store, 0)
+        found = store.query(asked("hour"))
+    assert found.damaged == ()
+    assert found.total.energy_mj == found.measured_mj == sum(one.total_mj for one in build_hour(0)[1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_are_kept_add_up_as_those_that_are_read(ledger, monkeypatch, tmp_path_factory, seed):
+    """Hours come in any order, some writes fail, old rows are let go of: as a ledger that is opened anew for each."""
+    monkeypatch.setattr(schema, "_KEPT_ROWS_LEAST", 4)
+    monkeypatch.setattr(schema, "_KEPT_ROWS_MOST", 60)
+    values, twin = random.Random(seed), tmp_path_factory.mktemp("twin")
+    with closing(ledger.open()) as store:
+        for _ in range(40):
+            hour = values.choice((20, 21, 22, 23, 24, values.randrange(48)))
+            if values.random() < 0.2:
+                bad = {"node-9": NodeEntries([ENTRY._replace(spent=LedgerAmount(active_mj=2**63))], [], None)}
+                entries, measured, newest, _ = build_hour(hour)
+                parts = {"node-0": NodeEntries(entries, measured, newest[0])}
+                order = {**bad, **parts} if values.random() < 0.5 else {**parts, **bad}
+                assert set(store.add_each(order, now_s=0).refused) == {"node-9"}
+                with closing(open_ledger(twin)) as other:
+                    other.add(entries, measured, newest[:1], now_s=0)
+                continue
+            book(store, hour)
+            with closing(open_ledger(twin)) as other:
+                book(other, hour)
+        with closing(open_ledger(twin)) as other:
+            for question in QUESTIONS:
+                assert figures(store.query(asked(*question))) == figures(other.query(asked(*question)))
+        assert store.query(asked("hour")).damaged == ()
+        assert max(len(kept._rows) for kept in store._kept.values()) <= 150
 
 
 def test_damage_is_found_before_anybody_asks(filled):

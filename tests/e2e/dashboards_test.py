@@ -19,8 +19,8 @@ from tests.dashboards_rig import WINDOW_S, prometheus, scene
 from tests.fork_server import run_program
 from tests.waiting import wait_until
 
-from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.server.metrics.catalogue import METRICS
+from eelgrid_protos.agent_metrics import CATALOGUE
 from eelgrid_protos.messages import EnergyPrices, GetPolicyRequest, PricePeriod, UpdatePolicyRequest
 
 SECONDS = 20.0

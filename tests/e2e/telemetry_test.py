@@ -12,9 +12,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.builders.cluster import build_request
 from tests.e2e.processes import Cluster, fleet_of, metric, scrape
 
-from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.server.metrics.catalogue import METRICS
 from eelgrid_protos import transport
+from eelgrid_protos.agent_metrics import CATALOGUE
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
     ApplyStatus,

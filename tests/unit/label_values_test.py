@@ -12,12 +12,12 @@ from tests.deploy_rig import CHART, ROOT
 from tests.unit.metrics_lint_test import controllers_page
 
 from eelgrid_agent.enforce.rules import RefusalRule
-from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 from eelgrid_controller.kubernetes_composition import WAIT_REASONS
 from eelgrid_controller.objectives.status import AttainmentVerdict
 from eelgrid_controller.server.metrics.catalogue import METRICS, PENDING_REASONS, PLAN_CHANGES
+from eelgrid_protos.agent_metrics import CATALOGUE
 
 _METRIC = re.compile(r"(?<![\w:])(eelgrid_\w+)\{([^}]*)\}")
 _MATCHER = re.compile(r"""(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)\"""")

@@ -16,9 +16,9 @@ from tests.metrics_lint import NO_LABELS, documented, faults, run_promtool
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 from tests.waiting import wait_until
 
-from eelgrid_agent.metrics.catalogue import CATALOGUE, MetricScope, attribute_metric
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, POOLS_MOST
+from eelgrid_protos.agent_metrics import CATALOGUE, MetricScope, attribute_metric
 from eelgrid_protos.openmetrics import MetricDescription, MetricType
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"

@@ -13,7 +13,8 @@ from eelgrid_agent.energy.accounts import (
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.metrics.collector import OwnerLabelCache
-from eelgrid_agent.metrics.snapshot import HOLDER_LABELS, SHARE_LABELS, SHARES_MOST
+from eelgrid_agent.metrics.snapshot import SHARES_MOST
+from eelgrid_protos.agent_metrics import HOLDER_LABELS, SHARE_LABELS
 
 POD = UsageOwner(kind=UsageOwnerKind.POD, namespace="team", pod="train-0", container="main")
 

@@ -13,9 +13,9 @@ from tests.metrics_lint import NO_LABELS
 
 from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
-from eelgrid_agent.metrics.catalogue import CATALOGUE, NOT_SHOWN, MetricScope
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, HostView, NodeMetricsView, TimedValues
+from eelgrid_protos.agent_metrics import CATALOGUE, NOT_SHOWN, MetricScope
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
 from eelgrid_protos.openmetrics import MetricType
 

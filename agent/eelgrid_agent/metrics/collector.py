@@ -25,7 +25,6 @@ from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.metrics.snapshot import (
-    OWNER_LABELS,
     SHARES_MOST,
     AgentSnapshot,
     AgentView,
@@ -41,6 +40,7 @@ from eelgrid_agent.metrics.snapshot import (
 )
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_protos import __version__
+from eelgrid_protos.agent_metrics import OWNER_LABELS
 from eelgrid_protos.messages import AbsenceReason, Gpu, Reading
 
 _Labels = tuple[str, ...]

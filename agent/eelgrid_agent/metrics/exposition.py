@@ -18,7 +18,8 @@ from operator import attrgetter
 from typing import Any
 
 from eelgrid_agent.devices.port import FAST_READINGS, LATENCY_BUCKETS_S, InstanceReadings, Missing, ReadingValue
-from eelgrid_agent.metrics.catalogue import (
+from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, LatencyDistribution, NodeMetricsView
+from eelgrid_protos.agent_metrics import (
     CATALOGUE,
     GPU_ABSENT,
     HOST_ABSENT,
@@ -27,7 +28,6 @@ from eelgrid_agent.metrics.catalogue import (
     MetricScope,
     MetricSource,
 )
-from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, LatencyDistribution, NodeMetricsView
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 from eelgrid_protos.openmetrics import MetricType, format_labels, format_number, openmetrics_head, prometheus_head
 
@@ -64,8 +64,6 @@ class _Cell:
     low: float
     high: float
     scale: float
-    codes: tuple[tuple[int, str], ...]
-    is_mask: bool
     values: tuple[str, ...]
 
 
@@ -193,7 +191,10 @@ class MetricsRenderer:
         if lines is None:
             if len(self._coded) >= _CODES_MOST:
                 self._coded.clear()
-            lines = self._coded[prefixes, code] = _code_line(cell, prefixes, code)
+            held = self._metrics[cell.metric].split_code(code)
+            lines = self._coded[prefixes, code] = "".join(
+                [f"{prefix}{'1.0' if holds else '0.0'}\n" for prefix, holds in zip(prefixes, held, strict=True)]
+            )
         return lines
 
     def _rows_of(
@@ -211,9 +212,9 @@ class MetricsRenderer:
 
     def _prefix(self, cell: _Cell, subject: tuple[str, ...]) -> _Prefix:
         metric = self._metrics[cell.metric]
-        if not cell.codes:
+        if not metric.code_names:
             return _series(metric, subject + cell.values)
-        return tuple(_series(metric, (*subject, state)) for state in (*(name for _, name in cell.codes), "other"))
+        return tuple(_series(metric, (*subject, state)) for state in metric.code_names)
 
     def _attribute(self, page: list[list[str]], scope: MetricScope, subject: tuple[str, ...], view: object) -> None:
         for index, is_info, take, scale in self._attributes[scope]:
@@ -260,8 +261,6 @@ class MetricsRenderer:
                 low=READING_RANGES[reading].low,
                 high=READING_RANGES[reading].high,
                 scale=source.scale,
-                codes=metric.states or metric.bits,
-                is_mask=bool(metric.bits),
                 values=source.labels,
             )
             for index, metric in enumerate(self._metrics)
@@ -301,16 +300,6 @@ def _instances(view: GpuView) -> Iterator[tuple[str, Mapping[Reading, ReadingVal
     looks: dict[int, InstanceReadings] = {look.gpu_instance_id: look for look in view.instances}
     for number in sorted({*looks, *(instance.id for instance in view.gpu.gpu_instances)}):
         yield str(number), looks[number].values if number in looks else _NOTHING
-
-
-def _code_line(cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
-    """One line for each state or bit, and one for what has no name."""
-    codes = [known for known, _ in cell.codes]
-    if cell.is_mask:
-        held = [code & bit for bit in codes] + [code & ~sum(codes)]
-    else:
-        held = [int(code == known) for known in codes] + [int(code not in codes)]
-    return "".join([f"{prefix}{'1.0' if holds else '0.0'}\n" for prefix, holds in zip(prefixes, held, strict=True)])
 
 
 def _buckets(series: str, value: LatencyDistribution) -> list[str]:

@@ -12,22 +12,6 @@ from eelgrid_protos.messages import Gpu, Reading
 
 # Series of owners on one node: a few hundred pods, each on a few devices and by more than one method.
 SHARES_MOST = 2000
-# Who energy may be attributed to. No process id, command or user: they name people and never end.
-OWNER_LABELS = (
-    "owner",
-    "gpu_instance",
-    "namespace",
-    "pod",
-    "container",
-    "slurm_job",
-    "step",
-    "workload",
-    "unit",
-    "ray_job",
-)
-HOLDER_LABELS = ("gpu", *OWNER_LABELS)
-# What of the device's energy it is, such as active, how the share was found, and how far to trust it.
-SHARE_LABELS = (*HOLDER_LABELS, "part", "method", "confidence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
 """Configuration of the controller: every setting in one frozen, validated value."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError
@@ -10,6 +13,9 @@ from eelgrid_protos.controller_addresses import is_reachable_name
 from eelgrid_protos.roles import RoleRules
 from eelgrid_protos.sockets import NAMES_MOST
 
+_LABEL = re.compile(r"[a-z][a-z0-9_]{0,99}")
+# Of targets; all other labels of a series are its own, and win.
+_OWN_LABELS = frozenset({"instance", "job"})
 # What a controller may do in a cluster beside placing gated pods; each needs rights of its own.
 ABILITIES = frozenset({"claims", "devices", "jobs", "moves", "policies", "services", "slices", "taints"})
 
@@ -147,6 +153,54 @@ class RayConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWriteConfig:
+    """The receiver of Prometheus remote write that keeps series for years."""
+
+    # Such as http://prometheus:9090/api/v1/write.
+    url: str
+    # Seconds between samples of one series; as often as Prometheus scrapes by our documentation.
+    interval_s: float = 15.0
+    # Lines of NAME: VALUE, such as Authorization; read for each request.
+    headers_file: Path | None = None
+    # Of every series, such as cluster.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    # Most bytes that wait for the receiver, compressed: some six minutes of 1,213 nodes.
+    buffer_bytes: int = 256 * 10**6
+
+    def __post_init__(self) -> None:
+        """Raises ControllerConfigError for values that no controller can run with."""
+        try:
+            parts = urlsplit(self.url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address or not self.url.isprintable() or " " in self.url:
+            raise ControllerConfigError(
+                f"--remote-write is {self.url[:200]!r}", "give a URL such as http://prometheus:9090/api/v1/write"
+            )
+        if parts.username is not None:
+            raise ControllerConfigError(
+                "--remote-write has a user's name in it", "write an Authorization line into --remote-write-headers"
+            )
+        if not 1.0 <= self.interval_s <= 3600.0:
+            raise ControllerConfigError(
+                f"--remote-write-interval is {self.interval_s:g}", "give seconds between 1 and 3600"
+            )
+        if not 10**6 <= self.buffer_bytes <= 10**11:
+            raise ControllerConfigError(
+                f"--remote-write-buffer is {self.buffer_bytes / 1e6:g} MB", "give between 1 and 100000"
+            )
+        if len(self.labels) > NAMES_MOST or any(
+            not _LABEL.fullmatch(name) or name in _OWN_LABELS or not 0 < len(value) <= 200
+            for name, value in self.labels.items()
+        ):
+            raise ControllerConfigError(
+                "--remote-write-label has a name or a value that no series can have",
+                f"give at most {NAMES_MOST}, such as cluster=berlin; {', '.join(sorted(_OWN_LABELS))} are taken",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """All settings of one controller."""
 
@@ -234,6 +288,8 @@ class ControllerConfig:
     flux: bool = False
     # None: no Ray.
     ray: RayConfig | None = None
+    # None: nobody is sent series.
+    remote_write: RemoteWriteConfig | None = None
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""

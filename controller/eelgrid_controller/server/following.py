@@ -35,6 +35,11 @@ def name_address(listen: str, port: int) -> str:
     return f"{host if is_reachable_name(f'{host}:{port}') else socket.gethostname()}:{port}"
 
 
+def replace_port(listen: str, port: int) -> str:
+    """Returns an address to listen on with the port that was given for it; a socket's path has none."""
+    return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+
 def list_services(*, has_flux: bool) -> tuple[RpcService, ...]:
     """Returns the services of a controller."""
     return AGENT_SERVICE, OPERATOR_SERVICE, *((FLUX_SERVICE,) if has_flux else ())

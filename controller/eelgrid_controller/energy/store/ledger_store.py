@@ -1,7 +1,8 @@
 """The energy ledger: what windows add is written, rows that are too old go, and questions are answered.
 
 Owns what is in each transaction, on whatever database (database.py). There is one writer, so a row is read, added to and
-written back, together with what that changes in the check of its hour and place (schema.py). `ExporterMarks` records what
+written back, together with what that changes in the check of its hour and place, and is kept as it was written for the
+next window that adds to it (schema.py). `ExporterMarks` records what
 exporters have confirmed, and which hours changed since. Must not know SQL that only one database understands.
 
 A transaction whose end was not learnt (`LedgerInDoubt`) may have been committed, and added twice it would be counted
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,11 +58,11 @@ from eelgrid_controller.energy.store.schema import (
     CellKey,
     CellKind,
     Damage,
+    KeptCells,
     LedgerPiece,
     check_amounts,
     crc_of,
     damaged_parts,
-    merge_cells,
     pieces_of,
     sql_add_check,
     sum_cells,
@@ -240,6 +241,10 @@ class LedgerStore:
         self.namespaces = NamespaceSums({})
         # What was acknowledged and is not there any more, in words.
         self.losses: tuple[str, ...] = ()
+        # By table; forgotten with every transaction that may leave them otherwise than they are on disk.
+        self._kept = {
+            f"{table}{kind.suffix}": KeptCells(kind, span_s) for table, span_s in SPANS for kind in CELL_KINDS
+        }
         self._ids: dict[NameTable, dict[StoredNames, int]] = {PLACES: {}, HOLDERS: {}, WORKS: {}}
         self._is_stale = False  # what is in memory, after a transaction in doubt
         self._doubt: _Doubt | None = None
@@ -272,8 +277,13 @@ class LedgerStore:
         self._forget_ids()
 
     @contextmanager
-    def _transaction(self, *, is_long: bool = False) -> Iterator[LedgerTransaction]:
-        """See `LedgerDatabase.transaction`; begins with what is on the disk where that was in doubt."""
+    def _transaction(self, *, is_long: bool = False, keeps_rows: bool = False) -> Iterator[LedgerTransaction]:
+        """See `LedgerDatabase.transaction`; begins with what is on the disk where that was in doubt.
+
+        `keeps_rows` is for one that changes rows of hours and days by `_add_cells` alone.
+        """
+        if not keeps_rows:
+            self._forget_rows()
         try:
             with self.database.transaction(is_long=is_long) as transaction:
                 if self._is_stale:
@@ -344,6 +354,7 @@ class LedgerStore:
                 except LedgerPartRefused as error:
                     (outcome.failed if error.is_damage else outcome.refused)[name] = str(error)
                     self._forget_ids()
+                    self._forget_rows()
                 else:
                     added.namespaces = namespaces
         return outcome
@@ -356,7 +367,7 @@ class LedgerStore:
         assert self._doubt is None, "a write is in doubt"
         revision, added = self.revision + 1, _Added(self.namespaces)
         try:
-            with self._transaction() as transaction:
+            with self._transaction(keeps_rows=True) as transaction:
                 revision = self.revision + 1
                 added.namespaces = self.namespaces
                 self._take_number(transaction, revision)
@@ -365,10 +376,12 @@ class LedgerStore:
         except LedgerInDoubt:
             self._doubt = _Doubt(revision, outcome)
             self._forget_ids()
+            self._forget_rows()
             raise
         except BaseException:
-            # What was given an id in there has none.
+            # What was given an id in there has none, and no row has what was added.
             self._forget_ids()
+            self._forget_rows()
             raise
         self.revision, self.namespaces = revision, added.namespaces
         self.database.note_revision(revision)
@@ -414,9 +427,12 @@ class LedgerStore:
 
     def _add(self, transaction: LedgerTransaction, part: "_Part", namespaces: NamespaceSums) -> NamespaceSums:
         """Adds a part within a transaction; returns the counters then."""
-        self._add_spent(transaction, part)
+        checks: _Checks = {}
+        self._add_spent(transaction, part, checks)
         after = self._add_to_namespaces(transaction, part.entries, namespaces)
-        self._add_work(transaction, part.worked)
+        self._add_work(transaction, part.worked, checks)
+        for table, changed in checks.items():
+            transaction.change_each(sql_add_check(table), [(*key, *check) for key, check in changed.items()])
         rows = [(one.node_name, str(one.incarnation), one.number, float(one.until_s)) for one in part.windows]
         transaction.change_each(
             "INSERT INTO windows (node, incarnation, number, until, crc) VALUES (?, ?, ?, ?, ?) ON CONFLICT (node) DO UPDATE "
@@ -450,7 +466,7 @@ class LedgerStore:
         ((first_s,),) = self._read("SELECT min(at) FROM hourly")
         return None if first_s is None else int(first_s)
 
-    def _add_spent(self, transaction: LedgerTransaction, part: "_Part") -> None:
+    def _add_spent(self, transaction: LedgerTransaction, part: "_Part", checks: "_Checks") -> None:
         holders = {one.holder: _holder_names(one.holder) for one in part.entries}
         places = dict.fromkeys(one.place for many in (part.entries, part.measured) for one in many)
         holder_ids = self._resolve_ids(transaction, HOLDERS, holders.values())
@@ -463,23 +479,33 @@ class LedgerStore:
             ((one.hour_s, place_of[one.place]), (one.total_mj, one.uncertainty_mj, one.uncounted_s))
             for one in part.measured
         ]
-        self._add_cells(transaction, SPENT, spent)
-        self._add_cells(transaction, MEASURED, drawn)
+        self._add_cells(transaction, SPENT, spent, checks)
+        self._add_cells(transaction, MEASURED, drawn, checks)
 
     def _add_cells(
-        self, transaction: LedgerTransaction, kind: CellKind, more: Sequence[tuple[CellKey, Sequence[float]]]
+        self,
+        transaction: LedgerTransaction,
+        kind: CellKind,
+        more: Sequence[tuple[CellKey, Sequence[float]]],
+        checks: "_Checks",
     ) -> None:
-        """Adds amounts to the rows of hours and days, and what that changes to their checks."""
+        """Adds amounts to the rows of hours and days, and what that changes to `checks`, by table."""
         if not more:
             return
         check_amounts(kind, [amounts for _, amounts in more])
+        if self.damage:
+            # Somebody may be about to put right what is on disk.
+            self._forget_rows()
         for table, span_s in SPANS:
             added = sum_cells(more, span_s)
             more = list(added.items())
-            stored = transaction.find_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, added)
-            merged = merge_cells(kind, added, stored)
-            transaction.write_cells(f"{table}{kind.suffix}", kind.keys, kind.amounts, merged.rows)
-            transaction.change_each(sql_add_check(table), [(*part, *check) for part, check in merged.checks.items()])
+            name = f"{table}{kind.suffix}"
+            merged = self._kept[name].add(added, partial(transaction.find_cells, name, kind.keys, kind.amounts))
+            transaction.write_cells(name, kind.keys, kind.amounts, merged.rows)
+            known = checks.setdefault(table, {})
+            for part, (many, digest) in merged.checks.items():
+                before = known.get(part, (0, 0))
+                known[part] = before[0] + many, before[1] + digest
 
     def _add_to_namespaces(
         self, transaction: LedgerTransaction, entries: Iterable[LedgerEntry], namespaces: NamespaceSums
@@ -496,7 +522,7 @@ class LedgerStore:
         )
         return after
 
-    def _add_work(self, transaction: LedgerTransaction, worked: Sequence[WorkEntry]) -> None:
+    def _add_work(self, transaction: LedgerTransaction, worked: Sequence[WorkEntry], checks: "_Checks") -> None:
         names = [_plain_text((one.workload, one.unit)) for one in worked]
         ids = self._resolve_ids(transaction, WORKS, names)
         untils_s = {ids[name]: float(one.until_s) for name, one in zip(names, worked, strict=True)}
@@ -507,7 +533,7 @@ class LedgerStore:
             ((one.hour_s, ids[name]), (one.amount, one.counted_s, one.missed_s))
             for name, one in zip(names, worked, strict=True)
         ]
-        self._add_cells(transaction, WORKED, rows)
+        self._add_cells(transaction, WORKED, rows, checks)
 
     def _resolve_ids(
         self, transaction: LedgerTransaction, table: NameTable, wanted: Iterable[StoredNames]
@@ -525,6 +551,10 @@ class LedgerStore:
                 transaction.add_names(table, rows)
                 known.update({one: number for number, one in rows})
         return {one: known[one] for one in names}
+
+    def _forget_rows(self) -> None:
+        for kept in self._kept.values():
+            kept.forget()
 
     def _forget_ids(self) -> None:
         for known in self._ids.values():
@@ -663,6 +693,10 @@ class _Part:
     def hours(self) -> set[int]:
         """Hours that it adds to."""
         return {one.hour_s for many in (self.entries, self.measured, self.worked) for one in many}
+
+
+# What is added to checks: by table, by time and place, rows and their checksums.
+_Checks = dict[str, dict[tuple[int, int], tuple[int, int]]]
 
 
 @dataclass(slots=True)

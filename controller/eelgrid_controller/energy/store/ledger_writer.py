@@ -69,6 +69,8 @@ class _Batch:
     told: dict[str, Acknowledge] = field(default_factory=dict)
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)  # windows and the last reason, by node
     many: Counter[str] = field(default_factory=Counter)  # windows by node
+    # Windows for the listeners, by node.
+    kept: dict[str, list[tuple[Inventory, EnergyWindow]]] = field(default_factory=dict)
     worked: list[WorkEntry] = field(default_factory=list)
     pieces: int = 0
     end_ns: int = 0  # the latest
@@ -95,6 +97,7 @@ class _Batch:
             self.told | later.told,
             dict(self.refused),
             self.many + later.many,
+            {node: self.kept.get(node, []) + later.kept.get(node, []) for node in self.kept | later.kept},
             self.worked + later.worked,
             self.pieces + later.pieces,
             max(self.end_ns, later.end_ns),
@@ -110,6 +113,7 @@ class _Batch:
             told={node: told for node, told in self.told.items() if node in nodes},
             refused={node: one for node, one in self.refused.items() if node in nodes},
             many=Counter({node: many for node, many in self.many.items() if node in nodes}),
+            kept={node: windows for node, windows in self.kept.items() if node in nodes},
             worked=self.worked if "" in nodes else [],
             pieces=sum(len(self.parts[node].entries) for node in nodes if node in self.parts),
         )
@@ -176,6 +180,8 @@ class LedgerWriter:
         self._doubtful: _Batch | None = None
         self._damage = NO_DAMAGE  # as it was logged
         self._wake = asyncio.Event()
+        # Called with a window, and its node's inventory, once it is on disk; not with one that came at no time near ours.
+        self.window_listeners: list[Callable[[Inventory, EnergyWindow], None]] = []
         self._holders: OrderedDict[str, EnergyHolder] = OrderedDict()
         # By namespace and name; a cluster's, where there is one, says more.
         self.user_of_pod: Callable[[str, str], str] = lambda _namespace, _pod: ""
@@ -304,6 +310,8 @@ class LedgerWriter:
         part.entries += made.entries
         part.measured += made.measured
         batch.pieces += len(made.entries)
+        if self.window_listeners and verdict.is_placed:
+            batch.kept.setdefault(node, []).append((inventory, window))
 
     def _allowance(self, node: str) -> ClaimAllowance:
         """What a node may still claim, as of now."""
@@ -507,6 +515,9 @@ class LedgerWriter:
             if part.newest is None or node in outcome.failed:
                 continue
             self._newest[node] = (part.newest.incarnation, part.newest.number)
+            for inventory, window in () if node in outcome.refused else batch.kept.get(node, ()):
+                for listener in self.window_listeners:
+                    listener(inventory, window)
             refused, reason = batch.refused.get(node, (0, ""))
             batch.told[node](
                 EnergyAcknowledgement(

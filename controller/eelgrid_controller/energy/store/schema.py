@@ -1,7 +1,8 @@
 """Rows of the energy ledger in any database: what they are, their checksums, and the SQL of questions.
 
 Checksums are computed by the writer, from the row that it read and the row that it writes, and never by the database: what
-anybody else changes, a disk or a person, does not agree with them. Each hour, and each day, of one place has a check: how
+anybody else changes, a disk or a person, does not agree with them. The writer keeps the rows that it adds to each minute
+(`KeptCells`), and reads the others. Each hour, and each day, of one place has a check: how
 many rows it has, and the sum of their checksums, to which each write adds what is new less what it read. So a row that was
 changed behind our back stays found, however often it is added to afterwards. A question sums up the checksums of the rows
 that it uses in SQL, in its own snapshot, and leaves out the parts that do not agree.
@@ -10,7 +11,7 @@ Must not know how a database is opened, or what a window is.
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import add
 from typing import Any, NamedTuple, TypeAlias
@@ -36,6 +37,8 @@ _FACTOR = 1_000_000_007
 _FRACTION = 2.0**53
 _SCALE = 2.0**36
 _INTEGER_MOST = 2**63 - 1
+# Rows that are kept of one table, some 400 bytes each: two hours of ten thousand nodes.
+_KEPT_ROWS_LEAST, _KEPT_ROWS_MOST = 1_000, 300_000
 # Work has no place: ids of places begin at 1.
 _OF_WORK = 0
 
@@ -130,27 +133,86 @@ class MergedCells(NamedTuple):
     checks: dict[tuple[int, int], tuple[int, int]]
 
 
-def merge_cells(
-    kind: CellKind, added: Mapping[CellKey, Amounts], stored: Mapping[CellKey, Sequence[Any]]
-) -> MergedCells:
-    """Adds amounts to the rows that are stored; what is beyond the most that an hour can have is cut off."""
-    keys, none = list(added), (0,) * len(kind.amounts)
-    known = [stored.get(key, none) for key in keys]
-    if not set(map(type, chain.from_iterable(known))) <= {int, float}:
-        known = [_readable_amounts(row) for row in known]
-    old_whole, old = _split_amounts(kind, known)
-    more_whole, more = _split_amounts(kind, list(added.values()))
-    old = np.where(np.isfinite(old), old, 0.0)
-    whole, doubles = np.minimum(old_whole + more_whole, CELL_MJ_MOST), old + more
-    before = compute_checksums(kind, keys, old_whole, old).tolist()
-    after = compute_checksums(kind, keys, whole, doubles).tolist()
-    checks: dict[tuple[int, int], tuple[int, int]] = {}
-    for key, was, now in zip(keys, before, after, strict=True):
-        part = key[0], _OF_WORK if kind is WORKED else key[1]
-        many, digest = checks.get(part, (0, 0))
-        checks[part] = (many, digest + now - was) if key in stored else (many + 1, digest + now)
-    rows = [(*key, *first, *last) for key, first, last in zip(keys, whole.T.tolist(), doubles.T.tolist(), strict=True)]
-    return MergedCells(rows, checks)
+class KeptCells:
+    """Rows of one table as they are on disk, of the newest hours or days, so that what adds to them need not read them.
+
+    Each has its amounts and its checksum, by column. Whoever keeps them says when they may not be as on disk any more.
+    """
+
+    def __init__(self, kind: CellKind, span_s: int) -> None:
+        self._kind, self._span_s = kind, span_s
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows: dict[CellKey, int] = {}
+        self._whole = np.zeros((self._kind.whole, 0), np.int64)
+        self._doubles = np.zeros((len(self._kind.amounts) - self._kind.whole, 0))
+        self._checksums = np.zeros(0, np.int64)
+        self._newest_s = 0
+        self._rows_before = 0  # when old ones last went
+
+    def forget(self) -> None:
+        """Reads all rows anew when they are added to."""
+        if self._rows:
+            self._forget()
+
+    def add(
+        self, added: Mapping[CellKey, Amounts], find: Callable[[Collection[CellKey]], Mapping[CellKey, Sequence[Any]]]
+    ) -> MergedCells:
+        """Adds amounts to rows, of which `find` reads those that are not kept; beyond the most that an hour can have they are cut off.
+
+        The rows are kept as they are then, so forget them unless they come to be on disk.
+        """
+        kind, keys = self._kind, list(added)
+        self._make_room(keys)
+        missing = [key for key in keys if key not in self._rows]
+        stored = find(missing) if missing else {}
+        self._append(missing, stored)
+        new = {key for key in missing if key not in stored}
+        at = np.array([self._rows[key] for key in keys])
+        more_whole, more = _split_amounts(kind, list(added.values()))
+        whole, doubles = np.minimum(self._whole[:, at] + more_whole, CELL_MJ_MOST), self._doubles[:, at] + more
+        before, after = self._checksums[at], compute_checksums(kind, keys, whole, doubles)
+        self._whole[:, at], self._doubles[:, at], self._checksums[at] = whole, doubles, after
+        checks: dict[tuple[int, int], tuple[int, int]] = {}
+        for key, was, now in zip(keys, before.tolist(), after.tolist(), strict=True):
+            part = key[0], _OF_WORK if kind is WORKED else key[1]
+            many, digest = checks.get(part, (0, 0))
+            checks[part] = (many + 1, digest + now) if key in new else (many, digest + now - was)
+        rows = [
+            (*key, *first, *last) for key, first, last in zip(keys, whole.T.tolist(), doubles.T.tolist(), strict=True)
+        ]
+        return MergedCells(rows, checks)
+
+    def _append(self, keys: Sequence[CellKey], stored: Mapping[CellKey, Sequence[Any]]) -> None:
+        """Keeps rows as they were read; those that are not stored have nothing yet."""
+        if not keys:
+            return
+        none = (0,) * len(self._kind.amounts)
+        known = [stored.get(key, none) for key in keys]
+        if not set(map(type, chain.from_iterable(known))) <= {int, float}:
+            known = [_readable_amounts(row) for row in known]
+        whole, doubles = _split_amounts(self._kind, known)
+        doubles = np.where(np.isfinite(doubles), doubles, 0.0)
+        self._checksums = np.concatenate((self._checksums, compute_checksums(self._kind, keys, whole, doubles)))
+        self._whole = np.concatenate((self._whole, whole), axis=1)
+        self._doubles = np.concatenate((self._doubles, doubles), axis=1)
+        self._rows.update(zip(keys, range(len(self._rows), len(self._rows) + len(keys)), strict=True))
+
+    def _make_room(self, keys: Sequence[CellKey]) -> None:
+        """Lets go of what is older than the newest hour or day and the one before, when there is much of it."""
+        self._newest_s = max(self._newest_s, *(key[0] for key in keys))
+        if len(self._rows) <= 2 * self._rows_before + _KEPT_ROWS_LEAST:
+            return
+        left = [(key, row) for key, row in self._rows.items() if key[0] >= self._newest_s - self._span_s]
+        if len(left) > _KEPT_ROWS_MOST:
+            self._forget()
+            return
+        rows = np.array([row for _, row in left], np.int64)
+        self._whole, self._doubles = self._whole[:, rows], self._doubles[:, rows]
+        self._checksums = self._checksums[rows]
+        self._rows = {key: row for row, (key, _) in enumerate(left)}
+        self._rows_before = len(left)
 
 
 def _readable_amounts(stored: Sequence[object]) -> list[float]:

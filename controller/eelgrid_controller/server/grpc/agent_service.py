@@ -20,7 +20,7 @@ from eelgrid_controller.server.grpc.leader_terms import LeaderClaims
 from eelgrid_controller.state.attempts import is_stale
 from eelgrid_controller.state.events import NodesRemoved
 from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
-from eelgrid_controller.state.telemetry import DeviceReports, Telemetry
+from eelgrid_controller.state.telemetry import BatchVerdict, DeviceReports, Telemetry
 from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, NotLeader, ResourceExhausted, Unavailable
@@ -229,6 +229,8 @@ class AgentService:
         self.delayed_events = 0
         # Called with a node's name and a plan as it goes out, or what the agent says of one.
         self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
+        # Called with a batch that was not here before, and the node's inventory.
+        self.batch_listeners: list[Callable[[Inventory, SampleBatch], None]] = []
         self._loop = loop
         self._telemetry = telemetry
         self._energy = energy
@@ -561,6 +563,10 @@ class AgentService:
             self._log.warning("node=%s sequence=%d batch=refused reason=%s", session.node_name, batch.sequence, error)
             raise _invalid(error.field, error.problem, error.remedy) from error
         session.on_batch(receipt.sequence)
+        record = self._loop.core.state.nodes.get(session.node_name)
+        if receipt.verdict is BatchVerdict.TAKEN and record is not None:
+            for listener in self.batch_listeners:
+                listener(record.inventory, batch)
 
     async def _event(self, session: _Session, event: NodeEvent) -> None:
         self.events[event.kind] += 1

@@ -90,11 +90,12 @@ class ControllerMetrics:
 
     async def render_page(self, *, opened: bool = False) -> bytes:
         """The page of all values, as Prometheus' text or, with exemplars, as OpenMetrics."""
-        families = await self._read()
+        families = await self.read_families()
         # Values are read in one go, where they belong together; making the text of them takes longer and needs nobody.
         return await asyncio.to_thread(render_openmetrics if opened else render_prometheus, families)
 
-    async def _read(self) -> list[MetricFamily | Metric]:
+    async def read_families(self) -> list[MetricFamily | Metric]:
+        """Every value that belongs on a page, of one moment at which what can be read is on disk."""
         try:
             async with asyncio.timeout(_SETTLED_WITHIN_S):
                 if self._sources is not None:

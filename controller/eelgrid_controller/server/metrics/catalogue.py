@@ -377,6 +377,33 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             ("result",),
         ),
     ),
+    "Remote write": (
+        MetricDescription(
+            "eelgrid_remote_write_samples_total",
+            _C,
+            "Samples by result: written; refused by the receiver; dropped because the buffer was full; skipped because their time is not after the last one written, or too far ahead; no series without `--remote-write`",
+            ("result",),
+        ),
+        MetricDescription(
+            "eelgrid_remote_write_requests_total",
+            _C,
+            "Requests by result: written; retried after 5xx, 429 or no answer; refused; divided to find what is refused",
+            ("result",),
+        ),
+        MetricDescription(
+            "eelgrid_remote_write_failures_total", _C, "Batches, windows and pages that could not be encoded"
+        ),
+        MetricDescription(
+            "eelgrid_remote_write_overruns_total",
+            _C,
+            "Batches, windows and pages dropped before they were encoded because 50,000 waited",
+        ),
+        MetricDescription("eelgrid_remote_write_buffered_samples", _G, "Samples that wait for the receiver"),
+        MetricDescription("eelgrid_remote_write_buffered_bytes", _G, "Bytes of these samples, compressed"),
+        MetricDescription(
+            "eelgrid_remote_write_newest_timestamp_seconds", _G, "Time of the newest sample that the receiver has taken"
+        ),
+    ),
     "Promises": (
         MetricDescription(
             "eelgrid_services",

@@ -1,6 +1,7 @@
-"""Metric catalogue: every metric of the agent in exposition order, and the vocabulary in which it is written.
+"""Metrics of the agent: every one of them in exposition order, and the vocabulary in which it is written.
 
-docs/metrics.md and the renderer read it. How metrics are written down is `eelgrid_protos.openmetrics`.
+The agent renders its page from them, the controller names by them what it writes to long-term storage (remote write),
+and the reference page lists them. How metrics are written down is `openmetrics`.
 
 Theory. A metric has one subject (its scope), and the scope's labels name the
 subject in every series; a metric's own labels come after them. Numbers come
@@ -24,9 +25,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from eelgrid_agent.metrics.snapshot import HOLDER_LABELS, SHARE_LABELS
 from eelgrid_protos.messages import Reading
 from eelgrid_protos.openmetrics import MetricDescription, MetricType
+
+# Who energy may be attributed to. No process id, command or user: they name people and never end.
+OWNER_LABELS = (
+    "owner",
+    "gpu_instance",
+    "namespace",
+    "pod",
+    "container",
+    "slurm_job",
+    "step",
+    "workload",
+    "unit",
+    "ray_job",
+)
+HOLDER_LABELS = ("gpu", *OWNER_LABELS)
+# What of the device's energy it is, such as active, how the share was found, and how far to trust it.
+SHARE_LABELS = (*HOLDER_LABELS, "part", "method", "confidence")
 
 
 class MetricScope(Enum):
@@ -88,6 +105,20 @@ class Metric(MetricDescription):
     def all_labels(self) -> tuple[str, ...]:
         """Every label of every series, in order."""
         return self.scope.labels + self.labels + tuple(label for label, _ in self.facts)
+
+    @property
+    def code_names(self) -> tuple[str, ...]:
+        """The values of the last label of a code or a mask, `other` at the end; empty for a plain number."""
+        codes = self.states or self.bits
+        return (*(name for _, name in codes), "other") if codes else ()
+
+    def split_code(self, code: int) -> list[int]:
+        """The numbers of the series of a code, in the order of `code_names`; 0 is what does not hold."""
+        if self.bits:
+            bits = [bit for bit, _ in self.bits]
+            return [code & bit for bit in bits] + [code & ~sum(bits)]
+        states = [state for state, _ in self.states]
+        return [int(code == state) for state in states] + [int(code not in states)]
 
     @property
     def readings(self) -> tuple[Reading, ...]:

@@ -1,0 +1,1 @@
+"""Prometheus remote write: the series of devices, owners and this controller, for whoever keeps metrics for years."""
