@@ -284,16 +284,7 @@ class Controller:
         self.imagining = WhatIfRunner(loop=self.loop, catalogue=products, clock=self._clock)
         self.shadowing = ShadowRunner(loop=self.loop, clock=self._clock)
         self._stack.callback(self.shadowing.close)
-        self.reads = ReadService(self.loop.read, views)
-        self.operators = OperatorService(
-            loop=self.loop,
-            views=views,
-            agents=self.agents,
-            log=self._log.getChild("operators"),
-            origin_of=self.watches.origin,
-            call_of=self.trail.describe_call,
-        )
-        self._begin_job_streams()
+        self._begin_operators(views)
         self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
         self.overviews = OverviewService(
             loop=self.loop,
@@ -320,8 +311,17 @@ class Controller:
         _settle_interpreter()
         return recovered
 
-    def _begin_job_streams(self) -> None:
-        """Starts to relay what jobs write and read."""
+    def _begin_operators(self, views: ResourceViews) -> None:
+        """Creates the services for operators, and starts to relay what jobs write and read."""
+        self.reads = ReadService(self.loop.read, views)
+        self.operators = OperatorService(
+            loop=self.loop,
+            views=views,
+            agents=self.agents,
+            log=self._log.getChild("operators"),
+            origin_of=self.watches.origin,
+            call_of=self.trail.describe_call,
+        )
         self.job_streams = JobStreamService(
             loop=self.loop,
             agents=self.agents,

@@ -92,7 +92,7 @@ async def test_a_follower_answers_what_allows_it_and_names_the_leader_for_the_re
         live = await leader.operators.list_workloads(request)
         assert answer.workloads == live.workloads
         (staleness,) = found
-        assert 0.0 <= staleness.age_s < 5.0
+        assert 0.0 <= staleness.age_s < 30.0
         assert (staleness.revision, staleness.epoch) == (leader.controller.loop.core.state.revision, 1)
         for call in (
             operators.list_workloads(request),
@@ -120,7 +120,7 @@ async def test_each_read_that_may_be_stale_is_answered(store, tmp_path):
         assert len([one async for one in stale.list_gpus()]) == 8
         assert [one.plan.node_name async for one in stale.list_plans()] == list(leader.controller.loop.core.state.nodes)
         assert [one async for one in stale.list_queues()] == []
-        assert stale.staleness.age_s < 5.0
+        assert stale.staleness.age_s < 30.0
         # A change goes on to the leader.
         await stale.cancel_workload("job-a")
         assert leader.controller.loop.core.state.workloads["job-a"].phase.is_ended

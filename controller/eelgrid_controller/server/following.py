@@ -39,7 +39,7 @@ _LOOK_S = 0.5
 # How long reads have the same copy of the state, at least; and how many times as long as making it took, so that reads take
 # a bounded part of a processor in a cluster of any size.
 _KEPT_S = 0.25
-_KEPT_TIMES = 10.0
+_KEPT_TIMES = 4.0
 _READABLE = {
     OPERATOR_SERVICE.path(method): method.attribute for method in OPERATOR_SERVICE.methods if method.may_be_stale
 }
