@@ -191,8 +191,9 @@ class StandbyServer:
         return NotLeader(self._standby.describe_leader(), leader=leader if is_reachable_name(leader) else "")
 
     async def stop(self) -> None:
-        """Stops serving, and following."""
-        await self._server.stop(0.0)
+        """Stops following, and serving while nothing else was served."""
+        if not self._has_ended:
+            await self._server.stop(0.0)
         await asyncio.to_thread(self._standby.close)
 
     def families(self) -> Iterator[MetricFamily]:
