@@ -1,12 +1,12 @@
 """Fail-over of two controllers on one PostgreSQL, under load: how long it takes, and whether anything is lost or doubled.
 
-The leader is killed (SIGKILL), stopped (SIGTERM) and paused for three lease times (SIGSTOP), in turns; a controller that
-ends is started again. Printed are the seconds until another controller is ready, until all agents are there, and until a
+The leader is killed (SIGKILL), stopped (SIGTERM) and paused for three lease times (SIGSTOP), in turns, each as often as
+asked; a controller that ends is started again. Printed are the seconds until another controller is ready, until all agents are there, and until a
 client is served, and what the clients' and the jobs' own logs say: an acknowledged job ran exactly once, and no device had
 two at a time. It fails if that does not hold, or if the 99th percentile until another is ready exceeds the lease by more
 than 2 s after a kill or a pause, or is more than 1.5 s after a stop.
 
-    python -m bench.ha [--rounds 200] [--lease 10] [--out bench-out]
+    python -m bench.ha [--kills 200] [--stops 20] [--pauses 200] [--lease 10] [--out bench-out]
 """
 
 import signal
@@ -20,7 +20,7 @@ import click
 from bench.runner import Options, Progress, benchmark
 from bench.tables import write_csv
 
-_DEEDS = (("kill", signal.SIGKILL), ("stop", signal.SIGTERM), ("pause", signal.SIGSTOP))
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM, "pause": signal.SIGSTOP}
 _COLUMNS = ("deed", "times", "what", "p50_s", "p99_s", "longest_s")
 _STOP_S_MOST = 1.5
 _BEYOND_LEASE_S = 2.0
@@ -33,7 +33,9 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 @benchmark()
-@click.option("--rounds", default=20, help="Kills, stops and pauses each.")
+@click.option("--kills", default=20)
+@click.option("--stops", default=20)
+@click.option("--pauses", default=20)
 @click.option("--lease", "lease_s", multiple=True, type=float, default=(10.0, 1.0), help="Seconds; repeatable.")
 @click.option("--nodes", default=2)
 def main(options: Options) -> int:
@@ -46,15 +48,16 @@ def main(options: Options) -> int:
     rows: list[tuple[object, ...]] = []
     is_met = True
     for lease_s in options.lease_s:
-        found, verdict = _run(options, lease_s)
+        found, verdict, unplanned = _run(options, lease_s)
         print(
             f"lease {lease_s:g} s: {verdict.acknowledged} acknowledged, {verdict.refused} refused, {len(verdict.lost)} lost, "
-            f"{len(verdict.doubled)} doubled, {len(verdict.overlapping)} overlapping"
+            f"{len(verdict.doubled)} doubled, {len(verdict.overlapping)} overlapping, {unplanned} changes unasked"
         )
+        is_met &= len(found) == options.kills + options.stops + options.pauses
         is_met &= not (verdict.lost or verdict.doubled or verdict.overlapping)
-        for deed, _ in _DEEDS:
+        for deed in _SIGNALS:
             ones = [one for one in found if one.deed == deed]
-            for what in ("ready_s", "agents_s", "served_s"):
+            for what in ("ready_s", "agents_s", "served_s") if ones else ():
                 values = [getattr(one, what) for one in ones]
                 row = (statistics.median(values), _quantile(values, 0.99), max(values))
                 print(
@@ -67,21 +70,28 @@ def main(options: Options) -> int:
     return 0 if is_met else 1
 
 
-def _run(options: Options, lease_s: float) -> tuple[list, object]:
+def _run(options: Options, lease_s: float) -> tuple[list, object, int]:
     from tests.builders.stores import postgres_store
     from tests.ha_scene import HaScene
 
+    counts = {"kill": options.kills, "stop": options.stops, "pause": options.pauses}
+    # In turns, as long as there are some of each.
+    deeds = [deed for turn in range(max(counts.values())) for deed, count in counts.items() if turn < count]
     found, progress = [], Progress(f"fail-overs with a lease of {lease_s:g} s")
     with (
         tempfile.TemporaryDirectory(prefix="ha-") as folder,
         postgres_store(None) as store,
         HaScene(Path(folder), store.url, lease_s=lease_s, nodes=options.nodes) as scene,
     ):
-        for number in range(options.rounds):
-            for deed, signal_number in _DEEDS:
-                found.append(scene.fail_over(deed, signal_number, stop_s=3.0 * lease_s))
-            progress.show(number + 1, options.rounds)
-        return found, scene.judge()
+        for number, deed in enumerate(deeds):
+            try:
+                found.append(scene.fail_over(deed, _SIGNALS[deed], stop_s=3.0 * lease_s))
+            except AssertionError as error:
+                # What the logs say until then is judged all the same.
+                print(f"broken off at {deed} {number + 1} of {len(deeds)}: {error}")
+                break
+            progress.show(number + 1, len(deeds))
+        return found, scene.judge(), scene.unplanned
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ class HaScene:
         self.ran = folder / "ran.log"
         self.answers = folder / "answers.log"
         self.paused = set()
+        # Changes of leaders that nobody asked for.
+        self.unplanned = 0
         self.children = []
         self._lease_s, self._pause_s = lease_s, pause_s
         self._url = url
@@ -131,9 +133,18 @@ class HaScene:
         return None
 
     def wait_until_all_stand(self):
-        """Each controller leads or follows, so that the next fail-over meets warm ones."""
+        """Each controller leads or follows, so that the next fail-over meets warm ones.
+
+        Another may lead by now than the last fail-over left: a machine that stands still for a lease lets go of it.
+        """
+
+        leader = poll_until(self.find_leader, "one leads", within_s=120.0)
+        if leader != self.leader:
+            self.leader, self.unplanned = leader, self.unplanned + 1
 
         def stands(name):
+            if name == self.find_leader():
+                self.leader = name
             with contextlib.suppress(urllib.error.URLError, OSError, KeyError):
                 metrics = f"127.0.0.1:{self._ports[name][1]}"
                 age = metric(metrics, "eelgrid_following_age_seconds") if name != self.leader else 0.0

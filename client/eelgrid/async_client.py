@@ -10,12 +10,14 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from copy import copy
+from dataclasses import replace
 from time import monotonic
 from typing import Self, TypeVar
 
 from eelgrid.connection import (
     CALL_NAMES,
     DEFAULT_RETRIES,
+    STALE_CALLS,
     AsyncConnection,
     CallAttempts,
     ConnectionSettings,
@@ -33,6 +35,7 @@ from eelgrid.errors import (
 from eelgrid_protos import faults, messages
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.operator_calls import Page, PageCursor, join_pages
+from eelgrid_protos.stale_reads import Staleness
 from eelgrid_protos.transport import TlsFiles
 
 _A = TypeVar("_A")
@@ -64,6 +67,8 @@ class AsyncClient:
             address=address, tls=tls, insecure=insecure, timeout_s=timeout_s, retries=retries
         )
         self._timeout_s = timeout_s
+        self._allows_stale = False
+        self._staleness: Staleness | None = None
         self._connection = AsyncConnection(self._settings)
 
     async def __aenter__(self) -> Self:
@@ -89,16 +94,38 @@ class AsyncClient:
         other._timeout_s = timeout_s  # noqa: SLF001  # of its own class
         return other
 
+    def allow_stale(self) -> Self:
+        """Returns a client over the same connection whose reads any of the controllers may answer, also while none leads.
+
+        What a follower answers may lack the last changes, and has no readings of agents; see `staleness`. Calls that change
+        something, and watches, still go to the one that leads.
+        """
+        other = copy(self)
+        # With a preference of its own: whoever answered the last read need not lead.
+        other._settings = replace(self._settings)  # noqa: SLF001  # of its own class
+        other._allows_stale, other._staleness = True, None  # noqa: SLF001
+        return other
+
+    @property
+    def staleness(self) -> Staleness | None:
+        """How stale the newest answer to a read of this client was; None if the controller that leads gave it."""
+        return self._staleness
+
+    def _note_staleness(self, found: Staleness | None) -> None:
+        self._staleness = found
+
     # How calls are made
 
     async def _call(
         self, request: object, answer: type[_A], *, is_repeatable: bool = False, timeout_s: float | None = None
     ) -> _A:
         attempts = CallAttempts(self._settings, timeout_s or self._timeout_s, is_repeatable=is_repeatable)
+        name = CALL_NAMES[type(request)]
+        options = {"on_staleness": self._note_staleness} if self._allows_stale and name in STALE_CALLS else {}
         while True:
             try:
                 calls = self._connection.calls_at(attempts.search.address)
-                found = await getattr(calls, CALL_NAMES[type(request)])(request, timeout=attempts.left_s())
+                found = await getattr(calls, name)(request, timeout=attempts.left_s(), **options)
             except (faults.Fault, ContractError) as error:
                 pause_s = attempts.pause_after(error)
             else:

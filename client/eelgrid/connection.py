@@ -42,6 +42,8 @@ from eelgrid_protos.operator_calls import CONTROLLER_VARIABLE, DEFAULT_CONTROLLE
 _CONNECTED_AFTER_S = 30.0
 # The call for each type of request.
 CALL_NAMES: Mapping[type, str] = {method.request: method.attribute for method in rpc.OPERATOR_SERVICE.methods}
+# Those that a follower answers, if the caller allows it.
+STALE_CALLS = frozenset(method.attribute for method in rpc.OPERATOR_SERVICE.methods if method.may_be_stale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

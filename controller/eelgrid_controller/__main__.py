@@ -5,7 +5,6 @@ Owns the options and the life of the process. Must not know more of a controller
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from eelgrid_controller.runtime.config import (
     SlurmConfig,
     WebhookConfig,
 )
+from eelgrid_controller.runtime.interpreter import settle_interpreter
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.roles import RoleRules
@@ -54,7 +54,7 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
         await asyncio.wait((starting,))
         return
     line = await starting
-    _settle_interpreter()
+    settle_interpreter(collects=controller.following is None)
     # The only line on standard output; programs that start a controller wait for it.
     click.echo(line)
     failed = controller.loop.failed
@@ -73,19 +73,6 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
                 "see the log for details, and start the controller again; nothing that it accepted is lost",
             )
         )
-
-
-def _settle_interpreter() -> None:
-    """Tunes garbage collection and thread switching for a process that has everything loaded."""
-    # Objects loaded so far stay, so the collector need not scan them again, and a full collection of later objects is
-    # rare: it takes some 40 ms at a thousand nodes (measured), which is eight times an objective of 5 ms. Nothing
-    # long-lived here is in a cycle; reference counting frees it.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5000, 20, 50)
-    # The journal's thread returns from the disk to a busy loop: Python's switch interval of 5 ms would be its latency
-    # (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
-    sys.setswitchinterval(0.0005)
 
 
 def _read_tls(given: dict[str, Any]) -> TlsFiles | None:

@@ -27,13 +27,20 @@ from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObse
 from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.runtime.audit_log import AuditedJournal
 from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.interpreter import settle_interpreter
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.stores import follow_store, open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
-from eelgrid_controller.server.following import StandbyServer, list_services, name_address, replace_port
+from eelgrid_controller.server.following import (
+    StaleReads,
+    StandbyServer,
+    list_services,
+    name_address,
+    replace_port,
+)
 from eelgrid_controller.server.grpc.agent_service import AgentService
-from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
+from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, CallerService, open_authorizer
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
 from eelgrid_controller.server.grpc.operator_service import OperatorService
 from eelgrid_controller.server.grpc.overview_service import OverviewService
@@ -43,6 +50,7 @@ from eelgrid_controller.server.grpc.planner_services import (
     ObjectiveService,
     PartitionService,
 )
+from eelgrid_controller.server.grpc.resource_reads import ReadService
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, MetricSources
@@ -63,7 +71,6 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.faults import InvalidArgument
-from eelgrid_protos.local_users import create_proofs_folder
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
@@ -105,10 +112,19 @@ class Controller:
         self.metrics = ControllerMetrics()
         self.metrics.add(self._clock_families)
         self._is_serving = False
+        self._ending: asyncio.Future[None] | None = None
         self.placing: KubernetesRuntime | None = None
         # This controller's time as a standby; None for one whose journal no other can lead.
         self.following: StandbyServer | None = None
-        self._keeper = None if tls is None and not config.local_users else self._begin_keeping()
+        roles_log = log.getChild("roles")
+        self._keeper = None if tls is None and not config.local_users else open_authorizer(config, clock, roles_log)
+        if self._keeper is not None:
+            self.metrics.add(self._keeper.families)
+        keeper = self._keeper
+        self._admit = admit_everybody if keeper is None else keeper.authorize_call
+        self._callers = CallerService(
+            None if keeper is None else keeper.identify_caller, demanded=config.roles.demanded
+        )
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
         self._stack = contextlib.AsyncExitStack()
@@ -116,27 +132,6 @@ class Controller:
     def _clock_families(self) -> Iterator[MetricFamily]:
         yield build_family("eelgrid_clock_jumps_total", self._wall.jumps)
         yield build_family("eelgrid_clock_jump_seconds", self._wall.jump_s)
-
-    def _begin_keeping(self) -> Authorizer:
-        """Starts authorization of callers by the roles of their certificates."""
-        rules, log = self.config.roles, self._log.getChild("roles")
-        if not rules.demanded:
-            log.warning(
-                "roles=permit warning=a certificate without a role may everything "
-                "remedy='give certificates roles (docs/how-to/tls-and-roles.md), then say --roles require'"
-            )
-        proofs = None
-        if self.config.local_users:
-            try:
-                proofs = create_proofs_folder(self.config.listen)
-            except OSError as error:
-                path = error.filename or self.config.listen
-                raise ControllerConfigError(
-                    f"--local-users cannot use {path}: {error.strerror}", "remove it"
-                ) from error
-        keeper = Authorizer(rules, clock=self._clock, log=log, proofs=proofs)
-        self.metrics.add(keeper.families)
-        return keeper
 
     async def start(self) -> str:
         """Starts serving; returns the line that says where. Raises ControllerError or ListenError."""
@@ -169,6 +164,7 @@ class Controller:
             guard=self.guard,
             is_shared=self.config.local_users,
         )
+        self._stack.push_async_callback(self._await_server)
         self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
         self._answer_probes()
         # From here on probes see that this process is live but not ready yet.
@@ -216,13 +212,26 @@ class Controller:
         self._stack.callback(journal.close)
         return journal
 
+    async def _await_server(self) -> None:
+        """Waits for calls that were under way when the server was stopped: not before another controller may lead."""
+        if self._ending is not None:
+            await self._ending
+
     async def _follow(
         self, standby: "JournalStandby", server: grpc.aio.Server, front: GuardedHandlers, port: int
     ) -> AuditedJournal:
         """Follows whoever leads until this controller does; returns the journal."""
         self.following = StandbyServer(
-            standby, server, front=front, has_flux=self.config.flux, log=self._log.getChild("standby")
+            standby,
+            server,
+            front=front,
+            reads=StaleReads(standby, self._callers, catalogue=catalogue.load_catalogue(), clock=self._clock),
+            admit=self._admit,
+            has_flux=self.config.flux,
+            log=self._log.getChild("standby"),
         )
+        # Rather now than while nobody leads: it takes 0.2 s.
+        settle_interpreter()
         self._stack.push_async_callback(self.following.stop)
         self.metrics.add(self.following.families)
         journal = await self.following.wait_to_lead(self.config.advertise or name_address(self.config.listen, port))
@@ -290,15 +299,7 @@ class Controller:
         self.imagining = WhatIfRunner(loop=self.loop, catalogue=products, clock=self._clock)
         self.shadowing = ShadowRunner(loop=self.loop, clock=self._clock)
         self._stack.callback(self.shadowing.close)
-        self.operators = OperatorService(
-            loop=self.loop,
-            views=views,
-            agents=self.agents,
-            log=self._log.getChild("operators"),
-            origin_of=self.watches.origin,
-            call_of=self.trail.describe_call,
-        )
-        self._begin_job_streams()
+        self._begin_operators(views)
         self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
         self.overviews = OverviewService(
             loop=self.loop,
@@ -324,8 +325,17 @@ class Controller:
         self._begin_metrics(views, page)
         return recovered
 
-    def _begin_job_streams(self) -> None:
-        """Starts to relay what jobs write and read."""
+    def _begin_operators(self, views: ResourceViews) -> None:
+        """Creates the services for operators, and starts to relay what jobs write and read."""
+        self.reads = ReadService(self.loop.read, views)
+        self.operators = OperatorService(
+            loop=self.loop,
+            views=views,
+            agents=self.agents,
+            log=self._log.getChild("operators"),
+            origin_of=self.watches.origin,
+            call_of=self.trail.describe_call,
+        )
         self.job_streams = JobStreamService(
             loop=self.loop,
             agents=self.agents,
@@ -542,13 +552,11 @@ class Controller:
 
     async def _open_door(self, server: grpc.aio.Server, front: GuardedHandlers) -> GuardedHandlers:
         """Begins to serve all calls; returns their handlers."""
-        keeper = self._keeper
-        callers = CallerService(None if keeper is None else keeper.identify_caller, demanded=self.config.roles.demanded)
-        admit = admit_everybody if keeper is None else keeper.authorize_call
         omissions = OmissionCounter(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
         self.metrics.add(omissions.families)
         operators = (
             self.operators,
+            self.reads,
             self.job_streams,
             self.overviews,
             self.promises,
@@ -557,10 +565,10 @@ class Controller:
             self.audit,
             self.imagining,
             self.shadowing,
-            callers,
+            self._callers,
         )
         around: dict[str, Any] = {
-            "admit": admit,
+            "admit": self._admit,
             "omitted": omissions.record_omission,
             "settled": self.trail.on_call_end,
         }
@@ -582,7 +590,9 @@ class Controller:
             self.agents.close()
             self.operators.close()
             self.job_streams.close()
-            await server.stop(self.config.stop_s)
+            self._ending = asyncio.ensure_future(server.stop(self.config.stop_s))
+            if not self.loop.journal.is_remote:
+                await self._ending
 
         self._stack.push_async_callback(close)
         return front

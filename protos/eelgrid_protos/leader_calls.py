@@ -2,7 +2,8 @@
 
 Owns the channels, one for each controller that was called, and the pauses between rounds. Which address is next is
 `controller_addresses`' to say. Every call of the service is an attribute, as of `rpc.build_client`; of one address it
-behaves as that does, except that it follows whom a follower names.
+behaves as that does, except that it follows whom a follower names. Where stale reads are allowed, those that
+`stale_reads` lists go to any controller, and everything else to the one that leads.
 """
 
 import time
@@ -30,16 +31,21 @@ class LeaderClient:
         controllers: ControllerAddresses,
         open_channel: Callable[[str], grpc.Channel],
         *,
+        on_staleness: rpc.OnStaleness | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_staleness` allows any controller to answer reads, and is told how stale each answer is."""
         self.controllers = controllers
+        # Reads that may be stale have a preference of their own: whoever answered the last one.
+        self._readable = ControllerAddresses(controllers.all, may_follow=controllers.may_follow)
+        self._on_staleness = on_staleness
         self._open_channel = open_channel
         self._sleep = sleep
         self._clock = clock
         self._channels: dict[str, grpc.Channel] = {}
         self._clients: dict[str, Any] = {}
-        self._is_found = False
+        self._found: set[ControllerAddresses] = set()
         self._client_at(controllers.preferred)
         for method in rpc.OPERATOR_SERVICE.methods:
             if method.request_streaming:
@@ -79,13 +85,18 @@ class LeaderClient:
         self._sleep(pause_s)
 
     def _unary(self, method: rpc.RpcMethod) -> Callable[..., Any]:
+        is_stale = self._on_staleness is not None and method.may_be_stale
+        controllers = self._readable if is_stale else self.controllers
+        options = {"on_staleness": self._on_staleness} if is_stale else {}
+
         def call(request: object, timeout: float | None = None) -> Any:
-            self._find_first(timeout)
-            search, deadline_s = self.controllers.begin_search(), self._clock() + (timeout or _SEARCH_S)
+            self._find_first(timeout, controllers)
+            search, deadline_s = controllers.begin_search(), self._clock() + (timeout or _SEARCH_S)
             while True:
                 left_s = None if timeout is None else max(0.001, deadline_s - self._clock())
+                client = self._client_at(search.address)
                 try:
-                    answer = getattr(self._client_at(search.address), method.attribute)(request, timeout=left_s)
+                    answer = getattr(client, method.attribute)(request, timeout=left_s, **options)
                 except Fault as fault:
                     self._go_on(search, fault, deadline_s)
                 else:
@@ -127,19 +138,26 @@ class LeaderClient:
 
         return call
 
-    def _find_first(self, timeout_s: float | None) -> None:
+    def _find_first(self, timeout_s: float | None, controllers: ControllerAddresses | None = None) -> None:
         """Before the first call: that one may not be repeated, so it had better not go to a process that hangs."""
-        if len(self.controllers.all) > 1 and not self._is_found:
-            self.find_leader(timeout_s or _SEARCH_S)
+        controllers = controllers or self.controllers
+        if len(controllers.all) > 1 and controllers not in self._found:
+            self._find(controllers, timeout_s or _SEARCH_S)
 
     def find_leader(self, timeout_s: float) -> str:
         """Returns the address of the controller that leads; raises Fault. Asks for nothing that changes anything."""
-        search, deadline_s = self.controllers.begin_search(), self._clock() + timeout_s
+        return self._find(self.controllers, timeout_s)
+
+    def _find(self, controllers: ControllerAddresses, timeout_s: float) -> str:
+        """Returns the address of the first that answers: of those that may follow, or lead. Raises Fault."""
+        options = {"on_staleness": _ignore_staleness} if controllers is self._readable else {}
+        search, deadline_s = controllers.begin_search(), self._clock() + timeout_s
         while True:
             left_s = max(0.001, deadline_s - self._clock())
             try:
                 client = self._client_at(search.address)
-                client.who_am_i(WhoAmIRequest(), timeout=min(left_s, _PROBE_S) if search.is_choice else left_s)
+                limit_s = min(left_s, _PROBE_S) if search.is_choice else left_s
+                client.who_am_i(WhoAmIRequest(), timeout=limit_s, **options)
             except (Unavailable, DeadlineExceeded) as fault:
                 pause_s = search.move_on(fault.message.rpartition(": ")[2], getattr(fault, "leader", ""))
                 if pause_s is None or self._clock() + pause_s >= deadline_s:
@@ -147,14 +165,25 @@ class LeaderClient:
                 self._sleep(pause_s)
             else:
                 search.succeed()
-                self._is_found = True
+                self._found.add(controllers)
                 return search.address
 
 
+def _ignore_staleness(_: object) -> None:
+    """Only whether somebody answers is asked."""
+
+
 def connect_leader(
-    addresses: tuple[str, ...], *, tls: "transport.TlsContents | None", insecure: bool = False
+    addresses: tuple[str, ...],
+    *,
+    tls: "transport.TlsContents | None",
+    insecure: bool = False,
+    on_staleness: rpc.OnStaleness | None = None,
 ) -> LeaderClient:
-    """Opens a client of the controllers at these addresses; raises ListenError if a connection would be unprotected."""
+    """Opens a client of the controllers at these addresses, as `LeaderClient` says.
+
+    Raises ListenError if a connection would be unprotected.
+    """
     for address in addresses:
         transport.check_target(address, tls, insecure=insecure)
 
@@ -164,4 +193,4 @@ def connect_leader(
     def open_channel(address: str) -> grpc.Channel:
         return transport.open_blocking_channel(address, tls=tls, insecure=insecure, is_choice=len(addresses) > 1)
 
-    return LeaderClient(ControllerAddresses(addresses, may_follow=may_follow), open_channel)
+    return LeaderClient(ControllerAddresses(addresses, may_follow=may_follow), open_channel, on_staleness=on_staleness)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from eelgrid_protos import codec, messages
+from eelgrid_protos import codec, messages, stale_reads
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import (
     DETAILS_KEY,
@@ -31,6 +31,7 @@ from eelgrid_protos.faults import (
     status_details,
 )
 from eelgrid_protos.schema import omit_broken
+from eelgrid_protos.stale_reads import Staleness, parse_staleness
 from eelgrid_protos.values import dataclass
 
 # The stubs' ServicerContext is generic over messages, which are bytes here.
@@ -41,6 +42,8 @@ Admit: TypeAlias = Callable[[str, Context], None]
 Omitted: TypeAlias = Callable[[str, int, tuple[Violation, ...]], None]
 # Called when a call has ended, before its answer is sent: its path, its request if it was read, and the fault if any.
 Settled: TypeAlias = Callable[[str, Context, object | None, Exception | None], Awaitable[None]]
+# Called with how stale an answer is, None for one of the leader; whoever passes it allows a follower to answer.
+OnStaleness: TypeAlias = Callable[[Staleness | None], None]
 
 
 _LOG = logging.getLogger("eelgrid.rpc")
@@ -76,6 +79,11 @@ class RpcMethod:
     def attribute(self) -> str:
         """The method's name in Python: get_summary for GetSummary."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+
+    @property
+    def may_be_stale(self) -> bool:
+        """Whether a follower answers it, if the caller allows that."""
+        return self.name in stale_reads.CALLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,11 +329,15 @@ def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel
     if not method.response_streaming:
         unary_raw: Any = channel.unary_unary(service.path(method), None, read)
 
-        def unary(request: object, timeout: float | None = None) -> Any:
+        def unary(request: object, timeout: float | None = None, on_staleness: OnStaleness | None = None) -> Any:
+            metadata = None if on_staleness is None else stale_reads.REQUEST_METADATA
             try:
-                return unary_raw(write(request), timeout=timeout)
+                answer, done = unary_raw.with_call(write(request), timeout=timeout, metadata=metadata)
             except grpc.RpcError as error:
                 raise fault_from(error) from None
+            if on_staleness is not None:
+                on_staleness(parse_staleness(done.trailing_metadata()))
+            return answer
 
         return unary
 
@@ -355,11 +367,16 @@ def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channe
     if not method.response_streaming:
         unary_raw: Any = channel.unary_unary(service.path(method), None, read)
 
-        async def unary(request: object, timeout: float | None = None) -> Any:
+        async def unary(request: object, timeout: float | None = None, on_staleness: OnStaleness | None = None) -> Any:
+            metadata = None if on_staleness is None else stale_reads.REQUEST_METADATA
+            call = unary_raw(_encode_sized(method, request), timeout=timeout, metadata=metadata)
             try:
-                return await unary_raw(_encode_sized(method, request), timeout=timeout)
+                answer = await call
             except grpc.RpcError as error:
                 raise fault_from(error) from None
+            if on_staleness is not None:
+                on_staleness(parse_staleness(await call.trailing_metadata()))
+            return answer
 
         return unary
 

@@ -55,6 +55,7 @@ UNRUN = {
     "eelctl admin migrate --ledger-only sqlite:////var/lib/eelgrid-controller postgresql://eelgrid@db.example/eelgrid": (
         "needs a PostgreSQL; tests/unit/ledger_migration_test.py"
     ),
+    "eelctl --controller a:7443,b:7443 --stale nodes": "needs a PostgreSQL; tests/e2e/failover_test.py",
     "eelctl replay": "submits a whole trace",
     "eelctl box start": "starts daemons of this user; tests/e2e/box_test.py",
     "eelctl top": "runs until Ctrl-C; `--once` is run by the blocks",

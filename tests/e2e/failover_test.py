@@ -7,8 +7,11 @@ The leader is killed, stopped and paused for three lease times, in turns, under 
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
+import pytest
 from tests import postgres_rig
 from tests.builders.stores import postgres_store
 from tests.ha_scene import HaScene
@@ -16,6 +19,7 @@ from tests.postgres_rig import PostgresServer
 from tests.waiting import poll_until
 
 from eelgrid.client import Client
+from eelgrid.errors import UnavailableError
 
 pytestmark = postgres_rig.needs_server
 ROUNDS = int(os.environ.get("EELGRID_HA_ROUNDS", "2"))
@@ -37,6 +41,30 @@ def test_a_leader_that_is_killed_stopped_or_paused_loses_and_doubles_no_job(tmp_
     assert not verdict.lost
     assert not verdict.doubled
     assert not verdict.overlapping
+
+
+def test_reads_that_may_be_stale_go_on_while_none_leads(tmp_path):
+    with postgres_store(None) as store, HaScene(tmp_path, store.url, lease_s=120.0) as scene:
+        poll_until(lambda: len(acknowledged(scene)) > 3, "a client is served")
+        scene.wait_until_all_stand()
+        scene.process(scene.leader).signal(signal.SIGKILL)
+        began_s = time.monotonic()
+        words = ("-m", "eelgrid_controller.cli", "--controller", scene.addresses, "--stale", "-o", "json", "nodes")
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=20.0, check=False)
+        took_s = time.monotonic() - began_s
+        assert done.returncode == 0, done.stderr
+        assert {one["inventory"]["node_name"] for one in json.loads(done.stdout)} == {"n0", "n1"}
+        assert "answered by a follower: at most " in done.stderr
+        with Client(scene.addresses, timeout_s=5.0) as client:
+            stale = client.allow_stale()
+            known = {one.workload_id for one in stale.list_workloads()}
+            assert stale.staleness.age_s < 5.0
+            assert {key for _, key, *_ in acknowledged(scene)} <= known
+            with pytest.raises(UnavailableError):
+                client.get_summary()
+        # Nobody has led in between: the lease is two minutes.
+        assert scene.find_leader() is None
+        print(f"eelctl --stale took {took_s:.2f} s: {done.stderr.strip()}")
 
 
 def acknowledged(scene):

@@ -13,6 +13,7 @@ from eelgrid_agent.devices.port import ReadingValue
 from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
+from eelgrid_agent.node.leader_terms import LeaderTerms, TermTooOld
 from eelgrid_agent.node.loop import SLOW_S, SURVEY_S
 from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_agent.node.uplink import UplinkLimits
@@ -21,7 +22,15 @@ from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import Assignment, ConnectRequest, ConnectResponse, Reading, SampleBatch, Welcome
+from eelgrid_protos.messages import (
+    Assignment,
+    ConnectRequest,
+    ConnectResponse,
+    LeaderTerm,
+    Reading,
+    SampleBatch,
+    Welcome,
+)
 from tests.sim.broken import demand
 from tests.sim.clock import Clock, seconds
 from tests.sim.ledger import Ledger
@@ -62,7 +71,8 @@ class _Stream:
         self.is_welcomed = False
         self.is_over = False
         self.began_ns = agent.clock.monotonic_ns()
-        self._connection = network.connect(node.name, self)
+        self.term: LeaderTerm | None = None
+        self._connection = network.connect(node.name, self, agent.address)
         self._send(node.build_hello())
         agent.later(seconds(_LIMITS.welcome_s), self._welcome_overdue)
 
@@ -71,12 +81,14 @@ class _Stream:
         try:
             response = decode_message(ConnectResponse, data)
             if self.is_welcomed:
+                self._agent.heard_from = self
                 self._agent.hear(self._node, response)
             elif isinstance(response.message, Welcome):
                 self._node.on_welcome(response.message)
+                self.term = response.message.term
                 self.is_welcomed = True
                 self._agent.welcomed(self)
-        except (ContractError, ForeignSequence) as error:
+        except (ContractError, ForeignSequence, TermTooOld) as error:
             self.end(str(error))
         self.pump()
 
@@ -119,6 +131,10 @@ class _Stream:
 class Agent:
     """See the module."""
 
+    # Of the controller that it calls.
+    address = ""
+    heard_from: _Stream
+
     def __init__(
         self,
         timeline: Timeline,
@@ -153,6 +169,8 @@ class Agent:
         # The process that heard the last message.
         self._hearing: AgentNode | None = None
         self._rollbacks = 0
+        # As on disk: the next process has it.
+        self._terms = LeaderTerms()
 
     @property
     def name(self) -> str:
@@ -202,6 +220,7 @@ class Agent:
             first=first,
             send_phase=self.timeline.rng.random(),
             # Windows of energy count by a number of their own; a batch's is drawn once in a life.
+            terms=self._terms,
             outbox=EnergyOutbox(OutboxState(incarnation=self._life), by_plan=True),
         )
         self.node = node

@@ -51,6 +51,8 @@ __all__ = ["Controller"]
 class Controller:
     """See the module."""
 
+    address = ""
+
     def __init__(
         self, timeline: Timeline, network: Network, ledger: Ledger, disk: Disk, life_type: type[Life], *, drift_ppm: int
     ) -> None:
@@ -90,7 +92,7 @@ class Controller:
         self.ledger.ticks.controller_started()
         self.ledger.recovered(life.core.state)
         self.life, self.sessions = life, Sessions(life)
-        self._network.listener = self._accept
+        self._network.listeners[self.address] = self._accept
         self.timeline.note(f"controller started revision={life.core.state.revision}")
 
     def crash(self) -> None:
@@ -102,9 +104,10 @@ class Controller:
         self._kept.clear()
         self.crashes += 1
         self.disk.crashed()
-        self._network.listener = None
+        self._network.listeners.pop(self.address, None)
         for connection in self._network.connections:
-            connection.close(CONTROLLER, "connection reset")
+            if connection.address == self.address:
+                connection.close(CONTROLLER, "connection reset")
         self.timeline.note("controller crashed")
 
     def roll_back(self, *, with_mark: bool) -> None:

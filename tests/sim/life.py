@@ -165,15 +165,23 @@ class Life:
         try:
             last = self.journal.append(entries)
         except JournalError as error:
-            self._probe_at_s = self.clock.monotonic_s() + PROBE_EVERY_S
-            self._journal_fault = _fault_of(error)
-            self._adopt(recover_state(self.journal, ClusterState))
-            self.ledger.recovered(self.core.state)
-            self.later(self.timeline.draw_ns(_TURN_NS), lambda: self._finish(batch, self._journal_fault))
+            self._undo(batch, error)
             return
-        assert last == self.core.state.revision, "journal and state count the same events"
         self.ledger.committed(entries)
-        self._since_checkpoint += len(events)
+        self._go_on(batch, len(events), last)
+
+    def _undo(self, batch: list[_Command], error: JournalError) -> None:
+        """Nothing of the batch is on disk: the state is read anew."""
+        self._probe_at_s = self.clock.monotonic_s() + PROBE_EVERY_S
+        self._journal_fault = _fault_of(error)
+        self._adopt(recover_state(self.journal, ClusterState))
+        self.ledger.recovered(self.core.state)
+        self.later(self.timeline.draw_ns(_TURN_NS), lambda: self._finish(batch, self._journal_fault))
+
+    def _go_on(self, batch: list[_Command], events: int, last: int) -> None:
+        """The batch is on disk."""
+        assert last == self.core.state.revision, "journal and state count the same events"
+        self._since_checkpoint += events
         self.later(self.timeline.draw_ns(_TURN_NS), lambda: self._finish(batch, None))
 
     def _finish(self, batch: list[_Command], fault: Fault | None) -> None:

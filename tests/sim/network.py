@@ -49,9 +49,11 @@ class End(Protocol):
 class Connection:
     """One stream; side 0 is the agent's, side 1 the controller's."""
 
-    def __init__(self, network: "Network", name: str, agent: End) -> None:
+    def __init__(self, network: "Network", name: str, agent: End, address: str = "") -> None:
         self.network = network
         self.name = name
+        # Of the controller.
+        self.address = address
         self._ends: list[End | None] = [agent, None]
         self._arrives_ns = [0, 0]
 
@@ -128,14 +130,14 @@ class Network:
         self.weather = weather
         self._cut_until_ns: dict[str, int] = {}
         self.connections: list[Connection] = []
-        # Takes a new connection; None where no process listens.
-        self.listener: Callable[[Connection], End] | None = None
+        # By address: takes a new connection; nobody is there where no process listens.
+        self.listeners: dict[str, Callable[[Connection], End]] = {}
         self.messages = 0
         self.bytes = 0
 
-    def connect(self, name: str, agent: End) -> Connection:
+    def connect(self, name: str, agent: End, address: str = "") -> Connection:
         """Opens a stream from the agent of a node; whether it was accepted turns out later."""
-        connection = Connection(self, name, agent)
+        connection = Connection(self, name, agent, address)
         self.connections = [known for known in self.connections if not known.is_over]
         self.connections.append(connection)
         self.schedule(connection, CONTROLLER, lambda: self._offer(connection))
@@ -184,7 +186,8 @@ class Network:
                 connection.snap(reason)
 
     def _offer(self, connection: Connection) -> None:
-        if self.listener is None:
+        listener = self.listeners.get(connection.address)
+        if listener is None:
             self.schedule(connection, AGENT, lambda: connection.snap("connection refused"))
         else:
-            connection.accept(self.listener(connection))
+            connection.accept(listener(connection))

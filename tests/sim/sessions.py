@@ -21,6 +21,7 @@ from eelgrid_protos.messages import (
     ConnectResponse,
     Hello,
     Inventory,
+    LeaderTerm,
     NodeEvent,
     NodeEventKind,
     PlanApplied,
@@ -152,7 +153,7 @@ class Session:
         policy = self._owner.policy
         cadence = cadence_of(policy)
         self.ack_every = batches_per_acknowledgement(cadence, policy.lease_s)
-        self._send(Welcome(acknowledged_sequence=self.sequence, cadence=cadence))
+        self._send(Welcome(acknowledged_sequence=self.sequence, cadence=cadence, term=self._owner.term))
         self.is_welcomed = True
         self.pump()
 
@@ -247,6 +248,13 @@ class Session:
 class Sessions:
     """Every stream of one life of the controller."""
 
+    session_type: type[Session] = Session
+
+    @property
+    def term(self) -> LeaderTerm | None:
+        """What agents are told of the term; nothing where no other can lead."""
+        return None
+
     def __init__(self, life: Life) -> None:
         self.life = life
         self.policy = life.core.state.policy
@@ -255,7 +263,7 @@ class Sessions:
 
     def accept(self, connection: Connection) -> Session:
         """A new stream, from somebody yet unknown."""
-        return Session(self, connection)
+        return self.session_type(self, connection)
 
     def arrived(self, session: Session) -> None:
         """Said Hello; the second stream of one node wins."""

@@ -246,6 +246,12 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--insecure", is_flag=True, help="Connect to another machine without TLS.")
 @click.option(
+    "--stale",
+    is_flag=True,
+    help="Let any of the controllers answer what only reads, also one that follows the leader; standard error says how old "
+    "such an answer is.",
+)
+@click.option(
     "--timeout",
     "timeout_s",
     type=FiniteRange(0.1, 3600.0),

@@ -32,6 +32,7 @@ from eelgrid_controller.formatting import parse_cpu_milli, parse_duration_s, par
 from eelgrid_protos.errors import CONTRACT_BROKEN, ContractError, Violation
 from eelgrid_protos.operator_calls import DEFAULT_CONTROLLER, PageCursor, join_pages, parse_addresses
 from eelgrid_protos.safe_text import escape_text
+from eelgrid_protos.stale_reads import Staleness
 from eelgrid_protos.values import dataclass
 
 # In click's own notes of a run: the context of the command that called the controller.
@@ -50,6 +51,8 @@ class CliSettings:
     tls_key: Path | None = None
     tls_authority: Path | None = None
     insecure: bool = False
+    # Whether a controller that follows may answer reads.
+    stale: bool = False
     timeout_s: float = 10.0
     output: str = "table"
     headers: bool = True
@@ -184,11 +187,29 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
     # For an error: the command whose parameters its request was made of.
     if context := click.get_current_context(silent=True):
         context.meta[_COMMAND_KEY] = context
-    client = connect_leader(settings.controllers, tls=contents, insecure=settings.insecure)
+    oldest: Staleness | None = None
+
+    def note(found: Staleness | None) -> None:
+        nonlocal oldest
+        oldest = max((one for one in (found, oldest) if one is not None), key=lambda one: one.age_s, default=None)
+
+    client = connect_leader(
+        settings.controllers,
+        tls=contents,
+        insecure=settings.insecure,
+        on_staleness=note if settings.stale else None,
+    )
     try:
         yield client
     finally:
         client.close()
+        if oldest is not None:
+            # On standard error, so that a table or a document on standard output stays intact.
+            click.echo(
+                f"answered by a follower: at most {oldest.age_s:.1f} s old, as of entry {oldest.revision} of the journal, "
+                f"epoch {oldest.epoch}",
+                err=True,
+            )
 
 
 def _print_omitted(answer: Any) -> None:

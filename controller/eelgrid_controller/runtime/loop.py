@@ -140,14 +140,17 @@ class ControllerLoop:
         return recovered
 
     async def stop(self) -> None:
-        """Finishes queued commands, writes a checkpoint and stops; the journal stays open for its owner to close."""
+        """Finishes queued commands, writes a checkpoint and stops; the journal stays open for its owner to close.
+
+        No checkpoint of a journal that others follow: they have the state, and nobody leads meanwhile.
+        """
         self._stopping = True
         self._wake.set()
         if self._tasks:
             run, tick = self._tasks
             tick.cancel()
             await asyncio.gather(run, tick, return_exceptions=True)
-            if self._checkpoints.events and not self.failed.done():
+            if self._checkpoints.events and not self.journal.is_remote and not self.failed.done():
                 # Whoever has followed this process meanwhile writes one of its own.
                 with contextlib.suppress(JournalFenced):
                     await self._checkpoints.write(self.core.state)

@@ -13,7 +13,7 @@ where they differ, the state is built anew from the newest checkpoint, by the sa
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Error as DriverError
@@ -48,6 +48,23 @@ _COMPARED = 1024
 _ENTRIES_ONCE = 2000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedState:
+    """A copy of the state that a standby has, as of the last entry that it applied."""
+
+    state: ClusterState
+    # When the look was sent that read the journal to its end, on `boottime_s`.
+    looked_s: float
+    leader: Term
+    # Which of the states that were built anew it is a copy of.
+    builds: int = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds for which the leader may have written what is not in it."""
+        return max(0.0, boottime_s() - self.looked_s)
+
+
 class _Rewound(Exception):
     """The table no longer has what was read of it."""
 
@@ -64,6 +81,10 @@ class JournalStandby:
         self._fresh_state = fresh_state
         self._leader: Term | None = None
         self._looked_s: float | None = None
+        # Held while the state changes, and while it is copied.
+        self._changing = threading.Lock()
+        self._has_begun = False
+        self._builds = 0
         self._state = fresh_state()
         self._healer = JournalSanitizer()
         self._applied = 0
@@ -93,6 +114,22 @@ class JournalStandby:
         """Seconds since the journal was last read to its end; None before the first time."""
         return None if self._looked_s is None else max(0.0, boottime_s() - self._looked_s)
 
+    def copy_state(self, last: FollowedState | None = None) -> FollowedState | None:
+        """Returns what was followed so far, for any thread; None before it was whole, while it is built anew, and once it leads.
+
+        Where nothing was applied since the `last` copy, that one's state is returned again.
+        """
+        with self._changing:
+            if self._looked_s is None or self._leader is None or self._is_handed_over:
+                return None
+            is_last = last is not None and (last.builds, last.state.revision) == (self._builds, self._applied)
+            return FollowedState(
+                state=last.state if last is not None and is_last else self._state.copy(),
+                looked_s=self._looked_s,
+                leader=self._leader,
+                builds=self._builds,
+            )
+
     def describe_leader(self) -> str:
         """Says who leads, for those who called this process instead."""
         if self._leader is None:
@@ -119,7 +156,8 @@ class JournalStandby:
                     self._stop.wait(_RETRY_S)
             if self._stop.is_set() or self._journal is None:
                 return None
-            self._is_handed_over = True
+            with self._changing:
+                self._is_handed_over = True
             self._journal.on_close = self.on_close
             return self._journal
         finally:
@@ -178,8 +216,9 @@ class JournalStandby:
             self._leader = found
 
     def _follow(self) -> None:
-        if self._looked_s is None:
+        if not self._has_begun:
             # A journal that begins with a checkpoint, as every old one does.
+            self._has_begun = True
             self._rebuild()
         while not self._stop.is_set():
             sent_s = boottime_s()
@@ -213,19 +252,25 @@ class JournalStandby:
         found = [tuple(row) for row in connection.execute(rows.order_by(journal.c.seq).limit(_ENTRIES_ONCE))]
         if not found:
             return 0
-        marks = iter(found)
-        for seq, entry in reader.read_entries(connection, self._applied, found[-1][0]):
-            replay_entry(self._state, seq, entry, self._healer, path=self._candidate.location)
-            self._applied = seq
-            self._known.append(next(marks))
+        # Read before they are applied, since whoever copies the state waits for that, and not for the database.
+        entries = tuple(reader.read_entries(connection, self._applied, found[-1][0]))
+        with self._changing:
+            for mark, (seq, entry) in zip(found, entries, strict=False):
+                replay_entry(self._state, seq, entry, self._healer, path=self._candidate.location)
+                self._applied = seq
+                self._known.append(mark)
         return len(found)
 
     def _rebuild(self) -> bool:
         """Builds the state anew, from the newest checkpoint; not soon again after it failed. Raises SQLAlchemyError."""
         if boottime_s() < self._rebuild_at_s:
             return False
-        self._state, self._healer, self._applied = self._fresh_state(), JournalSanitizer(), 0
-        self._known.clear()
+        with self._changing:
+            # What was read may have been taken back: nobody is shown it any more.
+            self._state, self._healer, self._applied = self._fresh_state(), JournalSanitizer(), 0
+            self._known.clear()
+            self._looked_s = None
+            self._builds += 1
         last, before = self._read_end()
         reader = JournalReader(self._candidate.engine, self._candidate.location, last_seq=last)
         try:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.errors import JournalError
+from eelgrid_controller.errors import ControllerConfigError, JournalError
 from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role
 from eelgrid_controller.runtime.audit_log import (
     AUDITED,
@@ -28,12 +28,14 @@ from eelgrid_controller.runtime.audit_log import (
     is_denied,
     summarize_request,
 )
+from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Unavailable
+from eelgrid_protos.local_users import create_proofs_folder
 from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.messages import (
     CALLER_NODES_MOST,
@@ -137,6 +139,23 @@ class Authorizer:
 _NAME_MOST = 253
 # RFC 5280 writes 9999-12-31 for a certificate that never ends, which is more nanoseconds than the contract has.
 _NS_MOST = 2**63 - 1
+
+
+def open_authorizer(config: ControllerConfig, clock: Clock, log: logging.Logger) -> Authorizer:
+    """Prepares authorization of callers by the roles of their certificates, or as local users; raises ControllerConfigError."""
+    if not config.roles.demanded:
+        log.warning(
+            "roles=permit warning=a certificate without a role may everything "
+            "remedy='give certificates roles (docs/how-to/tls-and-roles.md), then say --roles require'"
+        )
+    proofs = None
+    if config.local_users:
+        try:
+            proofs = create_proofs_folder(config.listen)
+        except OSError as error:
+            path = error.filename or config.listen
+            raise ControllerConfigError(f"--local-users cannot use {path}: {error.strerror}", "remove it") from error
+    return Authorizer(config.roles, clock=clock, log=log, proofs=proofs)
 
 
 class CallerService:

@@ -5,10 +5,8 @@ Also holds recommended moves until they are applied, and recent changes of workl
 
 import asyncio
 import logging
-import operator
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -18,18 +16,14 @@ from eelgrid_controller.core.drains import find_node, resolve_gpus
 from eelgrid_controller.core.job_arrays import ElementChange
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult
-from eelgrid_controller.core.workloads import resolve_reported_models
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.array_changes import change_array, is_array
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall
-from eelgrid_controller.server.grpc.pagination import build_page
-from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
-from eelgrid_controller.state.attempts import describe_start_hold
+from eelgrid_controller.server.grpc.resource_reads import get_node
+from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.state.cordons import DrainTerms
-from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.node_changes import mark_lost_replicas
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import (
     Aborted,
@@ -40,8 +34,6 @@ from eelgrid_protos.faults import (
     Unavailable,
 )
 from eelgrid_protos.messages import (
-    PAGE_SIZE_MOST,
-    SUMMARY_PAGE_SIZE_MOST,
     ApplyMovesRequest,
     ApplyMovesResponse,
     CancelWorkloadRequest,
@@ -50,27 +42,8 @@ from eelgrid_protos.messages import (
     CordonNodeResponse,
     DrainNodeRequest,
     DrainNodeResponse,
-    ExplainWorkloadRequest,
-    ExplainWorkloadResponse,
-    Explanation,
-    GetPolicyRequest,
-    GetPolicyResponse,
-    GetSummaryRequest,
-    GetSummaryResponse,
-    GetWorkloadRequest,
-    GetWorkloadResponse,
     HoldWorkloadRequest,
     HoldWorkloadResponse,
-    ListGpusRequest,
-    ListGpusResponse,
-    ListNodesRequest,
-    ListNodesResponse,
-    ListPlansRequest,
-    ListPlansResponse,
-    ListQueuesRequest,
-    ListQueuesResponse,
-    ListWorkloadsRequest,
-    ListWorkloadsResponse,
     MoveToQueueRequest,
     MoveToQueueResponse,
     Recommendation,
@@ -93,12 +66,7 @@ from eelgrid_protos.messages import (
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
     Workload,
-    WorkloadPhase,
-    WorkloadSummary,
-    WorkloadView,
-    resolve_pool,
 )
-from eelgrid_protos.rpc import Encoded
 
 KEPT_MOST = 8
 
@@ -204,10 +172,6 @@ class OperatorService:
 
     # The cluster
 
-    async def get_summary(self, _request: GetSummaryRequest, _context: Context) -> GetSummaryResponse:
-        """The cluster at a glance."""
-        return GetSummaryResponse(summary=await self._loop.read(self._views.summary))
-
     async def watch_summary(
         self, request: WatchSummaryRequest, _context: Context
     ) -> AsyncIterator[WatchSummaryResponse]:
@@ -230,30 +194,6 @@ class OperatorService:
                 raise Unavailable("the controller is stopping; watch again when it is back")
         finally:
             self._watchers -= 1
-
-    async def list_nodes(self, request: ListNodesRequest, _context: Context) -> Encoded:
-        """A page of nodes by name."""
-
-        def matches(record: NodeRecord, model: str) -> bool:
-            inventory = record.inventory
-            return (
-                (not request.states or record.state in request.states)
-                and (not request.pool or resolve_pool(inventory.pool) == request.pool)
-                and request.name_contains in inventory.node_name
-                and (not model or any(gpu.model == model for gpu in inventory.gpus))
-            )
-
-        def view(core: Core) -> Encoded:
-            model = _resolve_model(core, request.gpu_model)
-            return build_page(
-                request,
-                ListNodesResponse,
-                (record for record in _by_name(core) if matches(record, model)),
-                place_of=_name,
-                element_of=lambda record: ("nodes", self._views.node(record)),
-            )
-
-        return await self._loop.read(view)
 
     async def reconcile_node(self, request: ReconcileNodeRequest, context: Context) -> ReconcileNodeResponse:
         """Give up what a node holds beyond the journal; harmless where there is nothing."""
@@ -314,7 +254,7 @@ class OperatorService:
         found = await self._loop.read(lambda core: core.preview_drain(name, request.gpus, drain, now_ns=now_ns))
         if request.dry_run:
             return await self._loop.read(
-                lambda core: DrainNodeResponse(node=self._views.node(_node(core, name)), workloads=found)
+                lambda core: DrainNodeResponse(node=self._views.node(get_node(core, name)), workloads=found)
             )
         record = await self._loop.cordon_node(
             name,
@@ -324,42 +264,6 @@ class OperatorService:
             call=self._call_of("DrainNode", request, context),
         )
         return DrainNodeResponse(node=self._views.node(record), workloads=found)
-
-    async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
-        """A page of devices by node and index."""
-
-        def view(core: Core) -> Encoded:
-            model = _resolve_model(core, request.gpu_model)
-            records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
-            return build_page(
-                request,
-                ListGpusResponse,
-                (
-                    (record, gpu)
-                    for record, gpu in list_devices(records)
-                    if (not model or gpu.model == model)
-                    and (not request.min_free_milli or free_milli(record, gpu) >= request.min_free_milli)
-                ),
-                place_of=lambda item: (item[0].inventory.node_name, item[1].index),
-                element_of=lambda item: ("gpus", self._views.gpu(*item, core.state.workloads)),
-            )
-
-        return await self._loop.read(view)
-
-    async def list_plans(self, request: ListPlansRequest, _context: Context) -> Encoded:
-        """A page of plans by node name."""
-
-        def view(core: Core) -> Encoded:
-            records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
-            return build_page(
-                request,
-                ListPlansResponse,
-                records,
-                place_of=_name,
-                element_of=lambda record: ("plans", self._views.plan(core, record.inventory.node_name)),
-            )
-
-        return await self._loop.read(view)
 
     # Workloads
 
@@ -375,54 +279,6 @@ class OperatorService:
             self._views.refused += 1
             raise
         return SubmitWorkloadResponse(workload=workload)
-
-    async def get_workload(self, request: GetWorkloadRequest, _context: Context) -> GetWorkloadResponse:
-        """One workload."""
-
-        def view(core: Core) -> Workload:
-            workload = core.state.find_workload(request.workload_id)
-            if workload is None:
-                raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads")
-            return self._views.with_advice(core, self._views.workload(workload, core.state.nodes))
-
-        return GetWorkloadResponse(workload=await self._loop.read(view))
-
-    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> Encoded:
-        """A page of workloads, or of their summaries, in the order of their submission."""
-        is_summary = request.view is WorkloadView.SUMMARY
-
-        def matches(workload: Workload) -> bool:
-            spec = workload.spec
-            return (
-                (not request.phases or workload.phase in request.phases)
-                and (not request.namespace or spec.namespace == request.namespace)
-                and (not request.user or spec.user == request.user)
-                and (not request.queue or spec.queue == request.queue)
-                and request.name_contains in spec.name
-                and (not request.array_id or (spec.array is not None and spec.array.array_id == request.array_id))
-                and (not request.node_name or any(at.node_name == request.node_name for at in workload.placements))
-            )
-
-        def view(core: Core) -> Encoded:
-            places = self._views.queue_positions(core) if request.queue_positions else {}
-
-            def element(workload: Workload) -> tuple[str, Workload | WorkloadSummary | bytes]:
-                place = places.get(workload.workload_id, 0) if workload.phase is WorkloadPhase.PENDING else 0
-                if is_summary:
-                    return "summaries", self._views.workload_summary(workload, place)
-                shown = self._views.workload(workload, core.state.nodes)
-                return "workloads", replace(shown, queue_position=place) if place else shown
-
-            return build_page(
-                request,
-                ListWorkloadsResponse,
-                _join_arrays(core, matches) if request.whole_arrays else filter(matches, _by_submission(core)),
-                place_of=_submission,
-                element_of=element,
-                most=SUMMARY_PAGE_SIZE_MOST if is_summary else PAGE_SIZE_MOST,
-            )
-
-        return await self._loop.read(view)
 
     async def watch_workloads(
         self, request: WatchWorkloadsRequest, _context: Context
@@ -451,23 +307,7 @@ class OperatorService:
             return CancelWorkloadResponse(workload=whole)
         return CancelWorkloadResponse(workload=await self._loop.cancel(request.workload_id, call=call))
 
-    async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
-        """Why a workload stands where it stands."""
-
-        def view(core: Core) -> Explanation:
-            explanation = core.explain_workload(request.workload_id)
-            workload = mark_lost_replicas(explanation.workload, core.state.nodes)
-            workload = self._views.with_advice(core, workload)
-            hold = describe_start_hold(workload, core.state.nodes)
-            return replace(explanation, workload=replace(workload, reason=workload.reason or hold))
-
-        return ExplainWorkloadResponse(explanation=await self._loop.read(view))
-
     # Policy
-
-    async def get_policy(self, _request: GetPolicyRequest, _context: Context) -> GetPolicyResponse:
-        """The policy in force."""
-        return GetPolicyResponse(policy=await self._loop.read(lambda core: core.state.policy))
 
     async def update_policy(self, request: UpdatePolicyRequest, context: Context) -> UpdatePolicyResponse:
         """Put a policy in force."""
@@ -477,20 +317,6 @@ class OperatorService:
         return UpdatePolicyResponse(policy=policy)
 
     # Queues
-
-    async def list_queues(self, request: ListQueuesRequest, _context: Context) -> Encoded:
-        """A page of queues with what uses them, each after its parent."""
-
-        def view(core: Core) -> Encoded:
-            return build_page(
-                request,
-                ListQueuesResponse,
-                self._views.queues(core),
-                place_of=lambda item: (item[0],),
-                element_of=lambda item: ("queues", item[1]()),
-            )
-
-        return await self._loop.read(view)
 
     async def move_to_queue(self, request: MoveToQueueRequest, context: Context) -> MoveToQueueResponse:
         """Move a pending workload of the caller's own to another queue."""
@@ -563,53 +389,6 @@ class OperatorService:
         if self._watchers >= _WATCHERS_MOST:
             raise ResourceExhausted(f"{_WATCHERS_MOST} watches are open; end some, or list instead")
         self._watchers += 1
-
-
-def _by_name(core: Core) -> Iterator[NodeRecord]:
-    nodes = core.state.nodes
-    return (nodes[name] for name in sorted(nodes))
-
-
-def _resolve_model(core: Core, name: str) -> str:
-    """The catalogue's name of a GPU model that people ask for, empty for any; raises InvalidArgument."""
-    reported = core.snapshot().models if name else ()
-    return next(iter(resolve_reported_models((name,) if name else (), "gpu_model", reported)), "")
-
-
-def _name(record: NodeRecord) -> tuple[str]:
-    return (record.inventory.node_name,)
-
-
-def _by_submission(core: Core) -> Iterable[Workload]:
-    """Workloads by the time of their submission; they are kept in its order, which is another where a clock was set back."""
-    workloads = list(core.state.workloads.values())
-    times = [workload.submitted_ns for workload in workloads]
-    return workloads if all(map(operator.lt, times, times[1:])) else sorted(workloads, key=_submission)
-
-
-def _join_arrays(core: Core, matches: Callable[[Workload], bool]) -> Iterator[Workload]:
-    """Yields the workloads that match, and arrays of which an element does as a whole, in the place of their first one."""
-    ordered = list(_by_submission(core))
-    wanted = {one.spec.array.array_id for one in ordered if one.spec.array is not None and matches(one)}
-    for workload in ordered:
-        element = workload.spec.array
-        if element is None:
-            if matches(workload):
-                yield workload
-        elif element.array_id in wanted:
-            wanted.discard(element.array_id)
-            yield core.workload_or_array(element.array_id)
-
-
-def _submission(workload: Workload) -> tuple[int, str]:
-    return (workload.submitted_ns, workload.workload_id)
-
-
-def _node(core: Core, name: str) -> NodeRecord:
-    try:
-        return core.state.nodes[name]
-    except KeyError:
-        raise NotFound(f"there is no node {name}; list them with ListNodes") from None
 
 
 def _is_cordoned(core: Core, node_name: str, gpus: tuple[str, ...]) -> bool:

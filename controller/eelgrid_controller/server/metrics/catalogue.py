@@ -77,6 +77,9 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "Calls refused with the address of who leads while this one followed",
         ),
         MetricDescription(
+            "eelgrid_following_reads_total", _C, "Reads that this controller answered while it followed, as stale ones"
+        ),
+        MetricDescription(
             "eelgrid_leader_epoch", _G, "Epoch of this controller's term; each later leader has a higher one"
         ),
         MetricDescription(
