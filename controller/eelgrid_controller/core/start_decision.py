@@ -80,7 +80,9 @@ class StartDecider:
 
         Work that goes first may get a reserved start, and work of a queue may preempt, by the same prices.
         """
-        has_sequel = self._queues.is_active or spec.has_promised_deadline or self._state.pending.goes_first(spec.priority)
+        has_sequel = (
+            self._queues.is_active or spec.has_promised_deadline or self._state.pending.goes_first(spec.priority)
+        )
         return self.quote_prices(now_ns, None if has_sequel else spec.request)
 
     def decide_submission(
