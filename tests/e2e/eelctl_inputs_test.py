@@ -238,6 +238,8 @@ COMMANDS = {
             (("--by", "ghost"), REFUSED, "--by"),
         )
     ),
+    # This controller is no front; tests/e2e/several_clusters_test.py.
+    "clusters": Use(code=1),
     "spending": Use(),
     "exporters": Use(),
     "exporters remove": Use(

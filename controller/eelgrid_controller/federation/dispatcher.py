@@ -182,11 +182,23 @@ class Dispatcher:
             raise AlreadyExists(
                 f"workload {workload_id} exists with another spec; choose another id, or leave the id empty"
             )
-        return await self._wait_for_cluster(workload_id)
+        return await self._wait_until(workload_id, _is_with_cluster)
 
     async def cancel(self, workload_id: str) -> StoredRecord:
         """Ends a workload wherever it is; raises NotFound. A cluster that does not answer is told once it does."""
-        return await self._request(workload_id, request_cancel)
+        await self._request(workload_id, request_cancel)
+        return await self._wait_until(workload_id, _is_stopping)
+
+    async def look(self, workload_id: str) -> StoredRecord:
+        """Returns the record of a workload after its cluster was looked at, if that answers; raises NotFound."""
+        driven = self._live.get(workload_id)
+        if driven is not None:
+            chosen = ClusterCall(driven.dispatch.chosen, Verb.LOOK)
+            if chosen in plan_calls(driven.dispatch):
+                await self._make_call(driven, chosen)
+        if (record := self.find(workload_id)) is None:
+            raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
+        return record
 
     async def _request(self, workload_id: str, change: Callable[[Dispatch], Dispatch]) -> StoredRecord:
         driven = self._live.get(workload_id)
@@ -299,18 +311,15 @@ class Dispatcher:
         while len(self._settled) > self._settings.settled_most:
             self._settled.popitem(last=False)
 
-    async def _wait_for_cluster(self, workload_id: str) -> StoredRecord:
-        """Waits until the chosen cluster has the workload released, or ended; raises Fault if none takes it."""
+    async def _wait_until(self, workload_id: str, is_done: Callable[[StoredRecord], bool]) -> StoredRecord:
+        """Waits until a record is as wanted, or settled, `answer_s` at most; raises Unavailable if it was never written."""
         deadline_s = self._clock.monotonic_s() + self._settings.answer_s
         while True:
             record, driven = self.find(workload_id), self._live.get(workload_id)
             if record is None:
                 raise Unavailable("the submission could not be recorded; repeat it")
-            copy = record.dispatch.find_copy(record.dispatch.chosen)
-            if driven is None or (copy is not None and copy.phase in {CopyPhase.RELEASED, CopyPhase.ENDED}):
-                return record
             left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
+            if driven is None or is_done(record) or left_s <= 0:
                 return record
             try:
                 async with asyncio.timeout(left_s):
@@ -381,6 +390,8 @@ class Dispatcher:
     async def _make_call(self, driven: _Driven, call: ClusterCall) -> None:
         dispatch = driven.dispatch
         try:
+            if call.cluster not in self.clusters:
+                raise Unavailable(f"the front was started without the cluster {call.cluster}; name it with --cluster")
             workload = await self.clusters[call.cluster].call(call.verb, dispatch)
         except Fault as error:
             fault = error
@@ -429,9 +440,24 @@ class Dispatcher:
             await self._change(driven, lambda now: request_move(now, target))
 
 
+def _is_with_cluster(record: StoredRecord) -> bool:
+    """Whether the chosen cluster has the workload, and nothing holds it there."""
+    copy = record.dispatch.find_copy(record.dispatch.chosen)
+    return copy is not None and copy.phase in {CopyPhase.RELEASED, CopyPhase.ENDED} and record.latest is not None
+
+
+def _is_stopping(record: StoredRecord) -> bool:
+    """Whether the chosen cluster has ended the workload, or tells its processes to end."""
+    return record.latest is not None and (record.latest.phase.is_ended or bool(record.latest.stopping_ns))
+
+
 def _is_news(before: Workload, now: Workload) -> bool:
     """Whether an answer differs in what a front that was restarted should still know."""
-    return (before.phase, before.reason, before.placements) != (now.phase, now.reason, now.placements)
+    return _sum_up(before) != _sum_up(now)
+
+
+def _sum_up(workload: Workload) -> tuple[object, ...]:
+    return workload.phase, workload.reason, workload.placements, workload.stopping_ns, workload.revision
 
 
 def _join_faults(refused: Mapping[str, Fault], silent: Mapping[str, Fault]) -> Fault:
