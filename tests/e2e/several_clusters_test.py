@@ -131,6 +131,8 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     assert "second" in front.eelctl("workloads").stdout
     assert get(front, "second").placements[0].node_name == "dear-1"
 
+    assert json.loads(front.eelctl("-o", "json", "energy", "--since", "1h").stdout)["damaged"] == []
+
     # One cluster behind it, by its name.
     assert front.eelctl("--cluster", "dear", "nodes").stdout.splitlines()[1].startswith("dear-1")
     assert "name one of cheap, dear" in front.eelctl("--cluster", "west", "nodes", code=4).stderr
@@ -157,6 +159,7 @@ def test_a_cluster_that_is_stopped_or_killed_delays_nothing_and_runs_nothing_twi
     assert listed["cheap"].summary is None
     assert listed["dear"].summary.placed == 1
     assert listed["cheap"].left_out >= 1
+    assert "cheap is missing" in front.eelctl("energy", "--since", "1h").stdout
     cheap.process.process.send_signal(signal.SIGCONT)
     front.until(lambda: not front.clusters()["cheap"].problem, what="it is back")
     assert cheap.placed() == set()
@@ -173,6 +176,26 @@ def test_a_cluster_that_is_stopped_or_killed_delays_nothing_and_runs_nothing_twi
     cheap.process = cheap.controller()
     cheap.reconnect()
     front.until(lambda: cheap.all()["kept"] is WorkloadPhase.CANCELLED, within_s=60.0, what="it ends there")
+
+
+def test_work_that_waits_goes_to_where_it_would_start(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear), "--move-after", "1")
+    for key in ("first", "second", "third"):
+        submit(front, key)
+    front.until(lambda: len(cheap.placed()) == len(dear.placed()) == 1, what="both GPUs are held")
+    assert front.dispatch("third").chosen == "cheap"
+    assert get(front, "third").phase is WorkloadPhase.PENDING
+
+    front.eelctl("cancel", "--yes", "second")
+    front.until(lambda: dear.placed() == {"third"}, what="it goes to the other cluster")
+    assert cheap.all()["third"] is WorkloadPhase.CANCELLED
+    assert not _ran(cheap, "third")
+    front.until(lambda: get(front, "third").placements, what="the front shows where")
+    assert front.dispatch("third").chosen == "dear"
+    assert cheap.placed() == {"first"}
 
 
 def test_a_front_that_is_killed_goes_on_where_it_was(world):

@@ -1,6 +1,7 @@
 """eelgrid-front: the command line of a front of several clusters, its signals and its exit codes."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -96,16 +97,20 @@ class Front:
         self.dispatcher = Dispatcher(
             self._clients, self._store, rank=rank, clock=self.clock, settings=settings, log=log.getChild("dispatch")
         )
-        self._server: grpc.aio.Server | None = None
+        self._stack = contextlib.AsyncExitStack()
 
     async def start(self, listen: str) -> str:
         """Takes up the records and serves; returns the line that says where. Raises ControllerError and ListenError."""
-        server = self._server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options())
         guard = PeerGuard(log=self._log.getChild("guard"))
         port = await listen_on_address(
             server, listen, tls=self._tls, insecure=self._insecure, log=self._log, guard=guard
         )
-        self._guarding = asyncio.create_task(guard.run())
+        self._stack.callback(asyncio.create_task(guard.run()).cancel)
+        for client in self._clients.values():
+            self._stack.push_async_callback(client.close)
+        self._stack.push_async_callback(self._store.close)
+        self._stack.push_async_callback(self.dispatcher.stop)
         await self.dispatcher.start()
         keeper = None
         if self._tls is not None:
@@ -124,6 +129,7 @@ class Front:
             )
         )
         await server.start()
+        self._stack.push_async_callback(server.stop, _STOP_S)
         await health.set_serving(True)
         host = listen.rpartition(":")[0]
         line = f"serving listen={host}:{port} clusters={','.join(self._clients)} workloads={self.dispatcher.live}"
@@ -132,13 +138,7 @@ class Front:
 
     async def stop(self) -> None:
         """Stops serving; what is under way is taken up again by the next start."""
-        if self._server is not None:
-            await self._server.stop(_STOP_S)
-            self._guarding.cancel()
-        await self.dispatcher.stop()
-        for client in self._clients.values():
-            await client.close()
-        await self._store.close()
+        await self._stack.aclose()
 
 
 async def _serve(listen: str, **parts: Any) -> None:

@@ -26,6 +26,8 @@ from eelgrid_protos.messages import (
     GetWorkloadRequest,
     HoldWorkloadRequest,
     Policy,
+    QueryEnergyRequest,
+    QueryEnergyResponse,
     ReleaseWorkloadRequest,
     SubmitWorkloadRequest,
     Summary,
@@ -119,6 +121,11 @@ class ClusterClient:
         answer = await self._ask("explain_workload", ExplainWorkloadRequest(workload_id=workload_id))
         explanation: Explanation = answer.explanation
         return explanation
+
+    async def query_energy(self, request: QueryEnergyRequest) -> QueryEnergyResponse:
+        """Asks the cluster's energy ledger; raises Fault."""
+        answer: QueryEnergyResponse = await self._ask("query_energy", request)
+        return answer
 
     async def _ask(self, method: str, request: object) -> Any:
         """Calls the controller that leads, within the time of one call; raises Fault."""

@@ -7,7 +7,7 @@ front's certificate, so a caller gets what both allow. All other calls are refus
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch
 from eelgrid_controller.federation.dispatcher import Dispatcher
 from eelgrid_controller.federation.ranking import price_now
 from eelgrid_controller.federation.record_store import StoredRecord
+from eelgrid_controller.federation.totals import add_energy, add_summaries
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_protos.errors import Violation
@@ -42,12 +43,11 @@ from eelgrid_protos.messages import (
     ListClustersResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
-    ModelSummary,
     Policy,
-    ReasonCount,
+    QueryEnergyRequest,
+    QueryEnergyResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
-    Summary,
     Workload,
     WorkloadPhase,
     WorkloadView,
@@ -58,12 +58,6 @@ from eelgrid_protos.roles import Caller, RoleRules
 from eelgrid_protos.rpc import OPERATOR_SERVICE, Encoded
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-_ADDED_FIELDS = (
-    "gpus", "gpus_lost", "nodes_ready", "nodes_lost", "allocated_gpu_milli", "cpu_milli", "allocated_cpu_milli", "pending",
-    "placed", "cancelled", "refused", "modelled_power_w", "measured_power_w", "measured_gpus", "samples_received",
-    "samples_lost", "decisions",
-)  # fmt: skip
-_REASONS_MOST, _MODELS_MOST = 64, 1000
 
 
 class FrontService:
@@ -158,6 +152,21 @@ class FrontService:
         answers = await ask_all(self._clusters, ClusterClient.read_state)
         found = [one.summary for one in answers.values() if isinstance(one, ClusterState)]
         return GetSummaryResponse(summary=add_summaries(found, now_ns=self._clock.now_ns()))
+
+    async def query_energy(self, request: QueryEnergyRequest, _context: Context) -> QueryEnergyResponse:
+        """The energy of all clusters that answer; `damaged` names the others. Raises FailedPrecondition for two currencies."""
+        answers = await ask_all(self._clusters, lambda one: one.query_energy(request))
+        found = {name: one for name, one in answers.items() if isinstance(one, QueryEnergyResponse)}
+        silent = {name: describe_silence(one) for name, one in answers.items() if isinstance(one, Fault)}
+        if not found:
+            raise next(one for one in answers.values() if isinstance(one, Fault))
+        currencies = {one.currency for one in found.values()}
+        if len(currencies) > 1:
+            raise FailedPrecondition(
+                f"the clusters' prices are in {' and '.join(sorted(currencies))}, which do not add up; ask one of them: "
+                "eelctl --cluster NAME"
+            )
+        return add_energy(request, found, silent)
 
     async def list_clusters(self, _request: ListClustersRequest, _context: Context) -> ListClustersResponse:
         """All clusters, those that do not answer among them."""
@@ -281,37 +290,6 @@ def _matches(request: ListWorkloadsRequest, workload: Workload) -> bool:
 
 def _find_position(workload: Workload) -> tuple[int | str, ...]:
     return workload.submitted_ns, workload.workload_id
-
-
-def add_summaries(summaries: Iterable[Summary], *, now_ns: int) -> Summary:
-    """Adds the totals of clusters; quantiles of decisions are those of the slowest."""
-    found = list(summaries)
-    reasons: dict[str, int] = {}
-    models: dict[str, ModelSummary] = {}
-    for one in found:
-        for reason in one.pending_reasons:
-            reasons[reason.reason] = reasons.get(reason.reason, 0) + reason.workloads
-        for model in one.models:
-            known = models.get(model.model)
-            models[model.model] = (
-                model
-                if known is None
-                else ModelSummary(
-                    model=model.model,
-                    gpus=known.gpus + model.gpus,
-                    allocated_gpu_milli=known.allocated_gpu_milli + model.allocated_gpu_milli,
-                    measured_power_w=known.measured_power_w + model.measured_power_w,
-                )
-            )
-    most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:_REASONS_MOST]
-    return Summary(
-        time_ns=now_ns,
-        pending_reasons=tuple(ReasonCount(reason=reason, workloads=count) for reason, count in most),
-        decision_p50_s=max((one.decision_p50_s for one in found), default=0.0),
-        decision_p99_s=max((one.decision_p99_s for one in found), default=0.0),
-        models=tuple(models[name] for name in sorted(models)[:_MODELS_MOST]),
-        **{name: sum(getattr(one, name) for one in found) for name in _ADDED_FIELDS},
-    )
 
 
 class OtherCalls:
