@@ -1,6 +1,6 @@
 """Writes the reference pages of commands, files, gRPC API and metrics from the programs themselves, or checks them.
 
-Owns docs/reference/{eelctl,eelgrid-controller,eelgrid-agent,grpc,gpu-names,workload-file,fleet-file,agent-metrics,
+Owns docs/reference/{eelctl,eelgrid-controller,eelgrid-front,eelgrid-agent,grpc,gpu-names,workload-file,fleet-file,agent-metrics,
 controller-metrics}.md; the programs, the .proto files, the messages, the GPU catalogue and the catalogues of metrics are the only truth. Programs are found by `[project.scripts]` of pyproject.toml. Must not know any option or message by name.
 
     python docs/generate.py [--check]     exit code 1 where --check finds a page that is stale
@@ -346,6 +346,7 @@ def pages() -> dict[Path, str]:
     """Each generated page with its text."""
     _, eelctl = program("eelctl")
     controller, _ = program("eelgrid-controller")
+    front, _ = program("eelgrid-front")
     agent, _ = program("eelgrid-agent")
     agents = [argparse_section(parser_of(agent, *words), 2) for words in ((), ("mig",), ("energy",), ("lease",))]
     return {
@@ -366,6 +367,11 @@ def pages() -> dict[Path, str]:
             "eelgrid-controller",
             controller,
             "Every option of the controller. How to run it: [run the controller](../how-to/operations.md).",
+        ),
+        PAGES / "eelgrid-front.md": click_page(
+            "eelgrid-front",
+            front,
+            "Every option of a front of several clusters. How to use it: [several clusters](../how-to/several-clusters.md).",
         ),
         PAGES / "eelgrid-agent.md": "\n\n".join(
             [

@@ -28,6 +28,7 @@ from eelgrid_protos.wire import (
     agent_service_pb2,
     audit_pb2,
     energy_pb2,
+    federation_service_pb2,
     flux_service_pb2,
     gang_pb2,
     job_array_pb2,
@@ -75,6 +76,7 @@ _MODULES: tuple[ModuleType, ...] = (
     spending_pb2,
     whatif_pb2,
     flux_service_pb2,
+    federation_service_pb2,
 )
 _Message = TypeVar("_Message")
 

@@ -54,7 +54,7 @@ _HELD: Mapping[Role, frozenset[Role]] = {
 _MARK, _NODE_MARK = "eelgrid:", "eelgrid:node:"
 _BY_NAME = {role.value: role for role in Role}
 _GRANT_KINDS = ("CN", "O", "OU", "DNS", "URI", "EMAIL")
-_RIGHT_KINDS = ("namespace", "queue", "label", "user")
+_RIGHT_KINDS = ("namespace", "queue", "label", "user", "impersonate")
 # More than this many command-line flags are impractical; certificates that name their rights need none.
 _GRANTS_MOST = 256
 _BINDS_MOST = 1024
@@ -65,11 +65,11 @@ _NAME_MOST = 253
 _SHOWN_MOST = 3
 _BIND = re.compile(rf"({'|'.join(_RIGHT_KINDS)}):(.+?)=({'|'.join(_GRANT_KINDS)}):(.+)", re.DOTALL)
 
-# A right to every namespace, or to every queue.
+# A right to every namespace, to every queue, or to submit for every user.
 ANY = "*"
 
 Name = tuple[str, str]
-# Its kind (namespace, queue, label or user) and its name; a label's name is KEY=VALUE.
+# Its kind (namespace, queue, label, user or impersonate) and its name; a label's name is KEY=VALUE.
 Right = tuple[str, str]
 
 

@@ -118,6 +118,7 @@ def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | N
 AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
 NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
 FLUX_SERVICE = _service("FluxService", "AdviseFlux ListFluxSpans", {"ScheduleFlux": (True, True)})
+FEDERATION_SERVICE = _service("FederationService", "ListClusters GetDispatch")
 OPERATOR_SERVICE = _service(
     "OperatorService",
     "WhoAmI GetSummary GetOverview ListNodes ListGpus SubmitWorkload GetWorkload ListWorkloads CancelWorkload "
@@ -138,7 +139,7 @@ OPERATOR_SERVICE = _service(
 
 def request_bytes_most() -> int:
     """Returns the bound of the longest request of any method: a server need not receive anything longer."""
-    services = (AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE, FLUX_SERVICE)
+    services = (AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE, FLUX_SERVICE, FEDERATION_SERVICE)
     return max(method.request_bytes_most for service in services for method in service.methods)
 
 

@@ -33,6 +33,10 @@ EXPECTED = {
     "eelctl explain slurm-12": (4, "a job of a Slurm cluster; tests/e2e/slurm_test.py"),
     "eelctl explain flux-f3B1wxK1": (4, "a job of a Flux instance; tests/contracts/flux_contract_test.py"),
     "eelctl flux spans --since 7d --user ann": (5, "this controller follows no Flux instance; the same test"),
+    "eelctl clusters": (1, "this controller is no front; tests/e2e/several_clusters_test.py"),
+    "eelctl clusters -o wide": (1, "the same"),
+    "eelctl clusters train-7": (1, "the same"),
+    "eelctl --cluster north nodes": (1, "the same"),
     "eelctl frontier --running": (1, "the fleet cannot carry the rate of the example"),
     "eelctl doctor": (1, "a GPU of the cluster is lost"),
 }

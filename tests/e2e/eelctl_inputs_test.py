@@ -238,6 +238,7 @@ COMMANDS = {
             (("--by", "ghost"), REFUSED, "--by"),
         )
     ),
+    "clusters": Use(untried=(("calls", "this controller is no front; tests/e2e/several_clusters_test.py"),)),
     "spending": Use(),
     "exporters": Use(),
     "exporters remove": Use(

@@ -79,6 +79,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
     "moves": ("moves", "Recommend or execute moves of running workloads."),
     "energy": ("energy", "Show energy, cost and carbon by owner."),
+    "clusters": ("clusters", "List the clusters behind a front, or where a workload is."),
     "spending": ("policy", "Show spending limits, what is spent, and what waits for them."),
     "flux": ("flux", "Show which jobs of a Flux instance held which GPUs, and their energy."),
     "exporters": ("energy_exports", "Show who exports energy rows, and up to when."),
@@ -102,6 +103,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Jobs": ("run", "jobs", "logs", "attach", "wait", "hold", "release", "rerun", "box"),
     "Look": (
         "overview",
+        "clusters",
         "top",
         "workloads",
         "get",
@@ -235,6 +237,13 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
     metavar="HOST:PORT[,HOST:PORT...]",
     help="Address of the controller, or of several of which one leads; without it that of `eelctl box`, if it runs. "
     "[env EELGRID_CONTROLLER]",
+)
+@click.option(
+    "--cluster",
+    envvar="EELGRID_CLUSTER",
+    default="",
+    metavar="NAME",
+    help="Ask this cluster, if --controller is a front of several; with your own certificate. [env EELGRID_CLUSTER]",
 )
 @click.option("--tls-certificate", envvar=TLS_VARIABLES[0], type=_PEM, help="Client certificate chain, PEM.")
 @click.option("--tls-key", envvar=TLS_VARIABLES[1], type=_PEM, help="Private key of the client certificate, PEM.")

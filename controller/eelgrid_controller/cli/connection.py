@@ -47,6 +47,8 @@ class CliSettings:
     """How to reach the controller and how to print."""
 
     controller: str = DEFAULT_CONTROLLER
+    # Of those behind a front, the one to ask; empty for whoever answers at `controller`.
+    cluster: str = ""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_authority: Path | None = None
@@ -187,6 +189,8 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
     # For an error: the command whose parameters its request was made of.
     if context := click.get_current_context(silent=True):
         context.meta[_COMMAND_KEY] = context
+    # With the caller's own certificate: the front gives nobody rights in a cluster.
+    addresses = _find_cluster(settings, contents) if settings.cluster else settings.controllers
     oldest: Staleness | None = None
 
     def note(found: Staleness | None) -> None:
@@ -194,10 +198,7 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
         oldest = max((one for one in (found, oldest) if one is not None), key=lambda one: one.age_s, default=None)
 
     client = connect_leader(
-        settings.controllers,
-        tls=contents,
-        insecure=settings.insecure,
-        on_staleness=note if settings.stale else None,
+        addresses, tls=contents, insecure=settings.insecure, on_staleness=note if settings.stale else None
     )
     try:
         yield client
@@ -210,6 +211,44 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
                 f"epoch {oldest.epoch}",
                 err=True,
             )
+
+
+@contextmanager
+def explain_lone_controller(settings: CliSettings) -> Iterator[None]:
+    """Says so where a call of a front was made to a controller."""
+    from eelgrid_protos import faults
+
+    try:
+        yield
+    except faults.Internal as fault:
+        if not fault.message.startswith("UNIMPLEMENTED"):
+            raise
+        raise CliError(
+            f"the controller at {settings.controller} is no front of several clusters",
+            "name the address of an eelgrid-front with --controller, or leave --cluster out",
+        ) from None
+
+
+def _find_cluster(settings: CliSettings, tls: Any) -> tuple[str, ...]:
+    """Returns the addresses of a cluster's controllers, by a front's word; raises NameNotFound."""
+    from eelgrid_protos.leader_calls import connect_leader
+    from eelgrid_protos.messages import ListClustersRequest
+    from eelgrid_protos.rpc import FEDERATION_SERVICE
+
+    front = connect_leader(settings.controllers, tls=tls, insecure=settings.insecure)
+    try:
+        calls = front.build_client(FEDERATION_SERVICE)
+        with explain_lone_controller(settings):
+            found = calls.list_clusters(ListClustersRequest(), timeout=settings.timeout_s).clusters
+    finally:
+        front.close()
+    names = {one.name: tuple(one.addresses) for one in found}
+    if settings.cluster not in names:
+        raise NameNotFound(
+            f"no cluster is called {settings.cluster}",
+            f"name one of {', '.join(names)}, as `eelctl clusters` lists them",
+        )
+    return names[settings.cluster]
 
 
 def _print_omitted(answer: Any) -> None:

@@ -20,7 +20,7 @@ from eelgrid_protos.roles import (
     parse_binds,
     parse_grants,
 )
-from eelgrid_protos.rpc import AGENT_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE
+from eelgrid_protos.rpc import AGENT_SERVICE, FEDERATION_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE
 
 _OPERATORS_CALLS: Mapping[Role | None, str] = {
     # Says only what the caller's own certificate says.
@@ -54,6 +54,8 @@ REQUIRED_ROLES: Mapping[str, Role | None] = {
     f"/{FLUX_SERVICE.name}/ScheduleFlux": Role.ADMIN,
     f"/{FLUX_SERVICE.name}/AdviseFlux": Role.VIEWER,
     f"/{FLUX_SERVICE.name}/ListFluxSpans": Role.VIEWER,
+    f"/{FEDERATION_SERVICE.name}/ListClusters": Role.VIEWER,
+    f"/{FEDERATION_SERVICE.name}/GetDispatch": Role.VIEWER,
     **{f"/{OPERATOR_SERVICE.name}/{call}": role for role, calls in _OPERATORS_CALLS.items() for call in calls.split()},
 }
 
@@ -87,9 +89,17 @@ _SHOWN_CHARACTERS = 64
 _SUBMIT = "SubmitWorkload"
 
 
-def owner_of(caller: Caller | None) -> str:
-    """Returns the owner of what this caller submits; empty if only the stated user is known."""
-    return caller.user if caller is not None and caller.has_role(Role.SUBMITTER) else ""
+def may_impersonate(caller: Caller, user: str) -> bool:
+    """Returns whether the certificate may submit and change work for this user, as that of a front of several clusters does."""
+    named = caller.rights_of_kind("impersonate")
+    return bool(user) and (user in named or ANY in named)
+
+
+def owner_of(caller: Caller | None, stated: str = "") -> str:
+    """Returns the owner of what this caller submits for the user that it states; empty if only the stated user is known."""
+    if caller is None or not caller.has_role(Role.SUBMITTER):
+        return ""
+    return stated if may_impersonate(caller, stated) else caller.user
 
 
 def format_owner(workload: Workload) -> str:
@@ -108,6 +118,8 @@ def check_owner(caller: Caller | None, workload: Workload, method: str, rules: R
     if caller is None or not _is_bound(caller, rules):
         return
     if caller.user and caller.user in {workload.owner, workload.spec.user}:
+        return
+    if may_impersonate(caller, format_owner(workload)):
         return
     owner, key = _cut(format_owner(workload)), workload.workload_id
     raise RoleRefused(
@@ -134,7 +146,8 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
             "names no user",
             "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
         )
-    if spec.user not in {"", caller.user}:
+    is_for_another = may_impersonate(caller, spec.user)
+    if spec.user not in {"", caller.user} and not is_for_another:
         raise _refused(
             caller,
             "user",
@@ -145,7 +158,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
     is_strict = rules.demanded or bool(caller.rights)
     return replace(
         spec,
-        user=caller.user,
+        user=spec.user if is_for_another else caller.user,
         namespace=_namespace(caller, spec, is_strict=is_strict),
         queue=_queue(caller, spec, is_strict=is_strict),
         labels=_labels(caller, spec, policy, is_strict=is_strict),

@@ -221,7 +221,7 @@ class ControllerLoop:
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             spec = bind_spec(caller, request.spec, core.state.policy, self.config.roles)
             own = request if spec is request.spec else replace(request, spec=spec)
-            return core.submit(own, now_ns=now_ns, owner=owner_of(caller))
+            return core.submit(own, now_ns=now_ns, owner=owner_of(caller, spec.user))
 
         return await self.command(apply, is_decision=True, origin=origin, call=None if request.dry_run else call)
 

@@ -47,6 +47,15 @@ from eelgrid_protos.messages.energy import (
     WindowShare,
 )
 from eelgrid_protos.messages.explanation import Candidate, CostTerm, Explanation, Removal, ReplicaExplanation
+from eelgrid_protos.messages.federation import (
+    CLUSTERS_MOST,
+    ClusterStatus,
+    DispatchedCopy,
+    GetDispatchRequest,
+    GetDispatchResponse,
+    ListClustersRequest,
+    ListClustersResponse,
+)
 from eelgrid_protos.messages.flux import (
     FLUX_PAYLOAD_MOST,
     FLUX_SPANS_MOST,

@@ -1,0 +1,189 @@
+"""One cluster as the front calls it: the operators' API of its controllers, in the front's own name.
+
+Owns the channels and the bounds of a cluster: how long a call may take and how many are under way at once. Follows whichever of
+the cluster's controllers leads. A dry run has no id of its own, so that it is answered anew where a copy waits already.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from eelgrid_controller.federation.dispatch import Dispatch, Verb
+from eelgrid_controller.federation.ranking import ClusterOffer, make_offer
+from eelgrid_protos import rpc, transport
+from eelgrid_protos.controller_addresses import ControllerAddresses
+from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
+from eelgrid_protos.messages import (
+    CancelWorkloadRequest,
+    ExplainWorkloadRequest,
+    Explanation,
+    GetPolicyRequest,
+    GetSummaryRequest,
+    GetWorkloadRequest,
+    HoldWorkloadRequest,
+    Policy,
+    QueryEnergyRequest,
+    QueryEnergyResponse,
+    ReleaseWorkloadRequest,
+    SubmitWorkloadRequest,
+    Summary,
+    Workload,
+)
+
+_Answer = TypeVar("_Answer")
+_CALLS_MOST = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """What a cluster says of itself as a whole."""
+
+    summary: Summary
+    policy: Policy
+
+
+class ClusterClient:
+    """The controllers of one cluster as one, for asyncio."""
+
+    def __init__(
+        self,
+        name: str,
+        addresses: tuple[str, ...],
+        *,
+        tls: transport.TlsFiles | None,
+        insecure: bool,
+        timeout_s: float,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Opens no connection yet; raises ListenError if one would be unprotected."""
+        for address in addresses:
+            transport.check_target(address, tls, insecure=insecure)
+
+        def may_follow(address: str) -> bool:
+            return transport.may_connect(address, tls=tls, insecure=insecure)
+
+        self.name = name
+        self.addresses = ControllerAddresses(addresses, may_follow=may_follow)
+        self._tls, self._insecure = tls, insecure
+        self._timeout_s, self._now_ns = timeout_s, now_ns
+        self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
+        self._places = asyncio.Semaphore(_CALLS_MOST)
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        for channel, _ in self._channels.values():
+            await channel.close()
+
+    async def call(self, verb: Verb, dispatch: Dispatch) -> Workload:
+        """Makes one call about the copy of a workload; raises Fault."""
+        key = dispatch.workload_id
+        match verb:
+            case Verb.SUBMIT:
+                held = replace(dispatch.request, workload_id=key, hold=True)
+                answer = await self._ask("submit_workload", held)
+            case Verb.RELEASE:
+                answer = await self._ask("release_workload", ReleaseWorkloadRequest(workload_id=key))
+            case Verb.HOLD:
+                answer = await self._ask("hold_workload", HoldWorkloadRequest(workload_id=key))
+            case Verb.CANCEL:
+                answer = await self._ask("cancel_workload", CancelWorkloadRequest(workload_id=key))
+            case Verb.LOOK:
+                answer = await self._ask("get_workload", GetWorkloadRequest(workload_id=key))
+        workload: Workload = answer.workload
+        return workload
+
+    async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
+        """Asks what the cluster offers for a workload; raises Fault."""
+        trial = replace(request, workload_id="", dry_run=True)
+        preview, state = await asyncio.gather(self._ask("submit_workload", trial), self.read_state())
+        return make_offer(
+            self.name,
+            preview.workload,
+            pending=state.summary.pending,
+            models={one.model: one.gpus for one in state.summary.models},
+            prices=state.policy.prices,
+            now_ns=self._now_ns(),
+        )
+
+    async def read_state(self) -> ClusterState:
+        """Reads the cluster's totals and its policy; raises Fault."""
+        summary, policy = await asyncio.gather(
+            self._ask("get_summary", GetSummaryRequest()), self._ask("get_policy", GetPolicyRequest())
+        )
+        return ClusterState(summary=summary.summary, policy=policy.policy)
+
+    async def explain(self, workload_id: str) -> Explanation:
+        """Asks why a workload is where it is; raises Fault."""
+        answer = await self._ask("explain_workload", ExplainWorkloadRequest(workload_id=workload_id))
+        explanation: Explanation = answer.explanation
+        return explanation
+
+    async def query_energy(self, request: QueryEnergyRequest) -> QueryEnergyResponse:
+        """Asks the cluster's energy ledger; raises Fault."""
+        answer: QueryEnergyResponse = await self._ask("query_energy", request)
+        return answer
+
+    async def _ask(self, method: str, request: object) -> Any:
+        """Calls the controller that leads, within the time of one call; raises Fault."""
+        loop = asyncio.get_running_loop()
+        deadline_s, search = loop.time() + self._timeout_s, self.addresses.begin_search()
+        async with self._find_place():
+            while True:
+                try:
+                    left_s = max(0.001, deadline_s - loop.time())
+                    answer = await getattr(self._client_at(search.address), method)(request, timeout=left_s)
+                except Fault as fault:
+                    pause_s = search.after_call(fault)
+                    if pause_s is None or loop.time() + pause_s >= deadline_s:
+                        raise search.describe_failure(fault) from None
+                    await asyncio.sleep(pause_s)
+                else:
+                    search.succeed()
+                    return answer
+
+    @contextlib.asynccontextmanager
+    async def _find_place(self) -> Any:
+        """Waits for one of the cluster's places, as long as one call may take; raises Unavailable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{_CALLS_MOST} calls to {self.name} are under way") from None
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def _client_at(self, address: str) -> Any:
+        if address not in self._channels:
+            channel = transport.open_channel(address, tls=self._tls, insecure=self._insecure, is_choice=True)
+            self._channels[address] = channel, rpc.build_client(rpc.OPERATOR_SERVICE, channel)
+        return self._channels[address][1]
+
+
+async def ask_all(
+    clusters: Mapping[str, ClusterClient], ask: Callable[[ClusterClient], Awaitable[_Answer]]
+) -> dict[str, _Answer | Fault]:
+    """Asks all clusters at once; one that does not answer costs the others nothing."""
+    answers = await asyncio.gather(*(ask(one) for one in clusters.values()), return_exceptions=True)
+    return dict(_sort_answers(clusters, answers))
+
+
+def _sort_answers(
+    clusters: Mapping[str, ClusterClient], answers: "list[_Answer | BaseException]"
+) -> Iterator[tuple[str, _Answer | Fault]]:
+    for name, answer in zip(clusters, answers, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, Fault):
+            raise answer
+        yield name, answer
+
+
+def describe_silence(fault: Fault) -> str:
+    """Returns why a cluster did not answer, for people."""
+    if isinstance(fault, DeadlineExceeded):
+        return "no answer in time"
+    return fault.message.rpartition(": ")[2] if isinstance(fault, Unavailable) else fault.message

@@ -1,0 +1,295 @@
+"""The record of one workload that is placed into one of several clusters, and what is to be done next for it.
+
+Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. A copy is reserved by submitting it held, with
+the id that it has everywhere, so that a repeated submission changes nothing. The second copy stays reserved until the chosen
+cluster has started the workload: until then it may go there. A copy that was cancelled stays known there by
+its id: it is the tombstone that keeps late submissions and releases from starting anything. From this follow the rules,
+which hold whatever is lost, doubled or delayed on the way and wherever the front crashes:
+
+1. The record is on disk before a call that it permits is made.
+2. Only the chosen cluster is ever told to release its copy.
+3. The choice changes only after the chosen cluster has confirmed that its copy ended and never started there.
+4. A cluster that a submission was sent to is not forgotten before it has answered: it gets the submission until then, and
+   once the workload has started elsewhere, the copy is cancelled. So no copy is left behind held, and one that cannot be reached keeps its copy.
+
+An answer is read by what the copy is (held, released, ended) rather than by what was asked, so that it does not matter
+which of several equal calls it answers. What is ended stays ended. A cluster that knows the copy no more has forgotten it
+or lost its journal: then it may have run, and the workload goes nowhere else.
+
+Pure: no I/O, no clock. Must not know how clusters are ranked, how a record is kept nor how a cluster is called.
+"""
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_protos.faults import (
+    AlreadyExists,
+    FailedPrecondition,
+    Fault,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+)
+from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPhase
+
+# Copies of one workload that are reserved, or may be, at one time.
+RESERVED_MOST = 2
+_PROBLEM_LETTERS_MOST = 500
+_EVICTED = PendingConstraint.EVICTED.value
+# Answers that say that nothing was done, and that repeating the call as it is will not help.
+REFUSALS = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted)
+
+
+class CopyPhase(enum.Enum):
+    """What a cluster's copy is, as far as its answers tell."""
+
+    # It may have the held submission; no answer has come.
+    SENT = "sent"
+    HELD = "held"
+    # Nothing holds it: it waits there, or runs.
+    RELEASED = "released"
+    # It refused the submission; a copy of an earlier sending, if there is one, is withdrawn.
+    REFUSED = "refused"
+    # Nothing of it runs there, nor will.
+    ENDED = "ended"
+
+
+class Verb(enum.Enum):
+    """A call to a cluster about its copy; each may be repeated."""
+
+    SUBMIT = "submit"
+    RELEASE = "release"
+    HOLD = "hold"
+    CANCEL = "cancel"
+    LOOK = "look"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """The copy of a workload in one cluster."""
+
+    cluster: str
+    phase: CopyPhase = CopyPhase.SENT
+    # It was placed there once, or may have been.
+    started: bool = False
+    # Why it was refused, or why the last call about it failed; empty otherwise.
+    problem: str = ""
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it may be chosen, now or once it has answered."""
+        return self.phase in {CopyPhase.SENT, CopyPhase.HELD}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """One workload and its copies."""
+
+    workload_id: str
+    # As the clusters get it, but for the hold.
+    request: SubmitWorkloadRequest
+    # Whose it is; empty without certificates.
+    owner: str = ""
+    submitted_ns: int = 0
+    # In the order in which they are preferred; each cluster once.
+    copies: tuple[Copy, ...] = ()
+    # The cluster that runs it; empty before the choice.
+    chosen: str = ""
+    # Its owner wants it to end.
+    is_cancelled: bool = False
+    # The cluster that it is to go to, once that holds it, unless it starts in the chosen one before; empty otherwise.
+    moving_to: str = ""
+    # The front may have held the chosen copy to move it; what anybody else holds there is not released.
+    may_hold: bool = False
+    # Every cluster refused it, or ended its copy before it was chosen.
+    has_failed: bool = False
+    # Why the clusters were preferred as they were, a sentence each.
+    decision: tuple[str, ...] = ()
+
+    def find_copy(self, cluster: str) -> Copy | None:
+        """Returns the copy in a cluster, if it was ever sent one."""
+        return next((copy for copy in self.copies if copy.cluster == cluster), None)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing of it is in any cluster that it was sent to."""
+        return all(copy.phase is CopyPhase.ENDED for copy in self.copies)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do: it has ended everywhere."""
+        return self.is_spent and (bool(self.chosen) or self.is_cancelled or self.has_failed)
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """What of it decides about calls: a record that differs in it is written before the next one."""
+        copies = tuple((copy.cluster, copy.phase, copy.started) for copy in self.copies)
+        return copies, self.chosen, self.is_cancelled, self.moving_to, self.may_hold, self.has_failed
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the chosen cluster has started it, or ended it: it goes nowhere else."""
+        copy = self.find_copy(self.chosen)
+        return copy is not None and (copy.started or copy.phase is CopyPhase.ENDED)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the cluster that it is to go to holds it."""
+        copy = self.find_copy(self.moving_to)
+        return copy is not None and copy.phase is CopyPhase.HELD
+
+    @property
+    def needs_clusters(self) -> int:
+        """How many more clusters may be asked to reserve it, since none that did is left to be chosen."""
+        if self.chosen or self.is_cancelled or any(copy.phase is CopyPhase.HELD for copy in self.copies):
+            return 0
+        return max(0, RESERVED_MOST - sum(copy.is_reserved for copy in self.copies))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCall:
+    """A call that is to be made."""
+
+    cluster: str
+    verb: Verb
+
+
+def plan_calls(dispatch: Dispatch) -> tuple[ClusterCall, ...]:
+    """Returns the calls that the record permits now, one for each copy at most."""
+    found = ((copy.cluster, _find_verb(dispatch, copy)) for copy in dispatch.copies)
+    return tuple(ClusterCall(cluster, verb) for cluster, verb in found if verb is not None)
+
+
+def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
+    is_chosen = copy.cluster == dispatch.chosen
+    is_unwanted = dispatch.is_cancelled or (dispatch.is_decided and not is_chosen)
+    match copy.phase:
+        case CopyPhase.SENT:
+            return Verb.SUBMIT
+        case CopyPhase.REFUSED:
+            return Verb.CANCEL
+        case CopyPhase.HELD:
+            if is_unwanted or (is_chosen and dispatch.may_leave):
+                return Verb.CANCEL
+            if is_chosen:
+                return Verb.RELEASE
+            # Somebody may release it there, who was not asked to.
+            return Verb.LOOK if dispatch.chosen else None
+        case CopyPhase.RELEASED:
+            if is_unwanted or not is_chosen:
+                return Verb.CANCEL
+            return Verb.HOLD if dispatch.may_leave else Verb.LOOK
+        case CopyPhase.ENDED:
+            return None
+
+
+def choose_cluster(dispatch: Dispatch) -> Dispatch:
+    """Returns the dispatch with the first cluster that holds it as the chosen one, if one is to be chosen."""
+    if dispatch.chosen or dispatch.is_cancelled:
+        return dispatch
+    # What somebody released there may run: no other may.
+    loose = next((copy for copy in dispatch.copies if copy.phase is CopyPhase.RELEASED), None)
+    first = loose or next((copy for copy in dispatch.copies if copy.phase is CopyPhase.HELD), None)
+    return dispatch if first is None else replace(dispatch, chosen=first.cluster)
+
+
+def add_clusters(dispatch: Dispatch, clusters: Iterable[str], decision: Iterable[str]) -> Dispatch:
+    """Returns the dispatch to be sent to further clusters, in the order of preference, as far as it needs them."""
+    new = [name for name in clusters if dispatch.find_copy(name) is None][: dispatch.needs_clusters]
+    if not new:
+        return dispatch
+    copies = (*dispatch.copies, *(Copy(cluster=name) for name in new))
+    return replace(dispatch, copies=copies, decision=tuple(decision))
+
+
+def request_cancel(dispatch: Dispatch) -> Dispatch:
+    """Returns the dispatch as one that its owner wants to end."""
+    return replace(dispatch, is_cancelled=True)
+
+
+def request_move(dispatch: Dispatch, cluster: str) -> Dispatch:
+    """Returns the dispatch as one that is to go to another cluster, unless it has started in the chosen one."""
+    copy = dispatch.find_copy(dispatch.chosen)
+    if copy is None or copy.phase is not CopyPhase.RELEASED or copy.started or dispatch.is_cancelled:
+        return dispatch
+    standby = dispatch.find_copy(cluster)
+    if dispatch.moving_to or cluster == dispatch.chosen or (standby is not None and not standby.is_reserved):
+        return dispatch
+    copies = dispatch.copies if standby is not None else (*dispatch.copies, Copy(cluster=cluster))
+    return replace(dispatch, copies=copies, moving_to=cluster, may_hold=True)
+
+
+def give_up(dispatch: Dispatch) -> Dispatch:
+    """Returns the dispatch as failed, if nothing of it is in any cluster and no cluster was chosen."""
+    return replace(dispatch, has_failed=True) if dispatch.is_spent and not dispatch.chosen else dispatch
+
+
+def _alter_copy(dispatch: Dispatch, cluster: str, alter: Callable[[Copy], Copy]) -> Dispatch:
+    copies = tuple(alter(copy) if copy.cluster == cluster else copy for copy in dispatch.copies)
+    return replace(dispatch, copies=copies)
+
+
+def _has_started(workload: Workload) -> bool:
+    """Whether it was placed once, as far as a cluster tells: one that returned to the queue has no time of placement."""
+    returned = workload.attempt or workload.preemptions or workload.failures or workload.reason.startswith(_EVICTED)
+    return workload.phase is WorkloadPhase.PLACED or workload.placed_ns > 0 or bool(returned)
+
+
+def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Workload) -> Dispatch:
+    """Returns the dispatch after a cluster has said what its copy is."""
+    copy = dispatch.find_copy(cluster)
+    if copy is None or copy.phase is CopyPhase.ENDED:
+        return dispatch
+    started = copy.started or _has_started(workload)
+    if workload.phase.is_ended:
+        return _end_copy(dispatch, cluster, started=started)
+    is_chosen = cluster == dispatch.chosen
+    is_held = workload.phase is WorkloadPhase.PENDING and bool(workload.held_by)
+    # Whoever holds it there once it was released decides how long, if it was not the front.
+    is_ours = copy.phase is not CopyPhase.RELEASED or not is_chosen or dispatch.may_hold
+    phase = CopyPhase.HELD if is_held and is_ours else CopyPhase.RELEASED
+    found = _alter_copy(dispatch, cluster, lambda one: replace(one, phase=phase, started=started, problem=""))
+    if not is_chosen:
+        return found
+    if verb is Verb.RELEASE and not is_held and not dispatch.moving_to:
+        found = replace(found, may_hold=False)
+    return replace(found, moving_to="") if started else found
+
+
+def _end_copy(dispatch: Dispatch, cluster: str, *, started: bool, problem: str = "") -> Dispatch:
+    found = _alter_copy(
+        dispatch,
+        cluster,
+        lambda one: replace(one, phase=CopyPhase.ENDED, started=started, problem=problem or one.problem),
+    )
+    if cluster == dispatch.moving_to:
+        return replace(found, moving_to="")
+    if not dispatch.chosen:
+        # It ran there by an earlier submission that the front has forgotten, or by somebody's release.
+        return replace(found, chosen=cluster) if started else found
+    if cluster != dispatch.chosen or not dispatch.may_leave:
+        return found
+    # Rule 3: another one is chosen only if it never started here.
+    return replace(found, moving_to="", may_hold=False, chosen=dispatch.chosen if started else "")
+
+
+def record_failure(dispatch: Dispatch, cluster: str, verb: Verb, fault: Fault) -> Dispatch:
+    """Returns the dispatch after a call that failed; what was not refused may have been done, and is repeated."""
+    copy, problem = dispatch.find_copy(cluster), fault.message[:_PROBLEM_LETTERS_MOST]
+    if copy is None or copy.phase is CopyPhase.ENDED:
+        return dispatch
+    if verb is Verb.SUBMIT and copy.phase is CopyPhase.SENT and isinstance(fault, REFUSALS):
+        found = replace(dispatch, moving_to="") if cluster == dispatch.moving_to else dispatch
+        return _alter_copy(found, cluster, lambda one: replace(one, phase=CopyPhase.REFUSED, problem=problem))
+    if copy.phase is CopyPhase.REFUSED and isinstance(fault, REFUSALS):
+        return _end_copy(dispatch, cluster, started=False)
+    if isinstance(fault, NotFound):
+        # It was there. Of the chosen one nobody can say whether it ran.
+        return _end_copy(dispatch, cluster, started=copy.started or cluster == dispatch.chosen, problem=problem)
+    if verb is Verb.HOLD and isinstance(fault, FailedPrecondition):
+        # It has started meanwhile, or ended, and stays.
+        return replace(dispatch, moving_to="")
+    return _alter_copy(dispatch, cluster, lambda one: replace(one, problem=problem))

@@ -1,0 +1,471 @@
+"""The dispatcher: carries out what each workload's record permits, and keeps the records.
+
+One task drives each workload that is not settled: it makes the calls that the record permits, all at once, takes what they
+say into the record, and goes on. A round lasts as long as its slowest call, `call_timeout_s` at most; of the clusters
+that hold the workload after a round, the first is chosen, so a cluster that does not answer delays a choice by one round and
+no more. A change of a record is on disk before the next call is planned from it (rule 1 of `dispatch`); where it cannot be
+written, it has not happened.
+
+Must not know how a cluster is called, how records are stored, what clusters' offers cost, nor who may ask for what.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.federation.dispatch import (
+    ClusterCall,
+    CopyPhase,
+    Dispatch,
+    Verb,
+    add_clusters,
+    choose_cluster,
+    give_up,
+    plan_calls,
+    record_answer,
+    record_failure,
+    request_cancel,
+    request_move,
+)
+from eelgrid_controller.federation.ranking import ClusterOffer, RankedOffer
+from eelgrid_controller.federation.record_store import SETTLED_MOST, StoredRecord, StoreFault
+from eelgrid_protos.faults import (
+    AlreadyExists,
+    DeadlineExceeded,
+    Fault,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
+
+_DECISION_LINES_MOST = 32
+# Looks at running work a second, over all workloads: with more, each is looked at less often.
+_LOOKS_HZ = 100.0
+
+
+class ClusterPort(Protocol):
+    """One cluster as the dispatcher uses it; every call is bounded in time and raises Fault."""
+
+    async def call(self, verb: Verb, dispatch: Dispatch) -> Workload:
+        """Makes one call about the copy of a workload."""
+
+    async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
+        """Asks what the cluster offers for a workload; changes nothing there."""
+
+
+class RecordPort(Protocol):
+    """Where records are kept."""
+
+    async def open(self) -> list[StoredRecord]:
+        """Returns all records."""
+
+    async def write(self, dispatch: Dispatch, latest: Workload | None) -> None:
+        """Writes a record; it is on disk when this returns. Raises StoreFault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """What the operator of the front sets."""
+
+    # Between two looks at a workload that its cluster has.
+    poll_s: float = 2.0
+    # Pauses after a round without an answer: the first, and the longest.
+    retry_first_s: float = 0.2
+    retry_most_s: float = 15.0
+    # A workload that has waited so long since its release goes where it would start now; 0 for never.
+    move_after_s: float = 300.0
+    # How long the answer to a submission waits for a cluster to have it.
+    answer_s: float = 8.0
+    live_most: int = 50_000
+    settled_most: int = SETTLED_MOST
+
+
+@dataclass(slots=True)
+class _Driven:
+    """A workload in memory."""
+
+    dispatch: Dispatch
+    latest: Workload | None
+    lock: asyncio.Lock
+    # Set at each change of the record, and a fresh one then waits for the next.
+    changed: asyncio.Event
+    wake: asyncio.Event
+    released_s: float = 0.0
+    asked_s: float = 0.0
+
+
+class Dispatcher:
+    """Of one front, from `start` until `stop`."""
+
+    def __init__(
+        self,
+        clusters: Mapping[str, ClusterPort],
+        store: RecordPort,
+        *,
+        rank: Callable[[WorkloadSpec, Sequence[ClusterOffer]], Sequence[RankedOffer]],
+        clock: Clock,
+        settings: DispatchSettings,
+        log: logging.Logger,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.clusters = clusters
+        self._store = store
+        self._rank = rank
+        self._clock = clock
+        self._settings = settings
+        self._log = log
+        self._sleep = sleep
+        self._live: dict[str, _Driven] = {}
+        self._settled: OrderedDict[str, StoredRecord] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # By cluster: offers that did not come in time.
+        self.left_out: dict[str, int] = dict.fromkeys(clusters, 0)
+        # Set by an error of the front itself, which must not go on with a part of its workloads.
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Takes up every record where it was left."""
+        for record in await self._store.open():
+            if record.dispatch.is_settled:
+                self._keep_settled(record)
+            else:
+                self._begin(record.dispatch, record.latest)
+
+    async def stop(self) -> None:
+        """Stops driving; what is under way is taken up again by the next start."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def find(self, workload_id: str) -> StoredRecord | None:
+        """Returns the record of a workload, and what its cluster last said of it."""
+        driven = self._live.get(workload_id)
+        return self._settled.get(workload_id) if driven is None else StoredRecord(driven.dispatch, driven.latest)
+
+    def list_records(self) -> list[StoredRecord]:
+        """Returns all records, those that are settled first."""
+        live = (StoredRecord(one.dispatch, one.latest) for one in self._live.values())
+        return [*self._settled.values(), *live]
+
+    @property
+    def live(self) -> int:
+        """The number of workloads that are not settled."""
+        return len(self._live)
+
+    async def submit(self, workload_id: str, request: SubmitWorkloadRequest, *, owner: str) -> StoredRecord:
+        """Places a workload into a cluster; repeating it with its id changes nothing. Raises Fault.
+
+        Returns once the chosen cluster has it, or `answer_s` have passed: it is kept then, and goes on.
+        """
+        if (found := self.find(workload_id)) is None:
+            if len(self._live) >= self._settings.live_most:
+                raise ResourceExhausted(f"{len(self._live)} workloads wait or run, which is the limit; cancel some")
+            ranked, lines = await self._ask_clusters(request, ())
+            new = Dispatch(
+                workload_id=workload_id, request=request, owner=owner, submitted_ns=max(0, self._clock.now_ns())
+            )
+            new = add_clusters(new, ranked, lines)
+            # Another call with the same id may have come meanwhile; nothing is awaited from here to `_begin`.
+            found = self.find(workload_id)
+            if found is None:
+                driven = self._begin(new, None, is_written=False)
+                await self._write_first(driven)
+                found = StoredRecord(new)
+        if found.dispatch.request != request:
+            raise AlreadyExists(
+                f"workload {workload_id} exists with another spec; choose another id, or leave the id empty"
+            )
+        return await self._wait_until(workload_id, _is_with_cluster)
+
+    async def cancel(self, workload_id: str) -> StoredRecord:
+        """Ends a workload wherever it is; raises NotFound. A cluster that does not answer is told once it does."""
+        await self._request(workload_id, request_cancel)
+        return await self._wait_until(workload_id, _is_stopping)
+
+    async def look(self, workload_id: str) -> StoredRecord:
+        """Returns the record of a workload after its cluster was looked at, if that answers; raises NotFound."""
+        driven = self._live.get(workload_id)
+        if driven is not None:
+            chosen = ClusterCall(driven.dispatch.chosen, Verb.LOOK)
+            if chosen in plan_calls(driven.dispatch):
+                await self._make_call(driven, chosen)
+        if (record := self.find(workload_id)) is None:
+            raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
+        return record
+
+    async def _request(self, workload_id: str, change: Callable[[Dispatch], Dispatch]) -> StoredRecord:
+        driven = self._live.get(workload_id)
+        if driven is None:
+            if (settled := self._settled.get(workload_id)) is not None:
+                return settled
+            raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
+        await self._change(driven, change)
+        driven.wake.set()
+        return StoredRecord(driven.dispatch, driven.latest)
+
+    async def preview(self, request: SubmitWorkloadRequest) -> tuple[Sequence[RankedOffer], Sequence[str]]:
+        """Asks all clusters, and returns their offers, the best first, and the decision in sentences; raises Fault."""
+        return await self._gather_offers(request, tuple(self.clusters))
+
+    # Offers
+
+    async def _ask_clusters(
+        self, request: SubmitWorkloadRequest, known: Sequence[str]
+    ) -> tuple[list[str], Sequence[str]]:
+        """Returns the clusters that offer to take a workload, the best first, and why; raises Fault if none does."""
+        ranked, lines = await self._gather_offers(request, tuple(name for name in self.clusters if name not in known))
+        return [one.offer.cluster for one in ranked], lines
+
+    async def _gather_offers(
+        self, request: SubmitWorkloadRequest, names: Sequence[str]
+    ) -> tuple[Sequence[RankedOffer], Sequence[str]]:
+        if not names:
+            raise Unavailable("every cluster was asked already")
+        answers = await asyncio.gather(
+            *(self.clusters[name].ask_offer(request) for name in names), return_exceptions=True
+        )
+        offers: list[ClusterOffer] = []
+        refused: dict[str, Fault] = {}
+        silent: dict[str, Fault] = {}
+        for name, answer in zip(names, answers, strict=True):
+            match answer:
+                case ClusterOffer():
+                    offers.append(answer)
+                case Unavailable() | DeadlineExceeded():
+                    silent[name] = answer
+                    self.left_out[name] += 1
+                case Fault():
+                    refused[name] = answer
+                case _:
+                    raise answer
+        ranked = self._rank(request.spec, offers)
+        if not ranked:
+            raise _join_faults(refused, silent)
+        lines = [one.describe() for one in ranked]
+        lines += [f"{name} refuses: {fault.message}" for name, fault in refused.items()]
+        lines += [f"{name} did not answer" for name in silent]
+        return ranked, lines[:_DECISION_LINES_MOST]
+
+    # Records
+
+    def _begin(self, dispatch: Dispatch, latest: Workload | None, *, is_written: bool = True) -> _Driven:
+        driven = _Driven(dispatch, latest, asyncio.Lock(), asyncio.Event(), asyncio.Event())
+        driven.released_s = driven.asked_s = self._clock.monotonic_s()
+        self._live[dispatch.workload_id] = driven
+        if is_written:
+            self._drive_from_now(driven)
+        return driven
+
+    def _drive_from_now(self, driven: _Driven) -> None:
+        key = driven.dispatch.workload_id
+        task = self._tasks[key] = asyncio.create_task(self._drive(driven), name=f"dispatch {key}")
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.critical("task=%r dispatch=ended error=%s", task.get_name(), error, exc_info=error)
+            if not self.failed.done():
+                self.failed.set_result(error)
+
+    async def _write_first(self, driven: _Driven) -> None:
+        """Writes a new record; until it is on disk, nothing is driven, and a call with its id waits. Raises Fault."""
+        key = driven.dispatch.workload_id
+        try:
+            async with driven.lock:
+                await self._store.write(driven.dispatch, None)
+        except StoreFault as fault:
+            del self._live[key]
+            driven.changed.set()
+            raise Unavailable(f"the front cannot write its records ({fault}); nothing was submitted") from None
+        self._drive_from_now(driven)
+
+    async def _change(
+        self, driven: _Driven, change: Callable[[Dispatch], Dispatch], latest: Workload | None = None
+    ) -> bool:
+        """Changes a record, on disk and then here; returns whether anything changed. Raises Unavailable."""
+        async with driven.lock:
+            new = change(driven.dispatch)
+            is_changed = new.progress != driven.dispatch.progress
+            has_news = latest is not None and (driven.latest is None or _is_news(driven.latest, latest))
+            if is_changed or has_news:
+                try:
+                    await self._store.write(new, latest or driven.latest)
+                except StoreFault as fault:
+                    raise Unavailable(f"the front cannot write its records ({fault}); repeat the call") from None
+            driven.dispatch, driven.latest = new, latest or driven.latest
+        if is_changed or has_news:
+            changed, driven.changed = driven.changed, asyncio.Event()
+            changed.set()
+        return is_changed
+
+    def _keep_settled(self, record: StoredRecord) -> None:
+        self._settled[record.dispatch.workload_id] = record
+        while len(self._settled) > self._settings.settled_most:
+            self._settled.popitem(last=False)
+
+    async def _wait_until(self, workload_id: str, is_done: Callable[[StoredRecord], bool]) -> StoredRecord:
+        """Waits until a record is as wanted, or settled, `answer_s` at most; raises Unavailable if it was never written."""
+        deadline_s = self._clock.monotonic_s() + self._settings.answer_s
+        while True:
+            record, driven = self.find(workload_id), self._live.get(workload_id)
+            if record is None:
+                raise Unavailable("the submission could not be recorded; repeat it")
+            left_s = deadline_s - self._clock.monotonic_s()
+            if driven is None or is_done(record) or left_s <= 0:
+                return record
+            try:
+                async with asyncio.timeout(left_s):
+                    await driven.changed.wait()
+            except TimeoutError:
+                return record
+
+    # Driving
+
+    async def _drive(self, driven: _Driven) -> None:
+        """Goes on until the workload is settled."""
+        key, pause_s = driven.dispatch.workload_id, self._settings.retry_first_s
+        while not driven.dispatch.is_settled:
+            try:
+                is_changed = await self._make_round(driven)
+            except Fault as fault:
+                self._log.warning("workload=%s dispatch=later reason=%r", key, fault.message)
+                is_changed = False
+            if is_changed:
+                pause_s = self._settings.retry_first_s
+                continue
+            if driven.dispatch.is_settled:
+                break
+            rest_s, pause_s = self._find_pause(driven, pause_s)
+            await self._rest(driven, rest_s)
+        self._keep_settled(StoredRecord(driven.dispatch, driven.latest))
+        del self._live[key], self._tasks[key]
+        driven.changed.set()
+        self._log.info("workload=%s dispatch=settled cluster=%s", key, driven.dispatch.chosen or "none")
+
+    def _find_pause(self, driven: _Driven, pause_s: float) -> tuple[float, float]:
+        """Returns how long to rest before the next round, and what to rest after the one after it."""
+        calls = plan_calls(driven.dispatch)
+        if calls and all(call.verb is Verb.LOOK for call in calls):
+            return max(self._settings.poll_s, len(self._live) / _LOOKS_HZ), self._settings.retry_first_s
+        return pause_s, min(2 * pause_s, self._settings.retry_most_s)
+
+    async def _rest(self, driven: _Driven, pause_s: float) -> None:
+        """Rests, unless somebody asks for a change."""
+        driven.wake.clear()
+        resting = asyncio.ensure_future(self._sleep(pause_s))
+        waking = asyncio.ensure_future(driven.wake.wait())
+        try:
+            await asyncio.wait((resting, waking), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            resting.cancel()
+            waking.cancel()
+
+    async def _make_round(self, driven: _Driven) -> bool:
+        """Makes the calls that the record permits, and records what they say; returns whether it changed."""
+        before = driven.dispatch
+        if before.needs_clusters:
+            await self._find_clusters(driven)
+        calls = plan_calls(driven.dispatch)
+        outcomes = await asyncio.gather(*(self._make_call(driven, call) for call in calls), return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
+        await self._change(driven, choose_cluster)
+        if driven.dispatch.chosen != before.chosen:
+            key, now_s = before.workload_id, self._clock.monotonic_s()
+            driven.released_s = driven.asked_s = now_s
+            self._log.info("workload=%s chosen=%s before=%s", key, driven.dispatch.chosen, before.chosen)
+        # Only of one that was looked at now: what a hold refused may have ended.
+        if ClusterCall(driven.dispatch.chosen, Verb.LOOK) in calls:
+            await self._consider_move(driven)
+        return driven.dispatch.progress != before.progress
+
+    async def _make_call(self, driven: _Driven, call: ClusterCall) -> None:
+        dispatch = driven.dispatch
+        try:
+            if call.cluster not in self.clusters:
+                raise Unavailable(f"the front was started without the cluster {call.cluster}; name it with --cluster")
+            workload = await self.clusters[call.cluster].call(call.verb, dispatch)
+        except Fault as error:
+            fault = error
+            await self._change(driven, lambda now: record_failure(now, call.cluster, call.verb, fault))
+            return
+        latest = workload if call.cluster == dispatch.chosen else None
+        await self._change(driven, lambda now: record_answer(now, call.cluster, call.verb, workload), latest)
+
+    async def _find_clusters(self, driven: _Driven) -> None:
+        """Asks the clusters that were not asked for it; without an offer the record stays as it is."""
+        known = [copy.cluster for copy in driven.dispatch.copies]
+        if all(name in known for name in self.clusters):
+            await self._change(driven, give_up)
+            return
+        try:
+            ranked, lines = await self._ask_clusters(driven.dispatch.request, known)
+        except Fault as fault:
+            self._log.debug("workload=%s offers=none reason=%r", driven.dispatch.workload_id, fault.message)
+            return
+        await self._change(driven, lambda now: add_clusters(now, ranked, lines))
+
+    async def _consider_move(self, driven: _Driven) -> None:
+        """Has a workload leave that has waited for long, if another cluster would start it now."""
+        dispatch, now_s = driven.dispatch, self._clock.monotonic_s()
+        copy = dispatch.find_copy(dispatch.chosen)
+        is_waiting = driven.latest is not None and driven.latest.phase is WorkloadPhase.PENDING
+        if copy is None or copy.phase is not CopyPhase.RELEASED or copy.started or not is_waiting:
+            return
+        patience_s = self._settings.move_after_s
+        if not patience_s or dispatch.moving_to or now_s - max(driven.released_s, driven.asked_s) < patience_s:
+            return
+        driven.asked_s = now_s
+        standby = tuple(one.cluster for one in dispatch.copies if one.phase is CopyPhase.HELD)
+        known = [one.cluster for one in dispatch.copies]
+        names = standby or tuple(name for name in self.clusters if name not in known)
+        if not names:
+            return
+        try:
+            ranked, _ = await self._gather_offers(dispatch.request, names)
+        except Fault:
+            return
+        target = next((one.offer.cluster for one in ranked if one.wait_s <= 0), None)
+        if target is not None:
+            words = "workload=%s move_from=%s move_to=%s reason=waits"
+            self._log.info(words, dispatch.workload_id, copy.cluster, target)
+            await self._change(driven, lambda now: request_move(now, target))
+
+
+def _is_with_cluster(record: StoredRecord) -> bool:
+    """Whether the chosen cluster has the workload, and nothing holds it there."""
+    copy = record.dispatch.find_copy(record.dispatch.chosen)
+    return copy is not None and copy.phase in {CopyPhase.RELEASED, CopyPhase.ENDED} and record.latest is not None
+
+
+def _is_stopping(record: StoredRecord) -> bool:
+    """Whether the chosen cluster has ended the workload, or tells its processes to end."""
+    return record.latest is not None and (record.latest.phase.is_ended or bool(record.latest.stopping_ns))
+
+
+def _is_news(before: Workload, now: Workload) -> bool:
+    """Whether an answer differs in what a front that was restarted should still know."""
+    return _sum_up(before) != _sum_up(now)
+
+
+def _sum_up(workload: Workload) -> tuple[object, ...]:
+    return workload.phase, workload.reason, workload.placements, workload.stopping_ns, workload.revision
+
+
+def _join_faults(refused: Mapping[str, Fault], silent: Mapping[str, Fault]) -> Fault:
+    """Returns why no cluster offers anything: the refusal of one, with the others in its words."""
+    words = [f"{name}: {fault.message}" for name, fault in (*refused.items(), *silent.items())]
+    message = f"no cluster takes it ({'; '.join(words)})"
+    if not refused:
+        return Unavailable(message)
+    first = next(iter(refused.values()))
+    kind = type(first) if type(first).__init__ is Fault.__init__ else InvalidArgument
+    return kind(message, first.violations)

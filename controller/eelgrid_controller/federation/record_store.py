@@ -1,0 +1,163 @@
+"""The front's records on disk: one row for each workload, in a SQLite file that one process holds.
+
+Owns the file, its rows and their age: of settled records the newest are kept. A write is on disk when it returns: the
+journal mode is WAL with synchronous=FULL. Reads and writes run in one thread of their own. Must not know what a record means.
+"""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch
+from eelgrid_protos import codec
+from eelgrid_protos.messages import SubmitWorkloadRequest, Workload
+
+_Result = TypeVar("_Result")
+# Of settled workloads; a row has some kilobytes.
+SETTLED_MOST = 10_000
+_PRUNE_EVERY = 100
+_VERSION = 1
+_FILE_NAME = "front.db"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS dispatch (
+    workload_id TEXT PRIMARY KEY,
+    is_settled INTEGER NOT NULL,
+    changed INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    request BLOB NOT NULL,
+    latest BLOB
+) STRICT;
+CREATE INDEX IF NOT EXISTS by_age ON dispatch (is_settled, changed);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record, and what the chosen cluster last said of the workload."""
+
+    dispatch: Dispatch
+    latest: Workload | None = None
+
+
+class StoreFault(Exception):
+    """A record cannot be written or read; nothing of the write remains."""
+
+
+def encode_state(dispatch: Dispatch) -> str:
+    """Encodes everything but the request as JSON."""
+    return json.dumps(
+        {
+            "owner": dispatch.owner,
+            "submitted_ns": dispatch.submitted_ns,
+            "chosen": dispatch.chosen,
+            "is_cancelled": dispatch.is_cancelled,
+            "moving_to": dispatch.moving_to,
+            "may_hold": dispatch.may_hold,
+            "has_failed": dispatch.has_failed,
+            "decision": dispatch.decision,
+            "copies": [
+                {"cluster": one.cluster, "phase": one.phase.value, "started": one.started, "problem": one.problem}
+                for one in dispatch.copies
+            ],
+        },
+        separators=(",", ":"),
+    )
+
+
+def decode_state(workload_id: str, request: SubmitWorkloadRequest, text: str) -> Dispatch:
+    """Decodes what `encode_state` made."""
+    state: dict[str, Any] = json.loads(text)
+    copies = tuple(Copy(**{**one, "phase": CopyPhase(one["phase"])}) for one in state.pop("copies"))
+    decision = tuple(state.pop("decision"))
+    return Dispatch(workload_id=workload_id, request=request, copies=copies, decision=decision, **state)
+
+
+class RecordStore:
+    """The file, from `open` until `close`."""
+
+    def __init__(self, folder: Path, *, settled_most: int = SETTLED_MOST) -> None:
+        self.path = folder / _FILE_NAME
+        self._settled_most = settled_most
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="front-records")
+        self._connection: sqlite3.Connection | None = None
+        self._writes = 0
+
+    async def open(self) -> list[StoredRecord]:
+        """Opens the file, which no other process may have, and returns all records; raises ControllerConfigError."""
+        try:
+            return await self._run(self._open)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            await self.close()
+            raise ControllerConfigError(
+                f"data {self.path}: {error}", "end the other front that has it open, or name another folder with --data"
+            ) from error
+
+    async def write(self, dispatch: Dispatch, latest: Workload | None) -> None:
+        """Writes one record; raises StoreFault."""
+        try:
+            await self._run(lambda: self._write(dispatch, latest))
+        except sqlite3.Error as error:
+            raise StoreFault(f"{self.path}: {error}") from error
+
+    async def close(self) -> None:
+        """Closes the file after what is being written."""
+        if self._connection is not None:
+            await self._run(self._connection.close)
+            self._connection = None
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _open(self) -> list[StoredRecord]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        # Held for good from the first write on: a second front on the same records would choose for itself.
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version not in {0, _VERSION}:
+            raise ValueError(f"a newer version of Eelgrid wrote it (format {version})")
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT;")
+        with closing(
+            connection.execute("SELECT workload_id, state, request, latest FROM dispatch ORDER BY changed")
+        ) as rows:
+            return [_decode_row(*row) for row in rows]
+
+    def _write(self, dispatch: Dispatch, latest: Workload | None) -> None:
+        assert self._connection is not None, "open() comes first"
+        row = (
+            dispatch.workload_id,
+            dispatch.is_settled,
+            encode_state(dispatch),
+            codec.encode_message(dispatch.request),
+            None if latest is None else codec.encode_message(latest),
+        )
+        self._connection.execute(
+            "INSERT INTO dispatch (workload_id, is_settled, changed, state, request, latest) "
+            "VALUES (?1, ?2, (SELECT 1 + coalesce(max(changed), 0) FROM dispatch WHERE is_settled = ?2), ?3, ?4, ?5) "
+            "ON CONFLICT (workload_id) DO UPDATE SET is_settled = excluded.is_settled, changed = excluded.changed, "
+            "state = excluded.state, latest = excluded.latest",
+            row,
+        )
+        self._writes += 1
+        if self._writes % _PRUNE_EVERY == 0:
+            self._connection.execute(
+                "DELETE FROM dispatch WHERE is_settled = 1 AND workload_id NOT IN "
+                "(SELECT workload_id FROM dispatch WHERE is_settled = 1 ORDER BY changed DESC LIMIT ?)",
+                (self._settled_most,),
+            )
+
+
+def _decode_row(workload_id: str, state: str, request: bytes, latest: bytes | None) -> StoredRecord:
+    dispatch = decode_state(workload_id, codec.decode_message(SubmitWorkloadRequest, request), state)
+    return StoredRecord(dispatch, None if latest is None else codec.decode_message(Workload, latest))

@@ -1,0 +1,289 @@
+"""Two controllers and a front between real processes: placed by price, at most once, whoever is killed or stopped."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+
+import pytest
+from tests.builders.cluster import build_request
+from tests.e2e.processes import Cluster, fleet_of
+
+from eelgrid_protos import faults, rpc, transport
+from eelgrid_protos.messages import (
+    EnergyPrices,
+    GetDispatchRequest,
+    GetWorkloadRequest,
+    ListClustersRequest,
+    ListWorkloadsRequest,
+    PricePeriod,
+    WorkloadPhase,
+)
+
+NODE = {"cpu_milli": 16000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": 1}]}
+JOB = ("submit", "--name", "job", "--gpus", "1", "--cpu", "1", "--memory", "1GiB")
+
+
+class Site(Cluster):
+    """One cluster: a controller with one simulated GPU."""
+
+    def __init__(self, folder, name, price, **options):
+        folder.mkdir()
+        super().__init__(folder, **options)
+        self.name, self.price = name, price
+
+    def begin(self, *arguments, tls=None, agent_tls=None):
+        """Starts it with its price of energy."""
+        self.process = self.controller(*arguments, tls=tls)
+        fleet = fleet_of(self.folder / "fleet.json", [{"name": f"{self.name}-1", **NODE}])
+        self.agent(fleet, tls=agent_tls)
+        self.until_ready(1)
+        period = PricePeriod(begins_minute=0, price_per_kwh=self.price, carbon_kg_per_kwh=self.price)
+        self.set_policy(prices=EnergyPrices(periods=(period,)))
+
+    def placed(self):
+        """What runs here."""
+        request = ListWorkloadsRequest(page_size=1000, phases=(WorkloadPhase.PLACED,))
+        return {one.workload_id for one in self.operators.list_workloads(request, timeout=10.0).workloads}
+
+    def all(self):
+        """The phase of everything that this cluster knows, by id."""
+        answer = self.operators.list_workloads(ListWorkloadsRequest(page_size=1000), timeout=10.0)
+        return {one.workload_id: one.phase for one in answer.workloads}
+
+
+class Front(Cluster):
+    """The front of some clusters; its address is the one that eelctl asks."""
+
+    def begin(self, sites, *arguments, tls=None):
+        """Starts it, or starts it again on the same records."""
+        clusters = (word for site in sites for word in ("--cluster", f"{site.name}={site.address}"))
+        self.process = self.run(
+            "front", "-m", "eelgrid_controller.federation", "--listen", self.address, "--data", str(self.data),
+            "--call-timeout", "2", *clusters, *arguments, *self._tls_flags(tls or self.tls),
+        )  # fmt: skip
+        self.until(lambda: self.process.said("event=serving"), what="the front serves")
+
+    @property
+    def federation(self):
+        """FederationService as blocking calls."""
+        channel = self._channels.enter_context(transport.open_blocking_channel(self.address, tls=self.tls))
+        return rpc.build_client(rpc.FEDERATION_SERVICE, channel)
+
+    def dispatch(self, key):
+        """Where a workload is."""
+        return self.federation.get_dispatch(GetDispatchRequest(workload_id=key), timeout=10.0)
+
+    def clusters(self):
+        """The listing of clusters by name."""
+        found = self.federation.list_clusters(ListClustersRequest(), timeout=15.0).clusters
+        return {one.name: one for one in found}
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A cheap and a dear cluster, and a front of both that is not started yet."""
+    with (
+        Site(tmp_path / "cheap", "cheap", 0.1) as cheap,
+        Site(tmp_path / "dear", "dear", 0.4) as dear,
+    ):
+        folder = tmp_path / "front"
+        folder.mkdir()
+        with Front(folder) as front:
+            yield cheap, dear, front
+
+
+def submit(front, key, *more):
+    """Submits a job of one GPU by eelctl."""
+    return json.loads(front.eelctl("-o", "json", *JOB, "--id", key, *more).stdout)
+
+
+def get(front, key):
+    """A workload as the front shows it."""
+    return front.operators.get_workload(GetWorkloadRequest(workload_id=key), timeout=10.0).workload
+
+
+def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_command_works(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear))
+
+    assert "cheap starts now" in front.eelctl(*JOB, "--dry-run").stdout
+    submit(front, "first")
+    front.until(lambda: cheap.placed() == {"first"}, what="it runs where energy is cheap")
+    submit(front, "second")
+    front.until(lambda: dear.placed() == {"second"}, what="the next starts where there is room")
+    # Repeated with its id nothing changes, whoever asks.
+    submit(front, "first")
+    assert (cheap.placed(), dear.placed()) == ({"first"}, {"second"})
+    front.until(
+        lambda: cheap.all()["second"] is dear.all()["first"] is WorkloadPhase.CANCELLED, what="no copy is left behind"
+    )
+
+    table = front.eelctl("clusters").stdout.splitlines()
+    assert [line.split()[:3] for line in table[1:]] == [["cheap", "ready", "1"], ["dear", "ready", "1"]]
+    shown = front.eelctl("clusters", "second").stdout
+    assert "cluster    dear" in shown
+    assert "copy       cheap: ended" in shown
+    assert "In cluster dear" in front.eelctl("explain", "second").stdout
+    assert "second" in front.eelctl("workloads").stdout
+    assert get(front, "second").placements[0].node_name == "dear-1"
+
+    assert json.loads(front.eelctl("-o", "json", "energy", "--since", "1h").stdout)["damaged"] == []
+
+    # One cluster behind it, by its name.
+    assert front.eelctl("--cluster", "dear", "nodes").stdout.splitlines()[1].startswith("dear-1")
+    assert "name one of cheap, dear" in front.eelctl("--cluster", "west", "nodes", code=4).stderr
+    assert "eelctl --cluster NAME" in front.eelctl("nodes", code=5).stderr
+    assert "is of one cluster" in front.eelctl(*JOB, "--array", "0-3", code=5).stderr
+    lone = front.eelctl("clusters", code=1, address=cheap.address).stderr
+    assert "is no front of several clusters" in lone
+
+    front.eelctl("cancel", "--yes", "first", "second")
+    front.until(lambda: not cheap.placed() and not dear.placed(), what="both have ended")
+
+
+def test_a_cluster_that_is_stopped_or_killed_delays_nothing_and_runs_nothing_twice(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear))
+
+    cheap.process.signal(signal.SIGSTOP)
+    submit(front, "while-stopped")
+    front.until(lambda: dear.placed() == {"while-stopped"}, what="the other cluster takes it")
+    listed = front.clusters()
+    assert listed["cheap"].problem
+    assert listed["cheap"].summary is None
+    assert listed["dear"].summary.placed == 1
+    assert listed["cheap"].left_out >= 1
+    assert "cheap is missing" in front.eelctl("energy", "--since", "1h").stdout
+    cheap.process.process.send_signal(signal.SIGCONT)
+    front.until(lambda: not front.clusters()["cheap"].problem, what="it is back")
+    assert cheap.placed() == set()
+
+    # What it has it keeps, and is told of the end once it is back.
+    submit(front, "kept")
+    front.until(lambda: cheap.placed() == {"kept"}, what="it runs in the cheap one")
+    cheap.process.kill()
+    front.until(lambda: "does not answer" in get(front, "kept").reason, what="the front says so")
+    assert front.dispatch("kept").chosen == "cheap"
+    answer = json.loads(front.eelctl("--timeout", "15", "-o", "json", "cancel", "--yes", "kept").stdout)
+    assert "being cancelled in cheap" in json.dumps(answer)
+    assert "kept" not in dear.placed()
+    cheap.process = cheap.controller()
+    cheap.reconnect()
+    front.until(lambda: cheap.all()["kept"] is WorkloadPhase.CANCELLED, within_s=60.0, what="it ends there")
+
+
+def test_work_that_waits_goes_to_where_it_would_start(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear), "--move-after", "1")
+    for key in ("first", "second", "third"):
+        submit(front, key)
+    front.until(lambda: len(cheap.placed()) == len(dear.placed()) == 1, what="both GPUs are held")
+    assert front.dispatch("third").chosen == "cheap"
+    assert get(front, "third").phase is WorkloadPhase.PENDING
+
+    front.eelctl("cancel", "--yes", "second")
+    front.until(lambda: dear.placed() == {"third"}, what="it goes to the other cluster")
+    assert cheap.all()["third"] is WorkloadPhase.CANCELLED
+    assert not _ran(cheap, "third")
+    front.until(lambda: get(front, "third").placements, what="the front shows where")
+    assert front.dispatch("third").chosen == "dear"
+    assert cheap.placed() == {"first"}
+
+
+def test_a_front_that_is_killed_goes_on_where_it_was(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear))
+    for number, pause_s in enumerate((0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)):
+        asking = threading.Thread(target=_submit_once, args=(front, f"burst-{number}"))
+        asking.start()
+        # Not a wait: the kill falls at another step of the submission each time.
+        time.sleep(pause_s)
+        front.process.kill()
+        asking.join()
+        front.begin((cheap, dear))
+        front.reconnect()
+    submit(front, "last")
+    front.until(
+        lambda: len(cheap.placed()) == len(dear.placed()) == 1, within_s=60.0, what="both GPUs are held, once each"
+    )
+    assert not cheap.placed() & dear.placed()
+    keys = {*cheap.all(), *dear.all()}
+    ran = set()
+
+    def end_all():
+        shown = {key: get(front, key).phase for key in keys}
+        for key in (key for key, phase in shown.items() if phase is WorkloadPhase.PLACED):
+            ran.add(key)
+            front.eelctl("cancel", "--yes", key)
+        return all(phase.is_ended for phase in shown.values())
+
+    front.until(end_all, within_s=60.0, what="all of them have run and ended")
+    assert ran == keys
+    both = [key for key in keys if _ran(cheap, key) and _ran(dear, key)]
+    assert both == []
+
+
+def _submit_once(front, key):
+    """A submission that may be cut off."""
+    with transport.open_blocking_channel(front.address, tls=None) as channel, contextlib.suppress(faults.Fault):
+        rpc.build_client(rpc.OPERATOR_SERVICE, channel).submit_workload(build_request(key), timeout=10.0)
+
+
+def _ran(site, key):
+    try:
+        return site.operators.get_workload(GetWorkloadRequest(workload_id=key), timeout=10.0).workload.placed_ns > 0
+    except faults.NotFound:
+        return False
+
+
+def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(world, tmp_path):
+    from tests.certificates_rig import Authority
+
+    cheap, dear, front = world
+    authority = Authority()
+
+    def party(who, *subject, **options):
+        return authority.write(tmp_path / who, *subject, **options)
+
+    admin = party("admin", ("O", "eelgrid:admin"), ("CN", "root"))
+    server = party("controller", ("CN", "controller"), names=("127.0.0.1",))
+    agent = party("agent", ("O", "eelgrid:agent"), names=("127.0.0.1",))
+    ours = party(
+        "front", ("O", "eelgrid:submitter"), ("O", "eelgrid:impersonate:alice"), ("O", "eelgrid:namespace:research"),
+        ("CN", "front"), names=("127.0.0.1",),
+    )  # fmt: skip
+    alice = party("alice", ("O", "eelgrid:submitter"), ("O", "eelgrid:namespace:*"), ("CN", "alice"))
+    bob = party("bob", ("O", "eelgrid:submitter"), ("O", "eelgrid:namespace:research"), ("CN", "bob"))
+    for site in (cheap, dear):
+        site.tls = admin
+        site.begin("--roles", "require", tls=server, agent_tls=agent)
+    front.tls = admin
+    front.begin((cheap, dear), tls=ours)
+
+    front.eelctl(*JOB, "--id", "hers", "--namespace", "research", tls=alice)
+    front.until(lambda: cheap.placed() == {"hers"}, what="it runs")
+    found = cheap.operators.get_workload(GetWorkloadRequest(workload_id="hers"), timeout=10.0).workload
+    assert (found.owner, found.spec.user, found.spec.namespace) == ("alice", "alice", "research")
+    # She may use any namespace, and the front only this one.
+    refused = front.eelctl(*JOB, "--namespace", "other", code=5, tls=alice).stderr
+    assert "namespace" in refused
+    # The clusters do not let the front act for him, and he states nobody else.
+    assert "needs that user's certificate" in front.eelctl(*JOB, "--namespace", "research", code=5, tls=bob).stderr
+    assert "bob" in front.eelctl(*JOB, "--user", "alice", "--namespace", "research", code=5, tls=bob).stderr
+    assert "alice" in front.eelctl("cancel", "--yes", "hers", code=5, tls=bob).stderr
+    # In a cluster he has his own rights, by his own certificate.
+    assert "alice" in front.eelctl("--cluster", "cheap", "cancel", "--yes", "hers", code=5, tls=bob).stderr
+    unroled = party("unroled", ("CN", "carol"))
+    assert "role" in front.eelctl("workloads", code=5, tls=unroled).stderr
+    front.eelctl("cancel", "--yes", "hers", tls=alice)
+    front.until(lambda: not cheap.placed(), what="she ends it")

@@ -1,0 +1,351 @@
+"""Several clusters and a front under faults: the real dispatcher and real cores, over a network that one seed decides.
+
+A cluster is a core with a node. What the front calls goes as a message that the seed delivers, once or twice or never, now
+or much later, also after the front that sent it has crashed; answers are lost as well. The front crashes at any point at
+which it waits, and within a write of its records, before or after it is on disk. Clusters are cut off and come back. Users
+submit and cancel; work ends.
+
+After every event: no workload has been placed in two clusters. In the end, when all faults are healed, every workload is in one
+cluster, or ended everywhere, and no copy is left behind anywhere.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from dataclasses import dataclass, field, replace
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.federation.dispatch import Verb
+from eelgrid_controller.federation.dispatcher import Dispatcher, DispatchSettings
+from eelgrid_controller.federation.ranking import RankingWeights, make_offer, rank_offers
+from eelgrid_controller.federation.record_store import StoredRecord, StoreFault, decode_state, encode_state
+from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
+from eelgrid_protos.messages import WorkloadPhase
+from tests.builders.cluster import build_core, build_node, build_request
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class Site:
+    """One cluster, with everything that its core ever placed."""
+
+    name: str
+    core: object
+    cut: bool = False
+    closed: bool = False
+    placed: set[str] = field(default_factory=set)
+
+    def apply(self, verb, dispatch, now_ns):
+        """Carries out one call as the controller does; raises Fault."""
+        key = dispatch.workload_id
+        if verb is Verb.SUBMIT:
+            if self.closed and key not in self.core.state.workloads:
+                raise Unavailable("closed")
+            step = self.core.submit(replace(dispatch.request, workload_id=key, hold=True), now_ns=now_ns)
+        elif verb is Verb.RELEASE:
+            step = self.core.release(key, now_ns=now_ns)
+        elif verb is Verb.HOLD:
+            step = self.core.hold(key, user="front", now_ns=now_ns)
+        elif verb is Verb.CANCEL:
+            step = self.core.cancel(key, now_ns=now_ns)
+        else:
+            return self.core.workload(key)
+        return step.result
+
+    def note_placed(self):
+        """Remembers what runs."""
+        for key, workload in self.core.state.workloads.items():
+            if workload.phase is WorkloadPhase.PLACED or workload.placed_ns:
+                self.placed.add(key)
+
+
+class World:
+    """All of it, driven by one seed."""
+
+    def __init__(self, seed, *, clusters=3, forgetful=0.0):
+        self.chance = random.Random(seed)
+        self.now_ns = 1_000_000_000
+        self.sites = {name: Site(name, build_core(build_node(name, gpus=1))) for name in "abcd"[:clusters]}
+        self.disk = {}
+        # Messages on their way: functions that deliver one.
+        self.flying = []
+        self.sleeping = []
+        self.front = None
+        # The share of writes that are acknowledged and never reach the disk: a planted fault.
+        self.forgetful = forgetful
+        self.users = set()
+        self.counts = dict.fromkeys(("crashes", "lost", "doubled", "moves", "cuts", "late", "both"), 0)
+        self.numbers = itertools.count()
+        self.accepted, self.cancelled = set(), set()
+        self.healed = False
+        self.log = logging.getLogger("eelgrid.test.front")
+        self.log.setLevel(logging.CRITICAL)
+
+    # Ports of the front
+
+    async def open(self):
+        """RecordPort."""
+        return [
+            StoredRecord(decode_state(key, request, text), latest) for key, (request, text, latest) in self.disk.items()
+        ]
+
+    async def write(self, dispatch, latest):
+        """RecordPort: it may fail, and the front may crash before or after."""
+        dice = 1.0 if self.healed else self.chance.random()
+        if dice < 0.02:
+            raise StoreFault("full")
+        if self.chance.random() < self.forgetful and dispatch.workload_id in self.disk:
+            return
+        await self._pause()
+        if (before := self.disk.get(dispatch.workload_id)) is not None:
+            chosen = decode_state(dispatch.workload_id, before[0], before[1]).chosen
+            self.counts["moves"] += bool(chosen and not dispatch.chosen)
+        self.disk[dispatch.workload_id] = (dispatch.request, encode_state(dispatch), latest)
+        await self._pause()
+
+    async def _pause(self):
+        """A point at which the front may crash."""
+        done = asyncio.get_running_loop().create_future()
+        self.sleeping.append(done)
+        await done
+
+    async def sleep(self, _seconds):
+        """The front's sleep: as long as the seed wants."""
+        await self._pause()
+
+    def port(self, site):
+        """ClusterPort of one cluster."""
+        world = self
+
+        class Port:
+            async def call(self, verb, dispatch):
+                return await world.send(site, verb, dispatch)
+
+            async def ask_offer(self, request):
+                await world._pause()
+                if site.cut:
+                    raise Unavailable("cut off")
+                preview = site.core.submit(replace(request, workload_id="", dry_run=True), now_ns=world.now_ns).result
+                return make_offer(site.name, preview, pending=0, models={}, prices=None, now_ns=world.now_ns)
+
+        return Port()
+
+    async def send(self, site, verb, dispatch):
+        """One call: delivered, lost or doubled, and its answer too."""
+        answer = asyncio.get_running_loop().create_future()
+        dice = 1.0 if self.healed else self.chance.random()
+
+        def deliver():
+            if site.cut:
+                self.flying.append(deliver)
+                self.counts["late"] += 1
+                return
+            try:
+                outcome = site.apply(verb, dispatch, self.now_ns)
+            except Fault as fault:
+                outcome = fault
+            self.check()
+            if dice < 0.15 or answer.done():
+                return
+            answer.set_exception(outcome) if isinstance(outcome, Fault) else answer.set_result(outcome)
+
+        if dice >= 0.1:
+            self.flying.append(deliver)
+        else:
+            self.counts["lost"] += 1
+        if 0.15 < dice < 0.4:
+            self.counts["doubled"] += 1
+            self.flying.append(deliver)
+
+        def give_up():
+            if not answer.done():
+                answer.set_exception(DeadlineExceeded("no answer in time"))
+
+        self.flying.append(give_up)
+        return await answer
+
+    # The life of the front
+
+    async def begin(self):
+        """Starts a front on the records that are there."""
+        clock = Clock(
+            now_ns=lambda: self.now_ns, monotonic_s=lambda: self.now_ns / 1e9, perf_s=lambda: self.now_ns / 1e9
+        )
+
+        def rank(spec, offers):
+            return rank_offers(spec, offers, busy_w={}, weights=RankingWeights(), now_ns=self.now_ns)
+
+        self.front = Dispatcher(
+            {name: self.port(site) for name, site in self.sites.items()},
+            self,
+            rank=rank,
+            clock=clock,
+            settings=DispatchSettings(move_after_s=2.0, answer_s=5.0),
+            log=self.log,
+            sleep=self.sleep,
+        )
+        await self.front.start()
+
+    async def crash(self):
+        """Ends the front wherever it is, and starts another."""
+        self.counts["crashes"] += 1
+        for task in self.users:
+            task.cancel()
+        await self.front.stop()
+        await asyncio.gather(*self.users, return_exceptions=True)
+        self.users, self.sleeping = set(), []
+        await self.begin()
+
+    def submit(self):
+        """A user submits, or repeats a submission."""
+        number = next(self.numbers) if self.chance.random() < 0.8 or not self.disk else None
+        key = f"w-x{number}" if number is not None else self.chance.choice(sorted(self.disk))
+
+        async def run():
+            try:
+                await self.front.submit(key, build_request(), owner="")
+            except Fault:
+                return
+            self.accepted.add(key)
+
+        self._spawn(run())
+
+    def cancel(self):
+        """A user cancels something."""
+        if not self.disk:
+            return
+        key = self.chance.choice(sorted(self.disk))
+
+        async def run():
+            try:
+                await self.front.cancel(key)
+            except Fault:
+                return
+            self.cancelled.add(key)
+
+        self._spawn(run())
+
+    def _spawn(self, work):
+        task = asyncio.get_running_loop().create_task(work)
+        self.users.add(task)
+        task.add_done_callback(self.users.discard)
+
+    def cordon(self, site):
+        """A cluster takes no work for a while, or takes some again: what waits there may go elsewhere."""
+        change = site.core.uncordon_node if site.core.state.nodes[site.name].cordon else site.core.cordon_node
+        change(site.name, now_ns=self.now_ns)
+
+    def end_work(self, site):
+        """A workload that runs ends, as somebody in the cluster decides."""
+        running = sorted(key for key, one in site.core.state.workloads.items() if one.phase is WorkloadPhase.PLACED)
+        if running:
+            site.core.cancel(self.chance.choice(running), now_ns=self.now_ns)
+
+    # Steps
+
+    async def settle(self):
+        """Lets the front run until it waits for the world."""
+        for _ in range(40):
+            await asyncio.sleep(0)
+
+    async def step(self):
+        """One event."""
+        self.now_ns += int(self.chance.random() * 2e9)
+        dice = self.chance.random()
+        if dice < 0.02:
+            self.submit()
+        elif dice < 0.023:
+            self.cancel()
+        elif dice < 0.029:
+            await self.crash()
+        elif dice < 0.038:
+            site = self.chance.choice(list(self.sites.values()))
+            site.cut = not site.cut
+            self.counts["cuts"] += 1
+        elif dice < 0.055:
+            self.cordon(self.chance.choice(list(self.sites.values())))
+        elif dice < 0.06:
+            self.end_work(self.chance.choice(list(self.sites.values())))
+        elif self.flying and (dice < 0.6 or not self.sleeping):
+            self.flying.pop(self.chance.randrange(len(self.flying)))()
+        elif self.sleeping:
+            done = self.sleeping.pop(self.chance.randrange(len(self.sleeping)))
+            if not done.done():
+                done.set_result(None)
+        await self.settle()
+        self.check()
+        assert not self.front.failed.done(), self.front.failed.result()
+
+    def check(self):
+        """No workload was placed in two clusters, and no cluster that was not chosen was released."""
+        for site in self.sites.values():
+            site.note_placed()
+        for first, second in itertools.combinations(self.sites.values(), 2):
+            if both := first.placed & second.placed:
+                raise Broken(f"{sorted(both)} ran in {first.name} and in {second.name}")
+        held = [key for key in self.disk if sum(self._is_there(site, key) for site in self.sites.values()) > 1]
+        self.counts["both"] += bool(held)
+
+    def _is_there(self, site, key):
+        workload = site.core.state.workloads.get(key)
+        return workload is not None and not workload.phase.is_ended
+
+    async def heal(self):
+        """All faults end, and what is under way comes to its end."""
+        self.healed = True
+        for site in self.sites.values():
+            site.cut = False
+            site.core.uncordon_node(site.name, now_ns=self.now_ns)
+        for _ in range(40_000):
+            self.now_ns += 10**9
+            if self.flying:
+                self.flying.pop(0)()
+            for done in self.sleeping:
+                if not done.done():
+                    done.set_result(None)
+            self.sleeping = []
+            for site in self.sites.values():
+                self.end_work(site)
+            await self.settle()
+            self.check()
+            if not self.front.live and not self.users and not self.flying:
+                break
+        self.check_end()
+
+    def check_end(self):
+        """Everything has ended; what was accepted ran, or was cancelled, and nothing is left behind."""
+        left = sorted(
+            f"{site.name}/{key}" for site in self.sites.values() for key in self.disk if self._is_there(site, key)
+        )
+        if left:
+            raise Broken(f"copies are left behind: {left}")
+        if self.front.live:
+            raise Broken(
+                f"not settled: {[one.dispatch for one in self.front.list_records() if not one.dispatch.is_settled]}"
+            )
+        ran = set().union(*(site.placed for site in self.sites.values()))
+        if idle := self.accepted - ran - self.cancelled - self.stopped():
+            raise Broken(f"accepted and never run: {sorted(idle)}")
+
+    def stopped(self):
+        """What the records say was cancelled, although its user got no answer."""
+        return {one.dispatch.workload_id for one in self.front.list_records() if one.dispatch.is_cancelled}
+
+
+async def run(seed, steps, **parts):
+    """Runs one seed; raises Broken."""
+    world = World(seed, **parts)
+    await world.begin()
+    try:
+        for _ in range(steps):
+            await world.step()
+        await world.heal()
+    finally:
+        for task in world.users:
+            task.cancel()
+        await world.front.stop()
+    return world

@@ -1,0 +1,90 @@
+"""Several clusters under faults: a workload runs in one cluster at most, whatever is lost, doubled or crashes."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from eelgrid_controller.federation import dispatch as rules
+from eelgrid_controller.federation import dispatcher
+from eelgrid_controller.federation.dispatch import CopyPhase, Verb
+from eelgrid_protos.faults import DeadlineExceeded
+from tests.sim.front import Broken, run
+
+SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "25"))
+STEPS = 600
+# A plant is given this many seeds to show itself.
+PLANT_SEEDS = range(1000, 1060)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_a_workload_runs_in_one_cluster_at_most(seed):
+    await run(seed, STEPS, clusters=2 + seed % 2)
+
+
+async def test_the_world_is_busy():
+    """Seeds that pass because nothing happens would pass for ever."""
+    worlds = [await run(seed, STEPS) for seed in range(200, 212)]
+    for name, least in (("crashes", 30), ("lost", 100), ("doubled", 200), ("moves", 4), ("cuts", 60), ("both", 500)):
+        assert sum(world.counts[name] for world in worlds) >= least, name
+    assert sum(len(world.accepted) for world in worlds) >= 50
+    assert sum(len(site.placed) for world in worlds for site in world.sites.values()) >= 60
+
+
+async def test_the_same_seed_gives_the_same_world():
+    first, second = await run(7, STEPS), await run(7, STEPS)
+    assert (first.counts, first.disk) == (second.counts, second.disk)
+
+
+def _believe_silence(now, cluster, verb, fault):
+    """A chosen cluster that does not answer counts as one where nothing runs."""
+    if isinstance(fault, DeadlineExceeded) and verb is Verb.RELEASE:
+        ended = tuple(replace(one, phase=CopyPhase.ENDED) if one.cluster == cluster else one for one in now.copies)
+        return replace(now, copies=ended, chosen="")
+    return rules.record_failure(now, cluster, verb, fault)
+
+
+def _forget_silent(now, cluster, verb, fault):
+    """A cluster whose answer to a submission is lost counts as one that never got it."""
+    if isinstance(fault, DeadlineExceeded) and verb is Verb.SUBMIT:
+        return rules.record_failure(now, cluster, verb, rules.FailedPrecondition("silent"))
+    return rules.record_failure(now, cluster, verb, fault)
+
+
+def _release_all(now):
+    """Whoever holds it is released, without a choice on record."""
+    return tuple(
+        replace(call, verb=Verb.RELEASE) if call.verb is Verb.LOOK and not _is_chosen(now, call) else call
+        for call in rules.plan_calls(now)
+    )
+
+
+def _is_chosen(now, call):
+    return call.cluster == now.chosen
+
+
+PLANTS = {
+    "a silent cluster is believed to be idle": {"record_failure": _believe_silence},
+    "a standby is released as well": {"plan_calls": _release_all},
+    "a silent cluster is forgotten": {"record_failure": _forget_silent},
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+async def test_a_planted_fault_is_found(name, monkeypatch):
+    for attribute, plant in PLANTS[name].items():
+        monkeypatch.setattr(dispatcher, attribute, plant)
+    await _expect_found(name)
+
+
+async def test_records_that_do_not_reach_the_disk_are_found():
+    await _expect_found("a forgetful disk", forgetful=0.5)
+
+
+async def _expect_found(name, **parts):
+    for seed in PLANT_SEEDS:
+        try:
+            await run(seed, STEPS, **parts)
+        except Broken:
+            return
+    pytest.fail(f"no seed found it: {name}")
