@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -39,7 +38,7 @@ from eelgrid_controller.server.following import (
     name_address,
     replace_port,
 )
-from eelgrid_controller.server.grpc.agent_service import AgentService
+from eelgrid_controller.server.grpc.agent_service import AgentService, RegistrationGuard
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, CallerService, open_authorizer
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
 from eelgrid_controller.server.grpc.operator_service import OperatorService
@@ -63,7 +62,6 @@ from eelgrid_controller.server.metric_collectors import (
 )
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.server.tracing import CollectorEndpoint, LoopInstrumentation, Tracing, resolve_endpoint
-from eelgrid_controller.state.agent_liveness import RegistrationLimiter, RegistrationRefused
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_kernels.warmup import warm_kernels
@@ -74,7 +72,6 @@ from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
-from eelgrid_protos.roles import peer_address
 from eelgrid_protos.rpc import AGENT_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
 from eelgrid_protos.transport import (
     KeyPairFiles,
@@ -389,15 +386,21 @@ class Controller:
 
     def _serve_agents(self, telemetry: Telemetry) -> None:
         """Creates the service for agents, and feeds the energy ledger and long-term storage from it."""
-        remote = self._write_remotely()
+        remote, keeper = self._write_remotely(), self._keeper
+        registrations = RegistrationGuard(
+            self.config.registrations_most,
+            caller_of=None if keeper is None else keeper.identify_caller,
+            monotonic_s=self._clock.monotonic_s,
+        )
+        self.metrics.add(registrations.families)
         self.agents = AgentService(
             loop=self.loop,
             telemetry=telemetry,
             energy=self._begin_energy(),
             log=self._log.getChild("agents"),
             monotonic_s=self._clock.monotonic_s,
-            admit_node=None if self._keeper is None else self._keeper.authorize_node,
-            register=self._begin_registering(),
+            admit_node=None if keeper is None else keeper.authorize_node,
+            register=registrations.check_registration,
             may_lead=self._is_elected,
         )
         if remote is not None:
@@ -407,27 +410,6 @@ class Controller:
     def _is_elected(self) -> bool:
         """Whether Kubernetes' Lease is ours, where that says who leads."""
         return self.config.kubernetes is None or (self.placing is not None and self.placing.elector.term() is not None)
-
-    def _begin_registering(self) -> Callable[[str, Any], None]:
-        """Returns the limiter of how many new nodes one certificate, or address, may register."""
-        clock, keeper = self._clock, self._keeper
-        limits = RegistrationLimiter(self.config.registrations_most, now_s=clock.monotonic_s())
-        refused = Counter(peer=0, all=0)
-        self.metrics.add(lambda: iter((build_family("eelgrid_registrations_refused_total", dict(refused)),)))
-
-        def register(node_name: str, context: Any) -> None:
-            caller = None if keeper is None else keeper.identify_caller(context)
-            if caller is not None and caller.nodes:
-                # Such a certificate can register only the nodes that it names.
-                return
-            peer = peer_address(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
-            try:
-                limits.register_node(node_name, peer, now_s=clock.monotonic_s())
-            except RegistrationRefused as refusal:
-                refused[refusal.limit] += 1
-                raise
-
-        return register
 
     def _begin_energy(self) -> LedgerWriter:
         """Starts the energy ledger; returns its writer."""

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,6 +17,8 @@ from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.leader_terms import LeaderClaims
+from eelgrid_controller.server.metrics.catalogue import build_family
+from eelgrid_controller.state.agent_liveness import RegistrationLimiter, RegistrationRefused
 from eelgrid_controller.state.attempts import is_stale
 from eelgrid_controller.state.events import NodesRemoved
 from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
@@ -51,6 +53,8 @@ from eelgrid_protos.messages import (
     TermRefused,
     Welcome,
 )
+from eelgrid_protos.openmetrics import MetricFamily
+from eelgrid_protos.roles import Caller, peer_address
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -199,6 +203,34 @@ _LOGGED = {NodeChangeKind.GPU_LOST: "gpu_lost", NodeChangeKind.GPU_RETURNED: "gp
 _DEVICE_FAULTS = frozenset((NodeEventKind.XID, NodeEventKind.HEALTH, NodeEventKind.GPU_HUNG))
 _DEVICE_FAULTS_MOST = 4096
 _LOGGED_BY_COMMIT = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
+
+
+class RegistrationGuard:
+    """Limits how many new nodes one certificate, or address, may register, and counts what it refuses."""
+
+    def __init__(
+        self, most: int, *, caller_of: Callable[[Any], Caller | None] | None, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._limits = RegistrationLimiter(most, now_s=monotonic_s())
+        self._caller_of, self._monotonic_s = caller_of, monotonic_s
+        self._refused = Counter(peer=0, all=0)
+
+    def check_registration(self, node_name: str, context: Any) -> None:
+        """Counts the registration of a new node; raises RegistrationRefused."""
+        caller = None if self._caller_of is None else self._caller_of(context)
+        if caller is not None and caller.nodes:
+            # Such a certificate can register only the nodes that it names.
+            return
+        peer = peer_address(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
+        try:
+            self._limits.register_node(node_name, peer, now_s=self._monotonic_s())
+        except RegistrationRefused as refusal:
+            self._refused[refusal.limit] += 1
+            raise
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Yields the metric of refused registrations."""
+        yield build_family("eelgrid_registrations_refused_total", dict(self._refused))
 
 
 class AgentService:
