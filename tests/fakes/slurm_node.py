@@ -73,6 +73,8 @@ class FakeSlurmNode:
 
     def resume(self):
         with _Change(self, "resume"):
+            if "INVALID_REG" in self.states:
+                raise SlurmNodeError("scontrol: Invalid node state specified")
             self.states -= {"DRAIN", "DOWN"}
             self.reason = ""
 

@@ -297,10 +297,13 @@ def test_a_node_that_somebody_deleted_or_whose_layout_changed_without_it_is_regi
     assert not world.find_problem()
 
 
-def test_a_node_that_slurmctld_finds_invalid_is_registered_anew_and_not_drained_again():
+@pytest.mark.parametrize("reason", ["gres/gpu count reported lower than configured", OUTAGE_REASON])
+@pytest.mark.parametrize("phase", [OutagePhase.IN_SERVICE, OutagePhase.DRAINING])
+def test_a_node_that_slurmctld_finds_invalid_is_registered_anew_and_not_drained_again(reason, phase):
+    """As after a restart with an old state of the node, which may have been saved while we drained it."""
     world = in_service(scenario_of(1))
     world.slurm.states |= {"DRAIN", "INVALID_REG"}
-    world.slurm.reason = "gres/gpu count reported lower than configured"
+    world.slurm.reason, world.outages.record = reason, OutageRecord(phase=phase)
     world.service.check_layouts()
     assert not world.find_problem()
 

@@ -98,8 +98,8 @@ class SlurmNodeView:
 
     @property
     def is_drained_by_us(self) -> bool:
-        """Whether it is drained with our reason."""
-        return "DRAIN" in self.states and self.reason.startswith(OUTAGE_REASON)
+        """Whether it is drained with our reason, and may be resumed: not while slurmctld does not accept the node."""
+        return "DRAIN" in self.states and self.reason.startswith(OUTAGE_REASON) and not self.is_invalid
 
     @property
     def is_drained_by_others(self) -> bool:
