@@ -16,7 +16,7 @@ from eelgrid_controller.errors import JournalError, JournalFenced, JournalUnavai
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event
 from eelgrid_controller.state.journal import JournalSanitizer
-from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import Hello, LeaderTerm
 from tests.sim.broken import demand
 from tests.sim.clock import Clock, seconds
@@ -51,8 +51,10 @@ class LeaderLife(Life):
 
     @property
     def is_current(self) -> bool:
-        """Whether it leads by the store, which it may not know."""
-        return not self.is_dead and not self.journal.store.is_fenced(self.journal.term)
+        """Whether it leads by the store, which has all that it knows."""
+        store = self.journal.store
+        has_all = self.journal.last <= len(store.content.rows)
+        return has_all and not self.is_dead and not store.is_fenced(self.journal.term)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """As any life, but not while the process is stopped; ends it where another leads."""
@@ -74,9 +76,11 @@ class LeaderLife(Life):
         self.later(self.timeline.draw_ns(_STATEMENT_NS), lambda: self._write(batch, events, transaction))
 
     def _write(self, batch: list[_Command], events: list[Event], transaction: Transaction) -> None:
-        is_answer_lost = self.timeline.chance(_ANSWER_LOST_P)
+        is_lost = self.timeline.chance(_ANSWER_LOST_P)
+        cut = self.seat.lose_store if is_lost and self.timeline.chance(0.5) else lambda: None
+        entries = encode_entries(events)
         try:
-            last = self.journal.finish(transaction, encode_entries(events), is_answer_lost=is_answer_lost)
+            last = self.journal.finish(transaction, entries, is_answer_lost=is_lost, on_done=cut)
         except JournalError as error:
             self._undo(batch, error)
             return
@@ -123,8 +127,12 @@ class PairSession(Session):
             self.is_plan_wanted = True
             self._life.later(seconds(0.5), self.pump)
             return
-        self._life.seat.is_current_teller(is_current=self._life.is_current)
+        self._life.seat.observe_teller()
         super()._tell_plan()
+
+    def _welcome(self) -> None:
+        self._life.seat.observe_teller()
+        super()._welcome()
 
 
 class PairSessions(Sessions):
@@ -300,9 +308,15 @@ class Seat(Controller):
         self.crash()
         self.timeline.after(self.timeline.draw_ns(_RESTART_NS), self.start)
 
-    def is_current_teller(self, *, is_current: bool) -> None:
-        """An observer is told who sends the next plan."""
-        self.ledger.is_teller_current = is_current
+    def lose_store(self) -> None:
+        """The server cannot be reached from here for some seconds."""
+        self._store.cut_off.add(self.address)
+        self.timeline.after(self.timeline.draw_ns(seconds(12)), lambda: self._store.cut_off.discard(self.address))
+
+    def observe_teller(self) -> None:
+        """An observer is told by whom the next plan or Welcome is: one may have been followed, and not know it yet."""
+        assert self.life is not None
+        self.ledger.is_teller_current = self.life.is_current
 
     def _look(self) -> None:
         """See `JournalStandby._look`."""
@@ -348,6 +362,7 @@ class Pair:
 
     def __init__(self, timeline: Timeline, store: Store, seats: list[Seat]) -> None:
         self.seats = seats
+        self._served = seats[0]
         self._timeline = timeline
         self._store = store
 
@@ -376,8 +391,12 @@ class Pair:
         return [] if self.leader is None else self.leader.ahead
 
     def serve(self, request: Any, reply: Reply) -> None:
-        """A user calls whom he knows to lead, or another one."""
-        leader = self.leader
-        if leader is None or self._timeline.chance(0.2):
-            leader = self._timeline.rng.choice(self.seats)
-        leader.serve(request, reply)
+        """A user calls whoever served last, or another one."""
+        seat = self._served if self._timeline.chance(0.6) else self._timeline.rng.choice(self.seats)
+
+        def answered(answer: bytes | Fault) -> None:
+            if not isinstance(answer, Unavailable):
+                self._served = seat
+            reply(answer)
+
+        seat.serve(request, answered)
