@@ -34,6 +34,8 @@ __all__ = ["LeaderLife", "Pair", "Seat"]
 _POLL_NS = seconds(0.5)
 _STATEMENT_NS = seconds(0.02)
 _CHECK_NS = seconds(1)
+# Of a process that goes on: between two messages that waited, and until its timers run.
+_WAKE_NS, _LATE_NS = seconds(0.01), seconds(1)
 _RESTART_NS = seconds(3)
 # Entries that are compared at each look.
 _COMPARED = 1024
@@ -65,6 +67,18 @@ class LeaderLife(Life):
             action()
         except JournalFenced as error:
             self.seat.end(str(error))
+
+    def _answer_unwritten(self, batch: list[_Command]) -> None:
+        """The audit log is written in the same fenced transaction; what was refused is answered while the lease lasts."""
+        if any(command.is_audited and command.fault is None for command in batch):
+            self._commit(batch, [])
+            return
+        try:
+            self.journal.check_files()
+        except JournalUnavailable as error:
+            for command in batch:
+                command.fault = Unavailable(str(error))
+        self._finish(batch, None)
 
     def _commit(self, batch: list[_Command], events: list[Event]) -> None:
         """The first statement; the rest follows, if the process is not stopped or killed in between."""
@@ -234,12 +248,12 @@ class Seat(Controller):
         self._network = network
         self._store = store
         self._starts = 0
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[bool, Callable[[], None]]] = []
 
-    def enter(self, action: Callable[[], None]) -> None:
+    def enter(self, action: Callable[[], None], *, is_timer: bool = False) -> None:
         """Something reaches the process: at once, or when it goes on."""
         if self.is_stopped:
-            self._waiting.append(action)
+            self._waiting.append((is_timer, action))
         elif self.is_running:
             try:
                 action()
@@ -250,7 +264,7 @@ class Seat(Controller):
         """Runs the action after a while, unless the process has died by then."""
         starts = self._starts
         delay_ns = self.clock.true_delay_ns(delay_ns)
-        self.timeline.after(delay_ns, lambda: self.enter(action) if starts == self._starts else None)
+        self.timeline.after(delay_ns, lambda: self.enter(action, is_timer=True) if starts == self._starts else None)
 
     def start(self) -> None:
         """A process starts to follow, unless one runs."""
@@ -269,16 +283,23 @@ class Seat(Controller):
             self.timeline.note(f"controller {self.address} stopped leading={self.life is not None}")
 
     def continue_process(self) -> None:
-        """SIGCONT: what waited is done in its order."""
+        """SIGCONT: messages that waited are taken in their order, and timers that are due come in between."""
         if not self.is_stopped:
             return
         self.timeline.note(f"controller {self.address} continues")
         self.is_stopped = False
         waiting, self._waiting = self._waiting, []
         starts = self._starts
-        for action in waiting:
-            if starts == self._starts:
-                self.enter(action)
+        message_ns = 0
+        for is_timer, action in waiting:
+            message_ns += 0 if is_timer else self.timeline.draw_ns(_WAKE_NS)
+            delay_ns = self.timeline.draw_ns(_LATE_NS) if is_timer else message_ns
+            self.timeline.after(
+                delay_ns,
+                lambda is_timer=is_timer, action=action: (
+                    self.enter(action, is_timer=is_timer) if starts == self._starts else None
+                ),
+            )
 
     def crash(self) -> None:
         """The process dies at once; the kernel ends its streams, and its connection to the store."""

@@ -222,7 +222,14 @@ class PairFaults(Faults):
 
     def _pause(self, seat: Seat) -> None:
         seat.stop_process()
-        self._end_for_sure(self._rng.choice((3.0, 3.0 * TTL_S)), seat.continue_process)
+        self._end_for_sure(self._rng.choice((3.0, 3.0 * TTL_S)), lambda: self._continue(seat))
+
+    def _continue(self, seat: Seat) -> None:
+        if self._rng.random() < 0.5:
+            # Agents look for a controller just when the former leader goes on.
+            for agent in self._agents:
+                self._network.snap(agent.name, "connection reset")
+        seat.continue_process()
 
     def stop_store(self) -> None:
         """The server is away, with all connections."""
