@@ -223,4 +223,4 @@ class Controller:
                 assert isinstance(fault, Fault)
                 reply(fault)
 
-        life.command(apply, answer)
+        life.command(apply, answer, is_audited=True)

@@ -55,6 +55,8 @@ class Committed:
 class _Command:
     apply: Apply
     answer: Answer
+    # Whether it is written to the audit log, if it is accepted.
+    is_audited: bool = False
     outcome: Any = None
     fault: Exception | None = None
 
@@ -109,9 +111,9 @@ class Life:
         else:
             self._readers.append(view)
 
-    def command(self, apply: Apply, answer: Answer) -> None:
+    def command(self, apply: Apply, answer: Answer, *, is_audited: bool = False) -> None:
         """Queues a change."""
-        self._queue.append(_Command(apply, answer))
+        self._queue.append(_Command(apply, answer, is_audited))
         self._wake()
 
     # The owner
@@ -136,7 +138,11 @@ class Life:
         if events:
             self.later(self.timeline.draw_ns(_COMMIT_NS), lambda: self._commit(batch, events))
         else:
-            self._finish(batch, None)
+            self._answer_unwritten(batch)
+
+    def _answer_unwritten(self, batch: list[_Command]) -> None:
+        """Nothing is to be written but the audit log, which is not simulated."""
+        self._finish(batch, None)
 
     def _begun(self, batch: list[_Command]) -> None:
         """Nothing is told to anybody before the commit; a planted fault does otherwise."""

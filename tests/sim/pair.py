@@ -16,7 +16,7 @@ from eelgrid_controller.errors import JournalError, JournalFenced, JournalUnavai
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event
 from eelgrid_controller.state.journal import JournalSanitizer
-from eelgrid_protos.faults import Unavailable
+from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import Hello, LeaderTerm
 from tests.sim.broken import demand
 from tests.sim.clock import Clock, seconds
@@ -34,6 +34,8 @@ __all__ = ["LeaderLife", "Pair", "Seat"]
 _POLL_NS = seconds(0.5)
 _STATEMENT_NS = seconds(0.02)
 _CHECK_NS = seconds(1)
+# Of a process that goes on: between two messages that waited, and until its timers run.
+_WAKE_NS, _LATE_NS = seconds(0.01), seconds(1)
 _RESTART_NS = seconds(3)
 # Entries that are compared at each look.
 _COMPARED = 1024
@@ -51,8 +53,10 @@ class LeaderLife(Life):
 
     @property
     def is_current(self) -> bool:
-        """Whether it leads by the store, which it may not know."""
-        return not self.is_dead and not self.journal.store.is_fenced(self.journal.term)
+        """Whether it leads by the store, which has all that it knows."""
+        store = self.journal.store
+        has_all = self.journal.last <= len(store.content.rows)
+        return has_all and not self.is_dead and not store.is_fenced(self.journal.term)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """As any life, but not while the process is stopped; ends it where another leads."""
@@ -64,6 +68,18 @@ class LeaderLife(Life):
         except JournalFenced as error:
             self.seat.end(str(error))
 
+    def _answer_unwritten(self, batch: list[_Command]) -> None:
+        """The audit log is written in the same fenced transaction; what was refused is answered while the lease lasts."""
+        if any(command.is_audited and command.fault is None for command in batch):
+            self._commit(batch, [])
+            return
+        try:
+            self.journal.check_files()
+        except JournalUnavailable as error:
+            for command in batch:
+                command.fault = Unavailable(str(error))
+        self._finish(batch, None)
+
     def _commit(self, batch: list[_Command], events: list[Event]) -> None:
         """The first statement; the rest follows, if the process is not stopped or killed in between."""
         try:
@@ -74,9 +90,11 @@ class LeaderLife(Life):
         self.later(self.timeline.draw_ns(_STATEMENT_NS), lambda: self._write(batch, events, transaction))
 
     def _write(self, batch: list[_Command], events: list[Event], transaction: Transaction) -> None:
-        is_answer_lost = self.timeline.chance(_ANSWER_LOST_P)
+        is_lost = self.timeline.chance(_ANSWER_LOST_P)
+        cut = self.seat.lose_store if is_lost and self.timeline.chance(0.5) else lambda: None
+        entries = encode_entries(events)
         try:
-            last = self.journal.finish(transaction, encode_entries(events), is_answer_lost=is_answer_lost)
+            last = self.journal.finish(transaction, entries, is_answer_lost=is_lost, on_done=cut)
         except JournalError as error:
             self._undo(batch, error)
             return
@@ -123,8 +141,12 @@ class PairSession(Session):
             self.is_plan_wanted = True
             self._life.later(seconds(0.5), self.pump)
             return
-        self._life.seat.is_current_teller(is_current=self._life.is_current)
+        self._life.seat.observe_teller()
         super()._tell_plan()
+
+    def _welcome(self) -> None:
+        self._life.seat.observe_teller()
+        super()._welcome()
 
 
 class PairSessions(Sessions):
@@ -226,12 +248,12 @@ class Seat(Controller):
         self._network = network
         self._store = store
         self._starts = 0
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[bool, Callable[[], None]]] = []
 
-    def enter(self, action: Callable[[], None]) -> None:
+    def enter(self, action: Callable[[], None], *, is_timer: bool = False) -> None:
         """Something reaches the process: at once, or when it goes on."""
         if self.is_stopped:
-            self._waiting.append(action)
+            self._waiting.append((is_timer, action))
         elif self.is_running:
             try:
                 action()
@@ -242,7 +264,7 @@ class Seat(Controller):
         """Runs the action after a while, unless the process has died by then."""
         starts = self._starts
         delay_ns = self.clock.true_delay_ns(delay_ns)
-        self.timeline.after(delay_ns, lambda: self.enter(action) if starts == self._starts else None)
+        self.timeline.after(delay_ns, lambda: self.enter(action, is_timer=True) if starts == self._starts else None)
 
     def start(self) -> None:
         """A process starts to follow, unless one runs."""
@@ -261,16 +283,23 @@ class Seat(Controller):
             self.timeline.note(f"controller {self.address} stopped leading={self.life is not None}")
 
     def continue_process(self) -> None:
-        """SIGCONT: what waited is done in its order."""
+        """SIGCONT: messages that waited are taken in their order, and timers that are due come in between."""
         if not self.is_stopped:
             return
         self.timeline.note(f"controller {self.address} continues")
         self.is_stopped = False
         waiting, self._waiting = self._waiting, []
         starts = self._starts
-        for action in waiting:
-            if starts == self._starts:
-                self.enter(action)
+        message_ns = 0
+        for is_timer, action in waiting:
+            message_ns += 0 if is_timer else self.timeline.draw_ns(_WAKE_NS)
+            delay_ns = self.timeline.draw_ns(_LATE_NS) if is_timer else message_ns
+            self.timeline.after(
+                delay_ns,
+                lambda is_timer=is_timer, action=action: (
+                    self.enter(action, is_timer=is_timer) if starts == self._starts else None
+                ),
+            )
 
     def crash(self) -> None:
         """The process dies at once; the kernel ends its streams, and its connection to the store."""
@@ -300,9 +329,15 @@ class Seat(Controller):
         self.crash()
         self.timeline.after(self.timeline.draw_ns(_RESTART_NS), self.start)
 
-    def is_current_teller(self, *, is_current: bool) -> None:
-        """An observer is told who sends the next plan."""
-        self.ledger.is_teller_current = is_current
+    def lose_store(self) -> None:
+        """The server cannot be reached from here for some seconds."""
+        self._store.cut_off.add(self.address)
+        self.timeline.after(self.timeline.draw_ns(seconds(12)), lambda: self._store.cut_off.discard(self.address))
+
+    def observe_teller(self) -> None:
+        """An observer is told by whom the next plan or Welcome is: one may have been followed, and not know it yet."""
+        assert self.life is not None
+        self.ledger.is_teller_current = self.life.is_current
 
     def _look(self) -> None:
         """See `JournalStandby._look`."""
@@ -348,6 +383,7 @@ class Pair:
 
     def __init__(self, timeline: Timeline, store: Store, seats: list[Seat]) -> None:
         self.seats = seats
+        self._served = seats[0]
         self._timeline = timeline
         self._store = store
 
@@ -376,8 +412,12 @@ class Pair:
         return [] if self.leader is None else self.leader.ahead
 
     def serve(self, request: Any, reply: Reply) -> None:
-        """A user calls whom he knows to lead, or another one."""
-        leader = self.leader
-        if leader is None or self._timeline.chance(0.2):
-            leader = self._timeline.rng.choice(self.seats)
-        leader.serve(request, reply)
+        """A user calls whoever served last, or another one."""
+        seat = self._served if self._timeline.chance(0.6) else self._timeline.rng.choice(self.seats)
+
+        def answered(answer: bytes | Fault) -> None:
+            if not isinstance(answer, Unavailable):
+                self._served = seat
+            reply(answer)
+
+        seat.serve(request, answered)

@@ -17,6 +17,7 @@ from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import event_from_plain
+from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
 from eelgrid_protos.messages import ConnectResponse, Hello, NodePlan, SampleBatch
 from tests.sim.agent import Agent, _Stream
@@ -102,6 +103,11 @@ class PairLedger(Ledger):
     def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
         """Hands a batch to the telemetry."""
         return telemetry.receive_batch(hello.inventory.node_name, batch, now_s=clock.monotonic_s())
+
+    def joined(self, hello: Hello, record: NodeRecord) -> None:
+        """An agent was welcomed; who was followed, or whose server was replaced, ends before it places anything."""
+        if self.is_teller_current:
+            super().joined(hello, record)
 
     def plan_sent(self, plan: NodePlan) -> None:
         """An epoch has one content; that of who was followed by another may be old, and agents refuse it."""
@@ -216,7 +222,14 @@ class PairFaults(Faults):
 
     def _pause(self, seat: Seat) -> None:
         seat.stop_process()
-        self._end_for_sure(self._rng.choice((3.0, 3.0 * TTL_S)), seat.continue_process)
+        self._end_for_sure(self._rng.choice((3.0, 3.0 * TTL_S)), lambda: self._continue(seat))
+
+    def _continue(self, seat: Seat) -> None:
+        if self._rng.random() < 0.5:
+            # Agents look for a controller just when the former leader goes on.
+            for agent in self._agents:
+                self._network.snap(agent.name, "connection reset")
+        seat.continue_process()
 
     def stop_store(self) -> None:
         """The server is away, with all connections."""

@@ -233,13 +233,24 @@ class TermJournal:
         self._connect()
         return self.store.begin(self.term, removes_after=self.last if self._is_unsettled else None)
 
-    def finish(self, transaction: Transaction, entries: Sequence[JournalEntry], *, is_answer_lost: bool = False) -> int:
-        """The rest of it; returns the number of the last entry. Raises as `begin`, where nothing of it stays."""
+    def finish(
+        self,
+        transaction: Transaction,
+        entries: Sequence[JournalEntry],
+        *,
+        is_answer_lost: bool = False,
+        on_done: Callable[[], None] = lambda: None,
+    ) -> int:
+        """The rest of it; returns the number of the last entry. Raises as `begin`, where nothing of it stays.
+
+        `on_done` is called between the commit and its answer.
+        """
         transaction.rows = tuple(
             Row(transaction.epoch, entry.kind, json.dumps(entry.body, allow_nan=False)) for entry in entries
         )
         is_reachable = self.store.is_up and self._name not in self.store.cut_off
         is_done = self.store.commit(transaction) if is_reachable else False
+        on_done()
         if not is_reachable:
             # The server ends the connection as soon as it notices.
             transaction.is_open = False

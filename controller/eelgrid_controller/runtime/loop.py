@@ -568,34 +568,51 @@ class ControllerLoop:
         events = tuple(event for command in batch if command.fault is None for event in command.outcome.events)
         entries = tuple(entry for command in batch for entry in command.audit_entries(self.core.state.revision))
         fault: Fault | None = None
+        lapsed: Fault | None = None
         try:
             if broken:
                 fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
             elif events or entries:
                 fault = await self._commit(events, entries)
+            elif self.journal.is_remote:
+                lapsed = self._check_lease()
             if fault is not None:
                 self._go_on_from(await self._recover(batch, fault))
         except Exception as error:
             # This process ends: what it would recover from now on is another leader's, or nobody knows what is on disk.
             reason = fault or describe_end(error)
+            # What was refused for another reason was refused on a state that another leader may have changed.
+            is_old = isinstance(error, JournalFenced)
             for command in batch:
-                command.resolve(fault=command.fault or reason)
+                command.resolve(fault=reason if is_old else command.fault or reason)
             raise
         self._under_way_s = None
         self._settled.set()
         nodes: frozenset[str] = frozenset()
         for command in batch:
-            if command.fault is None and fault is None:
+            if command.fault is None and fault is None and lapsed is None:
                 nodes |= command.outcome.nodes
                 command.resolve(command.outcome.result)
             else:
-                command.resolve(fault=command.fault or fault)
+                command.resolve(fault=lapsed or command.fault or fault)
         if fault is None and (events or nodes):
             committed = CommitResult(events, nodes, self.core.state.revision)
             for listener in self.listeners:
                 listener(committed)
         # Lets readers and answered callers run before the state changes again.
         await asyncio.sleep(0)
+
+    def _check_lease(self) -> Fault | None:
+        """Returns why nothing may be answered; raises JournalFenced.
+
+        A batch that writes nothing meets no fence: a leader that was stopped, and followed by another, would answer that there
+        is no workload which the other has accepted.
+        """
+        try:
+            self.journal.check_files()
+        except JournalError as error:
+            return journal_fault(error)
+        return None
 
     async def _recover(self, batch: Sequence[CoreCommand], fault: Fault) -> RecoveredState:
         """Returns the state of the journal; while a database cannot be read, commands are refused and reads wait."""
