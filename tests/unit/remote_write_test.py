@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import socket
 import time
 from pathlib import Path
 
@@ -495,6 +496,28 @@ def test_a_page_and_windows_are_sent_from_the_thread_and_a_stop_sends_the_rest()
     }
     (values,) = receiver.series("eelgrid_workload_gpu_energy_joules_total").values()
     assert [value for _, value in values] == [0.0, 1.0]
+
+
+def test_a_receiver_that_hangs_delays_neither_who_hands_over_nor_the_stop(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        writer = RemoteWriter(
+            RemoteWriteConfig(url=f"http://127.0.0.1:{silent.getsockname()[1]}/"),
+            instance="c:1",
+            is_leading=lambda: True,
+            clock=Clock(),
+            log=LOG,
+        )
+        writer.on_page([build_family("eelgrid_agents_connected", 1.0)])
+        connection, _ = silent.accept()
+        with connection:
+            start_s = time.monotonic()
+            writer.on_page([build_family("eelgrid_agents_connected", 2.0)])
+            assert time.monotonic() - start_s < 0.5
+            writer.stop()
+            assert time.monotonic() - start_s < 5.0
+        writer._thread.join(15.0)
+        assert not writer._thread.is_alive()
+    assert "remote_write=stopped samples_not_written=1" in caplog.text
 
 
 def test_a_page_is_divided_into_parts_of_bounded_size():

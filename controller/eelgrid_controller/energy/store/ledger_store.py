@@ -512,7 +512,7 @@ class LedgerStore:
     ) -> NamespaceSums:
         spent_mj: Counter[str] = Counter()
         for one in entries:
-            spent_mj[_plain(namespace_label(one.holder.kind, one.holder.namespace))] += one.spent.energy_mj
+            spent_mj[_plain_label(one.holder.kind, one.holder.namespace)] += one.spent.energy_mj
         after, changed = namespaces.plus(spent_mj)
         rows = [(name, one.spent_mj, one.own_mj, int(one.is_shown)) for name, one in changed.items()]
         transaction.change_each(
@@ -714,6 +714,11 @@ def _check_moved(path: StoreLocation, target: str) -> None:
 def _plain(text: str) -> str:
     """A text as every database takes it: PostgreSQL's hold any character but this one."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+@lru_cache(maxsize=_NAMES_KNOWN_MOST)
+def _plain_label(kind: str, namespace: str) -> str:
+    return _plain(namespace_label(kind, namespace))
 
 
 @lru_cache(maxsize=_NAMES_KNOWN_MOST)

@@ -35,6 +35,8 @@ SPANS = (("hourly", HOUR_S), ("daily", DAY_S))
 _PRIME = 2**31 - 1
 _FACTOR = 1_000_000_007
 _FRACTION = 2.0**53
+# Whole numbers below this are exact as doubles, too.
+_EXACT_MOST = 2.0**53
 _SCALE = 2.0**36
 _INTEGER_MOST = 2**63 - 1
 # Rows that are kept of one table, some 400 bytes each: two hours of ten thousand nodes.
@@ -222,13 +224,16 @@ def _readable_amounts(stored: Sequence[object]) -> list[float]:
 
 def _split_amounts(kind: CellKind, rows: Sequence[Amounts]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Whole amounts and doubles, each by column."""
+    both = np.array(rows, dtype=np.float64).reshape(len(rows), len(kind.amounts))
+    if (np.abs(both[:, : kind.whole]) < _EXACT_MOST).all():
+        return both[:, : kind.whole].astype(np.int64).T, both[:, kind.whole :].T
     try:
         whole = np.array([row[: kind.whole] for row in rows], dtype=np.int64)
     except OverflowError:
         # Sums of a batch, or what was damaged.
         whole = np.array([[min(int(one), CELL_MJ_MOST) for one in row[: kind.whole]] for row in rows], dtype=np.int64)
     whole = np.minimum(whole.reshape(len(rows), kind.whole), CELL_MJ_MOST)
-    return whole.T, np.array([row[kind.whole :] for row in rows], dtype=np.float64).T
+    return whole.T, both[:, kind.whole :].T
 
 
 def compute_checksums(

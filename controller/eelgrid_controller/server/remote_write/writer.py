@@ -44,7 +44,8 @@ _BACKOFF_S, _BACKOFF_S_MOST = 0.5, 30.0
 _WAITING_MOST = 50_000
 # How often one that was refused is halved: seven parts that are at fault among hundreds are found.
 _DIVISIONS_MOST = 64
-_STOP_S = 3.0
+# Who follows us waits for this.
+_STOP_S = 1.0
 # A node that was not heard of for so long may be gone; its series are made again if it is not.
 _NODE_MS_MOST = 3600 * 1000
 _ANSWER_BYTES_MOST = 64 * 1024
@@ -270,14 +271,14 @@ class RemoteWriter:
             yield build_family("eelgrid_remote_write_newest_timestamp_seconds", self._newest_ms / 1000.0)
 
     def stop(self) -> None:
-        """Sends what can be sent within seconds, and ends the thread; blocks."""
+        """Sends what can be sent in a second, and ends the thread, or leaves it behind in a request; blocks."""
         self._deadline_s = self._clock.monotonic_s() + _STOP_S
         self._stopping.set()
         if self._thread.ident is None:
             self._run()
         else:
-            self._thread.join(_STOP_S + _REQUEST_S)
-        if self._buffer.samples:
+            self._thread.join(_STOP_S)
+        if self._buffer.samples or self._thread.is_alive():
             self._log.warning("remote_write=stopped samples_not_written=%d", self._buffer.samples)
 
     # In the thread
