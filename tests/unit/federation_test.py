@@ -1,5 +1,6 @@
 """Parts of a front: its records on disk, the totals of clusters, and the options of its program."""
 
+import asyncio
 import sqlite3
 from dataclasses import replace
 
@@ -172,3 +173,13 @@ def test_options_that_cannot_be_used_end_with_two_and_say_why(words, told, tmp_p
     done = CliRunner().invoke(main, [*words, "--data", str(tmp_path)])
     assert done.exit_code == 2
     assert told in done.output
+
+
+async def test_writes_that_come_at_once_are_all_on_disk_when_they_return(tmp_path):
+    store = RecordStore(tmp_path)
+    await store.open()
+    await asyncio.gather(*(store.write(dispatch(f"w-{number}"), None) for number in range(700)))
+    await store.close()
+    again = RecordStore(tmp_path)
+    assert len(await again.open()) == 700
+    await again.close()

@@ -1,7 +1,8 @@
 """The front's records on disk: one row for each workload, in a SQLite file that one process holds.
 
 Owns the file, its rows and their age: of settled records the newest are kept. A write is on disk when it returns: the
-journal mode is WAL with synchronous=FULL. Reads and writes run in one thread of their own. Must not know what a record means.
+journal mode is WAL with synchronous=FULL. What comes while one commit is under way is the next one; a record that cannot be
+written costs the others of its commit nothing. Reads and writes run in one thread of their own. Must not know what a record means.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch
@@ -23,6 +24,9 @@ _Result = TypeVar("_Result")
 # Of settled workloads; a row has some kilobytes.
 SETTLED_MOST = 10_000
 _PRUNE_EVERY = 100
+_COMMIT_MOST = 512
+# Id, whether it is settled, state, request, and what its cluster last said.
+_Row: TypeAlias = tuple[str, bool, str, bytes, bytes | None]
 _VERSION = 1
 _FILE_NAME = "front.db"
 _SCHEMA = """
@@ -35,6 +39,12 @@ CREATE TABLE IF NOT EXISTS dispatch (
     latest BLOB
 ) STRICT;
 CREATE INDEX IF NOT EXISTS by_age ON dispatch (is_settled, changed);
+"""
+_UPSERT = """
+INSERT INTO dispatch (workload_id, is_settled, changed, state, request, latest)
+VALUES (?1, ?2, (SELECT 1 + coalesce(max(changed), 0) FROM dispatch WHERE is_settled = ?2), ?3, ?4, ?5)
+ON CONFLICT (workload_id) DO UPDATE SET
+    is_settled = excluded.is_settled, changed = excluded.changed, state = excluded.state, latest = excluded.latest
 """
 
 
@@ -88,6 +98,8 @@ class RecordStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="front-records")
         self._connection: sqlite3.Connection | None = None
         self._writes = 0
+        self._waiting: list[tuple[_Row, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
 
     async def open(self) -> list[StoredRecord]:
         """Opens the file, which no other process may have, and returns all records; raises ControllerConfigError."""
@@ -101,13 +113,40 @@ class RecordStore:
 
     async def write(self, dispatch: Dispatch, latest: Workload | None) -> None:
         """Writes one record; raises StoreFault."""
-        try:
-            await self._run(lambda: self._write(dispatch, latest))
-        except sqlite3.Error as error:
-            raise StoreFault(f"{self.path}: {error}") from error
+        row = (
+            dispatch.workload_id,
+            dispatch.is_settled,
+            encode_state(dispatch),
+            codec.encode_message(dispatch.request),
+            None if latest is None else codec.encode_message(latest),
+        )
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, answer))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_waiting())
+        await answer
+
+    async def _write_waiting(self) -> None:
+        """Writes what waits, commit by commit, until nothing does."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_COMMIT_MOST], self._waiting[_COMMIT_MOST:]
+            rows = [row for row, _ in batch]
+            try:
+                errors = await self._run(lambda rows=rows: self._write(rows))  # type: ignore[misc]
+            except sqlite3.Error as error:
+                errors = [error] * len(batch)
+            for (_, answer), problem in zip(batch, errors, strict=True):
+                if answer.done():
+                    continue
+                if problem is None:
+                    answer.set_result(None)
+                else:
+                    answer.set_exception(StoreFault(f"{self.path}: {problem}"))
 
     async def close(self) -> None:
         """Closes the file after what is being written."""
+        if self._writing is not None:
+            await self._writing
         if self._connection is not None:
             await self._run(self._connection.close)
             self._connection = None
@@ -133,25 +172,31 @@ class RecordStore:
         ) as rows:
             return [_decode_row(*row) for row in rows]
 
-    def _write(self, dispatch: Dispatch, latest: Workload | None) -> None:
-        assert self._connection is not None, "open() comes first"
-        row = (
-            dispatch.workload_id,
-            dispatch.is_settled,
-            encode_state(dispatch),
-            codec.encode_message(dispatch.request),
-            None if latest is None else codec.encode_message(latest),
-        )
-        self._connection.execute(
-            "INSERT INTO dispatch (workload_id, is_settled, changed, state, request, latest) "
-            "VALUES (?1, ?2, (SELECT 1 + coalesce(max(changed), 0) FROM dispatch WHERE is_settled = ?2), ?3, ?4, ?5) "
-            "ON CONFLICT (workload_id) DO UPDATE SET is_settled = excluded.is_settled, changed = excluded.changed, "
-            "state = excluded.state, latest = excluded.latest",
-            row,
-        )
-        self._writes += 1
-        if self._writes % _PRUNE_EVERY == 0:
-            self._connection.execute(
+    def _write(self, rows: list[_Row]) -> list[sqlite3.Error | None]:
+        """Writes rows in one commit; returns for each why it could not be written."""
+        connection = self._connection
+        assert connection is not None, "open() comes first"
+        errors: list[sqlite3.Error | None] = []
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for row in rows:
+                try:
+                    connection.execute(_UPSERT, row)
+                    errors.append(None)
+                except (sqlite3.IntegrityError, sqlite3.DataError) as error:
+                    errors.append(error)
+            self._prune(connection, len(rows))
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return errors
+
+    def _prune(self, connection: sqlite3.Connection, written: int) -> None:
+        before, self._writes = self._writes, self._writes + written
+        if self._writes // _PRUNE_EVERY > before // _PRUNE_EVERY:
+            connection.execute(
                 "DELETE FROM dispatch WHERE is_settled = 1 AND workload_id NOT IN "
                 "(SELECT workload_id FROM dispatch WHERE is_settled = 1 ORDER BY changed DESC LIMIT ?)",
                 (self._settled_most,),
