@@ -191,7 +191,8 @@ def test_slurm_and_the_local_engine_share_a_node_and_never_a_gpu(cluster, short,
         slurm.run("scancel", third)
         assert "begun" not in slurm.output(third)  # Slurm itself writes of the prolog
         assert node.leases() == held
-        cluster.eelctl("cancel", "--yes", *keys)
+        # The one that waits first: it would start on the GPU of another, and keep Slurm's job from it for a minute more.
+        cluster.eelctl("cancel", "--yes", *reversed(keys))
         poll_until(lambda: len(node.leases()) == 2, "the local jobs have given back their GPUs")
         slurm.run("scontrol", "update", "NodeName=n0", "State=RESUME")
 

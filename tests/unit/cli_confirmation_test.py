@@ -111,3 +111,12 @@ def test_filters_cancel_what_matches_and_a_dry_run_lists_it(eelctl, fake, work):
     assert "WORKLOAD and --user exclude each other" in eelctl("cancel", "w-1", "--user", "ann", code=2).stderr
     assert eelctl("cancel", code=2).stdout == ""
     assert len(fake.workloads["w-0"].placements) == 5
+
+
+def test_what_waits_is_cancelled_before_what_runs_so_that_it_does_not_start_in_its_place(eelctl, fake, work):
+    fake.workloads["w-0"] = replace(fake.workloads["w-0"], phase=WorkloadPhase.PLACED)
+    fake.workloads["w-3"] = replace(fake.workloads["w-3"], phase=WorkloadPhase.PLACED)
+    for name in ("w-1", "w-2", "w-4", "w-5", "w-6"):
+        fake.workloads[name] = replace(fake.workloads[name], phase=WorkloadPhase.PENDING)
+    said = eelctl("cancel", "--name-contains", "jo", "--yes").stdout.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["w-1", "w-2", "w-4", "w-5", "w-6", "w-0", "w-3"]

@@ -480,8 +480,9 @@ def get(settings: CliSettings, workload: str) -> None:
 def cancel(settings: CliSettings, /, workload: tuple[str, ...], yes: bool, dry_run: bool, **filters: str) -> None:
     """Cancel workloads, by their ids or names or by filters, all of which must hold.
 
-    Their resources are free at once; those of a process when it and all that it started have ended. Asks before it
-    cancels several, or what filters match.
+    Those that are named are cancelled in that order; of those that filters match, first what waits. Their resources are
+    free at once; those of a process when it and all that it started have ended. Asks before it cancels several, or what
+    filters match.
 
     \b
     eelctl cancel job-7 job-8
@@ -508,11 +509,15 @@ def cancel(settings: CliSettings, /, workload: tuple[str, ...], yes: bool, dry_r
 
 
 def _find_live(client: Any, settings: CliSettings, filters: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the ids of live workloads that match; raises NameNotFound if none does."""
+    """Returns the ids of live workloads that match, those that wait first; raises NameNotFound if none does.
+
+    Cancelled in this order, none that waits starts in the place of one that was cancelled before it.
+    """
     request = ListWorkloadsRequest(phases=LIVE_PHASES, **filters)
     rows = iterate_pages(client.list_workloads, request, "workloads", timeout_s=settings.timeout_s)
     # Once more here: nothing is cancelled that a controller listed without a filter that it does not know.
-    found = tuple(row.workload_id for row in filter(_build_filter(request), rows))
+    matching = sorted(filter(_build_filter(request), rows), key=lambda row: row.phase is not WorkloadPhase.PENDING)
+    found = tuple(row.workload_id for row in matching)
     if not found:
         raise NameNotFound("no workload that waits or runs matches", "see them with `eelctl workloads`")
     return found
