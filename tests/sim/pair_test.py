@@ -5,6 +5,7 @@ import os
 import pytest
 
 from eelgrid_agent.node.leader_terms import LeaderTerms
+from tests.sim.life import Life
 from tests.sim.pair import LeaderLife
 from tests.sim.pair_world import PairAgent, PairParts, PairWorld, run_pair
 from tests.sim.store import Store, TermJournal
@@ -13,7 +14,9 @@ from tests.sim.world import Failure
 SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "8"))
 STEPS = 1500
 # A faulty part is given this many seeds to show itself.
-PLANT_SEEDS = range(1000, 1040)
+PLANT_SEEDS = range(1000, 1080)
+# Of plants that show themselves late: the first seed that shows it, which is tried first.
+SHOWN_BY = {"a leader that refuses without its lease": 1015}
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -116,18 +119,25 @@ class HastyLife(LeaderLife):
                 command.answer(command.outcome.result, None)
 
 
+class BoldLife(LeaderLife):
+    """Answers what it need not write although its lease may have run out; the product did."""
+
+    _answer_unwritten = Life._answer_unwritten
+
+
 PLANTS = {
     "a store that fences nobody": PairParts(store=UnfencedStore),
     "an agent that obeys whoever calls": PairParts(agent=CredulousAgent),
     "a leader that takes what it does not know for done": PairParts(life=HopefulLife),
     "a leader that leaves what it has refused": PairParts(life=UntidyLife),
     "a leader that answers before it has written": PairParts(life=HastyLife),
+    "a leader that refuses without its lease": PairParts(life=BoldLife),
 }
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_fault_is_found(name):
-    for seed in PLANT_SEEDS:
+    for seed in sorted(PLANT_SEEDS, key=lambda seed: seed != SHOWN_BY.get(name)):
         try:
             run_pair(seed, STEPS, parts=PLANTS[name])
         except Failure as failure:
