@@ -10,6 +10,7 @@ import pytest
 from tests.builders.cluster import build_request
 from tests.e2e.processes import Cluster, fleet_of
 
+from eelgrid import Client
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.messages import (
     EnergyPrices,
@@ -143,6 +144,19 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
 
     front.eelctl("cancel", "--yes", "first", "second")
     front.until(lambda: not cheap.placed() and not dear.placed(), what="both have ended")
+
+    # A promised deadline is not promised to what is held, so one cluster alone gets it.
+    submit(front, "by-night", "--deadline", "+6h", "--expect", "1h")
+    front.until(lambda: cheap.placed() == {"by-night"}, what="it runs")
+    assert [copy.cluster for copy in front.dispatch("by-night").copies] == ["cheap"]
+
+    # The Python client, unchanged.
+    with Client(front.address) as client:
+        assert client.get_summary().gpus == 2
+        assert client.get_workload("by-night").spec.name == "job"
+        assert {one.workload_id for one in client.list_workloads()} == {"first", "second", "by-night"}
+        client.cancel_workload("by-night")
+    front.until(lambda: not cheap.placed(), what="it has ended")
 
 
 def test_a_cluster_that_is_stopped_or_killed_delays_nothing_and_runs_nothing_twice(world):

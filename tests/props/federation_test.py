@@ -24,7 +24,7 @@ from eelgrid_controller.federation.dispatch import (
 from eelgrid_controller.federation.ranking import ClusterOffer, RankingWeights, estimate_power_w, price_now, rank_offers
 from eelgrid_controller.federation.record_store import decode_state, encode_state
 from eelgrid_protos.faults import DeadlineExceeded, FailedPrecondition, NotFound, PermissionDenied, Unavailable
-from eelgrid_protos.messages import EnergyPrices, PricePeriod, Workload, WorkloadPhase
+from eelgrid_protos.messages import EnergyPrices, JobDeadline, PricePeriod, Workload, WorkloadPhase
 
 NOW_NS = 1_700_000_000_000_000_000
 BUSY_W = {"A100": 400.0, "H100": 700.0}
@@ -152,6 +152,7 @@ def test_the_cost_of_a_run_is_its_watts_times_the_price_of_its_hour():
 # The record
 
 CLUSTERS = ("a", "b", "c")
+DEADLINE = {"deadline": JobDeadline(end_ns=10**18), "expected_runtime_s": 60.0}
 
 
 def answer(phase=WorkloadPhase.PENDING, *, held="", placed_ns=0, **more):
@@ -177,14 +178,14 @@ ANSWERS = st.sampled_from(
 )
 
 
-def build_dispatch():
-    return add_clusters(Dispatch(workload_id="w-x", request=build_request()), CLUSTERS[:2], ("why",))
+def build_dispatch(**spec):
+    return add_clusters(Dispatch(workload_id="w-x", request=build_request(**spec)), CLUSTERS[:2], ("why",))
 
 
 @st.composite
 def histories(draw):
     """A record after any answers to calls that it permitted."""
-    found = [build_dispatch()]
+    found = [build_dispatch(**draw(st.sampled_from([{}, DEADLINE])))]
     for _ in range(draw(st.integers(0, 25))):
         now, calls = found[-1], plan_calls(found[-1])
         kind = draw(st.sampled_from(["call", "call", "call", "choose", "cancel", "move", "more"]))
@@ -237,6 +238,20 @@ def test_a_settled_record_asks_for_nothing_and_any_record_reads_back(history):
     for now in history:
         assert not (now.is_settled and plan_calls(now))
         assert decode_state(now.workload_id, now.request, encode_state(now)) == now
+
+
+def test_work_with_a_promised_deadline_is_sent_to_one_cluster_alone():
+    request = build_request("w-x", **DEADLINE)
+    now = add_clusters(Dispatch(workload_id="w-x", request=request), CLUSTERS, ("why",))
+    assert (now.chosen, plan_calls(now)) == ("a", (ClusterCall("a", Verb.SUBMIT),))
+    assert now.needs_clusters == 0
+    # Silence is no refusal.
+    now = record_failure(now, "a", Verb.SUBMIT, DeadlineExceeded("no answer"))
+    assert (now.chosen, plan_calls(now)) == ("a", (ClusterCall("a", Verb.SUBMIT),))
+    now = record_failure(now, "a", Verb.SUBMIT, FailedPrecondition("too late"))
+    assert plan_calls(now) == (ClusterCall("a", Verb.CANCEL),)
+    now = record_failure(now, "a", Verb.CANCEL, NotFound("no such workload"))
+    assert (now.chosen, now.needs_clusters, now.has_failed, now.is_settled) == ("a", 0, True, True)
 
 
 def test_a_standby_stays_reserved_until_the_workload_has_started_elsewhere():

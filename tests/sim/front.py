@@ -21,7 +21,7 @@ from eelgrid_controller.federation.dispatcher import Dispatcher, DispatchSetting
 from eelgrid_controller.federation.ranking import RankingWeights, make_offer, rank_offers
 from eelgrid_controller.federation.record_store import StoredRecord, StoreFault, decode_state, encode_state
 from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
-from eelgrid_protos.messages import WorkloadPhase
+from eelgrid_protos.messages import JobDeadline, WorkloadPhase
 from tests.builders.cluster import build_core, build_node, build_request
 
 
@@ -45,7 +45,9 @@ class Site:
         if verb is Verb.SUBMIT:
             if self.closed and key not in self.core.state.workloads:
                 raise Unavailable("closed")
-            step = self.core.submit(replace(dispatch.request, workload_id=key, hold=True), now_ns=now_ns)
+            step = self.core.submit(
+                replace(dispatch.request, workload_id=key, hold=not dispatch.is_direct), now_ns=now_ns
+            )
         elif verb is Verb.RELEASE:
             step = self.core.release(key, now_ns=now_ns)
         elif verb is Verb.HOLD:
@@ -78,7 +80,7 @@ class World:
         # The share of writes that are acknowledged and never reach the disk: a planted fault.
         self.forgetful = forgetful
         self.users = set()
-        self.counts = dict.fromkeys(("crashes", "lost", "doubled", "moves", "cuts", "late", "both"), 0)
+        self.counts = dict.fromkeys(("crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct"), 0)
         self.numbers = itertools.count()
         self.accepted, self.cancelled = set(), set()
         self.healed = False
@@ -205,9 +207,18 @@ class World:
         number = next(self.numbers) if self.chance.random() < 0.8 or not self.disk else None
         key = f"w-x{number}" if number is not None else self.chance.choice(sorted(self.disk))
 
+        request = build_request()
+        if number is not None and self.chance.random() < 0.3:
+            # Its deadline is promised, so it is never held.
+            deadline = JobDeadline(end_ns=self.now_ns + 10**12)
+            request = build_request(deadline=deadline, expected_runtime_s=60.0)
+            self.counts["direct"] += 1
+        elif number is None:
+            request = self.disk[key][0]
+
         async def run():
             try:
-                await self.front.submit(key, build_request(), owner="")
+                await self.front.submit(key, request, owner="")
             except Fault:
                 return
             self.accepted.add(key)
@@ -332,8 +343,10 @@ class World:
             raise Broken(f"accepted and never run: {sorted(idle)}")
 
     def stopped(self):
-        """What the records say was cancelled, although its user got no answer."""
-        return {one.dispatch.workload_id for one in self.front.list_records() if one.dispatch.is_cancelled}
+        """What the records say was cancelled, although its user got no answer, and what its cluster refused after all."""
+        found = [one.dispatch for one in self.front.list_records()]
+        refused = {one.workload_id for one in found if one.has_failed and one.is_direct}
+        return {one.workload_id for one in found if one.is_cancelled} | refused
 
 
 async def run(seed, steps, **parts):

@@ -83,8 +83,8 @@ class ClusterClient:
         key = dispatch.workload_id
         match verb:
             case Verb.SUBMIT:
-                held = replace(dispatch.request, workload_id=key, hold=True)
-                answer = await self._ask("submit_workload", held)
+                sent = replace(dispatch.request, workload_id=key, hold=not dispatch.is_direct)
+                answer = await self._ask("submit_workload", sent)
             case Verb.RELEASE:
                 answer = await self._ask("release_workload", ReleaseWorkloadRequest(workload_id=key))
             case Verb.HOLD:

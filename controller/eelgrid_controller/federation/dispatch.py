@@ -3,8 +3,9 @@
 Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. A copy is reserved by submitting it held, with
 the id that it has everywhere, so that a repeated submission changes nothing. The second copy stays reserved until the chosen
 cluster has started the workload: until then it may go there. A copy that was cancelled stays known there by
-its id: it is the tombstone that keeps late submissions and releases from starting anything. From this follow the rules,
-which hold whatever is lost, doubled or delayed on the way and wherever the front crashes:
+its id: it is the tombstone that keeps late submissions and releases from starting anything. Work with a
+promised deadline cannot be held; it is sent to the one cluster that was chosen before, and nowhere else even if that refuses. From
+this follow the rules, which hold whatever is lost, doubled or delayed on the way and wherever the front crashes:
 
 1. The record is on disk before a call that it permits is made.
 2. Only the chosen cluster is ever told to release its copy.
@@ -109,6 +110,11 @@ class Dispatch:
     # Why the clusters were preferred as they were, a sentence each.
     decision: tuple[str, ...] = ()
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is chosen a cluster before it is sent: a deadline is promised to nothing that is held."""
+        return self.request.spec.has_promised_deadline
+
     def find_copy(self, cluster: str) -> Copy | None:
         """Returns the copy in a cluster, if it was ever sent one."""
         return next((copy for copy in self.copies if copy.cluster == cluster), None)
@@ -146,7 +152,8 @@ class Dispatch:
         """How many more clusters may be asked to reserve it, since none that did is left to be chosen."""
         if self.chosen or self.is_cancelled or any(copy.phase is CopyPhase.HELD for copy in self.copies):
             return 0
-        return max(0, RESERVED_MOST - sum(copy.is_reserved for copy in self.copies))
+        most = 1 if self.is_direct else RESERVED_MOST
+        return max(0, most - sum(copy.is_reserved for copy in self.copies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +209,8 @@ def add_clusters(dispatch: Dispatch, clusters: Iterable[str], decision: Iterable
     if not new:
         return dispatch
     copies = (*dispatch.copies, *(Copy(cluster=name) for name in new))
-    return replace(dispatch, copies=copies, decision=tuple(decision))
+    chosen = new[0] if dispatch.is_direct else dispatch.chosen
+    return replace(dispatch, copies=copies, chosen=chosen, decision=tuple(decision))
 
 
 def request_cancel(dispatch: Dispatch) -> Dispatch:
@@ -216,7 +224,12 @@ def request_move(dispatch: Dispatch, cluster: str) -> Dispatch:
     if copy is None or copy.phase is not CopyPhase.RELEASED or copy.started or dispatch.is_cancelled:
         return dispatch
     standby = dispatch.find_copy(cluster)
-    if dispatch.moving_to or cluster == dispatch.chosen or (standby is not None and not standby.is_reserved):
+    if (
+        dispatch.is_direct
+        or dispatch.moving_to
+        or cluster == dispatch.chosen
+        or (standby is not None and not standby.is_reserved)
+    ):
         return dispatch
     copies = dispatch.copies if standby is not None else (*dispatch.copies, Copy(cluster=cluster))
     return replace(dispatch, copies=copies, moving_to=cluster, may_hold=True)
@@ -270,7 +283,13 @@ def _end_copy(dispatch: Dispatch, cluster: str, *, started: bool, problem: str =
     if not dispatch.chosen:
         # It ran there by an earlier submission that the front has forgotten, or by somebody's release.
         return replace(found, chosen=cluster) if started else found
-    if cluster != dispatch.chosen or not dispatch.may_leave:
+    if cluster != dispatch.chosen:
+        return found
+    before = dispatch.find_copy(cluster)
+    if before is not None and before.phase is CopyPhase.REFUSED:
+        # Nothing held marks its id there: a late submission may be accepted yet, so it goes nowhere else.
+        return replace(found, has_failed=True)
+    if not dispatch.may_leave:
         return found
     # Rule 3: another one is chosen only if it never started here.
     return replace(found, moving_to="", may_hold=False, chosen=dispatch.chosen if started else "")

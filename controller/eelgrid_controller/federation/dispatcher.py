@@ -421,10 +421,17 @@ class Dispatcher:
         if copy is None or copy.phase is not CopyPhase.RELEASED or copy.started or not is_waiting:
             return
         patience_s = self._settings.move_after_s
-        if not patience_s or dispatch.moving_to or now_s - max(driven.released_s, driven.asked_s) < patience_s:
+        if (
+            not patience_s
+            or dispatch.is_direct
+            or dispatch.moving_to
+            or now_s - max(driven.released_s, driven.asked_s) < patience_s
+        ):
             return
         driven.asked_s = now_s
-        standby = tuple(one.cluster for one in dispatch.copies if one.phase is CopyPhase.HELD)
+        # A cluster that the front was started without is none to go to.
+        held = (one.cluster for one in dispatch.copies if one.phase is CopyPhase.HELD)
+        standby = tuple(name for name in held if name in self.clusters)
         known = [one.cluster for one in dispatch.copies]
         names = standby or tuple(name for name in self.clusters if name not in known)
         if not names:
