@@ -8,7 +8,10 @@ it is asynchronous: the agent's uplink and wheel (agent.py), the controller's
 loop (life.py) and its sessions (sessions.py); these follow the originals line
 by line in what they decide, and a difference is a fault of this folder.
 
-    python -m tests.sim --seeds 0:100 --steps 2000
+    python -m tests.sim --seeds 0:100 --steps 2000 [--pair]
 
-Where to read first: world.py, then invariants.py.
+With --pair, two controllers lead in turns over one store (store.py, pair.py);
+that store and its followers are transcribed, since they speak SQL.
+
+Where to read first: world.py, then invariants.py; pair_world.py.
 """

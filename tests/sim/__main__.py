@@ -1,6 +1,6 @@
 """A swarm of seeds from the command line: prints each seed that fails and how to see it again.
 
-python -m tests.sim --seeds 0:1000 --steps 2000
+python -m tests.sim --seeds 0:1000 --steps 2000 [--pair]
 """
 
 import argparse
@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.sim.world import Failure, run
+from tests.sim.pair_world import PairWorld, run_pair
+from tests.sim.world import Failure, World, run
 
 
 def _seeds(text: str) -> range:
@@ -24,16 +25,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000, help="events under faults (default %(default)s)")
     parser.add_argument("--disk", action="store_true", help="with the controller's own journal file")
     parser.add_argument("--traces", action="store_true", help="print the trace of each seed")
+    parser.add_argument("--pair", action="store_true", help="two controllers over one store (pair_world.py)")
     parser.add_argument("--unhealed", action="store_true", help="end with the faults")
     flags = parser.parse_args()
     failed: list[int] = []
     began_s, simulated_s, steps = time.perf_counter(), 0.0, 0
     for seed in flags.seeds:
         try:
-            with tempfile.TemporaryDirectory() as directory:
-                world = run(
-                    seed, flags.steps, directory=Path(directory) if flags.disk else None, heals=not flags.unhealed
-                )
+            world: World | PairWorld
+            if flags.pair:
+                world = run_pair(seed, flags.steps, heals=not flags.unhealed)
+            else:
+                with tempfile.TemporaryDirectory() as directory:
+                    folder = Path(directory) if flags.disk else None
+                    world = run(seed, flags.steps, directory=folder, heals=not flags.unhealed)
         except Failure as failure:
             failed.append(seed)
             print(failure)

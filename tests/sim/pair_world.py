@@ -87,11 +87,15 @@ class PairLedger(Ledger):
         for kind, text in self.entries:
             self._take(event_from_plain(kind, json.loads(text)))
 
-    def promoted(self, left: int) -> None:
-        """A standby that lacks the last entries has taken the server's place."""
-        self._epoch = 0
+    def promoted(self) -> None:
+        """A standby that lacks the last transactions, of which some may have removed entries, is the server now."""
+        rows, self._epoch = self.store.content.rows, 0
+        pairs = zip(self.entries, rows, strict=False)
+        same = min(len(self.entries), len(rows))
+        left = next((at for at, (entry, row) in enumerate(pairs) if entry != (row.kind, row.text)), same)
         if left < len(self.entries):
             self.rolled_back(left)
+        self.committed([entry for _, entry in read_rows(self.store, left, len(rows))])
 
     def recovered(self, state: ClusterState) -> None:
         """A state that came back is what the rows up to its revision lead to."""
@@ -263,7 +267,8 @@ class PairFaults(Faults):
         """An asynchronous standby that lacks the last transactions takes the server's place."""
         lost = self._rng.choice((0, 1, 3, 10))
         self._timeline.note(f"fault: promote without {lost} transactions")
-        self._ledger.promoted(self._store.promote(lost))
+        self._store.promote(lost)
+        self._ledger.promoted()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,5 +408,6 @@ def run_pair(seed: int, steps: int, *, parts: PairParts = PairParts(), heals: bo
             world.heal()
             world.converge()
     except Exception as error:
-        raise Failure(seed, steps, world.timeline.steps, error, list(world.timeline.recent)) from error
+        recent = list(world.timeline.recent)
+        raise Failure(seed, steps, world.timeline.steps, error, recent, flags=" --pair") from error
     return world

@@ -92,15 +92,14 @@ class Store:
             transaction.is_open = False
         self.open.clear()
 
-    def promote(self, lost: int) -> int:
-        """A standby that lacks the last transactions takes the server's place; how many entries are left."""
+    def promote(self, lost: int) -> None:
+        """A standby that lacks the last transactions takes the server's place."""
         self.break_connections()
         behind = self.content
         for _ in range(min(lost, len(self._history))):
             behind = self._history.pop()
         self._history.clear()
         self.content = replace(behind, timeline=self.content.timeline + 1)
-        return len(self.content.rows)
 
     # The lease and the term
 
@@ -187,6 +186,8 @@ class TermJournal:
         self._name = name
         self._clock = clock
         self._generation = store.generation
+        # Of the server, which may be lower than the term's.
+        self._timeline = store.content.timeline
         self._is_unsettled = False
         self._until_ns = clock.monotonic_ns() + seconds(DEADLINE_S)
         self._fenced: JournalFenced | None = None
@@ -205,7 +206,7 @@ class TermJournal:
             self.store.check_reachable(self._name)
         except JournalUnavailable:
             return
-        if not self.store.renew(self.term) or self.store.content.timeline != self.term.timeline:
+        if not self.store.renew(self.term) or self.store.content.timeline != self._timeline:
             self._fenced = self._fence("another leads, or the server was replaced")
         else:
             self._until_ns = sent_ns + seconds(DEADLINE_S)
@@ -282,7 +283,7 @@ class TermJournal:
             if len(found) < at or found[at - 1].epoch != self.term.epoch:
                 raise self._fence("another leads")
             return True
-        if len(found) < self.last:
+        if len(found) < self.last or self.store.content.timeline != self._timeline:
             raise self._fence("a standby has replaced the server")
         self._is_unsettled = len(found) not in {self.last, self.last + rows}
         return len(found) == self.last + rows
@@ -292,8 +293,9 @@ class TermJournal:
         self.check_files()
         self.store.check_reachable(self._name)
         if self._generation != self.store.generation:
-            if len(self.store.content.rows) < self.last:
-                raise self._fence("a standby has replaced the server, and lacks entries")
+            lacks_entries = len(self.store.content.rows) < self.last
+            if lacks_entries or self.store.content.timeline != self._timeline:
+                raise self._fence("a standby has replaced the server")
             self._generation = self.store.generation
         if self.store.is_fenced(self.term):
             raise self._fence("another leads")

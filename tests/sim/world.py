@@ -43,7 +43,9 @@ _PRODUCTS = (
 class Failure(AssertionError):
     """A seed that broke an invariant, and how to see it again."""
 
-    def __init__(self, seed: int, steps: int, step: int, error: Exception, recent: list[str]) -> None:
+    def __init__(
+        self, seed: int, steps: int, step: int, error: Exception, recent: list[str], *, flags: str = ""
+    ) -> None:
         self.seed = seed
         self.invariant = error.invariant if isinstance(error, Broken) else 0
         said = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
@@ -52,7 +54,7 @@ class Failure(AssertionError):
                 [
                     *recent,
                     f"seed {seed}, step {step}: {said}",
-                    f"again: python -m tests.sim --seeds {seed}:{seed + 1} --steps {steps}",
+                    f"again: python -m tests.sim --seeds {seed}:{seed + 1} --steps {steps}{flags}",
                 ]
             )
         )

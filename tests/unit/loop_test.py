@@ -203,6 +203,24 @@ async def test_a_loop_that_broke_says_so_and_refuses(caplog) -> None:
     assert "loop=ended" in caplog.text
 
 
+async def test_a_leader_whose_lease_has_lapsed_does_not_answer_that_there_is_none() -> None:
+    """A refusal writes nothing, so no fence tells that another leads, which may have accepted the workload."""
+    journal = MemoryJournal()
+    async with looping(journal) as loop:
+        await loop.register_node(build_node())
+        journal.is_remote = True
+        with pytest.raises(NotFound):
+            await loop.cancel("w1")
+        fault = JournalUnavailable(journal.path, "the lease could not be renewed", "wait")
+
+        def check_files() -> None:
+            raise fault
+
+        journal.check_files = check_files  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="the lease could not be renewed"):
+            await loop.cancel("w1")
+
+
 async def test_a_broken_core_is_replaced_by_one_from_the_journal() -> None:
     journal = MemoryJournal()
     async with looping(journal) as loop:

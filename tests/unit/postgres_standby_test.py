@@ -262,6 +262,19 @@ def test_a_leader_whose_new_connection_lacks_entries_ends_and_leaves_no_gap(stor
     assert store.run("SELECT seq FROM eelgrid.journal") == [(1,)]
 
 
+def test_a_leader_notices_another_timeline_when_it_connects_anew(store):
+    """As many entries as it knows may be there, and others: the last transaction may have removed what it wrote anew."""
+    with contextlib.closing(store.open()) as old:
+        old.append([JournalEntry("node_lost", {"time_ns": 1, "node_name": "a"})])
+        old._keeper.renew()
+        old._keeper._timeline -= 1
+        old._connection.close()
+        old._connection = None
+        with pytest.raises(JournalFenced, match="a standby has replaced the server"):
+            old.append([JournalEntry("node_lost", {"time_ns": 1, "node_name": "b"})])
+    assert store.run("SELECT count(*) FROM eelgrid.journal") == [(1,)]
+
+
 def test_a_leader_notices_another_timeline_at_its_next_renewal(store):
     with contextlib.closing(store.open()) as old:
         keeper = old._keeper

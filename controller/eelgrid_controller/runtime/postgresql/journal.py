@@ -355,12 +355,17 @@ class PostgresJournal(JournalReader):
             self._is_unsettled = False
 
     def _connect_checked(self) -> Connection:
-        """Connects anew. Raises JournalFenced where entries are missing: what follows would leave a gap for good."""
+        """Connects anew. Raises JournalFenced on a promoted standby, and where entries are missing.
+
+        What follows would leave a gap for good. The number of entries alone does not tell: the last transaction may have
+        removed as many as it wrote.
+        """
         connection = self._engine.connect()
         try:
             with connection.begin():
                 ends = (select(func.coalesce(func.max(table.c.seq), 0)) for table in (journal, checkpoints))
                 last = max(connection.execute(one).scalar_one() for one in ends)
+                self._keeper.check_server(connection)
         except BaseException:
             discard(connection)
             raise

@@ -277,6 +277,12 @@ class LeaseKeeper:
                 "check that the server runs and can be reached; work resumes by itself, unless another leads by then",
             )
 
+    def check_server(self, connection: Connection) -> None:
+        """Raises JournalFenced on a server that a standby has replaced since the first renewal, and SQLAlchemyError."""
+        timeline = int(connection.execute(_TIMELINE).scalar_one())
+        if self._timeline is not None and timeline != self._timeline:
+            raise describe_replaced(self._location)
+
     @contextmanager
     def change_term(self) -> Iterator[Callable[[Term], None]]:
         """Holds renewals up while the epoch is raised; yields a function that takes note of the new term."""
