@@ -18,6 +18,7 @@ from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_agent.state_files import MemoryState
 from eelgrid_protos.messages import (
+    Acknowledgement,
     ApplyStatus,
     Assignment,
     Cadence,
@@ -28,6 +29,7 @@ from eelgrid_protos.messages import (
     NodeEventKind,
     NodePlan,
     PlanApplied,
+    SampleBatch,
     WantedInstance,
     Welcome,
 )
@@ -125,6 +127,28 @@ def test_an_enforced_limit_is_set_read_back_answered_and_put_back_when_the_lease
     assert bench.limits_w() == before
     assert NodeEventKind.LEASE_EXPIRED in bench.events()
     assert not bench.node.guard.has_work
+
+
+def test_that_the_lease_ended_is_told_to_each_next_controller_until_the_plan_is_sent_again():
+    bench = Bench()
+
+    def connect_anew():
+        sent = max((one.sequence for one in bench.said if isinstance(one, SampleBatch)), default=0)
+        bench.node.on_message(ConnectResponse(message=Acknowledgement(sequence=sent)))
+        bench.node.on_disconnected()
+        bench.node.on_welcome(Welcome(acknowledged_sequence=sent, cadence=Cadence(sample_interval_s=1.0)))
+        bench.live(2)
+        return bench.events().count(NodeEventKind.LEASE_EXPIRED)
+
+    bench.send(lease_s=5.0)
+    bench.live(8)
+    assert bench.events().count(NodeEventKind.LEASE_EXPIRED) == 1
+    # Whoever has acknowledged it may have died before it sent the plan again.
+    assert connect_anew() == 2
+    assert bench.node.guard.expired
+    bench.send()
+    assert not bench.node.guard.expired
+    assert connect_anew() == 2
 
 
 def test_a_pool_that_observes_and_an_agent_that_only_observes_change_nothing():

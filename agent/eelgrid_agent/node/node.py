@@ -501,6 +501,9 @@ class AgentNode:
         self._resumes = message.resumes
         self._events.acknowledge(message.acknowledged_sequence)
         self._events.resume()
+        # Whoever was told of it may lead no more: the plan is in force again only once it is sent again.
+        if self.guard.expiry is not None and self.guard.expiry not in self._events:
+            self._events.add(self.guard.expiry)
         self.outbox.windows.resume()
         self._answers.clear()
         self._plain_answer = None

@@ -311,10 +311,16 @@ class Guard:
         self._answer_due = False
         self.plan: NodePlan | None = None
         self.applied: PlanApplied | None = None
-        self.expired = False
+        # That the lease of this plan ran out; None while it lasts.
+        self.expiry: NodeEvent | None = None
         # By field and by rule, since the agent began.
         self.repairs_total: Counter[str] = Counter()
         self.refusals_total: Counter[str] = Counter()
+
+    @property
+    def expired(self) -> bool:
+        """Whether the lease of the plan ran out, and it was not sent again."""
+        return self.expiry is not None
 
     @property
     def epoch(self) -> int:
@@ -394,8 +400,7 @@ class Guard:
             if self.applied is not None and not self.expired:
                 self.renew_lease(now_ns)
                 return PlanDecision(answer=self.applied)
-        self.plan, self.applied = plan, None
-        self.expired = False
+        self.plan, self.applied, self.expiry = plan, None, None
         # What was laid out as wanted is kept so by the executor, and not handed on again.
         self._layout_results = {
             layout.gpu_uuid: result
@@ -435,17 +440,17 @@ class Guard:
         assert self.plan is not None
         dropped, self._settings = len(self._settings), ()
         self._lease_ends_ns = None
-        self.expired = True
+        detail = (
+            f"no message from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} expired "
+            f"({dropped} settings dropped); running work continues"
+        )
+        self.expiry = NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=max(wall_ns, 0), detail=detail)
         self._layouts_due = {}
         self._plan_wishes, self._planned = {}, NO_PLANNED_JOBS
         self._step(PlanExpired())
         if self._holds:
             self._update_wishes(self._state.plan_budget_w, is_enforced=self._state.is_enforced)
-        detail = (
-            f"no message from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} expired "
-            f"({dropped} settings dropped); running work continues"
-        )
-        return NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=max(wall_ns, 0), detail=detail)
+        return self.expiry
 
     # Jobs of another engine
 
