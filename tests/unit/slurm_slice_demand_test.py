@@ -89,7 +89,7 @@ def test_a_gpu_that_is_cut_as_is_wanted_is_no_change():
         {"cpus": 0},
         {"memory_bytes": 0},
     ],
-    ids=str,
+    ids=["drained", "mixed", "planned", "asleep", "of another partition", "without CPUs", "without memory"],
 )
 def test_a_node_that_is_not_idle_or_not_for_the_job_is_left_alone(changed):
     waiting = job(1, "1g.10gb", memory_bytes=1)
