@@ -25,6 +25,8 @@ def check_invariants(state: ClusterState) -> None:
         if record.assignments != expected[name]:
             raise InvariantBroken(f"{name} does not hold what the workloads say")
         check_record(record)
+    if state.doubted != {name for name, record in state.nodes.items() if not record.is_reported}:
+        raise InvariantBroken(f"other agents are awaited than those of {sorted(state.doubted)}")
     gone = {key for key, item in state.workloads.items() if item.phase.is_ended}
     if gone != set(state._ended) | state._kept or len(state._ended) > state._ended_most:
         raise InvariantBroken("the list of ended workloads is not that of the workloads")

@@ -221,7 +221,7 @@ class BackfillPlanner:
         self._in_round, self._is_stale = True, False
         self._may_improve, self._has_freed = self._has_freed, False
         # After a start agents come back one by one: until all have, it is not known what fits, and no promise changes.
-        self._is_known = all(one.is_reported or not one.is_ready for one in self._state.nodes.values())
+        self._is_known = not self._state.awaits_agents
         kept = self._list_kept(now_ns)
         if not self._is_known:
             self._reserved = list({one.workload_id: one for one in (*kept, *self._before.values())}.values())
@@ -258,7 +258,7 @@ class BackfillPlanner:
 
     def renew_reserved_nodes(self, now_ns: int) -> tuple[PolicyChanged, ...]:
         """Returns the event by which reservations of a number of GPUs get other nodes for those that were lost or closed."""
-        if not self._has_lost_nodes or any(one.is_ready and not one.is_reported for one in self._state.nodes.values()):
+        if not self._has_lost_nodes or self._state.awaits_agents:
             return ()
         self._has_lost_nodes = False
         kept = self._list_kept_in_force()

@@ -251,7 +251,7 @@ class _RetryStep:
         self.failed: dict[Hashable, tuple[int, str]] = {}
         self._tries = 0
         # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
-        self._has_news = all(record.is_reported or not record.is_ready for record in state.nodes.values())
+        self._has_news = not state.awaits_agents
 
     def try_all(self, tickets: Iterable[PendingTicket]) -> PendingTicket | None:
         """Tries each workload, or gives it its new reason; returns the one at which the bound of attempts is reached."""

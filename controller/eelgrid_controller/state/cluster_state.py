@@ -139,6 +139,8 @@ class ClusterState:
         self.next_number = 1
         # How often the loss of acknowledged entries was accepted.
         self.rollbacks = 0
+        # Nodes whose agents have not reported since the controller started.
+        self.doubted: set[str] = set()
         # Nodes that are drained, or of which GPUs are.
         self.draining: set[str] = set()
         # Live workloads whose promised deadline is not kept.
@@ -155,6 +157,11 @@ class ClusterState:
         self._ended_counts: Counter[WorkloadPhase] = Counter()
         self._ended_most = ended_most
 
+    @property
+    def awaits_agents(self) -> bool:
+        """Whether an agent of a ready node has not reported since the controller started: what it holds is unknown."""
+        return any((one := self.nodes[name]).is_ready and not one.is_reported for name in self.doubted)
+
     def copy(self, records: Mapping[str, NodeRecord] = MappingProxyType({})) -> Self:
         """Returns an independent state with these copies of records; immutable values are shared."""
         twin: Self = copy(self)
@@ -165,7 +172,7 @@ class ClusterState:
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
         twin.nominations, twin.interruptions = self.nominations.copy(), self.interruptions.copy()
         twin.broken_deadlines = self.broken_deadlines.copy()
-        twin.draining, twin._numbers = self.draining.copy(), self._numbers.copy()
+        twin.draining, twin._numbers, twin.doubted = self.draining.copy(), self._numbers.copy(), self.doubted.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin.arrays, twin._kept = self.dependents.copy(), self.arrays.copy(), self._kept.copy()
         twin.gangs = self.gangs.copy()
@@ -642,11 +649,13 @@ class ClusterState:
         for record in (self.nodes[name] for name in names):
             if record.doubted_epoch is None:
                 record.doubted_epoch = record.plan_epoch
+        self.doubted |= names
         return names
 
     def _apply_reconciled(self, event: NodeAhead | NodeReconciled | NodeHeard) -> frozenset[str]:
         record = self._node(event.node_name)
         record.doubted_epoch = None
+        self.doubted.discard(event.node_name)
         if isinstance(event, NodeHeard):
             return frozenset((event.node_name,))
         record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
@@ -669,6 +678,7 @@ class ClusterState:
         self.nominations.end_on(event.node_names)
         for name in event.node_names:
             self.nodes.pop(name, None)
+            self.doubted.discard(name)
             self.draining.discard(name)
         self.market.request_refresh()
         return frozenset(event.node_names)
@@ -740,6 +750,7 @@ class ClusterState:
         for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
             record.partitioned = is_pool_partitioned(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
+            state.doubted |= set() if record.is_reported else {record.inventory.node_name}
             state._note_drain(record)
         state._load_workloads(plain, healer)
         state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
