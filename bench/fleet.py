@@ -100,7 +100,9 @@ def measure(nodes: int) -> dict[str, float]:
 
 
 @benchmark()
-@click.option("--nodes", multiple=True, type=click.IntRange(1, 200_000), default=(1_000, 3_000, 10_000))
+@click.option(
+    "--nodes", multiple=True, type=click.IntRange(1, 200_000), default=(1_000, 3_000, 10_000, 30_000, 100_000)
+)
 @click.option("--child", is_flag=True, hidden=True)
 def main(options: Options) -> int:
     """Measures each size in a process of its own."""
