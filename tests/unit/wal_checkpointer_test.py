@@ -23,11 +23,13 @@ def journal(tmp_path, monkeypatch):
 
 
 def count_copied(folder):
-    """How many entries are in the file itself, whatever is in its log."""
+    """How many entries are in the file itself, whatever is in its log; -1 while pages are being copied into it."""
     uri = f"{(folder / FILE_NAME).as_uri()}?immutable=1"
     reader = sqlite3.connect(uri, uri=True)
     try:
         return reader.execute("SELECT count(*) FROM events").fetchone()[0]
+    except sqlite3.DatabaseError:
+        return -1
     finally:
         reader.close()
 
