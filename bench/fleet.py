@@ -7,15 +7,14 @@ docs/explanation/scale.md.
 """
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import click
 
+from bench.processes import resident_mib
 from bench.runner import Options, Progress, benchmark
 from bench.tables import write_csv
 from eelgrid_controller.core.core import Core
@@ -40,10 +39,6 @@ _COLUMNS = (
 )
 
 
-def _resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
 def _inventory(number: int) -> Inventory:
     name = f"node-{number:06}"
     gpus = tuple(
@@ -60,12 +55,12 @@ def _job(number: int) -> SubmitWorkloadRequest:
 
 def measure(nodes: int) -> dict[str, float]:
     """Returns the figures of one size, by column; seconds are of processor time."""
-    core, now_ns, before_mib = Core(ClusterState(), catalogue.load_catalogue(), nodes_most=nodes), 1, _resident_mib()
+    core, now_ns, before_mib = Core(ClusterState(), catalogue.load_catalogue(), nodes_most=nodes), 1, resident_mib()
     began_s = time.thread_time()
     for number in range(nodes):
         core.register_node(_inventory(number), now_ns=now_ns)
     joined_s = time.thread_time() - began_s
-    resident_mib = _resident_mib() - before_mib
+    grown_mib = resident_mib() - before_mib
     submitted, ended = list[float](), list[float]()
     for number in range(_JOBS):
         now_ns += 1_000_000
@@ -88,7 +83,7 @@ def measure(nodes: int) -> dict[str, float]:
     assert len(again.nodes) == nodes
     return {
         "nodes": nodes,
-        "resident_mib": resident_mib,
+        "resident_mib": grown_mib,
         "join_us": joined_s / nodes * 1e6,
         "submit_ms": statistics.median(timed) * 1e3,
         "submit_p99_ms": timed[int(0.99 * len(timed))] * 1e3,

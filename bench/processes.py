@@ -15,7 +15,18 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Usage", "cpu_s", "fleet_file", "free_port", "measure", "metric", "running", "spread", "started"]
+__all__ = [
+    "Usage",
+    "cpu_s",
+    "fleet_file",
+    "free_port",
+    "measure",
+    "metric",
+    "resident_mib",
+    "running",
+    "spread",
+    "started",
+]
 
 
 _CPUCLOCK_SCHED = 2
@@ -30,6 +41,11 @@ class Usage:
     seconds: float
     # What no other process shares.
     own_bytes: int = 0
+
+
+def resident_mib() -> float:
+    """Memory of this process that is in use now, in MiB."""
+    return float(psutil.Process().memory_info().rss) / 2**20
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ comparison that a restart would make at the end of the same scenario, from the s
 """
 
 import random
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import click
 
 from bench.openb.traces import csv_folder
+from bench.processes import resident_mib
 from bench.runner import Options, benchmark, data_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
@@ -109,10 +109,6 @@ class Course:
         self.follow_s += time.thread_time() - began_s
 
 
-def _resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
 def run(folder: Path, share: float, churn: int, seed: int) -> Row:
     """Fill to a share of the GPUs, then let tasks leave and come."""
     course, rng = Course(folder), random.Random(seed)
@@ -133,9 +129,9 @@ def run(folder: Path, share: float, churn: int, seed: int) -> Row:
             course.cancel(key)
     course.savings.advance_to(course.now_ns)
     figures = course.savings.figures()
-    began_s, began_mib = time.thread_time(), _resident_mib()
+    began_s, began_mib = time.thread_time(), resident_mib()
     second = PlacementSavings(course.beginning(), PriorPowerModel(catalogue.load_catalogue()).gpu)
-    anew_s, anew_mib = time.thread_time() - began_s, _resident_mib() - began_mib
+    anew_s, anew_mib = time.thread_time() - began_s, resident_mib() - began_mib
     anew = second.figures()
     gpus = {where: milli / 1000 for where, milli in figures.gpu_milli.items()}
     return Row(

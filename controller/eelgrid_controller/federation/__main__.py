@@ -14,7 +14,7 @@ import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
-from eelgrid_controller.federation.cluster_clients import ClusterClient
+from eelgrid_controller.federation.cluster_clients import MemberCluster
 from eelgrid_controller.federation.dispatcher import Dispatcher, DispatchSettings
 from eelgrid_controller.federation.front_service import FrontService, OtherCalls
 from eelgrid_controller.federation.ranking import ClusterOffer, RankedOffer, RankingWeights, rank_offers
@@ -83,7 +83,7 @@ class Front:
         self._tls, self._insecure, self._rules, self._log = tls, insecure, rules, log
         self._store = RecordStore(data, settled_most=settings.settled_most)
         self._clients = {
-            name: ClusterClient(
+            name: MemberCluster(
                 name, addresses, tls=tls, insecure=insecure, timeout_s=timeout_s, now_ns=self.clock.now_ns
             )
             for name, addresses in clusters.items()

@@ -39,14 +39,14 @@ _CALLS_MOST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterState:
+class MemberReport:
     """What a cluster says of itself as a whole."""
 
     summary: Summary
     policy: Policy
 
 
-class ClusterClient:
+class MemberCluster:
     """The controllers of one cluster as one, for asyncio."""
 
     def __init__(
@@ -99,22 +99,22 @@ class ClusterClient:
     async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
         """Asks what the cluster offers for a workload; raises Fault."""
         trial = replace(request, workload_id="", dry_run=True)
-        preview, state = await asyncio.gather(self._ask("submit_workload", trial), self.read_state())
+        preview, report = await asyncio.gather(self._ask("submit_workload", trial), self.read_report())
         return make_offer(
             self.name,
             preview.workload,
-            pending=state.summary.pending,
-            models={one.model: one.gpus for one in state.summary.models},
-            prices=state.policy.prices,
+            pending=report.summary.pending,
+            models={one.model: one.gpus for one in report.summary.models},
+            prices=report.policy.prices,
             now_ns=self._now_ns(),
         )
 
-    async def read_state(self) -> ClusterState:
+    async def read_report(self) -> MemberReport:
         """Reads the cluster's totals and its policy; raises Fault."""
         summary, policy = await asyncio.gather(
             self._ask("get_summary", GetSummaryRequest()), self._ask("get_policy", GetPolicyRequest())
         )
-        return ClusterState(summary=summary.summary, policy=policy.policy)
+        return MemberReport(summary=summary.summary, policy=policy.policy)
 
     async def explain(self, workload_id: str) -> Explanation:
         """Asks why a workload is where it is; raises Fault."""
@@ -166,7 +166,7 @@ class ClusterClient:
 
 
 async def ask_all(
-    clusters: Mapping[str, ClusterClient], ask: Callable[[ClusterClient], Awaitable[_Answer]]
+    clusters: Mapping[str, MemberCluster], ask: Callable[[MemberCluster], Awaitable[_Answer]]
 ) -> dict[str, _Answer | Fault]:
     """Asks all clusters at once; one that does not answer costs the others nothing."""
     answers = await asyncio.gather(*(ask(one) for one in clusters.values()), return_exceptions=True)
@@ -174,7 +174,7 @@ async def ask_all(
 
 
 def _sort_answers(
-    clusters: Mapping[str, ClusterClient], answers: "list[_Answer | BaseException]"
+    clusters: Mapping[str, MemberCluster], answers: "list[_Answer | BaseException]"
 ) -> Iterator[tuple[str, _Answer | Fault]]:
     for name, answer in zip(clusters, answers, strict=True):
         if isinstance(answer, BaseException) and not isinstance(answer, Fault):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.federation.cluster_clients import ClusterClient, ClusterState, ask_all, describe_silence
+from eelgrid_controller.federation.cluster_clients import MemberCluster, MemberReport, ask_all, describe_silence
 from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch
 from eelgrid_controller.federation.dispatcher import Dispatcher
 from eelgrid_controller.federation.ranking import price_now
@@ -66,7 +66,7 @@ class FrontService:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        clusters: Mapping[str, ClusterClient],
+        clusters: Mapping[str, MemberCluster],
         *,
         caller_of: Callable[[Context], Caller] | None,
         rules: RoleRules,
@@ -149,8 +149,8 @@ class FrontService:
 
     async def get_summary(self, _request: GetSummaryRequest, _context: Context) -> GetSummaryResponse:
         """The totals of all clusters that answer."""
-        answers = await ask_all(self._clusters, ClusterClient.read_state)
-        found = [one.summary for one in answers.values() if isinstance(one, ClusterState)]
+        answers = await ask_all(self._clusters, MemberCluster.read_report)
+        found = [one.summary for one in answers.values() if isinstance(one, MemberReport)]
         return GetSummaryResponse(summary=add_summaries(found, now_ns=self._clock.now_ns()))
 
     async def query_energy(self, request: QueryEnergyRequest, _context: Context) -> QueryEnergyResponse:
@@ -170,7 +170,7 @@ class FrontService:
 
     async def list_clusters(self, _request: ListClustersRequest, _context: Context) -> ListClustersResponse:
         """All clusters, those that do not answer among them."""
-        answers = await ask_all(self._clusters, ClusterClient.read_state)
+        answers = await ask_all(self._clusters, MemberCluster.read_report)
         live = [one.dispatch for one in self._dispatcher.list_records() if not one.dispatch.is_settled]
         found = []
         for name, answer in sorted(answers.items()):

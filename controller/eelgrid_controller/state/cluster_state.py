@@ -750,7 +750,8 @@ class ClusterState:
         for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
             record.partitioned = is_pool_partitioned(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
-            state.doubted |= set() if record.is_reported else {record.inventory.node_name}
+            if not record.is_reported:
+                state.doubted.add(record.inventory.node_name)
             state._note_drain(record)
         state._load_workloads(plain, healer)
         state.spending = SpendingState.load(plain.get("spending", {}), state.policy, state.workloads)
