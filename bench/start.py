@@ -1,24 +1,80 @@
-"""Start time of eelctl: whole processes, `--help` and `--version`.
+"""Start times: `eelctl --help` and `--version` as whole processes, and a controller's first start and the one after it.
 
-Target: under 0.3 s.
+Targets: eelctl under 0.3 s; a controller with an empty kernel cache serves within 5 s, spends at most 20 s of processor
+until all kernels are compiled, and has 300 MB resident afterwards. `--before DIR` names a checkout of another version,
+whose controller is started in turn with ours; seconds of processor, of the whole tree, compare on a loaded machine.
 """
 
+import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+import psutil
 
 from bench.processes import spread
 from bench.runner import Options, benchmark, report_promise
 from bench.tables import write_csv
 
 SECONDS_MOST = 0.3
+_PACKAGES = ("agent", "client", "controller", "kernels", "protos")
+_READY_S, _CPU_S, _RESIDENT_MB = 5.0, 20.0, 300.0
+
+
+class ControllerStart(NamedTuple):
+    """One start of a controller, up to the line that says where it serves."""
+
+    ready_s: float
+    cpu_s: float  # of it and its children
+    resident_mb: float
+
+
+def _start_controller(sources: Path, folder: Path) -> ControllerStart:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(sources / name) for name in _PACKAGES),
+        "NUMBA_CACHE_DIR": str(folder / "kernels"),
+    }
+    command = (sys.executable, "-m", "eelgrid_controller", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    begun_s = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=folder) as data, (folder / "log").open("wb") as log:
+        child = subprocess.Popen([*command, "--data", data], stdout=subprocess.PIPE, stderr=log, env=environment)
+        try:
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            ready_s = time.perf_counter() - begun_s
+            if not line.startswith(b"serving"):
+                raise click.ClickException(f"the controller of {sources} did not start: {(folder / 'log').read_text()}")
+            process = psutil.Process(child.pid)
+            with process.oneshot():
+                times, memory = process.cpu_times(), process.memory_info()
+            return ControllerStart(ready_s, sum(times[:4]), memory.rss / 1e6)
+        finally:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(10.0)
+            child.kill()
+            child.wait()
+
+
+def _measure_controllers(versions: dict[str, Path], runs: int) -> list[tuple[str, str, float, float, float]]:
+    """Starts each version with an empty cache and once more with what that start has compiled, in turn."""
+    rows = []
+    for _ in range(runs):
+        for version, sources in versions.items():
+            with tempfile.TemporaryDirectory() as folder:
+                rows += [(version, which, *_start_controller(sources, Path(folder))) for which in ("first", "second")]
+    return rows
 
 
 @benchmark()
-@click.option("--runs", default=15)
+@click.option("--runs", default=15, help="Starts of eelctl.")
+@click.option("--first-starts", default=1, help="Starts of a controller with an empty kernel cache.")
+@click.option("--before", type=click.Path(path_type=Path, exists=True), help="Checkout of a version to compare with.")
 def main(options: Options) -> int:
     """Times whole processes after one warm-up."""
     program = Path(sys.executable).parent / "eelctl"
@@ -34,7 +90,21 @@ def main(options: Options) -> int:
         print(f"eelctl {flag:10} {spread(taken[1:])} s")
         kept &= sorted(taken[1:])[options.runs // 2] < SECONDS_MOST
     write_csv(options.out / "start.csv", ("command", "seconds"), rows)
-    return report_promise("0.3 s", kept=kept)
+    exits = report_promise("eelctl: 0.3 s", kept=kept)
+    versions = {"this": Path(__file__).parents[1]} | ({} if options.before is None else {"before": options.before})
+    starts = _measure_controllers(versions, options.first_starts)
+    write_csv(options.out / "controller.csv", ("version", "start", *ControllerStart._fields), starts)
+    for version in versions:
+        for which in ("first", "second"):
+            ready_s, cpu_s, resident_mb = zip(*(row[2:] for row in starts if row[:2] == (version, which)), strict=True)
+            print(
+                f"{version:6} {which:6} start: ready after {spread(ready_s)} s, {spread(cpu_s)} s of processor, "
+                f"{spread(resident_mb)} MB resident"
+            )
+    first = [row[2:] for row in starts if row[:2] == ("this", "first")]
+    targets = f"first start: {_READY_S:g} s, {_CPU_S:g} s of processor, {_RESIDENT_MB:g} MB"
+    kept = all(row[0] <= _READY_S and row[1] <= _CPU_S and row[2] <= _RESIDENT_MB for row in first)
+    return exits | report_promise(targets, kept=kept)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.runtime.audit_log import AuditedJournal
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.interpreter import settle_interpreter
+from eelgrid_controller.runtime.kernel_compilation import load_kernels
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.stores import follow_store, open_store
@@ -64,7 +65,6 @@ from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.server.tracing import CollectorEndpoint, LoopInstrumentation, Tracing, resolve_endpoint
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.telemetry import Telemetry
-from eelgrid_kernels.warmup import warm_kernels
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
@@ -167,9 +167,7 @@ class Controller:
         # From here on probes see that this process is live but not ready yet.
         metrics_port = await self._open_metrics()
         self.webhook = await self._gate_pods()
-        start_s = self._clock.perf_s()
-        await asyncio.to_thread(warm_kernels)
-        self._log.info("kernels=warm seconds=%.2f", self._clock.perf_s() - start_s)
+        await load_kernels(self._clock, self._log)
         front = await self._open_front(server)
         if standby is not None:
             journal = await self._follow(standby, server, front, port)

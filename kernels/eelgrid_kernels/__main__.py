@@ -3,4 +3,5 @@
 from eelgrid_kernels.warmup import warm_kernels
 
 if __name__ == "__main__":
-    print("compiled:", ", ".join(warm_kernels()))  # noqa: T201
+    names = warm_kernels(lambda done, total: print(f"compiling kernels, once: {done}/{total}", flush=True))  # noqa: T201
+    print("compiled:", ", ".join(names))  # noqa: T201

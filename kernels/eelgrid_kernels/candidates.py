@@ -52,7 +52,7 @@ def _terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
 
 
 @lean_kernel
-def _count(run: EngineArrays, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
+def count_candidates(run: EngineArrays, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
     """Nodes by verdict into counts (8,), in place; one node of each state stands for all but memory."""
     counts[:] = 0
     for row in range(run.scalars[0].rows):
@@ -214,6 +214,6 @@ class CandidateIndex:
 
     def count_verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:
         """Nodes that fit, then nodes by first failing constraint in the order of CONSTRAINTS."""
-        _count(self._run, nodes, task, allows, self._counts)
+        count_candidates(self._run, nodes, task, allows, self._counts)
         counts: list[int] = self._counts.tolist()
         return counts

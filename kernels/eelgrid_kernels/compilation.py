@@ -1,6 +1,13 @@
-"""Compilation of kernels: numba decorators and the cache folder that they share.
+"""Compilation of kernels: decorators, the two forms of a kernel, and the cache folder that all share.
 
 Owns the decorators and the choice of a cache folder. Must not know any kernel.
+
+A kernel has two forms. Called from Python it is an entry, machine code that the
+cache keeps. Called from another kernel it is a part: LLVM IR that the entry
+optimises together with its own. numba itself makes each function that another
+calls a library of its own, optimises it with all that it calls, makes machine code
+of that, and a wrapper that takes Python's objects apart: a function five calls deep
+is compiled five times, and nobody calls four of them.
 
 Theory: numba looks at the source of the one file that a function stands in, so
 its cache does not notice a change of what the function calls elsewhere. Here all
@@ -14,13 +21,18 @@ slow to start, never stale. docs/adr/0015 has the why.
 
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cached_property, update_wrapper
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import codegen, types
+from numba.core.compiler import Compiler, CompileResult
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -76,11 +88,102 @@ def cache_folder() -> Path | None:
     return None
 
 
+def _marker() -> Path | None:
+    """What says that every kernel was compiled for this processor by this numba."""
+    host = hashlib.sha256(repr((codegen.ll.get_host_cpu_name(), codegen.get_host_cpu_features())).encode()).hexdigest()
+    version = f"{sys.implementation.cache_tag}-numba-{numba.__version__}"
+    return None if _FOLDER is None else _FOLDER / f"complete-{version}-{host[:16]}"
+
+
+def is_cache_complete() -> bool:
+    """Whether every kernel can be loaded; True also where nothing can be kept, since no other process could help."""
+    marker = _marker()
+    return marker is None or marker.exists()
+
+
+def mark_cache_complete() -> None:
+    """Notes that every kernel was compiled; a full disk costs the next start its time, and nothing else."""
+    marker = _marker()
+    if marker is not None:
+        with suppress(OSError):
+            marker.touch()
+
+
+# Read at once: what is compiled later is of the sources that are imported now.
 _FOLDER = cache_folder()
 
 
+class _NoEngine:
+    """In place of the engine of machine code, which knows nothing of a part."""
+
+    @staticmethod
+    def set_env(_name: str, _env: Any) -> None:
+        """The globals of a part live in its callers."""
+
+
+class _PartLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
+    """The code of a part: linked into what calls it, never made machine code."""
+
+    @property
+    def codegen(self) -> _NoEngine:
+        """Asked only for the place of the function's globals."""
+        return _NoEngine()
+
+    def _optimize_final_module(self) -> None:
+        """Left to the entry, which sees the whole."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, _name: str) -> int:
+        """There is none."""
+        return 0
+
+
+class _PartCompiler(Compiler):  # type: ignore[misc]
+    def compile_extra(self, func: Callable[..., Any]) -> CompileResult:
+        """Compiles a function as a part."""
+        self.state.library = _PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        return super().compile_extra(func)
+
+
+class Kernel:
+    """A function that compiles on its first call, or is loaded if these very sources were compiled before."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._options = function, options
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the entry."""
+        return self.entry(*args)
+
+    @cached_property
+    def entry(self) -> Any:
+        """The form for calls from Python: a dispatcher of numba's."""
+        if _FOLDER is None:
+            return numba.njit(no_cfunc_wrapper=True, **self._options)(self._function)
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
+        try:  # numba reads the folder when it decorates
+            return numba.njit(cache=True, no_cfunc_wrapper=True, **self._options)(self._function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    @cached_property
+    def part(self) -> Any:
+        """The form for calls from other kernels: a dispatcher that Python cannot call."""
+        wanted = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}
+        return numba.njit(**wanted, **self._options)(self._function)
+
+    @property
+    def _numba_type_(self) -> types.Dispatcher:
+        """What numba asks for where another kernel calls this one; it keeps no dispatcher alive."""
+        return types.Dispatcher(self.part)
+
+
 def kernel(function: _Function) -> _Function:
-    """The function compiled by numba on its first call, or loaded if these very sources were compiled before."""
+    """A kernel that may allocate arrays."""
     return _compile(function)
 
 
@@ -108,12 +211,5 @@ def nogil_kernel(function: _Function) -> _Function:
 
 
 def _compile(function: _Function, **options: Any) -> _Function:
-    if _FOLDER is None:
-        compiled: _Function = numba.njit(**options)(function)
-        return compiled
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
-    try:  # numba reads the folder when it decorates
-        compiled = numba.njit(cache=True, **options)(function)
-    finally:
-        numba.config.CACHE_DIR = before
-    return compiled
+    # Without its compiler numba leaves functions as they are, and so do we.
+    return function if numba.config.DISABLE_JIT else cast("_Function", Kernel(function, options))

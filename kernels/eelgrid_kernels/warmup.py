@@ -5,12 +5,16 @@ numba compiles a version for each combination of types, and read-only arrays
 are types of their own. Knows nothing of results.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.baselines import EELGRID, PlacementPolicy
-from eelgrid_kernels.candidates import CandidateIndex
+from eelgrid_kernels.candidates import CandidateIndex, count_candidates
+from eelgrid_kernels.compilation import mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
 from eelgrid_kernels.node_cost import (
     CONSTRAINTS,
@@ -23,7 +27,7 @@ from eelgrid_kernels.node_cost import (
     replica_room,
 )
 from eelgrid_kernels.node_states import adopt_nodes
-from eelgrid_kernels.opportunity_prices import apply_prices, compute_prices
+from eelgrid_kernels.opportunity_prices import apply_prices, are_prices_due, compute_prices
 from eelgrid_kernels.simulation import BatchServers, simulate_queue
 
 
@@ -33,8 +37,8 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def warm_kernels() -> tuple[str, ...]:
-    """Compiles, or loads from the cache, every kernel; returns their names."""
+def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> tuple[str, ...]:
+    """Compiles, or loads from the cache, every kernel; returns their names. Tells how many of all are done."""
     one = _frozen(np.full(1, 1000, np.int64))
     slots = _frozen(np.full((1, 1), 1000, np.int64))
     watts = _frozen(np.ones((1, 1)))
@@ -45,40 +49,34 @@ def warm_kernels() -> tuple[str, ...]:
     task = Task(1, 1, 1, 1000)
     allows = _frozen(np.ones(1, np.int64))
     fragments, rows = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    refresh_fragmentation(nodes, mix, rows, fragments)
-    replica_room(nodes, task, allows, 1)
-    node_fragmentation(nodes, mix, 0)
-    node_power(nodes, 0)
-    cluster_power(nodes)
-    count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))
-    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), PlacementPolicy("", EELGRID, np.ones(3)))
+    policy = PlacementPolicy("", EELGRID, np.ones(3))
+    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), policy)
     kind = candidates.register_kind(task, allows)
-    candidates.best_candidates(kind, 0, 1)
-    candidates.is_due(-1)
-    candidates.apply_prices(*candidates.compute_prices())
-    candidates.node_costs(kind)
-    candidates.count_verdicts(nodes, task, allows)
-    candidates.replica_costs(kind, rows, 1)
-    exchange_gpus(nodes, 0, code, np.zeros(1, np.int64))
-    choose_linked_gpus(code, rows, np.zeros(1, np.int64))
-    divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
-    simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))
-    kernels = (
-        choose_nodes,
-        compute_all_costs,
-        compute_prices,
-        apply_prices,
-        adopt_nodes,
-        count_verdicts,
-        refresh_fragmentation,
-        replica_room,
-        node_fragmentation,
-        node_power,
-        cluster_power,
-        choose_linked_gpus,
-        exchange_gpus,
-        compute_replica_costs,
-        divide_replicas,
-        simulate_queue,
+    calls: tuple[tuple[Callable[..., Any], Callable[[], object]], ...] = (
+        (adopt_nodes, lambda: None),  # by the index
+        (refresh_fragmentation, lambda: refresh_fragmentation(nodes, mix, rows, fragments)),
+        (replica_room, lambda: replica_room(nodes, task, allows, 1)),
+        (node_fragmentation, lambda: node_fragmentation(nodes, mix, 0)),
+        (node_power, lambda: node_power(nodes, 0)),
+        (cluster_power, lambda: cluster_power(nodes)),
+        (count_verdicts, lambda: count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))),
+        (choose_nodes, lambda: candidates.best_candidates(kind, 0, 1)),
+        (are_prices_due, lambda: candidates.is_due(-1)),
+        (compute_prices, candidates.compute_prices),
+        (apply_prices, lambda: candidates.apply_prices([0], 0, 0)),
+        (compute_all_costs, lambda: candidates.node_costs(kind)),
+        (count_candidates, lambda: candidates.count_verdicts(nodes, task, allows)),
+        (compute_replica_costs, lambda: candidates.replica_costs(kind, rows, 1)),
+        (exchange_gpus, lambda: exchange_gpus(nodes, 0, code, np.zeros(1, np.int64))),
+        (choose_linked_gpus, lambda: choose_linked_gpus(code, rows, np.zeros(1, np.int64))),
+        (
+            divide_replicas,
+            lambda: divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64)),
+        ),
+        (simulate_queue, lambda: simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))),
     )
-    return tuple(kernel.__name__ for kernel in kernels)
+    for done, (_, call) in enumerate(calls, 1):
+        call()
+        on_progress(done, len(calls))
+    mark_cache_complete()
+    return tuple(kernel.__name__ for kernel, _ in calls)

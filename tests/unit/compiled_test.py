@@ -27,7 +27,7 @@ SHIFT = 0
 def twice(x):
     return 2 * x
 '''
-ASK = "from toy.one import three; print(three(10), sum(three.stats.cache_hits.values()) if hasattr(three, 'stats') else 0)"
+ASK = "from toy.one import three; print(three(10), sum(three.entry.stats.cache_hits.values()))"
 
 
 @pytest.fixture
@@ -83,5 +83,5 @@ def test_only_a_few_former_folders_stay(toy):
 
 def test_numba_is_left_as_it_was():
     before = numba.config.CACHE_DIR
-    compilation.kernel(lambda x: x)
+    compilation.kernel(lambda x: x)(1)
     assert before == numba.config.CACHE_DIR

@@ -10,6 +10,7 @@ from tests.fakes.operators import a_node
 
 from eelgrid_controller.cli import terminal_rendering
 from eelgrid_controller.demo.display import DemoView, NodeMap
+from eelgrid_controller.demo.run import describe_start
 from eelgrid_controller.replay.submitter import SubmitReport
 from eelgrid_controller.replay.trace_loading import synthesize_openb
 from eelgrid_protos.messages import (
@@ -144,6 +145,9 @@ def test_the_scene_in_a_pipe_prints_lines_without_control_characters():
     scene = DemoView(console, NodeMap.of(nodes), "generated", live=False)
     scene.start()
     scene.show_phase("starting the controller")
+    for _ in range(3):
+        scene._printed_s = -1e9
+        scene.tick()
     scene.summary = SUMMARY
     scene.on_answer(SubmitReport(total=len(tasks), done=100, elapsed_s=0.5), None)
     scene.show_phase("placing")
@@ -157,3 +161,11 @@ def test_the_scene_in_a_pipe_prints_lines_without_control_characters():
     assert len(lines) == 2
     assert "\x1b" not in out.getvalue()
     assert "100/8,152 tasks" in text_of(scene.draw())
+
+
+def test_a_first_start_says_that_kernels_are_compiled_and_how_many():
+    begun = "level=INFO event=something\n"
+    compiling = begun + "kernels=compiling done=1/18 seconds=0 note=x\nkernels=compiling done=7/18 seconds=5 note=x\n"
+    assert describe_start(begun) == "starting the controller"
+    assert describe_start(compiling) == "compiling kernels, once: 7/18"
+    assert describe_start(compiling + "kernels=warm seconds=9.1\n") == "starting the controller"

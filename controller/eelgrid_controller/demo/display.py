@@ -90,7 +90,7 @@ class DemoView:
         self.act = "starting"
         self._live = Live(console=console, get_renderable=self.draw, refresh_per_second=_FRAMES_HZ) if live else None
         self._printed_s = 0.0
-        self._printed_act = ""
+        self._printed_act = self._printed_line = ""
         self._is_over = False
 
     def start(self) -> None:
@@ -116,14 +116,16 @@ class DemoView:
         self.tick()
 
     def tick(self) -> None:
-        """Prints a line if there is no live view and the last line is old."""
+        """Prints a line if there is no live view, the last line is old, and there is something new to say."""
         if self._live is not None or self._is_over:
             return
         now_s = time.monotonic()
-        if self.act == self._printed_act and now_s - self._printed_s < _LINE_EVERY_S:
+        line = self._line()
+        is_old = now_s - self._printed_s >= _LINE_EVERY_S
+        if line == self._printed_line or (self.act == self._printed_act and not is_old):
             return
-        self._printed_s, self._printed_act = now_s, self.act
-        self.console.print(self._line(), soft_wrap=True)
+        self._printed_s, self._printed_act, self._printed_line = now_s, self.act, line
+        self.console.print(line, soft_wrap=True)
 
     def _line(self) -> str:
         parts = [self.act]

@@ -14,6 +14,7 @@ DemoError                   the demo cannot continue; the message says what to d
 import asyncio
 import json
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -410,6 +411,8 @@ class DemoRun:
                 return
             if time.monotonic() > deadline_s:
                 raise ProcessSilent(f"the controller did not answer in {_READY_S:.0f} s", f"see {controller.log}")
+            if (phase := describe_start(controller.tail())) != self.scene.act:
+                self.scene.show_phase(phase)
             self.scene.tick()
             await asyncio.sleep(_POLL_S)
 
@@ -535,6 +538,12 @@ class DemoRun:
                 break
             await asyncio.sleep(5 * _POLL_S)
         display.print_gpus(self.scene.console, found)
+
+
+def describe_start(log: str) -> str:
+    """What a controller does that does not answer yet, by the last lines of its log."""
+    found = re.findall(r"kernels=(?:compiling done=(\S+)|warm)", log)
+    return f"compiling kernels, once: {found[-1]}" if found and found[-1] else "starting the controller"
 
 
 def _window_s(nodes: int) -> float:

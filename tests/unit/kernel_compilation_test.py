@@ -1,0 +1,75 @@
+"""The process that compiles kernels for a daemon: what is logged of it, and that it never outlives its caller."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+
+import psutil
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.runtime.kernel_compilation import compile_in_child
+from eelgrid_kernels import compilation
+
+LOG = logging.getLogger("eelgrid.test.kernels")
+
+
+def compile_by(text):
+    return compile_in_child(Clock(), LOG, (sys.executable, "-c", text))
+
+
+def test_progress_is_logged_once_and_then_now_and_then(caplog):
+    caplog.set_level(logging.INFO)
+    asyncio.run(compile_by("for i in range(1, 19): print(f'compiling kernels, once: {i}/18', flush=True)"))
+    (line,) = caplog.messages
+    assert line == "kernels=compiling done=1/18 seconds=0 note='once for this version'"
+
+
+def test_a_failed_compiler_is_logged_and_left_to_the_caller(caplog):
+    asyncio.run(compile_by("raise SystemExit('no space left on device')"))
+    (line,) = caplog.messages
+    assert "exit=1" in line
+    assert "no space left on device" in line
+    assert "compile_here" in line
+
+
+def test_a_missing_interpreter_is_logged_and_left_to_the_caller(caplog):
+    asyncio.run(compile_in_child(Clock(), LOG, ("/no/such/program",)))
+    (line,) = caplog.messages
+    assert "process=none" in line
+
+
+def test_the_compiler_ends_with_a_start_that_is_given_up(tmp_path):
+    path = tmp_path / "number"
+
+    async def give_up():
+        path.touch()
+        task = asyncio.create_task(
+            compile_by(f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+        )
+        while not (number := path.read_text()):  # noqa: ASYNC110 (it is another process that writes)
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        return int(number)
+
+    assert not psutil.pid_exists(asyncio.run(give_up()))
+
+
+def test_a_cache_is_complete_once_all_kernels_were_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "_FOLDER", tmp_path)
+    assert not compilation.is_cache_complete()
+    compilation.mark_cache_complete()
+    assert compilation.is_cache_complete()
+    monkeypatch.setattr(compilation, "_FOLDER", None)
+    assert compilation.is_cache_complete(), "no other process could help"
+    compilation.mark_cache_complete()
+
+
+def test_a_cache_that_cannot_be_marked_is_used_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("a file in the way")
+    monkeypatch.setattr(compilation, "_FOLDER", tmp_path / "file")
+    compilation.mark_cache_complete()
+    assert not compilation.is_cache_complete()
