@@ -22,6 +22,7 @@ from eelgrid_controller.runtime.access_control import parse_bindings, parse_user
 from eelgrid_controller.runtime.config import (
     ABILITIES,
     ControllerConfig,
+    IngestConfig,
     KubernetesConfig,
     RayConfig,
     RemoteWriteConfig,
@@ -73,6 +74,45 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
                 "see the log for details, and start the controller again; nothing that it accepted is lost",
             )
         )
+
+
+async def _serve_ingest(config: IngestConfig, *, tls: TlsFiles | None, insecure: bool) -> None:
+    from eelgrid_controller.ingest_composition import IngestProcess
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    process = IngestProcess(config, tls=tls, insecure=insecure, clock=Clock(), log=logging.getLogger("eelgrid.ingest"))
+    line = await process.start()
+    settle_interpreter()
+    click.echo(line)
+    await stop.wait()
+    await process.stop()
+
+
+# What an ingest process takes; everything else is the controller's.
+_OF_INGEST = frozenset(
+    (
+        "ingest", "listen", "metrics", "probes", "metrics_hosts", "tls_certificate", "tls_key", "tls_authority", "insecure",
+        "demand", "grants", "binds", "log_level",
+    )
+)  # fmt: skip
+
+
+def _read_ingest(given: dict[str, Any]) -> tuple[str, ...]:
+    """Takes the controllers of an ingest process out of the options given; none where this is a controller."""
+    controllers = _names(given.pop("ingest"))
+    context = click.get_current_context()
+    if controllers:
+        for parameter in context.command.params:
+            source = context.get_parameter_source(parameter.name or "")
+            if (
+                parameter.name not in _OF_INGEST
+                and source is not click.core.ParameterSource.DEFAULT
+                and source is not None
+            ):
+                raise click.UsageError(f"{parameter.opts[0]} is an option of the controller, and --ingest starts none")
+    return controllers
 
 
 def _read_tls(given: dict[str, Any]) -> TlsFiles | None:
@@ -238,6 +278,13 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
+@click.option(
+    "--ingest",
+    default="",
+    metavar="HOST:PORT[,...]",
+    help="Start an ingest process instead of a controller: it takes agents' connections and hands on what they say to the "
+    "controller that leads of those at these addresses.",
+)
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and of the probes.")
 @click.option(
     "--probes",
@@ -576,6 +623,7 @@ def main(**given: Any) -> None:
     in use among them), and 1 after any other failure.
     """
     try:
+        controllers = _read_ingest(given)
         _check_engines(given)
         ray, remote_write = _read_ray(given), _read_remote_write(given)
         slurm = _read_slurm(given)
@@ -587,6 +635,14 @@ def main(**given: Any) -> None:
         os.umask(_UMASK)
         tls, insecure = _read_tls(given), given.pop("insecure")
         del given["log_level"]
+        if controllers:
+            config_of_ingest = IngestConfig(
+                controllers=controllers,
+                roles=roles,
+                **{name: given[name] for name in ("listen", "metrics", "probes", "metrics_hosts")},
+            )
+            asyncio.run(_serve_ingest(config_of_ingest, tls=tls, insecure=insecure))
+            return
         settings = {_SETTINGS.get(option, option): value for option, value in given.items()}
         settings["ledger_bytes_most"] = int(settings["ledger_bytes_most"] * 1e9)
         config = ControllerConfig(

@@ -32,28 +32,19 @@ from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.stores import follow_store, open_store
 from eelgrid_controller.server.energy_monitors import EnergyDayMonitor, SavingsMonitor, SpendingMonitor
-from eelgrid_controller.server.following import (
-    StaleReads,
-    StandbyServer,
-    list_services,
-    name_address,
-    replace_port,
-)
+from eelgrid_controller.server.following import StaleReads, StandbyServer, list_services, name_address, replace_port
 from eelgrid_controller.server.grpc.agent_service import AgentService, RegistrationGuard
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, CallerService, open_authorizer
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
 from eelgrid_controller.server.grpc.operator_service import OperatorService
 from eelgrid_controller.server.grpc.overview_service import OverviewService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
-from eelgrid_controller.server.grpc.planner_services import (
-    EnergyService,
-    ObjectiveService,
-    PartitionService,
-)
+from eelgrid_controller.server.grpc.planner_services import EnergyService, ObjectiveService, PartitionService
 from eelgrid_controller.server.grpc.resource_reads import ReadService
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, MetricSources
+from eelgrid_controller.server.ingest.service import build_ingest_service
 from eelgrid_controller.server.metric_collectors import (
     FleetMetrics,
     IdleGaps,
@@ -72,7 +63,14 @@ from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
-from eelgrid_protos.rpc import AGENT_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
+from eelgrid_protos.rpc import (
+    AGENT_SERVICE,
+    FLUX_SERVICE,
+    INGEST_SERVICE,
+    OPERATOR_SERVICE,
+    admit_everybody,
+    build_handler,
+)
 from eelgrid_protos.transport import (
     KeyPairFiles,
     TlsFiles,
@@ -553,8 +551,12 @@ class Controller:
             "settled": self.trail.on_call_end,
         }
         flux = {} if (engine := self._schedule_flux()) is None else {FLUX_SERVICE: engine}
+        agents, log = build_handler(AGENT_SERVICE, self.agents, **around), self._log.getChild("ingest")
+        ingest = build_ingest_service(self.agents, agents, keeper=self._keeper, tls=self._tls, log=log)
+        self.metrics.add(ingest.families)
         handlers = (
-            build_handler(AGENT_SERVICE, self.agents, **around),
+            agents,
+            build_handler(INGEST_SERVICE, ingest, **around),
             build_handler(OPERATOR_SERVICE, *operators, **around),
             *(build_handler(service, engine, **around) for service, engine in flux.items()),
         )

@@ -91,6 +91,47 @@ def read_certificate(text: str | bytes) -> Certificate:
         raise CertificateUnreadable(f"it is damaged, or is not a certificate ({_one_line(error)})") from None
 
 
+# Authorities between a certificate and the one that is trusted.
+_CHAIN_MOST = 4
+
+
+def is_signed_by(shown: bytes, authority: bytes) -> bool:
+    """Returns whether the first certificate of a PEM text was signed by an authority, itself or by others of the text."""
+    from cryptography import x509
+
+    try:
+        (current, *others), trusted = x509.load_pem_x509_certificates(shown), x509.load_pem_x509_certificates(authority)
+    except ValueError:
+        return False
+    for _ in range(_CHAIN_MOST):
+        if any(_has_signed(one, current) for one in trusted):
+            return True
+        following = next((one for one in others if _is_authority(one) and _has_signed(one, current)), None)
+        if following is None:
+            return False
+        current = following
+    return False
+
+
+def _has_signed(signer: "x509.Certificate", one: "x509.Certificate") -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        one.verify_directly_issued_by(signer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _is_authority(one: "x509.Certificate") -> bool:
+    from cryptography import x509
+
+    try:
+        return bool(one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+
+
 def _first_block(text: str) -> str:
     begin = text.find(_PEM_BEGIN)
     if begin < 0:

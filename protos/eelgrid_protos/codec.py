@@ -31,6 +31,7 @@ from eelgrid_protos.wire import (
     federation_service_pb2,
     flux_service_pb2,
     gang_pb2,
+    ingest_service_pb2,
     job_array_pb2,
     ledger_pb2,
     moves_pb2,
@@ -77,6 +78,7 @@ _MODULES: tuple[ModuleType, ...] = (
     whatif_pb2,
     flux_service_pb2,
     federation_service_pb2,
+    ingest_service_pb2,
 )
 _Message = TypeVar("_Message")
 

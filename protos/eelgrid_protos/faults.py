@@ -175,14 +175,26 @@ def _violations(details: bytes) -> tuple[Violation, ...]:
     return tuple(found)
 
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def build_fault(number: int, message: str, details: bytes) -> Fault | None:
+    """Returns the fault of a status by its number, None for OK."""
+    code = _CODES.get(number, grpc.StatusCode.UNKNOWN)
+    return None if code is grpc.StatusCode.OK else _build_fault(code, message or code.name, details)
+
+
 def fault_from(error: grpc.RpcError) -> Fault:
     """Returns the fault behind a failed call, with its field violations if the server sent them."""
     code: grpc.StatusCode = error.code()
     trailing: Any = error.trailing_metadata() or ()
     details = next((value for key, value in trailing if key == DETAILS_KEY), b"")
+    return _build_fault(code, error.details() or code.name, details)
+
+
+def _build_fault(code: grpc.StatusCode, message: str, details: bytes) -> Fault:
     # A stopping server cancels open calls; cancellation on this side never gets here.
     cls = Unavailable if code is grpc.StatusCode.CANCELLED else _BY_CODE.get(code)
-    message = error.details() or code.name
     if cls is Unavailable and (leader := _leader_of(details)) is not None:
         return NotLeader(message, _violations(details), leader=leader)
     if cls is None:

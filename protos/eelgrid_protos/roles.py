@@ -37,6 +37,8 @@ class Role(Enum):
 
     # Reports for nodes; makes no operators' calls.
     AGENT = "agent"
+    # Hands on what agents say whose connections end at it; makes no other call.
+    INGEST = "ingest"
     # Reads everything, changes nothing.
     VIEWER = "viewer"
     # A viewer who also submits, scales and ends its own work, and reports its progress.
@@ -47,6 +49,7 @@ class Role(Enum):
 
 _HELD: Mapping[Role, frozenset[Role]] = {
     Role.AGENT: frozenset({Role.AGENT}),
+    Role.INGEST: frozenset({Role.INGEST}),
     Role.VIEWER: frozenset({Role.VIEWER}),
     Role.SUBMITTER: frozenset({Role.VIEWER, Role.SUBMITTER}),
     Role.ADMIN: frozenset({Role.VIEWER, Role.SUBMITTER, Role.ADMIN}),
@@ -115,7 +118,7 @@ class Caller:
     @property
     def greatest_role(self) -> str:
         """Returns the greatest of its roles as one word, for metrics."""
-        order = (Role.ADMIN, Role.SUBMITTER, Role.VIEWER, Role.AGENT)
+        order = (Role.ADMIN, Role.SUBMITTER, Role.VIEWER, Role.INGEST, Role.AGENT)
         return next((role.value for role in order if role in self.roles), "unknown" if self.unknown else "none")
 
     @property

@@ -51,12 +51,15 @@ _FIRST_WITHIN_S = 2.0
 # Bound of a request, unless its call needs more. The longest spec that its rules allow has some 100 kB; a what-if that
 # drains 10,000 nodes by names of 60 characters 620 kB.
 REQUEST_BYTES_MOST = 1024 * 1024
+CONNECT_BYTES_MOST = 4 * 1024 * 1024
 _REQUEST_BYTES_MOST: Mapping[str, int] = {
     # 100,000 budgets at 40 bytes each.
     "UpdatePolicy": 8 * 1024 * 1024,
     "ImagineBudgets": 8 * 1024 * 1024,
     # One message of an agent: a minute's ticks of 64 GPUs in 448 slices with every reading are 2.2 MB.
-    "Connect": 4 * 1024 * 1024,
+    "Connect": CONNECT_BYTES_MOST,
+    # A frame of telemetry, or agents' messages.
+    "Forward": 8 * 1024 * 1024,
     # A jobspec or R of Flux: characters of at most four bytes.
     "ScheduleFlux": 4 * 1024 * 1024,
     "AdviseFlux": 4 * 1024 * 1024,
@@ -116,6 +119,7 @@ def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | N
 
 
 AGENT_SERVICE = _service("AgentService", "", {"Connect": (True, True)})
+INGEST_SERVICE = _service("IngestService", "", {"Forward": (True, True)})
 NODE_SERVICE = _service("NodeService", "GetInventory GetSamples GetNodePlan GetNodeEnergy")
 FLUX_SERVICE = _service("FluxService", "AdviseFlux ListFluxSpans", {"ScheduleFlux": (True, True)})
 FEDERATION_SERVICE = _service("FederationService", "ListClusters GetDispatch")
@@ -139,7 +143,7 @@ OPERATOR_SERVICE = _service(
 
 def request_bytes_most() -> int:
     """Returns the bound of the longest request of any method: a server need not receive anything longer."""
-    services = (AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE, FLUX_SERVICE, FEDERATION_SERVICE)
+    services = (AGENT_SERVICE, INGEST_SERVICE, NODE_SERVICE, OPERATOR_SERVICE, FLUX_SERVICE, FEDERATION_SERVICE)
     return max(method.request_bytes_most for service in services for method in service.methods)
 
 
@@ -272,11 +276,21 @@ async def _admit_stream(admit: Admit, path: str, context: Context, stream: Async
         raise
 
 
-def _two_way(method: RpcMethod, call: Callable[..., Any], path: str, around: _Around) -> Any:
+def _as_is(_method: RpcMethod, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    return stream
+
+
+def _two_way(
+    method: RpcMethod,
+    call: Callable[..., Any],
+    path: str,
+    around: _Around,
+    decode: Callable[[RpcMethod, AsyncIterator[bytes]], AsyncIterator[Any]] = _decode_stream,
+) -> Any:
     async def serve(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
             await _admit_stream(around.admit, path, context, stream)
-            async for message in call(_decode_stream(method, stream), context):
+            async for message in call(decode(method, stream), context):
                 answer = _encode_element(message, method.name, around.omitted)
                 if answer is not None:
                     yield answer
@@ -309,6 +323,18 @@ def build_handler(
         (call,) = (found for one in implementations if (found := getattr(one, method.attribute, None)) is not None)
         build = _two_way if method.request_streaming else _server_stream if method.response_streaming else _unary
         handlers[method.name] = build(method, call, service.path(method), around)
+    return grpc.method_handlers_generic_handler(service.name, handlers)
+
+
+def build_encoded_handler(
+    service: RpcService, implementation: object, *, admit: Admit, settled: Settled = ignore_outcome
+) -> grpc.GenericRpcHandler:
+    """Builds a handler of two-way calls whose implementation gets requests as bytes, and yields Encoded."""
+    around = _Around(admit, note_omitted, settled)
+    handlers = {
+        method.name: _two_way(method, getattr(implementation, method.attribute), service.path(method), around, _as_is)
+        for method in service.methods
+    }
     return grpc.method_handlers_generic_handler(service.name, handlers)
 
 

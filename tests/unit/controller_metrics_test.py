@@ -203,7 +203,15 @@ async def test_the_whole_page_reports_what_is_listed(tmp_path):
         name
         for name in METRICS
         if name.startswith(
-            ("eelgrid_energy_price", "eelgrid_energy_today_c", "eelgrid_following", "eelgrid_kubernetes")
+            (
+                "eelgrid_energy_price",
+                "eelgrid_energy_today_c",
+                "eelgrid_following",
+                "eelgrid_ingest_linked",
+                "eelgrid_ingest_links",
+                "eelgrid_ingest_batches",
+                "eelgrid_kubernetes",
+            )
         )
     }
     without |= {"eelgrid_ledger_newest_window_age_seconds", "eelgrid_oldest_sample_age_seconds"}

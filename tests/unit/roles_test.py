@@ -14,7 +14,14 @@ from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_R
 from eelgrid_protos import codec
 from eelgrid_protos.certificate import SUBJECT_SHOWN_MOST, read_certificate
 from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, build_caller, check_node
-from eelgrid_protos.rpc import AGENT_SERVICE, FEDERATION_SERVICE, FLUX_SERVICE, NODE_SERVICE, OPERATOR_SERVICE
+from eelgrid_protos.rpc import (
+    AGENT_SERVICE,
+    FEDERATION_SERVICE,
+    FLUX_SERVICE,
+    INGEST_SERVICE,
+    NODE_SERVICE,
+    OPERATOR_SERVICE,
+)
 
 PERMIT, REQUIRE = RoleRules(), RoleRules(demanded=True)
 LADDER = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
@@ -52,7 +59,13 @@ def test_every_call_of_the_contract_has_a_row():
         role is (Role.VIEWER if path.rpartition("/")[2].startswith("Get") else Role.ADMIN)
         for path, role in NODE_NEEDS.items()
     )
-    assert set(services) == {AGENT_SERVICE.name, FEDERATION_SERVICE.name, FLUX_SERVICE.name, OPERATOR_SERVICE.name}
+    assert set(services) == {
+        AGENT_SERVICE.name,
+        FEDERATION_SERVICE.name,
+        FLUX_SERVICE.name,
+        INGEST_SERVICE.name,
+        OPERATOR_SERVICE.name,
+    }
     calls = {f"/{service}/{method}" for service, methods in services.items() for method in methods}
     assert set(REQUIRED_ROLES) == calls | {LIVE_PAGE_PATH}
 

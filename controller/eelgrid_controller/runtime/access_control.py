@@ -20,7 +20,7 @@ from eelgrid_protos.roles import (
     parse_binds,
     parse_grants,
 )
-from eelgrid_protos.rpc import AGENT_SERVICE, FEDERATION_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE
+from eelgrid_protos.rpc import AGENT_SERVICE, FEDERATION_SERVICE, FLUX_SERVICE, INGEST_SERVICE, OPERATOR_SERVICE
 
 _OPERATORS_CALLS: Mapping[Role | None, str] = {
     # Says only what the caller's own certificate says.
@@ -49,6 +49,7 @@ LIVE_PAGE_PATH = "/page"
 # The least role for each call by its path; None for whoever comes with a certificate of the authority.
 REQUIRED_ROLES: Mapping[str, Role | None] = {
     f"/{AGENT_SERVICE.name}/Connect": Role.AGENT,
+    f"/{INGEST_SERVICE.name}/Forward": Role.INGEST,
     LIVE_PAGE_PATH: Role.VIEWER,
     # The module says what all nodes of its instance hold, and places everybody's jobs.
     f"/{FLUX_SERVICE.name}/ScheduleFlux": Role.ADMIN,

@@ -201,6 +201,28 @@ class RemoteWriteConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IngestConfig:
+    """All settings of one ingest process."""
+
+    # The controllers that may lead.
+    controllers: tuple[str, ...]
+    listen: str = "127.0.0.1:7443"
+    metrics: str = "127.0.0.1:9464"
+    probes: str = ""
+    metrics_hosts: tuple[str, ...] = ()
+    # Of agents; the controller judges them, too, by its own.
+    roles: RoleRules = field(default_factory=RoleRules)
+    # A clean stop waits this long for calls in progress.
+    stop_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ControllerConfigError for values that no process can run with."""
+        for address in self.controllers:
+            if not is_reachable_name(address):
+                raise ControllerConfigError(f"--ingest names {address[:100]!r}", "write HOST:PORT of each controller")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """All settings of one controller."""
 

@@ -28,7 +28,15 @@ from eelgrid_protos.connection_limits import GuardedHandlers
 from eelgrid_protos.controller_addresses import is_reachable_name
 from eelgrid_protos.faults import NotLeader
 from eelgrid_protos.openmetrics import MetricFamily
-from eelgrid_protos.rpc import AGENT_SERVICE, FLUX_SERVICE, OPERATOR_SERVICE, Admit, RpcService, build_handler
+from eelgrid_protos.rpc import (
+    AGENT_SERVICE,
+    FLUX_SERVICE,
+    INGEST_SERVICE,
+    OPERATOR_SERVICE,
+    Admit,
+    RpcService,
+    build_handler,
+)
 from eelgrid_protos.stale_reads import Staleness, allows_stale
 
 if TYPE_CHECKING:
@@ -62,7 +70,7 @@ def replace_port(listen: str, port: int) -> str:
 
 def list_services(*, has_flux: bool) -> tuple[RpcService, ...]:
     """Returns the services of a controller."""
-    return AGENT_SERVICE, OPERATOR_SERVICE, *((FLUX_SERVICE,) if has_flux else ())
+    return AGENT_SERVICE, INGEST_SERVICE, OPERATOR_SERVICE, *((FLUX_SERVICE,) if has_flux else ())
 
 
 class _Copy:

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import repeat
+from struct import unpack
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.errors import SequenceJump, UnknownGeneration, WrongWidth
 from eelgrid_protos.messages import (
+    Absence,
+    AbsenceReason,
     AttemptStatus,
     Column,
     HeldDevices,
@@ -288,6 +292,59 @@ class PowerSums:
     by_model: Mapping[str, float]
 
 
+class PackedTick(NamedTuple):
+    """The last tick of a batch, as an ingest process hands it on, with what else of the batch is used."""
+
+    inventory_generation: int
+    sequence: int
+    dropped_ticks: int
+    first_ns: int
+    last_ns: int
+    ticks: int
+    kinds: tuple[Reading, ...]
+    host_kinds: tuple[Reading, ...]
+    devices: int
+    # Doubles, little-endian: each kind of each device, then each of the host; NaN where there is none.
+    values: bytes
+    # Watts of all devices, and how many tell theirs; None if power is no kind of it.
+    power: tuple[float, int] | None
+    # By device whether no tick of the batch shows utilization; None if that is no kind of it.
+    idle: bytes | None
+
+    def to_tick(self) -> NodeTick:
+        """Extracts the tick."""
+        gpus = self.gpus()
+        known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
+        return NodeTick(time_ns=self.last_ns, gpus=gpus, power_w=sum(known) if known else None)
+
+    def gpus(self) -> dict[Reading, tuple[float | None, ...]]:
+        """Returns the readings of devices by kind."""
+        found = tuple(None if value != value else value for value in self._unpack())  # noqa: PLR0124  # NaN
+        return {kind: found[at * self.devices : (at + 1) * self.devices] for at, kind in enumerate(self.kinds)}
+
+    def to_batch(self) -> SampleBatch:
+        """Returns a batch of this tick alone."""
+        values, at, columns = self._unpack(), 0, list[Column]()
+        widths = (*zip(self.kinds, repeat(self.devices)), *zip(self.host_kinds, repeat(1)))
+        for kind, width in widths:
+            cells = values[at : at + width]
+            gone = tuple(cell for cell, value in enumerate(cells) if value != value)  # noqa: PLR0124  # NaN
+            absences = (Absence(reason=AbsenceReason.UNSPECIFIED, cells=gone),) if gone else ()
+            shown = tuple(0.0 if cell in gone else value for cell, value in enumerate(cells)) if gone else cells
+            columns.append(Column(reading=kind, values=shown, absences=absences))
+            at += width
+        return SampleBatch(
+            sequence=self.sequence,
+            inventory_generation=self.inventory_generation,
+            time_ns=(self.last_ns,),
+            gpu_columns=tuple(columns[: len(self.kinds)]),
+            host_columns=tuple(columns[len(self.kinds) :]),
+        )
+
+    def _unpack(self) -> tuple[float, ...]:
+        return unpack(f"<{len(self.values) // 8}d", self.values)
+
+
 class _EarlierReadings(NamedTuple):
     """Readings of an earlier batch of kinds that no later one has, and when it was received."""
 
@@ -310,7 +367,7 @@ class _Feed:
     sequence: int = 0
     received: int = 0
     lost: int = 0
-    batch: SampleBatch | None = None
+    batch: SampleBatch | PackedTick | None = None
     tick: NodeTick | None = None
     time_ns: int = 0
     # Kinds of the newest batch, and the newest readings of the other kinds.
@@ -327,7 +384,8 @@ class _Feed:
     past: dict[int, int] = field(default_factory=dict)
 
 
-def _last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
+def last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
+    """Returns the values of a column's last tick."""
     width = len(column.values) // ticks
     start = width * (ticks - 1)
     values: tuple[float | None, ...] = column.values[start:]
@@ -343,17 +401,33 @@ def _power(batch: SampleBatch, models: tuple[str, ...]) -> tuple[tuple[str, floa
     if column is None:
         return ()
     sums: dict[str, tuple[float, int]] = {}
-    for model, power_w in zip(models, _last_tick(column, len(batch.time_ns)), strict=False):
+    for model, power_w in zip(models, last_tick(column, len(batch.time_ns)), strict=False):
         if power_w is not None:
             total, count = sums.get(model, (0.0, 0))
             sums[model] = (total + power_w, count + 1)
     return tuple((model, total, count) for model, (total, count) in sums.items())
 
 
-def _cut(batch: SampleBatch) -> NodeTick:
+def _tick_power(tick: PackedTick, models: tuple[str, ...]) -> tuple[tuple[str, float, int], ...]:
+    """Returns the watts of a tick by model, as `_power`; of one model they are summed already."""
+    assert tick.power is not None
+    power_w, count = tick.power
+    if len(set(models)) == 1:
+        return ((models[0], power_w, count),) if count else ()
+    sums: dict[str, tuple[float, int]] = {}
+    for model, one_w in zip(models, tick.gpus()[Reading.POWER_W], strict=True):
+        if one_w is not None:
+            total, counted = sums.get(model, (0.0, 0))
+            sums[model] = (total + one_w, counted + 1)
+    return tuple((model, total, counted) for model, (total, counted) in sums.items())
+
+
+def _cut(batch: SampleBatch | PackedTick) -> NodeTick:
     """Extracts the batch's last tick."""
+    if isinstance(batch, PackedTick):
+        return batch.to_tick()
     ticks = len(batch.time_ns)
-    gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
+    gpus = {column.reading: last_tick(column, ticks) for column in batch.gpu_columns}
     known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
     return NodeTick(time_ns=batch.time_ns[-1], gpus=gpus, power_w=sum(known) if known else None)
 
@@ -380,21 +454,25 @@ def _newest_tick(feed: _Feed) -> NodeTick | None:
     return feed.tick
 
 
-def _idle_since(batch: SampleBatch, before: tuple[int | None, ...], devices: int) -> tuple[int | None, ...]:
-    """Returns by position since when a device shows no utilization, with the batch's ticks after those before it."""
+def find_idle_devices(batch: SampleBatch, devices: int) -> tuple[bool, ...] | None:
+    """Returns by position whether no tick of the batch shows utilization; None if the batch does not have it."""
     column = next((one for one in batch.gpu_columns if one.reading is Reading.UTILIZATION_RATIO), None)
     if column is None:
         # Expensive readings come in batches of their own, without utilization.
-        return before
+        return None
     absent = {cell % devices for absence in column.absences for cell in absence.cells}
-    known = before or (None,) * devices
     return tuple(
-        None
-        if position in absent or max(column.values[position::devices]) > _IDLE_RATIO
-        else batch.time_ns[0]
-        if known[position] is None
-        else known[position]
-        for position in range(devices)
+        position not in absent and max(column.values[position::devices]) <= _IDLE_RATIO for position in range(devices)
+    )
+
+
+def _idle_since(is_idle: Sequence[int] | None, first_ns: int, before: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Returns by position since when a device shows no utilization, with a batch's ticks after those before it."""
+    if is_idle is None:
+        return before
+    known = before or (None,) * len(is_idle)
+    return tuple(
+        (first_ns if since is None else since) if idle else None for idle, since in zip(is_idle, known, strict=True)
     )
 
 
@@ -452,7 +530,29 @@ class Telemetry:
 
     def receive_batch(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
         """Receives a batch; raises BatchRefused, after which the same batch counts as received."""
+        feed, ticks = self._feeds[node_name], len(batch.time_ns)
+        width = len(batch.gpu_columns[0].values) // max(1, ticks) if batch.gpu_columns else None
+        receipt = self._check_order(feed, batch, ticks, width)
+        if receipt.verdict is BatchVerdict.TAKEN and ticks:
+            kinds = tuple(column.reading for column in batch.gpu_columns)
+            idle = find_idle_devices(batch, len(feed.models)) if feed.models else None
+            power = _power(batch, feed.models) if Reading.POWER_W in kinds else None
+            self._store(feed, kinds, batch.time_ns, idle=idle, power=power, now_s=now_s)
+            feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
+        return receipt
+
+    def receive_tick(self, node_name: str, tick: PackedTick, *, now_s: float) -> BatchReceipt:
+        """Receives a batch of which the last tick was handed on, as `receive_batch`."""
         feed = self._feeds[node_name]
+        receipt = self._check_order(feed, tick, tick.ticks, tick.devices if tick.kinds else None)
+        if receipt.verdict is BatchVerdict.TAKEN:
+            power = None if tick.power is None else _tick_power(tick, feed.models)
+            self._store(feed, tick.kinds, (tick.first_ns, tick.last_ns), idle=tick.idle, power=power, now_s=now_s)
+            feed.batch, feed.tick = tick, None
+        return receipt
+
+    def _check_order(self, feed: _Feed, batch: SampleBatch | PackedTick, ticks: int, width: int | None) -> BatchReceipt:
+        """Counts a batch; raises BatchRefused. `width` is its values a tick, None without readings of devices."""
         if batch.sequence <= feed.sequence:
             self.duplicates += 1
             return BatchReceipt(BatchVerdict.DUPLICATE, feed.sequence)
@@ -463,35 +563,39 @@ class Telemetry:
                 f"jumps from {feed.sequence} to {batch.sequence}",
                 "count batches up by one, or draw a new incarnation",
             )
-        ticks = len(batch.time_ns)
         feed.sequence = batch.sequence
         lost = batch.dropped_ticks or missing * ticks
-        if batch.inventory_generation != feed.generation or (
-            batch.gpu_columns and len(batch.gpu_columns[0].values) != ticks * len(feed.models)
-        ):
+        if batch.inventory_generation != feed.generation or (width is not None and width != len(feed.models)):
             self._count_lost(feed, lost + ticks)
-            return self._contradiction(feed, batch)
+            return self._contradiction(feed, batch, width or 0)
         if lost:
             self._count_lost(feed, lost)
         self.received += ticks
         feed.received += ticks
-        if ticks:
-            kinds = tuple(column.reading for column in batch.gpu_columns)
-            if feed.earlier or kinds != feed.kinds:
-                feed.earlier, feed.kinds = _keep_earlier(feed, kinds, now_s), kinds
-            feed.time_ns = batch.time_ns[-1]
-            feed.received_s = now_s
-            if feed.models:
-                feed.idle_since_ns = _idle_since(batch, feed.idle_since_ns, len(feed.models))
-            if Reading.POWER_W in kinds:
-                power = _power(batch, feed.models)
-                self._newest.set_readings(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
-            else:
-                self._newest.set_age(feed.row, received_s=now_s, time_ns=feed.time_ns)
-            feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
         return BatchReceipt(BatchVerdict.TAKEN, batch.sequence)
 
-    def _contradiction(self, feed: _Feed, batch: SampleBatch) -> BatchReceipt:
+    def _store(
+        self,
+        feed: _Feed,
+        kinds: tuple[Reading, ...],
+        times_ns: Sequence[int],
+        *,
+        idle: Sequence[int] | None,
+        power: tuple[tuple[str, float, int], ...] | None,
+        now_s: float,
+    ) -> None:
+        """Stores what is used of a batch before its tick is."""
+        if feed.earlier or kinds != feed.kinds:
+            feed.earlier, feed.kinds = _keep_earlier(feed, kinds, now_s), kinds
+        feed.time_ns = times_ns[-1]
+        feed.received_s = now_s
+        feed.idle_since_ns = _idle_since(idle, times_ns[0], feed.idle_since_ns)
+        if power is not None:
+            self._newest.set_readings(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
+        else:
+            self._newest.set_age(feed.row, received_s=now_s, time_ns=feed.time_ns)
+
+    def _contradiction(self, feed: _Feed, batch: SampleBatch | PackedTick, width: int) -> BatchReceipt:
         if batch.inventory_generation < feed.generation:
             return BatchReceipt(BatchVerdict.OUTDATED, batch.sequence)
         if batch.inventory_generation > feed.generation:
@@ -500,7 +604,6 @@ class Telemetry:
                 f"is {batch.inventory_generation}, but the inventory sent last is of generation {feed.generation}",
                 "send the new inventory before its samples",
             )
-        width = len(batch.gpu_columns[0].values) // max(1, len(batch.time_ns))
         raise WrongWidth(
             "samples.gpu_columns",
             f"hold {width} values a tick, but the inventory of generation {feed.generation} lists "

@@ -68,6 +68,22 @@ from eelgrid_protos.messages.flux import (
     ScheduleFluxResponse,
 )
 from eelgrid_protos.messages.gang import GANG_PARTS_MOST, GangPart
+from eelgrid_protos.messages.ingest import (
+    BATCH_HEAD_BYTES,
+    FORWARDED_STREAMS_MOST,
+    FRAME_BATCHES_MOST,
+    FRAME_BYTES_MOST,
+    TICK_BLOCKS_MOST,
+    ConsumedMessages,
+    EndedStream,
+    ForwardedMessage,
+    ForwardedStream,
+    ForwardRequest,
+    ForwardResponse,
+    FrameAcknowledgement,
+    TickBlock,
+    TickFrame,
+)
 from eelgrid_protos.messages.job_array import (
     ARRAY_ELEMENTS_MOST,
     ARRAY_VARIABLE_PREFIX,

@@ -22,7 +22,7 @@ from eelgrid_controller.state.agent_liveness import RegistrationLimiter, Registr
 from eelgrid_controller.state.attempts import is_stale
 from eelgrid_controller.state.events import NodesRemoved
 from eelgrid_controller.state.node_changes import NodeChangeKind, NodeChanges
-from eelgrid_controller.state.telemetry import BatchVerdict, DeviceReports, Telemetry
+from eelgrid_controller.state.telemetry import BatchReceipt, BatchVerdict, DeviceReports, PackedTick, Telemetry
 from eelgrid_protos import codec
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, NotLeader, ResourceExhausted, Unavailable
@@ -93,7 +93,7 @@ def batches_per_acknowledgement(cadence: Cadence, lease_s: float) -> int:
     return max(1, min(4, cadence.window // 2, int(lease_s / 3.0 / cadence.send_interval_s)))
 
 
-class _Session:
+class AgentSession:
     """One stream, and the marks of what is to be told to its agent."""
 
     def __init__(self, node_name: str, plan_epoch: int) -> None:
@@ -263,6 +263,8 @@ class AgentService:
         self.listeners: list[Callable[[str, NodePlan | PlanApplied], None]] = []
         # Called with a batch that was not here before, and the node's inventory.
         self.batch_listeners: list[Callable[[Inventory, SampleBatch], None]] = []
+        # Called with a stream's context and its session when its agent is welcomed.
+        self.welcome_listeners: list[Callable[[Context, AgentSession], None]] = []
         self._loop = loop
         self._telemetry = telemetry
         self._energy = energy
@@ -270,7 +272,7 @@ class AgentService:
         self._monotonic_s = monotonic_s
         self.devices = DeviceReports(monotonic_s=monotonic_s)
         self.claims = LeaderClaims(loop, may_lead=may_lead, monotonic_s=monotonic_s, log=log)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
         # Asyncio's semaphore lets in whoever came first.
         self._turns = asyncio.Semaphore(_WELCOMES_AT_ONCE)
         self._waiting = 0
@@ -376,7 +378,7 @@ class AgentService:
         await self.claims.check(name, opening.term)
         # Before it takes the place of an honest stream.
         await self._loop.read(lambda core: core.check_plan_epoch(name, opening.plan_epoch))
-        session = _Session(name, opening.plan_epoch)
+        session = AgentSession(name, opening.plan_epoch)
         older = self._sessions.get(name)
         if older is None and len(self._sessions) >= _SESSIONS_MOST:
             raise ResourceExhausted(f"{_SESSIONS_MOST} agents are connected already; add a controller")
@@ -392,7 +394,10 @@ class AgentService:
                 opening = await _hello(requests, name)
             if self._turns.locked():
                 yield ConnectResponse(message=HelloReceived(ahead=self._waiting))
-            yield ConnectResponse(message=await self._welcome(session, opening))
+            welcome = await self._welcome(session, opening)
+            for listener in self.welcome_listeners:
+                listener(context, session)
+            yield ConnectResponse(message=welcome)
             reader = asyncio.create_task(self._read(session, requests))
             async for message in self._outgoing(session):
                 yield ConnectResponse(message=message)
@@ -422,7 +427,7 @@ class AgentService:
             self._digests[opening.node_name] = record.inventory, known
         return record.inventory if known == opening.inventory_digest else None
 
-    async def _welcome(self, session: _Session, opening: Hello | Resume) -> Welcome:
+    async def _welcome(self, session: AgentSession, opening: Hello | Resume) -> Welcome:
         """Takes a node in, in turn; nothing ends the wait but the end of the stream."""
         self._waiting += 1
         try:
@@ -472,7 +477,7 @@ class AgentService:
             )
 
     async def _outgoing(
-        self, session: _Session
+        self, session: AgentSession
     ) -> AsyncIterator[Acknowledgement | Cadence | NodePlan | EnergyAcknowledgement | LogRequest | InputChunk]:
         """What is to be told, in its newest form, until the session is over."""
         while not session.is_over:
@@ -512,7 +517,7 @@ class AgentService:
         if session.end is not None:
             raise session.end
 
-    async def _read(self, session: _Session, requests: AsyncIterator[ConnectRequest]) -> None:
+    async def _read(self, session: AgentSession, requests: AsyncIterator[ConnectRequest]) -> None:
         """Take what the agent says until it stops or breaks the contract."""
         try:
             async for request in requests:
@@ -524,7 +529,7 @@ class AgentService:
         else:
             session.close(None)
 
-    async def _handle_message(self, session: _Session, request: ConnectRequest) -> None:
+    async def _handle_message(self, session: AgentSession, request: ConnectRequest) -> None:
         match request.message:
             case SampleBatch() as batch:
                 self._sample(session, batch)
@@ -563,7 +568,7 @@ class AgentService:
                 # A newer agent says something that this version does not know.
                 pass
 
-    async def _queue_report(self, session: _Session, report: AttemptReport) -> None:
+    async def _queue_report(self, session: AgentSession, report: AttemptReport) -> None:
         """Queues a report, and lets the stream be read on: what follows may go to disk with it."""
         if len(session.reports) >= _REPORTS_AHEAD_MOST:
             await asyncio.wait(session.reports, return_when=asyncio.FIRST_COMPLETED)
@@ -573,7 +578,7 @@ class AgentService:
         session.reports.add(answer)
         answer.add_done_callback(partial(self._on_report_written, session))
 
-    def _on_report_written(self, session: _Session, answer: asyncio.Future[int]) -> None:
+    def _on_report_written(self, session: AgentSession, answer: asyncio.Future[int]) -> None:
         """A report is on disk, or was refused: then the agent tells it again, on another stream."""
         session.reports.discard(answer)
         if answer.cancelled():
@@ -587,20 +592,44 @@ class AgentService:
         for listener in self.listeners:
             listener(node_name, message)
 
-    def _sample(self, session: _Session, batch: SampleBatch) -> None:
+    def receive_tick(self, session: AgentSession, tick: PackedTick) -> bool:
+        """Receives a batch whose last tick an ingest process hands on; False if it is left out, and its stream ends."""
+        if session.is_over:
+            return False
+        try:
+            receipt = self._telemetry.receive_tick(session.node_name, tick, now_s=self._monotonic_s())
+        except BatchRefused as error:
+            session.close(self._refuse_batch(session, tick.sequence, error))
+            return False
+        if self.batch_listeners:
+            self._tell_batch(session, receipt, tick.to_batch())
+        return True
+
+    @property
+    def ack_every(self) -> int:
+        """Batches to one acknowledgement under the policy in force."""
+        return batches_per_acknowledgement(cadence_of(self._policy), self._policy.lease_s)
+
+    def _refuse_batch(self, session: AgentSession, sequence: int, error: BatchRefused) -> Fault:
+        self.refused_batches += 1
+        self._log.warning("node=%s sequence=%d batch=refused reason=%s", session.node_name, sequence, error)
+        return _invalid(error.field, error.problem, error.remedy)
+
+    def _sample(self, session: AgentSession, batch: SampleBatch) -> None:
         try:
             receipt = self._telemetry.receive_batch(session.node_name, batch, now_s=self._monotonic_s())
         except BatchRefused as error:
-            self.refused_batches += 1
-            self._log.warning("node=%s sequence=%d batch=refused reason=%s", session.node_name, batch.sequence, error)
-            raise _invalid(error.field, error.problem, error.remedy) from error
+            raise self._refuse_batch(session, batch.sequence, error) from error
         session.on_batch(receipt.sequence)
+        self._tell_batch(session, receipt, batch)
+
+    def _tell_batch(self, session: AgentSession, receipt: BatchReceipt, batch: SampleBatch) -> None:
         record = self._loop.core.state.nodes.get(session.node_name)
         if receipt.verdict is BatchVerdict.TAKEN and record is not None:
             for listener in self.batch_listeners:
                 listener(record.inventory, batch)
 
-    async def _event(self, session: _Session, event: NodeEvent) -> None:
+    async def _event(self, session: AgentSession, event: NodeEvent) -> None:
         self.events[event.kind] += 1
         if event.kind in _DEVICE_FAULTS and event.gpu_uuid:
             key = session.node_name, event.gpu_uuid

@@ -1,0 +1,1 @@
+"""Agents' streams that end at ingest processes: those processes, and their service at the controller that leads."""

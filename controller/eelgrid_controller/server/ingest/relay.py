@@ -1,0 +1,420 @@
+"""An ingest process: ends agents' streams and hands on what they say to the controller that leads.
+
+Theory. Everything that an agent and the controller say to each other passes through unread, in order, but for batches
+of samples, which are most of it. Those go as columns, a frame at a time (`frames`). An agent is sent the acknowledgement
+of a batch, which renews its lease, only when the controller has said that it has the frame: a leader that is gone renews
+nothing. Nothing is kept here that an agent does not have on its own disk; when the leader or this process is lost,
+agents connect again, as they do after the loss of a controller, and send what was not acknowledged.
+
+A change of the inventory says how later batches are to be read, so an agent's batches wait until the controller has
+dealt with it. What waits for the controller is bounded; beyond it agents are not read on, and keep it at home.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc.aio
+
+from eelgrid_controller.server.ingest.frames import FrameBuilder
+from eelgrid_controller.server.metrics.catalogue import build_family
+from eelgrid_protos import codec
+from eelgrid_protos.controller_addresses import ControllerAddresses
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Fault, NotLeader, ResourceExhausted, Unavailable, build_fault, fault_of_contract
+from eelgrid_protos.messages import (
+    FORWARDED_STREAMS_MOST,
+    Acknowledgement,
+    ConnectRequest,
+    ConnectResponse,
+    EndedStream,
+    ForwardedMessage,
+    ForwardedStream,
+    ForwardRequest,
+    ForwardResponse,
+    SampleBatch,
+    Welcome,
+)
+from eelgrid_protos.openmetrics import MetricFamily
+from eelgrid_protos.roles import peer_address
+from eelgrid_protos.rpc import CONNECT_BYTES_MOST, INGEST_SERVICE, Context, Encoded, build_client
+from eelgrid_protos.transport import ListenError
+
+# Tags of fields in ConnectRequest and ConnectResponse: the field's number, and that its length follows.
+_INVENTORY, _SAMPLES, _WELCOME = b"\x12", b"\x1a", b"\x0a"
+# How long batches are gathered, and frames that the controller has not acknowledged.
+_FRAME_S = 0.1
+_FRAMES_MOST = 4
+# An agent that connects waits so long for the controller.
+_LINK_WITHIN_S = 10.0
+# Messages of one agent that the controller has not dealt with, and of all that are not sent.
+_UNREAD_MOST = 32
+_WAITING_BYTES_MOST = 16 * 1024 * 1024
+# Of one request, beside its last message.
+_REQUEST_BYTES_MOST = 1024 * 1024
+_REQUEST_MESSAGES_MOST = 1024
+# Messages for one agent that it has not read.
+_UNSENT_MOST = 512
+_PAUSE_S = 1.0
+_CERTIFICATE, _CHAIN = "x509_pem_cert", "x509_pem_cert_chain"
+_CERTIFICATE_BYTES_MOST = 64 * 1024
+
+
+class _AgentStream:
+    """One agent's stream."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sequence = 0
+        self.unacknowledged = 0
+        self.is_acknowledgement_due = False
+        # Messages that the controller has not dealt with.
+        self.unread = 0
+        self.unsent: deque[bytes] = deque()
+        self.welcomed = asyncio.Event()
+        self.on_read = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.is_over = False
+        self.end: Fault | None = None
+
+    def close(self, fault: Fault | None) -> None:
+        """Ends it; the first reason stands."""
+        if not self.is_over:
+            self.is_over, self.end = True, fault
+        for event in (self.wake, self.on_read, self.welcomed):
+            event.set()
+
+    def send(self, message: bytes) -> None:
+        """Hands a message of the controller to the agent."""
+        if len(self.unsent) >= _UNSENT_MOST:
+            self.close(ResourceExhausted(f"{_UNSENT_MOST} messages wait for the agent to read them; connect again"))
+            return
+        if message[:1] == _WELCOME:
+            answer = codec.decode_message(ConnectResponse, message).message
+            if isinstance(answer, Welcome):
+                self.sequence = answer.acknowledged_sequence
+                self.welcomed.set()
+        self.unsent.append(message)
+        self.wake.set()
+
+    def on_batch(self, sequence: int, every: int) -> None:
+        """The controller has a batch; acknowledge when it has enough."""
+        self.sequence = max(self.sequence, sequence)
+        self.unacknowledged += 1
+        if self.unacknowledged >= every:
+            self.is_acknowledgement_due = True
+            self.wake.set()
+
+    async def outgoing(self) -> AsyncIterator[bytes]:
+        """What the agent is told, until the stream is over."""
+        while True:
+            self.wake.clear()
+            while self.unsent:
+                yield self.unsent.popleft()
+            if self.is_over:
+                break
+            if self.is_acknowledgement_due:
+                self.is_acknowledgement_due, self.unacknowledged = False, 0
+                yield codec.encode_message(ConnectResponse(message=Acknowledgement(sequence=self.sequence)))
+                continue
+            await self.wake.wait()
+        if self.end is not None:
+            raise self.end
+
+
+class LeaderLink:
+    """The stream to the controller that leads, with what waits for it."""
+
+    def __init__(self, *, log: logging.Logger) -> None:
+        self.streams: dict[int, _AgentStream] = {}
+        self.batches = 0
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+        self._log = log
+        self._numbers = 0
+        self._opened: list[ForwardedStream] = []
+        self._messages: deque[ForwardedMessage] = deque()
+        self._closed: list[int] = []
+        self._frames = 0
+        self._waiting_bytes = 0
+        self._builder = FrameBuilder()
+        self._due_s: float | None = None
+        self._must_cut = False
+        # Of frames that the controller has not acknowledged, the sequences by stream.
+        self._unacknowledged: dict[int, dict[int, list[int]]] = {}
+        self._every = 1
+        self._wake = asyncio.Event()
+        self._is_over = False
+
+    def open(self, peer: str, certificate: bytes) -> _AgentStream:
+        """Opens an agent's stream; raises ResourceExhausted."""
+        if len(self.streams) >= FORWARDED_STREAMS_MOST:
+            raise ResourceExhausted(f"{FORWARDED_STREAMS_MOST} agents are connected here; connect to another ingest")
+        self._numbers += 1
+        stream = self.streams[self._numbers] = _AgentStream(self._numbers)
+        self._opened.append(ForwardedStream(stream=self._numbers, peer=peer, certificate=certificate))
+        self._wake.set()
+        return stream
+
+    def end_stream(self, stream: _AgentStream) -> None:
+        """An agent ended its stream, or this process did."""
+        if self.streams.pop(stream.number, None) is not None:
+            self._closed.append(stream.number)
+            self._wake.set()
+
+    async def forward(self, stream: _AgentStream, message: bytes) -> None:
+        """Hands on a message unread; waits while the controller is behind."""
+        if message[:1] == _INVENTORY and self._builder.sequences.get(stream.number):
+            # Batches from before it go first.
+            self._must_cut = True
+            while self._must_cut and not stream.is_over:
+                self._wake.set()
+                self.has_room.clear()
+                await self.has_room.wait()
+        while (stream.unread >= _UNREAD_MOST or self._waiting_bytes >= _WAITING_BYTES_MOST) and not stream.is_over:
+            await self._wait_for_room(stream)
+        if stream.is_over:
+            return
+        stream.unread += 1
+        self._messages.append(ForwardedMessage(stream=stream.number, message=message))
+        self._waiting_bytes += len(message)
+        self._wake.set()
+        while message[:1] == _INVENTORY and stream.unread and not stream.is_over:
+            stream.on_read.clear()
+            await stream.on_read.wait()
+
+    async def _wait_for_room(self, stream: _AgentStream) -> None:
+        if stream.unread >= _UNREAD_MOST:
+            stream.on_read.clear()
+            await stream.on_read.wait()
+        else:
+            self.has_room.clear()
+            await self.has_room.wait()
+
+    async def add_batch(self, stream: _AgentStream, batch: SampleBatch) -> None:
+        """Adds a batch to the next frame; waits while too many frames are under way."""
+        while self._builder.is_full and not stream.is_over:
+            self.has_room.clear()
+            await self.has_room.wait()
+        if stream.is_over:
+            return
+        self._builder.add(stream.number, batch)
+        self.batches += 1
+        if self._due_s is None:
+            self._due_s = asyncio.get_running_loop().time() + _FRAME_S
+            self._wake.set()
+        elif self._builder.is_full:
+            self._wake.set()
+
+    async def requests(self) -> AsyncIterator[ForwardRequest]:
+        """What the controller is told, until the link is over."""
+        running = asyncio.get_running_loop()
+        while not self._is_over:
+            self._wake.clear()
+            is_due = self._due_s is not None and (
+                self._must_cut or self._builder.is_full or running.time() >= self._due_s
+            )
+            if is_due and len(self._unacknowledged) < _FRAMES_MOST:
+                yield self._cut_frame()
+            elif self._opened or self._messages or self._closed:
+                yield self._cut_messages()
+            else:
+                self._must_cut = self._must_cut and self._due_s is not None
+                left_s = None if self._due_s is None or is_due else self._due_s - running.time()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._wake.wait()
+            self.has_room.set()
+
+    def _cut_frame(self) -> ForwardRequest:
+        builder, self._builder = self._builder, FrameBuilder()
+        self._due_s, self._must_cut = None, False
+        self._frames += 1
+        self._unacknowledged[self._frames] = builder.sequences
+        return ForwardRequest(frame=builder.build(self._frames))
+
+    def _cut_messages(self) -> ForwardRequest:
+        opened, self._opened = self._opened, []
+        messages: list[ForwardedMessage] = []
+        size = 0
+        while self._messages and size < _REQUEST_BYTES_MOST and len(messages) < _REQUEST_MESSAGES_MOST:
+            message = self._messages.popleft()
+            messages.append(message)
+            size += len(message.message)
+        self._waiting_bytes -= size
+        closed: list[int] = []
+        if not self._messages:
+            closed, self._closed = self._closed, []
+        return ForwardRequest(opened=tuple(opened), messages=tuple(messages), closed=tuple(closed))
+
+    def on_response(self, response: ForwardResponse) -> None:
+        """The controller said something."""
+        self._every = max(1, response.batches_per_acknowledgement)
+        for message in response.messages:
+            if (stream := self.streams.get(message.stream)) is not None:
+                stream.send(message.message)
+        for acknowledged in response.frames:
+            left_out = frozenset(acknowledged.left_out)
+            for number, sequences in self._unacknowledged.pop(acknowledged.number, {}).items():
+                stream = self.streams.get(number)
+                if stream is not None and number not in left_out:
+                    for sequence in sequences:
+                        stream.on_batch(sequence, self._every)
+            self._wake.set()
+        for consumed in response.consumed:
+            if (stream := self.streams.get(consumed.stream)) is not None:
+                stream.unread = max(0, stream.unread - consumed.count)
+                stream.on_read.set()
+        for ended in response.ended:
+            if (stream := self.streams.pop(ended.stream, None)) is not None:
+                stream.close(_read_end(ended))
+
+    def close(self, fault: Fault) -> None:
+        """The controller is lost: every agent connects again."""
+        self._is_over = True
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.close(fault)
+        self._wake.set()
+        self.has_room.set()
+
+
+def _read_end(ended: EndedStream) -> Fault | None:
+    """Returns why the controller ended a stream; None if it ended well."""
+    fault = build_fault(ended.code, ended.text, ended.details)
+    if isinstance(fault, NotLeader):
+        # Where it is, agents have nothing to look for: this process does.
+        return Unavailable(fault.message)
+    return fault
+
+
+class IngestRelay:
+    """Serves agents; implements `eelgrid_protos.rpc.AGENT_SERVICE` on encoded messages."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        open_channel: Callable[[str], grpc.aio.Channel],
+        *,
+        may_follow: Callable[[str], bool],
+        log: logging.Logger,
+    ) -> None:
+        self.links_opened = 0
+        self._batches = 0
+        self._search = ControllerAddresses(addresses, may_follow=may_follow).begin_search()
+        self._open_channel = open_channel
+        self._log = log
+        self._link: LeaderLink | None = None
+        self._is_linked = asyncio.Event()
+        self._reason = "it has not been reached yet"
+        self._is_stopping = False
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether a controller that leads takes what agents say."""
+        return self._link is not None
+
+    def families(self) -> Iterator[MetricFamily]:
+        """What Prometheus reads of an ingest process."""
+        link = self._link
+        yield build_family("eelgrid_agents_connected", 0 if link is None else len(link.streams))
+        yield build_family("eelgrid_ingest_linked", float(link is not None))
+        yield build_family("eelgrid_ingest_links_total", self.links_opened)
+        yield build_family("eelgrid_ingest_batches_total", self._batches + (0 if link is None else link.batches))
+
+    async def run(self) -> None:
+        """Keeps a link to the controller that leads, until cancelled."""
+        while True:
+            reason, leader = await self._connection()
+            self._reason = reason
+            pause_s = self._search.move_on(reason, leader)
+            await asyncio.sleep(_PAUSE_S if pause_s is None else pause_s)
+
+    def close(self) -> None:
+        """Ends all streams."""
+        self._is_stopping = True
+        if self._link is not None:
+            self._link.close(Unavailable("the ingest process is stopping; connect to another"))
+
+    async def _connection(self) -> tuple[str, str]:
+        """One link; returns why it ended, and whom a follower named."""
+        link, leader = LeaderLink(log=self._log), ""
+        try:
+            channel = self._open_channel(self._search.address)
+            async with contextlib.aclosing(build_client(INGEST_SERVICE, channel).forward(link.requests())) as responses:
+                async for response in responses:
+                    if self._link is not link:
+                        self._link = link
+                        self._search.succeed()
+                        self.links_opened += 1
+                        self._is_linked.set()
+                        self._log.info("event=linked leader=%s", self._search.address)
+                    link.on_response(response)
+            reason = "it ended the stream"
+        except NotLeader as error:
+            reason, leader = str(error), error.leader
+        except (Fault, ContractError, ListenError) as error:
+            reason = str(error)
+        finally:
+            self._is_linked.clear()
+            if self._link is link:
+                self._log.warning("event=unlinked leader=%s agents=%d", self._search.address, len(link.streams))
+                self._batches += link.batches
+                self._link = None
+            link.close(Unavailable("the controller that leads was lost; connect again"))
+        self._log.debug("event=link_failed leader=%s reason=%r", self._search.address, reason)
+        return reason, leader
+
+    async def _wait_for_link(self) -> LeaderLink:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINK_WITHIN_S):
+                while not self._is_stopping:
+                    await self._is_linked.wait()
+                    if self._link is not None:
+                        return self._link
+        raise Unavailable(f"no controller takes what this ingest process hands on: {self._reason}; connect again")
+
+    async def connect(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Encoded]:
+        """One agent's stream."""
+        link = await self._wait_for_link()
+        stream = link.open(peer_address(context), _show_certificate(context))
+        reader = asyncio.create_task(_read_agent(link, stream, requests))
+        try:
+            async for message in stream.outgoing():
+                yield Encoded(message)
+        finally:
+            stream.close(None)
+            link.end_stream(stream)
+            reader.cancel()
+
+
+async def _read_agent(link: LeaderLink, stream: _AgentStream, requests: AsyncIterator[bytes]) -> None:
+    """Hands on what an agent says until it stops or breaks the contract."""
+    try:
+        async for data in requests:
+            codec.check_size("ConnectRequest", data, CONNECT_BYTES_MOST)
+            if data[:1] == _SAMPLES:
+                await stream.welcomed.wait()
+                request = codec.decode_message(ConnectRequest, data, bytes_most=CONNECT_BYTES_MOST, is_counted=True)
+                if isinstance(request.message, SampleBatch) and request.message.time_ns:
+                    await link.add_batch(stream, request.message)
+                    continue
+            await link.forward(stream, data)
+            if stream.is_over:
+                return
+    except Exception as error:  # noqa: BLE001  # the stream ends with it
+        stream.close(fault_of_contract(error) if isinstance(error, ContractError) else Unavailable(str(error)))
+    else:
+        stream.close(None)
+
+
+def _show_certificate(context: Any) -> bytes:
+    """Returns what the agent's connection has proved to be its own, and the chain to it; empty without TLS."""
+    identity = context.auth_context()
+    (pem, *_) = identity.get(_CERTIFICATE) or (b"",)
+    (chain, *_) = identity.get(_CHAIN) or (b"",)
+    both = pem + b"\n" + chain if pem and chain else pem
+    return both if len(both) <= _CERTIFICATE_BYTES_MOST else pem

@@ -1,0 +1,238 @@
+"""An agent behind an ingest process reaches the same state as one that connects directly, and a bad message harms one."""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+
+import pytest
+from tests.builders.cluster import build_node
+from tests.builders.server import AgentStream, run_controller
+from tests.waiting import wait_until
+
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.ingest_composition import IngestProcess
+from eelgrid_controller.runtime.config import IngestConfig
+from eelgrid_controller.server.ingest.frames import FrameBuilder
+from eelgrid_protos import codec, rpc
+from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
+from eelgrid_protos.messages import (
+    Absence,
+    AbsenceReason,
+    Acknowledgement,
+    ApplyStatus,
+    Column,
+    ConnectRequest,
+    ConnectResponse,
+    ForwardedMessage,
+    ForwardedStream,
+    ForwardRequest,
+    GetSummaryRequest,
+    HeldAssignments,
+    Hello,
+    PlanApplied,
+    Reading,
+    SampleBatch,
+    TickBlock,
+    TickFrame,
+    Welcome,
+)
+
+LOG = logging.getLogger("test.ingest")
+
+
+@contextlib.asynccontextmanager
+async def run_ingest(*controllers):
+    config = IngestConfig(controllers=controllers, listen="127.0.0.1:0", metrics="127.0.0.1:0")
+    process = IngestProcess(config, tls=None, insecure=False, clock=Clock(), log=LOG)
+    line = await process.start()
+    try:
+        yield process, dict(part.split("=", 1) for part in line.split()[1:])["listen"]
+    finally:
+        await process.stop()
+
+
+def batch(sequence, *, power_w=300.0, generation=1, gpus=8, first_ns=1_000_000_000):
+    times = tuple(first_ns * sequence + tick for tick in range(2))
+    return SampleBatch(
+        sequence=sequence,
+        inventory_generation=generation,
+        time_ns=times,
+        gpu_columns=(
+            Column(reading=Reading.POWER_W, values=(1.0,) * gpus + (power_w,) * gpus),
+            Column(
+                reading=Reading.UTILIZATION_RATIO,
+                values=(0.0,) * (2 * gpus),
+                absences=(Absence(reason=AbsenceReason.TIMED_OUT, cells=(2 * gpus - 1,)),),
+            ),
+        ),
+        host_columns=(Column(reading=Reading.HOST_CPU_UTILIZATION_RATIO, values=(0.1, 0.2)),),
+    )
+
+
+async def connect(address, name, **hello):
+    agent = AgentStream(address)
+    await agent.say(Hello(incarnation=1, inventory=build_node(name, **hello), plan_epoch=0, held=HeldAssignments()))
+    return agent, await agent.hear(Welcome)
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+async def test_an_agent_reaches_the_same_state_directly_and_behind_an_ingest_process(tmp_path, is_direct):
+    async with run_controller(tmp_path) as rig, run_ingest(rig.address) as (_, behind):
+        agent, welcome = await connect(rig.address if is_direct else behind, "n1")
+        assert welcome.acknowledged_sequence == 0
+        assert welcome.term == rig.controller.loop.term
+        inventory = build_node("n1")
+        width = len(inventory.gpus)
+        for sequence in (1, 2, 4):
+            await agent.say(batch(sequence, generation=inventory.generation, gpus=width))
+        while (await agent.hear(Acknowledgement)).sequence < 4:
+            pass
+        telemetry = rig.controller.telemetry
+        tick = telemetry.latest_tick("n1")
+        assert tick.gpus == {
+            Reading.POWER_W: (300.0,) * width,
+            Reading.UTILIZATION_RATIO: (*(0.0,) * (width - 1), None),
+        }
+        assert telemetry.tick_counts("n1") == (6, 2)
+        assert telemetry.idle_since_ns("n1") == (*(1_000_000_000,) * (width - 1), None)
+        # Batches that come again are acknowledged and not counted again.
+        await agent.say(batch(2, generation=inventory.generation, gpus=width))
+        await wait_until(lambda: telemetry.duplicates == 1)
+        assert telemetry.tick_counts("n1") == (6, 2)
+        await agent.leave()
+
+
+async def test_control_messages_pass_in_both_directions(tmp_path):
+    async with run_controller(tmp_path) as rig, run_ingest(rig.address) as (_, behind):
+        agent, _ = await connect(behind, "n1")
+        assert (await rig.operators.get_summary(GetSummaryRequest())).summary.nodes_ready == 1
+        await agent.say(PlanApplied(epoch=99, status=ApplyStatus.APPLIED))
+        with pytest.raises(InvalidArgument, match="a plan never sent"):
+            await agent.hear_to_the_end()
+
+
+async def test_a_changed_inventory_is_dealt_with_before_the_batches_after_it(tmp_path):
+    async with run_controller(tmp_path) as rig, run_ingest(rig.address) as (_, behind):
+        agent, _ = await connect(behind, "n1")
+        first = build_node("n1")
+        second = replace(first, generation=first.generation + 1, gpus=first.gpus[:1])
+        await agent.say(
+            batch(1, generation=first.generation, gpus=len(first.gpus)),
+            second,
+            batch(2, generation=second.generation, gpus=1),
+        )
+        while (await agent.hear(Acknowledgement)).sequence < 2:
+            pass
+        assert rig.controller.telemetry.tick_counts("n1") == (4, 0)
+        await agent.leave()
+
+
+async def test_a_second_stream_of_a_node_ends_the_first_however_they_come(tmp_path):
+    async with run_controller(tmp_path) as rig, run_ingest(rig.address) as (_, behind):
+        first, _ = await connect(behind, "n1")
+        second, _ = await connect(rig.address, "n1")
+        with pytest.raises(Aborted, match="another stream"):
+            await first.hear_to_the_end()
+        await second.leave()
+
+
+async def test_agents_are_refused_while_no_controller_leads_and_taken_when_one_does(tmp_path):
+    async with run_ingest("127.0.0.1:9") as (_, behind):
+        agent = AgentStream(behind)
+        await agent.say(Hello(incarnation=1, inventory=build_node("n1"), plan_epoch=0))
+        with pytest.raises(Unavailable, match="no controller takes"):
+            await agent.hear(within_s=30.0)
+
+
+async def test_an_ingest_process_that_stops_sends_its_agents_away(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        async with run_ingest(rig.address) as (process, behind):
+            agent, _ = await connect(behind, "n1")
+            assert process.relay.is_linked
+            assert rig.controller.agents.connected == 1
+        with pytest.raises(Unavailable):
+            await agent.hear_to_the_end()
+        await wait_until(lambda: rig.controller.agents.connected == 0)
+        again, _ = await connect(rig.address, "n1")
+        await again.leave()
+
+
+async def test_a_leader_that_stops_is_not_followed_by_acknowledgements(tmp_path):
+    async with run_controller(tmp_path) as rig, run_ingest(rig.address) as (_, behind):
+        agent, _ = await connect(behind, "n1")
+        rig.controller.agents.close()
+        with pytest.raises(Unavailable):
+            await agent.hear_to_the_end()
+
+
+async def forward(rig, *requests):
+    """What the controller answers to an ingest process that says this."""
+    out = asyncio.Queue()
+    for request in requests:
+        out.put_nowait(request)
+
+    async def say():
+        while True:
+            yield await out.get()
+
+    answers = rpc.build_client(rpc.INGEST_SERVICE, rig.channel).forward(say())
+    return out, answers
+
+
+async def test_hostile_messages_are_left_out_and_counted_and_end_one_stream_alone(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        inventory = build_node("n1")
+        hello = codec.encode_message(ConnectRequest(message=Hello(incarnation=1, inventory=inventory)))
+        builder = FrameBuilder()
+        for stream, sequence in ((1, 1), (77, 5)):
+            builder.add(stream, batch(sequence, generation=inventory.generation, gpus=len(inventory.gpus)))
+        builder.add(1, batch(2, power_w=300.0, generation=inventory.generation, gpus=len(inventory.gpus)))
+        out, answers = await forward(
+            rig,
+            ForwardRequest(
+                opened=(ForwardedStream(stream=1), ForwardedStream(stream=2), ForwardedStream(stream=1)),
+                messages=(
+                    ForwardedMessage(stream=1, message=hello),
+                    ForwardedMessage(stream=2, message=b"\xff\xff"),
+                    ForwardedMessage(stream=3, message=b""),
+                ),
+            ),
+        )
+        messages, ended, frames = [], [], []
+
+        async def hear():
+            async for answer in answers:
+                messages.extend(answer.messages)
+                ended.extend(answer.ended)
+                frames.extend(answer.frames)
+
+        hearing = asyncio.create_task(hear())
+        await wait_until(lambda: messages and ended)
+        assert isinstance(codec.decode_message(ConnectResponse, messages[0].message).message, Welcome)
+        assert [one.stream for one in ended] == [2]
+        frame = builder.build(1)
+        bad = TickBlock(readings=(Reading.POWER_W,), devices=8, batches=frame.blocks[0].batches, values=b"short")
+        infinite = TickBlock(
+            readings=frame.blocks[0].readings,
+            host_readings=frame.blocks[0].host_readings,
+            devices=frame.blocks[0].devices,
+            batches=frame.blocks[0].batches[:48],
+            values=b"\x00\x00\x00\x00\x00\x00\xf0\x7f" * (2 * len(inventory.gpus) + 1),
+            idle=frame.blocks[0].idle[: len(inventory.gpus)],
+        )
+        out.put_nowait(ForwardRequest(frame=TickFrame(number=1, blocks=(bad, infinite))))
+        out.put_nowait(ForwardRequest(frame=TickFrame(number=2, blocks=frame.blocks)))
+        await wait_until(lambda: len(frames) == 2)
+        assert set(frames[0].left_out) == {1, 77}
+        assert frames[1].left_out == (77,)
+        assert rig.controller.telemetry.tick_counts("n1") == (4, 0)
+        assert rig.controller.agents.connected == 1
+        families = {
+            sample.labels.get("kind"): sample.value
+            for family in rig.controller.metrics.collect()
+            if family.name.startswith("eelgrid_ingest_omitted")
+            for sample in family.samples
+        }
+        assert families == {"stream": 1.0, "message": 1.0, "batch": 5.0}
+        hearing.cancel()
