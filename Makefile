@@ -137,7 +137,8 @@ check: $(VENV)/installed-dev
 	@$(BIN)/python client/generate.py --check
 	@$(BIN)/python deploy/dashboards/render.py --check
 	@$(BIN)/python docs/generate.py --check
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@# Not quiet: it counts no warnings then, and a broken link is one.
+	@said="$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1)" || { echo "$$said" >&2; exit 1; }
 	@echo "check: all good"
 
 docs: $(VENV)/installed-dev
