@@ -48,7 +48,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "namespace": "whose it is, in reports and spending limits",
         "user": "who submits it; with a submitter's certificate its own user, which it may leave out",
         "queue": "the queue that it is listed and charged under",
-        "priority": "the higher is placed first; whom it preempts is a matter of its [queue](queue-file.md#preemption)",
+        "priority": "the higher is placed first; whom it preempts is a matter of its [queue](../how-to/queues.md#let-work-preempt-other-work)",
         "labels": "your own keys and values, for reports and spending limits",
         "locality": "`pack` places replicas on few nodes, racks and switches, `spread` apart, `unspecified` anywhere",
         "mobility": "whether an operator's move may take it elsewhere: `fixed` never; `movable` once its new place is "
@@ -57,7 +57,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "training": "the bound of a `training_job`: [training](#training)",
         "required_traits": "only nodes with all of these traits, which an engine assigns; on Kubernetes Eelgrid does",
         "never_preempts": "it waits rather than preempt other work, whatever its queue allows",
-        "priority_class": "a [priority class](queue-file.md#priority-classes), whose priority and promise it gets",
+        "priority_class": "a [priority class](../how-to/queues.md), whose priority and promise it gets",
         "evicted_by_engine": "an engine stops it if it has to make room, and its owner submits it anew; Kubernetes' part sets it",
         "process": "the command that agents run for each replica: [process](#process); with it `mobility` is `fixed`",
         "expected_runtime_s": "how long it is expected to run; nothing ends for it, and others may start before it by it: "
