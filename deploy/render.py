@@ -98,7 +98,8 @@ def table() -> str:
     rows = ["| where | resources | verbs | by default | why |", "|---|---|---|---|---|"]
     usual = {(title, json.dumps(rule)) for title, rule, _ in _rules("kubernetes")}
     drivers = [one for one in _rules("dra") if one[0].endswith("-agent-dra`")]
-    for title, rule, reason in (*_rules("enforce"), *drivers):
+    bindings = [one for one in _rules("scheduler") if "pods/binding" in one[1]["resources"]]
+    for title, rule, reason in (*_rules("enforce"), *bindings, *drivers):
         names = ", ".join(_title(group, one) for group in rule["apiGroups"] for one in rule["resources"])
         only = "".join(f" named `{name}`" for name in rule.get("resourceNames", ()))
         is_usual = "yes" if (title, json.dumps(rule)) in usual else "no"

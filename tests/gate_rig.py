@@ -16,6 +16,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP_SIZE,
     ANNOTATION_PLAN,
     GATE,
+    SCHEDULER,
 )
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
@@ -74,7 +75,9 @@ class Api:
         (self.pods if kind == "pod" else self.nodes)[found["metadata"]["name"]] = found
         self.tell(kind, found)
 
-    def pod(self, *, gpus=1, group="", size=1, owner="", node="", affinity=None, app="", spread=None, labels=None):
+    def pod(
+        self, *, gpus=1, group="", size=1, owner="", node="", affinity=None, app="", spread=None, labels=None, own=False
+    ):
         self.made += 1
         name = f"p{self.made:03d}"
         metadata = {"name": name, "namespace": "x", "uid": f"u{self.made}", "annotations": {}}
@@ -92,6 +95,7 @@ class Api:
                 "affinity": affinity,
                 "app": app,
                 "spread": spread,
+                "own": own,
             }
         if app:
             metadata["labels"] = {"app": app}
@@ -106,6 +110,8 @@ class Api:
             spec["topologySpreadConstraints"] = spread
         if node:
             spec["nodeName"] = node
+        elif own:
+            spec["schedulerName"] = SCHEDULER
         else:
             spec["schedulingGates"] = [{"name": GATE}]
         self.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
@@ -164,6 +170,22 @@ class Api:
         self.put("pod", found)
         return None
 
+    def bind(self, one, leading):
+        """A binding with its preconditions; nobody looks for room."""
+        found = self.pods.get(one.key.name)
+        if found is None:
+            return told.WriteFailure.GONE
+        metadata = found["metadata"]
+        if (one.uid, one.version) != (metadata["uid"], metadata["resourceVersion"]) or found["spec"].get("nodeName"):
+            return told.WriteFailure.CONFLICT
+        assert found["spec"].get("schedulerName") == SCHEDULER, "bound what is not ours to bind"
+        self.patches.append((one.uid, one.epoch, one.node_name, leading))
+        assert not self.why_not(found, one.node_name), "bound against a rule"
+        found = copy.deepcopy(found)
+        found["metadata"]["annotations"][ANNOTATION_PLAN] = one.plan
+        self._bind(found, one.node_name)
+        return None
+
     def annotate(self, key, body):
         """A merge patch of annotations with its preconditions."""
         found, metadata = self.pods.get(key.name), body["metadata"]
@@ -190,6 +212,8 @@ class Api:
                     self.remove(one.key.name)
             case told.AnnotatePod():
                 failure = self.annotate(one.key, body)
+            case told.BindPod():
+                failure = self.bind(one, leading)
             case _:
                 failure = self.patch(one.key, body, one.epoch, leading)
         side.answered(one, failure, is_answered=is_answered)
@@ -217,6 +241,7 @@ class Api:
             for pod in self.pods.values()
             if not pod["spec"].get("nodeName")
             and not pod["spec"].get("schedulingGates")
+            and pod["spec"].get("schedulerName") != SCHEDULER
             and pod["status"]["phase"] == "Pending"
         ]
         for pod in waiting:
@@ -372,7 +397,7 @@ class Side:
         events, self.events = self.events, []
         for one in self.gate.on_events(events, at_s):
             match one:
-                case told.UngatePod() | told.RemoveGate() | told.RecreatePod() | told.AnnotatePod():
+                case told.UngatePod() | told.BindPod() | told.RemoveGate() | told.RecreatePod() | told.AnnotatePod():
                     self.under_way.append(one)
                 case told.RecordEvent():
                     self.tells.append(one)
@@ -477,7 +502,7 @@ class Side:
                 body = gate_removal_patch(found)
             case told.AnnotatePod():
                 body = annotation_patch(found, one.annotations)
-            case told.RecreatePod():
+            case told.RecreatePod() | told.BindPod():
                 body = None
         self.api.in_flight.append((self, one, body, self.epoch))
 
@@ -487,7 +512,7 @@ class Side:
             self.events.append(self._failure(one)(one.uid, told.WriteFailure.BUSY, "no answer"))
         elif failure is not None:
             self.events.append(self._failure(one)(one.uid, failure))
-        elif isinstance(one, told.UngatePod | told.RemoveGate):
+        elif isinstance(one, told.UngatePod | told.BindPod | told.RemoveGate):
             self.events.append(told.PatchDone(one.uid))
 
 

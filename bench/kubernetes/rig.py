@@ -15,7 +15,7 @@ from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer, InformerTiming
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
 from eelgrid_controller.engines.kubernetes.api.port import NAMESPACES, NODES, PODS, Object
-from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, GATE, LABEL_MANAGED
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, GATE, LABEL_MANAGED, SCHEDULER
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 
 __all__ = ["Rig", "Rush", "Seen", "pod"]
@@ -46,8 +46,8 @@ class Seen:
     gone_s: float | None = None
 
 
-def pod(name: str, *, gpus: int = 1, is_gated: bool = True, **more: Any) -> Object:
-    """A pod; `more` goes into its metadata, `spec` of it into its spec."""
+def pod(name: str, *, gpus: int = 1, is_gated: bool = True, is_ours: bool = False, **more: Any) -> Object:
+    """A pod, gated unless it names our scheduler (`is_ours`); `more` goes into its metadata, `spec` of it into its spec."""
     amounts = {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": str(gpus)}
     spec: dict[str, Any] = {
         "containers": [
@@ -61,7 +61,9 @@ def pod(name: str, *, gpus: int = 1, is_gated: bool = True, **more: Any) -> Obje
         **more.pop("spec", {}),
     }
     metadata = {"name": name, **more}
-    if is_gated:
+    if is_ours:
+        spec["schedulerName"] = SCHEDULER
+    elif is_gated:
         spec["schedulingGates"] = [{"name": GATE}]
         metadata["labels"] = {LABEL_MANAGED: "true", **more.get("labels", {})}
     return {"metadata": metadata, "spec": spec}

@@ -21,6 +21,7 @@ from eelgrid_controller.errors import ControllerConfigError, ControllerError
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.runtime.config import (
     ABILITIES,
+    KUBERNETES_MODES,
     ControllerConfig,
     IngestConfig,
     KubernetesConfig,
@@ -159,6 +160,7 @@ _KUBERNETES_SETTINGS = {
     "kubernetes_identity": "identity",
     "kubernetes_lease": "lease_s",
     "kubernetes_lease_name": "lease_name",
+    "kubernetes_mode": "mode",
     "kubernetes_namespace": "namespace",
     "unbound_after": "unbound_s",
 }
@@ -199,7 +201,7 @@ _OPTIONS = {
 }
 
 
-def _read_webhook(given: dict[str, Any]) -> WebhookConfig | None:
+def _read_webhook(given: dict[str, Any], *, binds: bool) -> WebhookConfig | None:
     """Takes the options of the webhook out of those given; None without it."""
     listen, certificate, key, resources, excluded, tolerates = (
         given.pop(f"webhook_{name}") for name in ("listen", "certificate", "key", "resources", "excluded", "toleration")
@@ -209,13 +211,13 @@ def _read_webhook(given: dict[str, Any]) -> WebhookConfig | None:
     if certificate is None or key is None:
         missing = "--webhook-listen needs --webhook-certificate and --webhook-key: API servers connect by TLS"
         raise click.UsageError(missing)
-    rules = GateRules(_names(resources), frozenset(_names(excluded)), tolerates)
+    rules = GateRules(_names(resources), frozenset(_names(excluded)), tolerates, binds)
     return WebhookConfig(listen=listen, certificate=certificate, key=key, rules=rules)
 
 
 def _read_kubernetes(given: dict[str, Any]) -> KubernetesConfig | None:
     """Takes the options of a Kubernetes cluster out of those given; None without one."""
-    webhook, is_wanted = _read_webhook(given), given.pop("kubernetes")
+    webhook, is_wanted = _read_webhook(given, binds=given["kubernetes_mode"] == "scheduler"), given.pop("kubernetes")
     if webhook is not None and not is_wanted:
         raise click.UsageError("--webhook-listen needs --kubernetes: without it, nothing would remove the gates")
     abilities = frozenset(_names(given.pop("kubernetes_abilities")))
@@ -532,6 +534,8 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
 )
 @click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
               help="Seconds after which another controller may take over from a silent leader.")  # fmt: skip
+@click.option("--kubernetes-mode", type=click.Choice(KUBERNETES_MODES), default=_KUBERNETES.mode, show_default=True,
+              help="gate: kube-scheduler binds pods; scheduler: this controller binds those that name the scheduler eelgrid.")  # fmt: skip
 @click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
               help="Seconds after which a pinned pod that cannot be scheduled is deleted, for its owner to recreate.")  # fmt: skip
 @click.option("--fail-open-after", type=float,

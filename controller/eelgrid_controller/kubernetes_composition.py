@@ -107,7 +107,8 @@ def _writes(engine: GateEngine) -> Iterator[MetricFamily]:
     writes = engine.writes
     failed = {failure.name.lower(): float(count) for failure, count in writes.failed.items()}
     yield build_family(
-        "eelgrid_kubernetes_writes_total", {"pinned": writes.ungated, "opened": writes.stripped, **failed}
+        "eelgrid_kubernetes_writes_total",
+        {"pinned": writes.ungated, "bound": writes.bound, "opened": writes.stripped, **failed},
     )
     yield build_family("eelgrid_kubernetes_recreated_total", writes.recreated)
     yield build_family("eelgrid_kubernetes_notes_total", {"sent": engine.events.sent, "dropped": engine.events.dropped})
@@ -194,7 +195,12 @@ class KubernetesRuntime:
             has_agent=has_agent,
             awaits_agent=awaits_agent,
             settings=GateEngineSettings(
-                gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s, moves="moves" in config.abilities),
+                gate=GateSettings(
+                    unbound_s=config.unbound_s,
+                    open_s=config.open_s,
+                    binds=config.mode == "scheduler",
+                    moves="moves" in config.abilities,
+                ),
                 leaves_claims="claims" in config.abilities,
             ),
         )

@@ -225,6 +225,60 @@ async def test_a_gated_pod_is_not_bound(rig):
         await bind(rig.cluster, "b", namespace=rig.space, node="n2")
 
 
+async def _bind(rig, made, *, node="n1", **other):
+    metadata = made["metadata"] | other
+    await rig.cluster.bind(
+        "a",
+        namespace=rig.space,
+        node_name=node,
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        annotations={"eelgrid.io/plan": "x"},
+    )
+
+
+async def test_a_binding_writes_node_and_annotations_of_this_version_of_this_pod_once(rig):
+    made = await rig.add(PODS, build_pod("a", gates=(), schedulerName="eelgrid"))
+    for other in ({"uid": OTHER_UID}, {"resourceVersion": "1"}):
+        with pytest.raises(errors.Conflict):
+            await _bind(rig, made, **other)
+    changed = await patch(rig, {"metadata": {"annotations": {"eelgrid.io/fence": "2/1"}}})
+    with pytest.raises(errors.Conflict):  # what a fence is for
+        await _bind(rig, made)
+    await _bind(rig, changed)
+    found = await rig.cluster.get(PODS, "a", namespace=rig.space)
+    assert found["spec"]["nodeName"] == "n1"
+    assert found["metadata"]["annotations"]["eelgrid.io/plan"] == "x"
+    assert conditions(found)["PodScheduled"]["status"] == "True"
+    with pytest.raises(errors.Conflict):
+        await _bind(rig, found, node="n2")
+
+
+async def test_a_binding_is_refused_while_a_gate_is_there(rig):
+    made = await rig.add(PODS, build_pod("a", gates=("x.io/other",), schedulerName="eelgrid"))
+    with pytest.raises(errors.Conflict):
+        await _bind(rig, made)
+
+
+async def test_whose_scheduler_a_pod_names_may_say_why_it_is_not_scheduled_for_this_version_alone(rig):
+    made = await rig.add(PODS, build_pod("a", gates=(), schedulerName="eelgrid"))
+    one = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "no room",
+        "lastTransitionTime": "2026-11-22T04:00:00Z",
+    }
+    head = {"uid": made["metadata"]["uid"], "resourceVersion": made["metadata"]["resourceVersion"]}
+    body = {"metadata": head, "status": {"conditions": [one]}}
+    how = {"kind": PatchKind.STRATEGIC, "subresource": "status", "is_brief": True}
+    await patch(rig, body, **how)
+    found = await rig.cluster.get(PODS, "a", namespace=rig.space)
+    assert conditions(found)["PodScheduled"]["reason"] == "Unschedulable"
+    with pytest.raises(errors.Conflict):
+        await patch(rig, body, **how)
+
+
 async def test_binding_checks_no_room(rig):
     """Two pods that ask for the only device of a node are both bound: whoever binds must count."""
     await rig.add(NODES, build_node(f"{rig.space}-n", gpus=1))

@@ -21,6 +21,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP_SIZE,
     ANNOTATION_PLAN,
     GATE,
+    SCHEDULER,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 from eelgrid_controller.runtime.config import KubernetesConfig
@@ -36,15 +37,17 @@ current-context: x
 """
 
 
-def rules(abilities=frozenset()):
+def rules(abilities=frozenset(), mode="gate"):
     """Of the controller's account with these abilities: as the chart's template has them, and as the base has its Role."""
+    of_mode = '{{- if eq .Values.controller.kubernetes.mode "scheduler" }}'
     lines, conditions = [], []
     text = (BASE.parents[1] / "helm/eelgrid/templates/rbac.yaml").read_text()
     for line in text.partition("rules:\n")[2].partition("\n---")[0].splitlines():
         if line.startswith("{{- if "):
             named = set(re.findall(r'has "(\w+)" \$abilities', line))
-            assert named or line == "{{- if .Values.controller.kubernetes.enabled }}", line
-            conditions.append(not named or bool(named & abilities))
+            assert named or line in (of_mode, "{{- if .Values.controller.kubernetes.enabled }}"), line
+            is_wanted = mode == "scheduler" if line == of_mode else not named or bool(named & abilities)
+            conditions.append(is_wanted)
         elif line == "{{- else }}":
             conditions[-1] = not conditions[-1]
         elif line == "{{- end }}":
@@ -63,7 +66,7 @@ def test_the_rules_of_the_template_are_those_of_the_base():
 
 
 def config(fake, folder, **options):
-    fake.access.grant("controller", rules(options.get("abilities", frozenset())))
+    fake.access.grant("controller", rules(options.get("abilities", frozenset()), options.get("mode", "gate")))
     path = folder / "kubeconfig"
     path.write_text(_KUBECONFIG.format(server=fake.url))
     return KubernetesConfig(kubeconfig=str(path), lease_s=3.0, **options)
@@ -107,6 +110,54 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
                     await cluster.delete(PODS, one["metadata"]["name"], namespace="default", grace_s=0)
                 async with asyncio.timeout(10.0):
                     while state.live_workloads > 180:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+
+    asyncio.run(play())
+
+
+def test_in_mode_scheduler_pods_are_bound_where_they_were_planned_beside_gated_ones(tmp_path):
+    async def play():
+        async with FakeCluster() as fake:
+            cluster = fake.client()
+            for index in range(5):  # of 8 GPUs: just enough
+                await cluster.create(NODES, build_node(f"n{index}"))
+            await fake.add(Scheduler(fake))
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, mode="scheduler")):
+                for index in range(20):
+                    await cluster.create(PODS, build_pod(f"own{index:02d}", gates=(), schedulerName=SCHEDULER))
+                    await cluster.create(PODS, build_pod(f"gated{index:02d}"))
+                pods = await until(cluster, lambda pods: len(bound(pods)) == 40)
+                held = {}
+                for one in pods:
+                    plan = json.loads(one["metadata"]["annotations"][ANNOTATION_PLAN])
+                    assert one["spec"]["nodeName"] == plan["node"]
+                    assert bool(pinned_node(one)) is one["metadata"]["name"].startswith("gated")
+                    held.setdefault(plan["node"], []).extend(plan["devices"])
+                assert all(len(set(devices)) == len(devices) <= 8 for devices in held.values())
+                claimed = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+                await cluster.create(PODS, build_pod("late", gates=(), schedulerName=SCHEDULER))
+                await cluster.create(PODS, build_pod("disk", gates=(), volumes=claimed, schedulerName=SCHEDULER))
+
+                def said(pods):
+                    told = {
+                        one["metadata"]["name"]: condition
+                        for one in pods
+                        for condition in one["status"].get("conditions", ())
+                        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+                    }
+                    return told if {"late", "disk"} <= told.keys() else None
+
+                told = said(await until(cluster, said))
+                assert told["late"]["reason"] == "Unschedulable"
+                assert told["disk"]["reason"] != "Unschedulable"
+                assert "spec.volumes[v].persistentVolumeClaim" in told["disk"]["message"]
+                async with asyncio.timeout(30.0):
+                    while True:
+                        events = (await cluster.list(EVENTS, namespace="default")).items
+                        if "disk" in {
+                            one["regarding"]["name"] for one in events if one["reason"] == "FailedScheduling"
+                        }:
+                            break
                         await asyncio.sleep(0.1)
 
     asyncio.run(play())

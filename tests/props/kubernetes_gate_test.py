@@ -1,10 +1,11 @@
 """Whatever happens in whatever order: no pod elsewhere than planned, none placed by two, gangs whole, nobody forgotten."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.gate_rig import Api, Side, TwoControllers, check, settle
+from tests.gate_rig import SETTINGS, Api, Side, TwoControllers, check, settle
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
 
@@ -12,11 +13,11 @@ STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
 class Story(TwoControllers):
     """A cluster with two controllers, and one random thing after another."""
 
-    def __init__(self, *, has_thieves):
+    def __init__(self, *, has_thieves, settings=SETTINGS):
         self.api = Api()
         for index in range(4):
             self.api.node(f"n{index}")
-        self.sides = [Side(self.api), Side(self.api)]
+        self.sides = [Side(self.api, settings), Side(self.api, settings)]
         self.epoch = 0
         self.at_s = 0.0
         self.has_thieves = has_thieves
@@ -94,12 +95,9 @@ def ended_well(story):
         api, story.sides, story.at_s + 1.0, rounds=150, steered=["n0"]
     )  # n1 says no more, and is waited for no longer
     check(api)
-    waiting = [pod for pod in api.pods.values() if pod["spec"].get("schedulingGates")]
-    stuck = [
-        pod["metadata"]["name"]
-        for pod in api.pods.values()
-        if not pod["spec"].get("schedulingGates") and not pod["spec"].get("nodeName")
-    ]
+    unbound = [pod for pod in api.pods.values() if not pod["spec"].get("nodeName")]
+    waiting = [pod for pod in unbound if pod["spec"].get("schedulingGates") or pod["spec"].get("schedulerName")]
+    stuck = [pod["metadata"]["name"] for pod in unbound if pod not in waiting]
     assert not stuck, f"pinned and never bound: {stuck}"
     for pod in waiting:
         asked = int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
@@ -119,6 +117,31 @@ def ended_well(story):
 @given(STEPS)
 def test_whatever_happens_pods_come_where_they_were_planned(seeds):
     story = Story(has_thieves=False)
+    for seed in seeds:
+        story.step(seed)
+    ended_well(story)
+
+
+class Bound(Story):
+    """A cluster in which half of the pods and gangs name our scheduler, and the others are gated."""
+
+    def __init__(self):
+        super().__init__(has_thieves=False, settings=replace(SETTINGS, binds=True))
+
+    def pod(self, rng):
+        self.api.pod(gpus=rng.choice((1, 1, 2, 4, 8)), owner=f"rs{self.api.made}", own=rng.random() < 0.5)
+
+    def gang(self, rng):
+        self.gangs += 1
+        gpus, owner, own = rng.choice((1, 4)), f"job{self.gangs}", rng.random() < 0.5
+        for _ in range(3):
+            self.api.pod(gpus=gpus, group=owner, size=3, owner=owner, own=own)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_whatever_happens_pods_are_bound_where_they_were_planned(seeds):
+    story = Bound()
     for seed in seeds:
         story.step(seed)
     ended_well(story)

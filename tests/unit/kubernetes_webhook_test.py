@@ -6,6 +6,7 @@ import json
 import logging
 import ssl
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -55,6 +56,62 @@ def test_a_dry_run_is_answered_alike():
 def test_without_the_taint_only_the_gate_comes():
     rules = GateRules(tolerates=False)
     assert "tolerations" not in rig.by_webhook(_hooks(), OURS, rules=rules)["spec"]
+
+
+BINDS = replace(rig.RULES, binds=True)
+
+
+def spec_by_webhook(found):
+    return rig.by_webhook(_hooks(), found, rules=BINDS)["spec"]
+
+
+def test_a_pod_that_needs_nothing_of_kube_scheduler_gets_our_scheduler_and_no_gate():
+    spec = spec_by_webhook(OURS)
+    assert spec["schedulerName"] == "eelgrid"
+    assert "schedulingGates" not in spec
+    assert decided(rig.review_of(OURS), rules=BINDS).answer is ReviewOutcome.SCHEDULED
+
+
+NEEDS_KUBE_SCHEDULER = {
+    "a claimed volume": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+    "an ephemeral volume": {"volumes": [{"name": "v", "ephemeral": {}}]},
+    "a disk": {"volumes": [{"name": "v", "awsElasticBlockStore": {"volumeID": "x"}}]},
+    "a device claim": {"resourceClaims": [{"name": "g", "resourceClaimTemplateName": "t"}]},
+    "a port of the host": {"containers": [{"name": "c", "image": "x", "ports": [{"hostPort": 80}]}]},
+    "the host's network": {
+        "hostNetwork": True,
+        "containers": [{"name": "c", "image": "x", "ports": [{"containerPort": 80}]}],
+    },
+    "a PodGroup": {"schedulingGroup": {"podGroupName": "g"}},
+    "domains at least": {"topologySpreadConstraints": [{"minDomains": 2, "topologyKey": "zone"}]},
+    "ephemeral storage": {
+        "containers": [{"name": "c", "image": "x", "resources": {"requests": {"ephemeral-storage": "1Gi"}}}]
+    },
+    "a slice": {
+        "initContainers": [{"name": "i", "image": "x", "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}]
+    },
+    "rules for restarts": {"containers": [{"name": "c", "image": "x", "restartPolicyRules": [{"action": "Restart"}]}]},
+    "a field of tomorrow": {"placementPolicy": {"x": 1}},
+    "our gate, written by hand": {"schedulingGates": [{"name": "eelgrid.io/placement"}]},
+    "another scheduler": {"schedulerName": "volcano"},
+}
+
+
+@pytest.mark.parametrize("what", sorted(NEEDS_KUBE_SCHEDULER))
+def test_all_other_managed_pods_take_the_gate(what):
+    spec = spec_by_webhook(rig.pod(labels=rig.MANAGED, **NEEDS_KUBE_SCHEDULER[what]))
+    assert spec["schedulingGates"] == [{"name": "eelgrid.io/placement"}]
+    assert spec.get("schedulerName") == NEEDS_KUBE_SCHEDULER[what].get("schedulerName")
+
+
+def test_a_pod_that_is_to_be_released_on_errors_takes_the_gate_since_a_schedulers_name_is_for_ever():
+    found = rig.pod(labels=rig.MANAGED, metadata={"annotations": {"eelgrid.io/on-error": "schedule"}})
+    assert "schedulerName" not in spec_by_webhook(found)
+
+
+def test_a_pod_that_names_our_scheduler_itself_gets_no_gate_beside_it():
+    spec = spec_by_webhook(rig.pod(labels=rig.MANAGED, schedulerName="eelgrid"))
+    assert "schedulingGates" not in spec
 
 
 def _hooks():
@@ -163,7 +220,7 @@ async def test_both_paths_are_served_and_bad_input_is_reported(tmp_path):
             assert (status, told.count(b"\n")) == (wanted, 1), body[:20]
         assert (await post(port, authority, b"{}", path="/gate/others"))[0] == 404
         assert hook.refused == len(refusals)
-        assert hook.answers == {ReviewOutcome.GATED: 2, ReviewOutcome.LEFT: 1, ReviewOutcome.UNREAD: 0}
+        assert hook.answers == dict.fromkeys(ReviewOutcome, 0) | {ReviewOutcome.GATED: 2, ReviewOutcome.LEFT: 1}
 
 
 async def test_certificates_are_taken_up_again_and_half_of_one_is_not(tmp_path):

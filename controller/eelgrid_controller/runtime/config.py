@@ -19,6 +19,8 @@ _OWN_LABELS = frozenset({"instance", "job"})
 # What a controller may do in a cluster beside placing gated pods; each needs rights of its own.
 ABILITIES = frozenset({"claims", "devices", "jobs", "moves", "policies", "services", "slices", "taints"})
 
+KUBERNETES_MODES = ("gate", "scheduler")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookConfig:
@@ -50,6 +52,8 @@ class KubernetesConfig:
     # Without a leader for this long, gates are removed without a placement; None for never.
     open_s: float | None = None
     abilities: frozenset[str] = frozenset()
+    # "gate": kube-scheduler binds. "scheduler": pods that name the scheduler eelgrid are bound by this controller.
+    mode: str = "gate"
     # None if an admission policy of the cluster gates pods, or users do.
     webhook: WebhookConfig | None = None
 
@@ -57,6 +61,8 @@ class KubernetesConfig:
         """Raises ControllerConfigError for values that no controller can run with."""
         if unknown := sorted(self.abilities - ABILITIES):
             raise ControllerConfigError(f"abilities contain {unknown[0]!r}", f"use only {', '.join(sorted(ABILITIES))}")
+        if self.mode not in KUBERNETES_MODES:
+            raise ControllerConfigError(f"mode is {self.mode!r}", f"use {' or '.join(KUBERNETES_MODES)}")
         for name in ("lease_s", "unbound_s"):
             if not 1.0 <= getattr(self, name) <= 86_400.0:
                 raise ControllerConfigError(f"{name} is {getattr(self, name)}", "give seconds between 1 and 86400")

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 
 from eelgrid_controller.core.steps import CommandOrigin
-from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod
+from eelgrid_controller.engines.kubernetes.pods.gate_events import BindPod, UngatePod
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
@@ -148,10 +148,12 @@ class Tracing:
         self._running = asyncio.create_task(self.traces.run())
         log.info("traces=%s tls=%s", endpoint.address, "on" if endpoint.tls else "off")
 
-    def follow_pods(self, patches: list[Callable[[UngatePod, int], None]], is_pod: Callable[[str], bool]) -> None:
+    def follow_pods(
+        self, patches: list[Callable[[UngatePod | BindPod, int], None]], is_pod: Callable[[str], bool]
+    ) -> None:
         """Hear of patches of pods, too; `is_pod` says which workloads have some."""
 
-        def patched(asked: UngatePod, start_ns: int) -> None:
+        def patched(asked: UngatePod | BindPod, start_ns: int) -> None:
             plan = parse_plan(asked.plan)
             if plan is not None:
                 self.traces.on_pod_patched(plan.workload, plan.replica, plan.node_name, start_ns)

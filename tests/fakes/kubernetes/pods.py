@@ -167,6 +167,12 @@ def bound(record, kind, binding, now):
     if wanted.get("uid") and wanted["uid"] != metadata["uid"]:
         why = f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {metadata['uid']}"
         raise conflict(kind, name, why)
+    if wanted.get("resourceVersion") and wanted["resourceVersion"] != metadata["resourceVersion"]:
+        why = (
+            f"Precondition failed: ResourceVersion in precondition: {wanted['resourceVersion']}, "
+            f"ResourceVersion in object meta: {metadata['resourceVersion']}"
+        )
+        raise conflict(kind, name, why)
     if metadata.get("deletionTimestamp"):
         raise conflict(kind, name, f"pod {name} is being deleted, cannot be assigned to a host")
     if found["spec"].get("nodeName"):
@@ -177,6 +183,7 @@ def bound(record, kind, binding, now):
     if not node:
         raise bad_request("binding.target.name is required")
     found["spec"]["nodeName"] = node
+    found["status"].pop("nominatedNodeName", None)
     condition(found, "PodScheduled", "True", now)
     metadata.setdefault("annotations", {}).update(wanted.get("annotations") or {})
     if not metadata["annotations"]:

@@ -649,7 +649,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_kubernetes_writes_total",
             _C,
-            "Patches of pods by result; failed deletions are included",
+            "Patches and bindings of pods by result; failed deletions are included",
             ("result",),
         ),
         MetricDescription(
@@ -714,7 +714,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_kubernetes_reviews_total",
             _C,
-            "New pods that the webhook gated, left unchanged or could not read, and requests that it refused; no series without a webhook",
+            "New pods that the webhook gated, gave the scheduler eelgrid, left unchanged or could not read, and requests that it refused; no series without a webhook",
             ("answer",),
         ),
     ),

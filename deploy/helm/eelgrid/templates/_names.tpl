@@ -42,6 +42,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $asked := .Values.gate.policyVersion -}}
 {{- if or (not .Values.gate.enabled) (not .Values.controller.kubernetes.enabled) (eq $asked "none") -}}
 {{- else if ne $asked "auto" -}}{{ $asked }}
+{{- else if eq .Values.controller.kubernetes.mode "scheduler" -}}webhook
 {{- else if or (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}v1
 {{- else if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" -}}v1beta1
 {{- else if or (ne .Values.tls.mode "secret") .Values.gate.webhook.caBundle -}}webhook
@@ -56,6 +57,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- if and $c.journal.existingClaim (ne $c.journal.kind "claim") -}}
 {{- fail "controller.journal.existingClaim needs controller.journal.kind=claim" -}}
+{{- end -}}
+{{- if and (eq $c.kubernetes.mode "scheduler") (has .Values.gate.policyVersion (list "v1" "v1beta1")) -}}
+{{- fail "controller.kubernetes.mode=scheduler needs the webhook, which alone can tell which pods it may bind; set gate.policyVersion to auto, webhook or none" -}}
 {{- end -}}
 {{- if eq (include "eelgrid.policyVersion" .) "webhook" -}}
 {{- if eq .Values.gate.failurePolicy "Fail" -}}

@@ -419,6 +419,26 @@ class HttpClusterClient:
         options = _options(uid, resource_version, grace_s) | {"propagationPolicy": propagation.value}
         await self.exchange.call(ApiRequest("DELETE", resource.path(namespace, name), body=options))
 
+    async def bind(
+        self,
+        name: str,
+        *,
+        namespace: str,
+        node_name: str,
+        uid: str,
+        resource_version: str,
+        annotations: Mapping[str, str],
+    ) -> None:
+        """See `ClusterClient`."""
+        head = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {**head, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
+        }
+        await self.exchange.call(ApiRequest("POST", PODS.path(namespace, name, "binding"), body=body))
+
     async def evict(
         self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None, is_dry: bool = False
     ) -> None:

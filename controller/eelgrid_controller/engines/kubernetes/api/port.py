@@ -246,6 +246,21 @@ class ClusterClient(Protocol):
     ) -> None:
         """Delete an object; Conflict if it is not the one of this uid and resource version, where they are given."""
 
+    async def bind(
+        self,
+        name: str,
+        *,
+        namespace: str,
+        node_name: str,
+        uid: str,
+        resource_version: str,
+        annotations: Mapping[str, str],
+    ) -> None:
+        """Bind a pod to a node and write these annotations; Conflict where it is another pod, another version or bound.
+
+        Nobody checks whether the node exists, or has room.
+        """
+
     async def evict(
         self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None, is_dry: bool = False
     ) -> None:

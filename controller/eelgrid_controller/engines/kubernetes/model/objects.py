@@ -20,6 +20,7 @@ from eelgrid_controller.engines.kubernetes.model.quantities import (
     parse_count,
     pod_requests,
 )
+from eelgrid_controller.engines.kubernetes.model.scheduler_support import UNSUPPORTED_FIELD
 from eelgrid_controller.engines.kubernetes.model.selectors import (
     NO_CONSTRAINT,
     NO_RELATIONS,
@@ -34,6 +35,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     CONDITION_PLACEMENT,
     GATE,
     RESOURCES_GPU,
+    SCHEDULER,
     is_kept_annotation,
 )
 
@@ -108,6 +110,9 @@ class Pod:
     owner: OwnerReference | None = None
     gates: tuple[str, ...] = ()
     node_name: str = ""  # where it is bound
+    scheduler_name: str = ""
+    nominated_node: str = ""  # where its scheduler makes room for it
+    unsupported: str = ""  # the field that no scheduler of ours can judge, in pods that name ours
     priority: int = 0
     never_preempts: bool = False  # by its PriorityClass, or its own spec
     phase: str = ""  # Pending, Running, Succeeded, Failed, Unknown
@@ -128,6 +133,16 @@ class Pod:
     def is_gated(self) -> bool:
         """Whether it has our scheduling gate; `gates` may name others, too."""
         return GATE in self.gates
+
+    @property
+    def is_bound_by_us(self) -> bool:
+        """Whether it names our scheduler: nobody else binds it."""
+        return self.scheduler_name == SCHEDULER
+
+    @property
+    def awaits_placement(self) -> bool:
+        """Whether it waits for Eelgrid, behind our gate or for our scheduler."""
+        return self.is_gated or (self.is_bound_by_us and not self.node_name and not self.is_terminal)
 
     @property
     def is_terminal(self) -> bool:
@@ -230,6 +245,9 @@ def parse_pod(found: Mapping[str, Any], shapes: PodShapeCache | None = None) -> 
         owner=controller_of(found),
         gates=tuple(intern(_text(gate, "name")) for gate in spec.get("schedulingGates") or ()),
         node_name=intern(_text(spec, "nodeName")),
+        scheduler_name=intern(_text(spec, "schedulerName")),
+        nominated_node=intern(_text(status, "nominatedNodeName")),
+        unsupported=_text(spec, UNSUPPORTED_FIELD),
         priority=int(spec.get("priority") or 0),
         never_preempts=_text(spec, "preemptionPolicy") == "Never",
         phase=intern(_text(status, "phase")),

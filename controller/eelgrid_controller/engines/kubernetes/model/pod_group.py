@@ -466,12 +466,12 @@ class GroupMember:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits behind our gate."""
-        return not self.is_over and well_known.GATE in self.pod.gates
+        """Whether it waits for us to place it."""
+        return not self.is_over and self.pod.awaits_placement
 
     @property
     def target_node(self) -> str:
-        """The node that it is on or can only go to; empty while it is gated, free or over."""
+        """The node that it is on or can only go to; empty while it waits, is free or over."""
         pod = self.pod
         if pod.is_terminal or self.is_waiting:
             return ""

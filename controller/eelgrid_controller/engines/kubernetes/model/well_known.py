@@ -12,6 +12,8 @@ DOMAIN = "eelgrid.io"
 LABEL_MANAGED = "eelgrid.io/managed"
 MANAGED = "true"
 GATE = "eelgrid.io/placement"
+# In a pod's `schedulerName`: Eelgrid binds it, in mode `scheduler`.
+SCHEDULER = "eelgrid"
 # On a pod, by us: JSON with plan, epoch, workload, replica, node, devices, profile.
 ANNOTATION_PLAN = "eelgrid.io/plan"
 # On a pod that waits, by a leader whose term begins: the term and the version that it was changed from, so that

@@ -1,4 +1,4 @@
-"""Decides an AdmissionReview: which new pods get the scheduling gate, as a JSON patch.
+"""Decides an AdmissionReview: which new pods get the scheduling gate, or our scheduler's name, as a JSON patch.
 
 The same rules as the chart's MutatingAdmissionPolicy has in CEL. A pod that cannot be read is admitted with a warning.
 
@@ -13,13 +13,23 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
-from eelgrid_controller.engines.kubernetes.model.well_known import GATE, LABEL_MANAGED, MANAGED, TAINT_MANAGED
+from eelgrid_controller.engines.kubernetes.model.scheduler_support import find_unsupported_field
+from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_ON_ERROR,
+    GATE,
+    LABEL_MANAGED,
+    MANAGED,
+    SCHEDULER,
+    TAINT_MANAGED,
+)
 
 _VERSION = "admission.k8s.io/v1"
 _UNMANAGED = "false"
 # Owners that choose the node themselves.
 _BINDING_OWNERS = frozenset({"DaemonSet", "Node"})
 _MIRRORS = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
+_DEFAULT_SCHEDULER = "default-scheduler"
+_SCHEDULER_PATH = "/spec/schedulerName"
 _TOLERATION = {"key": TAINT_MANAGED, "operator": "Exists", "effect": "NoSchedule"}
 # Longer ones are cut by the API server.
 _WARNING_MOST = 250
@@ -33,12 +43,14 @@ class GateRules:
     prefixes: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
     excluded: frozenset[str] = frozenset({"kube-system", "kube-public", "kube-node-lease"})
     tolerates: bool = True
+    binds: bool = False  # pods that need nothing of kube-scheduler get our scheduler's name instead of the gate
 
 
 class ReviewOutcome(Enum):
     """What became of a review."""
 
     GATED = "gated"
+    SCHEDULED = "scheduled"  # it has our scheduler's name
     LEFT = "left"  # none of ours, or one that has its gate already
     UNREAD = "unread"
 
@@ -83,7 +95,8 @@ def review_pod(review: Any, rules: GateRules, *, is_opted_in: bool) -> Admission
         return AdmissionResponse(ReviewOutcome.LEFT, _around(response))
     response["patchType"] = "JSONPatch"
     response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
-    return AdmissionResponse(ReviewOutcome.GATED, _around(response))
+    is_named = any(one["path"] == _SCHEDULER_PATH for one in patch)
+    return AdmissionResponse(ReviewOutcome.SCHEDULED if is_named else ReviewOutcome.GATED, _around(response))
 
 
 def _around(response: dict[str, Any]) -> dict[str, Any]:
@@ -106,11 +119,21 @@ def _patch(request: Mapping[str, Any], rules: GateRules, *, is_opted_in: bool) -
         return []
     spec = pod["spec"]
     patch = []
-    if not any(gate["name"] == GATE for gate in spec.get("schedulingGates") or ()):
+    named = spec.get("schedulerName") or _DEFAULT_SCHEDULER
+    is_gated = any(gate["name"] == GATE for gate in spec.get("schedulingGates") or ())
+    if rules.binds and named == _DEFAULT_SCHEDULER and not is_gated and _is_bindable(pod):
+        patch.append({"op": "add", "path": _SCHEDULER_PATH, "value": SCHEDULER})
+    elif not is_gated and not (rules.binds and named == SCHEDULER):
         patch.append(_append_operation("schedulingGates", spec, {"name": GATE}))
     if rules.tolerates and not any(one.get("key") == TAINT_MANAGED for one in spec.get("tolerations") or ()):
         patch.append(_append_operation("tolerations", spec, _TOLERATION))
     return patch
+
+
+def _is_bindable(pod: Mapping[str, Any]) -> bool:
+    """Whether nothing of a pod needs kube-scheduler; `on-error: schedule` does, since a scheduler's name is for ever."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return ANNOTATION_ON_ERROR not in annotations and not find_unsupported_field(pod["spec"])
 
 
 def _append_operation(field: str, spec: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
+from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_FENCE, ANNOTATION_PLAN, RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker, PlannedPod
 from eelgrid_controller.engines.kubernetes.pods.gate_events import AnnotatePod, ReplicaPlace
@@ -140,17 +141,27 @@ class PlanAgreement(Enum):
 
 
 def find_obstacle(
-    member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker, *, beside: int = 0
+    member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker, *, beside: Sequence[Pod] = ()
 ) -> PinObstacle:
-    """What the API server's pods say against pinning a pod to its place; `beside` GPUs go there in the same round."""
-    count = member.sight.pod.requested.count(RESOURCE_GPU)
+    """What the API server's pods say against a pod's place; those `beside` it go there in the same round.
+
+    Nobody checks a binding of ours, so all amounts are checked before it; a pinned pod's are left to kube-scheduler.
+    """
+    pod = member.sight.pod
+    if pod.is_bound_by_us and not others.has_room(pod, place.node_name, beside):
+        return PinObstacle.TAKEN
+    count = pod.requested.count(RESOURCE_GPU)
     if not count:
         return PinObstacle.NONE
     rival = others.planned.find_rival(place.node_name, place.devices, member.uid)
     if rival is not None:
         return PinObstacle.WAITS if rival.is_moving else PinObstacle.TAKEN
     room = others.free_gpus(place.node_name, without=member.uid)
-    return PinObstacle.NONE if room >= count + beside else PinObstacle.TAKEN
+    return (
+        PinObstacle.NONE
+        if room >= count + sum(one.requested.count(RESOURCE_GPU) for one in beside)
+        else PinObstacle.TAKEN
+    )
 
 
 def planned_pod(member: UnitMember, held: ReplicaPlace | None) -> PlannedPod | None:
@@ -158,15 +169,22 @@ def planned_pod(member: UnitMember, held: ReplicaPlace | None) -> PlannedPod | N
     pod, sent = member.sight.pod, member.sent
     node_name = member.target_node or (sent.node_name if sent is not None else "")
     count = pod.requested.count(RESOURCE_GPU)
-    if not node_name or not count:
+    if not node_name:
         return None
+    if not count:
+        return planned_amounts(pod, node_name)
     devices, epoch = _planned_devices(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
     if not member.target_node and sent is not None:
         devices = member.devices_of(sent)
     known = held.devices if held is not None else ()
     is_held = bool(devices) and set(known).issuperset(devices)
     is_moving = bool(devices) and bool(known) and not is_held
-    return PlannedPod(node_name, count, devices, epoch, is_held, is_moving)
+    return PlannedPod(node_name, count, devices, epoch, is_held, is_moving, pod.requested)
+
+
+def planned_amounts(pod: Pod, node_name: str) -> PlannedPod:
+    """What a pod requests on a node, whichever devices it holds there."""
+    return PlannedPod(node_name, pod.requested.count(RESOURCE_GPU), requested=pod.requested)
 
 
 def compare_plan(member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker) -> PlanAgreement:

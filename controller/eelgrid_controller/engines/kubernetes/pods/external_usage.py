@@ -5,7 +5,7 @@ for each namespace and user; pods without one are judged by eligibility instead.
 pod comes first whose place the core holds there, then the one of the older term.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ from eelgrid_controller.engines.kubernetes.model.annotations import user_of
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name, traits_of
 from eelgrid_controller.engines.kubernetes.model.node_inventory import external_usage_on, inventory_of
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
+from eelgrid_controller.engines.kubernetes.model.quantities import NO_AMOUNTS, ResourceAmounts
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint, remove_pin_terms
-from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
+from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU, RESOURCES_GPU
 from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
 from eelgrid_controller.engines.kubernetes.pods.gate_events import ReplicaPlace
 from eelgrid_controller.engines.node_reports import RegisterNode, RemoveNode, ReportUsage
@@ -31,6 +32,7 @@ class PlannedPod(NamedTuple):
     epoch: int = 0  # of its plan
     is_held: bool = False  # by the core, at these devices
     is_moving: bool = False  # the core holds others for it: its plan, or the core, is about to change
+    requested: ResourceAmounts = NO_AMOUNTS
 
 
 class PlannedDevices:
@@ -73,6 +75,18 @@ class PlannedDevices:
         """How many GPUs pods hold on a node, or will, beside this one."""
         return sum(one.gpu_count for uid, one in self._on.get(node_name, {}).items() if uid != without)
 
+    def node_of(self, uid: str) -> str:
+        """Where a pod is, or will be; empty for nowhere."""
+        return self._where.get(uid, "")
+
+    def count_pods(self, node_name: str) -> int:
+        """How many pods are on a node, or will be."""
+        return len(self._on.get(node_name, {}))
+
+    def pods_on(self, node_name: str, *, without: str) -> list[PlannedPod]:
+        """Pods that are on a node, or will be, beside this one."""
+        return [one for uid, one in self._on.get(node_name, {}).items() if uid != without]
+
     def _sharing(self, node_name: str, devices: Iterable[int], uid: str) -> Iterator[tuple[str, PlannedPod]]:
         wanted = set(devices)
         if wanted:
@@ -87,6 +101,7 @@ def _rank(uid: str, pod: PlannedPod) -> tuple[bool, int, str]:
 
 # Each is evaluated on each node when it comes, and is in the journal once for each node that has it.
 MAX_TRAITS = 200
+_FULL = "as many pods are there as its kubelet takes"
 _AWAITED = "its agent has not said yet what the node has"
 # So that nobody's pods make everybody else's slow: a quarter for a namespace, a tenth for one of its users.
 MAX_TRAITS_PER_NAMESPACE = 50
@@ -212,10 +227,12 @@ class ExternalUsageTracker:
         self._sliced[name] = gpu_count
         self._mark(name)
 
-    def is_open(self, name: str) -> bool:
-        """Whether more may be placed on a node now, room apart."""
+    def is_open(self, name: str, *, uid: str = "") -> bool:
+        """Whether more may be placed on a node now, room apart; a pod that is counted there does not close it to itself."""
         told = self._told.get(name)
-        return name in self._nodes and told is not None and not told.closed
+        if told is None or name not in self._nodes:
+            return False
+        return not told.closed or (told.closed == _FULL and bool(uid) and self.planned.node_of(uid) == name)
 
     def on_places_changed(self, before: Iterable[ReplicaPlace], after: Iterable[ReplicaPlace]) -> None:
         """The core counts what leaves these places as what others hold, until it is told what they do hold."""
@@ -227,6 +244,40 @@ class ExternalUsageTracker:
         node = self._nodes.get(name)
         there = 0 if node is None else node.allocatable.count(RESOURCE_GPU)
         return there - self.planned.count_gpus(name, without=without)
+
+    def put_planned(self, uid: str, planned: PlannedPod | None) -> Iterator[str]:
+        """A pod holds this now; the uids of others whose plans name the same devices."""
+        before = self.planned.node_of(uid)
+        names = {before, "" if planned is None else planned.node_name} - {""}
+        were_full = {name for name in names if self._is_full(name)}
+        shared = list(self.planned.put_pod(uid, planned))
+        for name in names:
+            if self._is_full(name) is not (name in were_full):
+                self._mark(name)
+        return iter(shared)
+
+    def _is_full(self, name: str) -> bool:
+        node = self._nodes.get(name)
+        return node is not None and node.pods_most is not None and self.planned.count_pods(name) >= node.pods_most
+
+    def has_room(self, pod: Pod, node_name: str, beside: Sequence[Pod] = ()) -> bool:
+        """Whether a node has room for a pod by what all pods of the API server request there, and these `beside`."""
+        node = self._nodes.get(node_name)
+        if node is None:
+            return False
+        held = [one.requested for one in self.planned.pods_on(node_name, without=pod.uid)]
+        held += [pod.requested, *(one.requested for one in beside)]
+        there = node.allocatable
+        return (
+            (node.pods_most is None or len(held) <= node.pods_most)
+            and sum(one.cpu_milli for one in held) <= there.cpu_milli
+            and sum(one.memory_bytes for one in held) <= there.memory_bytes
+            and all(
+                sum(one.count(name) for one in held) <= there.count(name)
+                for name in RESOURCES_GPU
+                if pod.requested.count(name)
+            )
+        )
 
     def used_gpus(self, name: str) -> int:
         """GPUs that pods placed by others hold on a node."""
@@ -318,6 +369,13 @@ class ExternalUsageTracker:
         if name not in self._known:
             return
         held = external_usage_on(node, self._pods.get(name, {}).values())
+        if name in self._agents:
+            # Agents tell what a machine has, the kubelet what of it pods may have.
+            held = replace(
+                held,
+                cpu_milli=held.cpu_milli + max(0, node.capacity.cpu_milli - node.allocatable.cpu_milli),
+                memory_bytes=held.memory_bytes + max(0, node.capacity.memory_bytes - node.allocatable.memory_bytes),
+            )
         traits = tuple(sorted(traits_of(node, self.slots.constraints)))
         named = {index for uid in self._pods.get(name, ()) for index in self._devices.get(uid, ())}
         told = replace(
@@ -325,7 +383,7 @@ class ExternalUsageTracker:
             gpu_count=max(held.gpu_count, self._sliced.get(name, 0)),
             gpu_indexes=tuple(sorted(named)),
             traits=traits,
-            closed=held.closed or (_AWAITED if name in self._awaited else ""),
+            closed=held.closed or (_AWAITED if name in self._awaited else "") or (_FULL if self._is_full(name) else ""),
         )
         if again or self._told.get(name) != told:
             self._told[name] = told

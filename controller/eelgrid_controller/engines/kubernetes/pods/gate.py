@@ -16,13 +16,13 @@ from collections.abc import Iterable
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
-from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
-from eelgrid_controller.engines.kubernetes.pods.device_consistency import fence_pod, planned_pod
+from eelgrid_controller.engines.kubernetes.pods.device_consistency import fence_pod, planned_amounts, planned_pod
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker, PlannedPod
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AdoptUnit,
     AnnotateFailed,
     AnnotatePod,
+    BindPod,
     CancelUnit,
     ClaimGpusUpdated,
     DeleteFailed,
@@ -219,9 +219,8 @@ class Gate:
             if uid in self._members:
                 self._gone(uid)
             pod = sight.pod
-            node_name = "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned
-            count = pod.requested.count(RESOURCE_GPU)
-            self._plan(uid, PlannedPod(node_name, count) if node_name and count else None)
+            node_name = "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned or pod.nominated_node
+            self._plan(uid, None if not node_name else planned_amounts(pod, node_name))
             self.others.put_pod(pod, node_name)
             self.others.rules.put_pod(pod, node_name)
             return
@@ -303,7 +302,7 @@ class Gate:
 
     def _plan(self, uid: str, planned: PlannedPod | None) -> None:
         """What a pod holds by its plan; others whose plans name the same are looked at again."""
-        for other in list(self.others.planned.put_pod(uid, planned)):
+        for other in self.others.put_planned(uid, planned):
             member = self._members.get(other)
             if member is not None:
                 unit = self.units[member.sight.unit]
@@ -481,7 +480,7 @@ class Gate:
         if open_s is None or self._leaderless_s is None or at_s - self._leaderless_s < open_s:
             return
         for member in self._members.values():
-            if member.is_waiting and not member.is_patching:
+            if member.is_waiting and member.sight.pod.is_gated and not member.is_patching:
                 pod = member.sight.pod
                 member.is_patching, member.patched_version = True, pod.resource_version
                 self._later[member.uid] = at_s + self.settings.busy_s
@@ -505,7 +504,7 @@ class Gate:
         before = unit.stand
         for told in reconcile_unit(unit, self.others, self.flights, self._deciding, at_s):
             match told:
-                case UngatePod(uid) | AnnotatePod(uid):
+                case UngatePod(uid) | BindPod(uid) | AnnotatePod(uid):
                     if isinstance(told, UngatePod):
                         self._left.pop(uid, None)  # of a gate whose removal failed in a term before
                     self._writes.append(told)

@@ -327,6 +327,17 @@ class UngatePod(NamedTuple):
     epoch: int
 
 
+class BindPod(NamedTuple):
+    """Bind a pod that names our scheduler to a node, if it still is the one that was looked at."""
+
+    uid: str
+    key: PodKey
+    version: str
+    node_name: str
+    plan: str
+    epoch: int
+
+
 class RemoveGate(NamedTuple):
     """Remove our gate and pin nothing; without an epoch although nobody leads."""
 
@@ -385,6 +396,7 @@ GateInstruction = (
     | ScaleUnit
     | RetryPending
     | UngatePod
+    | BindPod
     | RemoveGate
     | AnnotatePod
     | RecreatePod

@@ -3,8 +3,8 @@
 The spec comes from containers, annotations and owners. Only the kind is inferred, and from the owner alone: Deployments
 serve, Kubeflow jobs train, what completes is batch.
 
-A pod is the gate's if our scheduling gate holds it or it carries a plan that was written for it. A gated pod whose
-intent cannot be read is a unit of its own, so that its users are notified.
+A pod is the gate's if our scheduling gate holds it, if it names our scheduler, or if it carries a plan that was written
+for it. A waiting pod whose intent cannot be read is a unit of its own, so that its users are notified.
 """
 
 from collections.abc import Mapping
@@ -105,12 +105,14 @@ def parse_intent(
         found = _intent(pod, holders, queues)
     except AnnotationUnreadable as error:
         found = IntentRefusal(error.field, error.fault, error.remedy)
-    if isinstance(found, IntentRefusal) and found.needs is None and is_released:
+    if isinstance(found, IntentRefusal) and found.needs is None and is_released and not pod.is_bound_by_us:
         return found._replace(is_released=True)
     return found
 
 
 def _intent(pod: Pod, holders: OwnerTemplates, queues: QueueLabels) -> WorkloadIntent | IntentRefusal:
+    if pod.is_bound_by_us and not pod.node_name and (unbindable := _refuse_binding(pod)) is not None:
+        return unbindable
     said = annotations.parse_kind(pod.annotations)
     member = membership_of(pod, holders, is_training=said is WorkloadKind.TRAINING_JOB)
     if isinstance(member, IntentRefusal):
@@ -168,6 +170,19 @@ def _intent(pod: Pod, holders: OwnerTemplates, queues: QueueLabels) -> WorkloadI
         spec=_with_owner_label(spec, member),
         waits_for=tuple(gate for gate in pod.gates if gate != well_known.GATE),
     )
+
+
+def _refuse_binding(pod: Pod) -> IntentRefusal | None:
+    """Why a pod that names our scheduler cannot be bound by it."""
+    remedy = "leave schedulerName out, and Eelgrid plans the pod by its gate, and kube-scheduler binds it"
+    if pod.is_gated:
+        return IntentRefusal("spec.schedulerName", f"names Eelgrid beside its gate {well_known.GATE}", remedy)
+    if pod.unsupported:
+        fault = f"names Eelgrid, which cannot judge {pod.unsupported}"
+        return IntentRefusal("spec.schedulerName", fault, remedy)
+    if pod.group:
+        return IntentRefusal("spec.schedulerName", "names Eelgrid, which does not bind PodGroups", remedy)
+    return None
 
 
 def _with_owner_label(spec: WorkloadSpec, member: GangMembership) -> WorkloadSpec:
@@ -384,12 +399,12 @@ def view_pod(
                 pinned=pinned,
                 plan=plan,
             ), None
-    if not pod.is_gated and plan is None:
+    if not pod.awaits_placement and plan is None:
         return GatePodView(pod), None
     if plan is not None and plan.workload.startswith(CLAIM_WORKLOAD_PREFIX) and not pod.is_gated:
         # Its claim holds it there.
         return GatePodView(pod, pinned=plan.node_name), None
-    if leaves_claims and is_claimant(pod):
+    if leaves_claims and is_claimant(pod) and not pod.is_bound_by_us:
         return GatePodView(pod), None
     pinned = pinned_node(found)
     if plan is not None and plan.workload.startswith(SLICE_UNIT_PREFIX):
@@ -397,7 +412,7 @@ def view_pod(
     if leaves_slices and pod.is_gated and requests_slices(pod):
         needed = parse_slice_intent(pod, holders, queues)
         return GatePodView(pod, pinned=pinned), needed.needs if isinstance(needed, IntentRefusal) else None
-    if plan is not None and not pod.is_gated:
+    if plan is not None and not pod.awaits_placement:
         # What its people want was read when it waited; how many its gang is, others of it say.
         unit = unit_of(plan.workload)
         if unit.startswith(SERVICE_UNIT_PREFIX):
@@ -407,7 +422,7 @@ def view_pod(
     intent = parse_intent(pod, holders, queues)
     if isinstance(intent, WorkloadIntent):
         unit = unit_name(intent.unit)
-        spec = intent.spec if pod.is_gated else None
+        spec = intent.spec if pod.awaits_placement else None
         sight = GatePodView(pod, unit, intent.size, spec, waits_for=intent.waits_for, pinned=pinned, plan=plan)
         return sight, None
     unit = f"pod-{pod.uid}"

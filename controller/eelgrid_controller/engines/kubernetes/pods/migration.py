@@ -654,7 +654,7 @@ class MoveQueue:
 
     def claim_place(self, pod: Pod) -> str:
         """The unit whose kept place a pod that is new and waits comes to; empty where there is none."""
-        if pod.owner is None or not pod.is_gated or pod.is_deleting or pod.uid in self._claims:
+        if pod.owner is None or not pod.awaits_placement or pod.is_deleting or pod.uid in self._claims:
             return ""
         expected = self._expected.get(pod.owner.uid, [])
         for index, (order, going) in enumerate(expected):

@@ -21,6 +21,7 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, P
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
+    BindPod,
     CancelUnit,
     GateInstruction,
     GatePodView,
@@ -395,6 +396,7 @@ class GateSettings:
     forbidden_s: float = 60.0
     flight_s: float = 15.0  # for a node to say which devices a pod got, before the next goes there
     open_s: float | None = None  # without any leader, after which gates are removed without a plan
+    binds: bool = False  # pods that name our scheduler are bound by us
     moves: bool = False  # somebody moves pods: a place that the core moved is kept for the pod to come
 
 
@@ -472,7 +474,7 @@ def release_unit(unit: PlacementUnit) -> list[GateInstruction]:
     return [CancelUnit(unit.workload_id)]
 
 
-def pin_member(unit: PlacementUnit, replica: int, member: UnitMember, epoch: int) -> UngatePod:
+def pin_member(unit: PlacementUnit, replica: int, member: UnitMember, epoch: int) -> UngatePod | BindPod:
     """A member goes to its place."""
     place = member.sent = unit.places[replica]
     # What differs from this later was changed by the core, not by another leader.
@@ -480,7 +482,8 @@ def pin_member(unit: PlacementUnit, replica: int, member: UnitMember, epoch: int
     member.agreed = tuple(sorted(devices))
     _patching(member)
     plan = PodPlan(epoch, unit.workload_id, replica, place.node_name, devices, place.profile, member.uid)
-    return UngatePod(member.uid, member.sight.key, member.patched_version, place.node_name, format_plan(plan), epoch)
+    kind = BindPod if member.sight.pod.is_bound_by_us else UngatePod
+    return kind(member.uid, member.sight.key, member.patched_version, place.node_name, format_plan(plan), epoch)
 
 
 def ungate_member(member: UnitMember, epoch: int) -> RemoveGate:
@@ -489,8 +492,13 @@ def ungate_member(member: UnitMember, epoch: int) -> RemoveGate:
     return RemoveGate(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused)
 
 
-def leave_to_scheduler(members: Iterable[UnitMember], why: str, epoch: int) -> list[GateInstruction]:
-    """Members that only kube-scheduler can judge go where it puts them."""
+def leave_to_scheduler(
+    unit: PlacementUnit, members: Sequence[UnitMember], why: str, epoch: int, at_s: float
+) -> list[GateInstruction]:
+    """Members that only kube-scheduler can judge go where it puts them; those that name our scheduler wait."""
+    if own := [member for member in members if member.sight.pod.is_bound_by_us]:
+        unit.stand, unit.why, unit.retry_s = PlacementPhase.REFUSED, why, at_s + JUDGED_AGAIN_S
+        return [record_event(own[0], f"cannot be bound: {why}", is_warning=True)]
     told: list[GateInstruction] = []
     for member in members:
         if not member.is_patching:
@@ -498,6 +506,10 @@ def leave_to_scheduler(members: Iterable[UnitMember], why: str, epoch: int) -> l
             told.append(record_event(member, f"left to kube-scheduler: {why}"))
             told.append(RemoveGate(member.uid, member.sight.key, member.patched_version, epoch, why))
     return told
+
+
+# Until a pod that names our scheduler, and that it could not judge, is judged again.
+JUDGED_AGAIN_S = 15.0
 
 
 def register_members(unit: PlacementUnit, members: Sequence[UnitMember], rules: EligibleNodes) -> None:
@@ -564,8 +576,10 @@ def placement_condition(
     """
     pod = member.sight.pod
     if not member.is_waiting:
-        is_placed = member.sight.plan is not None and member.sight.pinned and not member.is_over
-        return _condition(PLACED, f"planned on node {member.sight.pinned}") if is_placed else None
+        # Of a pod that we bound PodScheduled says it, unless ours has said something else.
+        is_told = bool(member.sight.pinned) or (pod.is_bound_by_us and pod.placement is not None)
+        is_placed = member.sight.plan is not None and is_told and not member.is_over
+        return _condition(PLACED, f"planned on node {member.target_node}") if is_placed else None
     if member.sight.refused:
         # Only annotations have a domain in their name.
         is_annotation = "/" in member.sight.refused.partition(":")[0]

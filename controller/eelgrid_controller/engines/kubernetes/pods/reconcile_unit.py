@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
@@ -172,7 +173,7 @@ def _reconcile_new_service(
     if others.rules.is_reading(pods):
         return told
     if left := others.rules.unsupported_reason(pods):
-        return [*told, *leave_to_scheduler(ready, left, epoch)]
+        return [*told, *leave_to_scheduler(unit, ready, left, epoch, at_s)]
     register_members(unit, ready[:1], others.rules)
     unit.slots, unit.stand = {0: ready[0].uid}, PlacementPhase.ASKED
     return [*told, SubmitUnit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=spec))]
@@ -267,7 +268,9 @@ def _unfit(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]:
         member, place = unit.members.get(uid), unit.places.get(replica)
         if member is None or place is None or not member.is_waiting or member.is_patching or member.sent is not None:
             continue
-        is_fit = others.is_open(place.node_name) and others.rules.permits_node(member.sight.pod, place.node_name)
+        is_fit = others.is_open(place.node_name, uid=uid) and others.rules.permits_node(
+            member.sight.pod, place.node_name
+        )
         if member.denied or not is_fit or find_obstacle(member, place, others) is PinObstacle.TAKEN:
             del unit.slots[replica]
             found.append(replica)
@@ -290,17 +293,17 @@ def _disagreeing(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]
 def _pins(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list[GateInstruction]:
     """Pods that go to their places, and plans that do not say what the core holds."""
     told: list[GateInstruction] = []
-    going: dict[str, int] = {}
+    going: dict[str, list[Pod]] = {}
     for replica, uid in unit.slots.items():
         member, place = unit.members.get(uid), unit.places.get(replica)
         if member is None or place is None:
             continue
         plan = member.sight.plan
         if member.is_waiting and not member.is_patching and not foreign_gates(member):
-            beside = going.get(place.node_name, 0)
+            beside = going.setdefault(place.node_name, [])
             if member.sent is not None or find_obstacle(member, place, others, beside=beside) is PinObstacle.NONE:
                 told.append(pin_member(unit, replica, member, epoch))
-                going[place.node_name] = beside + len(place.devices)
+                beside.append(member.sight.pod)
             continue
         is_there = plan is not None and member.target_node == place.node_name and not member.is_noting
         if plan is not None and is_there and compare_plan(member, place, others) is PlanAgreement.PLAN_IS_OLD:
@@ -378,10 +381,12 @@ def reconcile_unit(
             return [] if waits == set(unit.slots.values()) and not unit.is_stale else release_unit(unit)
     if epoch is None or at_s < unit.retry_s:
         return []
-    return _reconcile_new_unit(unit, others, epoch) if unit.waiting_members else plan_adoption(unit, others, at_s)
+    return _reconcile_new_unit(unit, others, epoch, at_s) if unit.waiting_members else plan_adoption(unit, others, at_s)
 
 
-def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list[GateInstruction]:
+def _reconcile_new_unit(
+    unit: PlacementUnit, others: ExternalUsageTracker, epoch: int, at_s: float
+) -> list[GateInstruction]:
     waiting = unit.waiting_members
     if any(member.denied for member in waiting):
         return []
@@ -404,7 +409,7 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
     if others.rules.is_reading(pods):
         return []
     if left := others.rules.unsupported_reason(pods):
-        return leave_to_scheduler(waiting, left, epoch)
+        return leave_to_scheduler(unit, waiting, left, epoch, at_s)
     asked = unit.assign_replicas()
     register_members(unit, asked, others.rules)
     return [SubmitUnit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
@@ -418,14 +423,14 @@ def _reconcile_placed_unit(
     unit.settle_places()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
-    waits, going = False, dict[str, int]()
+    waits, going = False, dict[str, list[Pod]]()
     is_lost = (not found and not unit.moving) or unit.is_stale
     for replica, member in found:
         place = unit.places[replica]
         is_lost = is_lost or not _fits(member, place, others)
         if member.is_waiting and member.sent is None:
-            stands_there = find_obstacle(member, place, others, beside=going.get(place.node_name, 0))
-            going[place.node_name] = going.get(place.node_name, 0) + len(place.devices)
+            stands_there = find_obstacle(member, place, others, beside=going.get(place.node_name, ()))
+            going.setdefault(place.node_name, []).append(member.sight.pod)
             is_lost = is_lost or _has_collided(unit, stands_there, at_s)
             waits = waits or stands_there is PinObstacle.WAITS
     if is_lost:
@@ -527,7 +532,7 @@ def _fits(member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker)
         return is_there and compare_plan(member, place, others) is not PlanAgreement.PLACE_IS_OLD
     return (
         not member.denied
-        and others.is_open(place.node_name)
+        and others.is_open(place.node_name, uid=member.uid)
         and others.rules.permits_node(member.sight.pod, place.node_name)
     )
 

@@ -31,10 +31,12 @@ from eelgrid_controller.engines.kubernetes.model.objects import (
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.queue_labels import NO_QUEUE_LABELS, QueueLabels
+from eelgrid_controller.engines.kubernetes.model.well_known import SCHEDULER
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AdoptUnit,
     AnnotatePod,
+    BindPod,
     CancelUnit,
     GateEvent,
     GateInstruction,
@@ -287,7 +289,7 @@ class GateEngine(Reconciler[str]):
         self.tasks.start_task(self.asked.refuse_preemption(workload_id, why, again_s=_NOT_EVICTED_AGAIN_S))
 
     def _update_queue_labels(self) -> None:
-        """What the labels of queues stand for now; gated pods are read again if that has changed.
+        """What the labels of queues stand for now; waiting pods are read again if that has changed.
 
         A queue NAMESPACE/NAME that is declared goes before the ClusterQueue of the LocalQueue of that name.
         """
@@ -304,7 +306,8 @@ class GateEngine(Reconciler[str]):
             return
         self.queue_labels = labels
         for key, found in list(self.pods.objects.items()):
-            if (found.get("spec") or {}).get("schedulingGates"):
+            spec = found.get("spec") or {}
+            if spec.get("schedulingGates") or (spec.get("schedulerName") == SCHEDULER and not spec.get("nodeName")):
                 self._pod(key, found)
 
     def _term(self, term: LeadershipTerm | None) -> None:
@@ -339,6 +342,8 @@ class GateEngine(Reconciler[str]):
     def _pod(self, key: ObjectKey, found: Object) -> None:
         try:
             pod = parse_pod(found, self._shapes)
+            if pod.is_bound_by_us and not self.settings.gate.binds:
+                pod = replace(pod, scheduler_name="")  # whoever binds it, it is not us
             sight, needs = view_pod(
                 pod,
                 found,
@@ -356,14 +361,14 @@ class GateEngine(Reconciler[str]):
         if not may_evict and sight.spec is not None:
             # Nobody here evicts it, or nobody asks: the journal is what older versions read.
             sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
-        if pod.is_gated:
+        if pod.awaits_placement:
             self.related.require_for(pod)
         if needs is None:
             self._recalls.uids.discard(pod.uid)
         else:
             self.lookups.wait_for(needs, key)
-        if needs is None or not sight.pod.is_gated:
-            # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
+        if needs is None or not sight.pod.awaits_placement:
+            # A waiting pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
@@ -428,7 +433,7 @@ class GateEngine(Reconciler[str]):
                 self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
                     self.writes.record_event(one)
-            case UngatePod() | AnnotatePod() | RemoveGate() | RecreatePod():
+            case UngatePod() | BindPod() | AnnotatePod() | RemoveGate() | RecreatePod():
                 self.tasks.start_task(self.writes.execute_instruction(one))
             case ReportPlacement():
                 if self.term() is not None:

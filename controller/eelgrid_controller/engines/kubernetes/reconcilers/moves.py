@@ -286,7 +286,7 @@ class MoveReconciler(Reconciler[str]):
         self.mover.mark_started(order)
         self._runs[order.name] = _MoveRun(order, notes, is_told=True, is_begun=True)
         for pod in self._pods.pods_of(order.owner_uid):
-            if pod.is_gated:
+            if pod.awaits_placement:
                 self._claim(pod)
 
     async def reconcile(self, _: str) -> Result | None:

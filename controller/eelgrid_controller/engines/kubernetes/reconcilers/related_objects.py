@@ -38,7 +38,8 @@ from eelgrid_controller.engines.kubernetes.model.pod_group import (
     parse_owner_template,
 )
 from eelgrid_controller.engines.kubernetes.model.queue_labels import parse_local_queue
-from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
+from eelgrid_controller.engines.kubernetes.model.scheduler_support import UNSUPPORTED_FIELD, find_unsupported_field
+from eelgrid_controller.engines.kubernetes.model.well_known import SCHEDULER, is_kept_annotation
 from eelgrid_controller.engines.kubernetes.pods import eligibility
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated
 from eelgrid_controller.engines.kubernetes.pods.topology_constraints import (
@@ -248,7 +249,16 @@ _POD_SPEC = (
     "workloadRef",
     "topologySpreadConstraints",
 )
-_POD_STATUS = ("phase", "reason", "conditions", "podIP", "resourceClaimStatuses", "resources", "allocatedResources")
+_POD_STATUS = (
+    "phase",
+    "reason",
+    "conditions",
+    "podIP",
+    "nominatedNodeName",
+    "resourceClaimStatuses",
+    "resources",
+    "allocatedResources",
+)
 _STATUSES = ("containerStatuses", "initContainerStatuses")
 _MIRROR = "kubernetes.io/config.mirror"
 
@@ -257,6 +267,8 @@ def prune_pod(found: Object) -> Object:
     """A pod with what `view_pod` and `ungating_patch` read."""
     metadata, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}
     kept = _some(spec, _POD_SPEC)
+    if spec.get("schedulerName") == SCHEDULER and (unsupported := find_unsupported_field(spec)):
+        kept[UNSUPPORTED_FIELD] = unsupported
     for part in ("containers", "initContainers"):
         if spec.get(part):
             kept[part] = [_some(one, ("name", "resources", "restartPolicy")) for one in spec[part]]

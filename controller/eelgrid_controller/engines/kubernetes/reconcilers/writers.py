@@ -56,10 +56,12 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     CONDITION_PLACEMENT,
     DELETION_COST,
     LABEL_MOVING,
+    SCHEDULER,
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AnnotateFailed,
     AnnotatePod,
+    BindPod,
     DeleteFailed,
     GateEvent,
     PatchDone,
@@ -72,6 +74,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.migration import MarkPod, ScaleDeployment, find_blocking_budget
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import NO_NODE, NO_ROOM
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     annotation_patch,
     format_move_note,
@@ -97,13 +100,14 @@ class PodWriter:
     ) -> None:
         """`pods` gives what is held now, `feed` takes the result of each write."""
         self.ungated = 0
+        self.bound = 0
         self.stripped = 0
         self.recreated = 0
         self.failed: dict[WriteFailure, int] = dict.fromkeys(WriteFailure, 0)
         self.reports_sent = 0
         self.reports_dropped = 0
-        # Called with what was asked and the time at which the patch began, once a pod is pinned.
-        self.listeners: list[Callable[[UngatePod, int], None]] = []
+        # Called with what was asked and the time at which the patch began, once a pod is pinned or bound.
+        self.listeners: list[Callable[[UngatePod | BindPod, int], None]] = []
         self._reconciler = reconciler
         self._cluster = reconciler.cluster
         self._clock = reconciler.clock
@@ -114,12 +118,14 @@ class PodWriter:
         self._reported = asyncio.Event()
 
     def execute_instruction(
-        self, asked: UngatePod | RemoveGate | AnnotatePod | RecreatePod
+        self, asked: UngatePod | BindPod | RemoveGate | AnnotatePod | RecreatePod
     ) -> Coroutine[Any, Any, None]:
         """Carry out one instruction about a pod."""
         match asked:
             case UngatePod():
                 return self.ungate(asked)
+            case BindPod():
+                return self.bind(asked)
             case RemoveGate():
                 return self.remove_gate(asked)
             case AnnotatePod():
@@ -135,6 +141,31 @@ class PodWriter:
             for listener in self.listeners:
                 listener(asked, start_ns)
             self._log.debug("pod=%s ungated node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
+
+    async def bind(self, asked: BindPod) -> None:
+        """Bind a pod, and write its plan with it."""
+        start_ns = self._clock.now_ns()
+        namespace, name = asked.key
+
+        async def send(_: Mapping[str, Any]) -> None:
+            await self._cluster.bind(
+                name,
+                namespace=namespace,
+                node_name=asked.node_name,
+                uid=asked.uid,
+                resource_version=asked.version,
+                annotations={ANNOTATION_PLAN: asked.plan},
+            )
+
+        failed = await self._write_pod(asked, send, asked.epoch)
+        if failed is not None:
+            self._feed(PatchFailed(asked.uid, *failed, epoch=asked.epoch))
+            return
+        self._feed(PatchDone(asked.uid))
+        self.bound += 1
+        for listener in self.listeners:
+            listener(asked, start_ns)
+        self._log.debug("pod=%s bound node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
 
     async def remove_gate(self, asked: RemoveGate) -> None:
         """Remove a pod's gate and pin nothing."""
@@ -182,13 +213,26 @@ class PodWriter:
     ) -> tuple[WriteFailure, str] | None:
         """Patches the version that was looked at, while the term lasts; None if it was done."""
         namespace, name = asked.key
+
+        async def send(pod: Mapping[str, Any]) -> None:
+            await self._cluster.patch(PODS, name, body(pod), namespace=namespace, is_brief=True)
+
+        return await self._write_pod(asked, send, epoch)
+
+    async def _write_pod(
+        self,
+        asked: UngatePod | BindPod | RemoveGate | AnnotatePod,
+        send: Callable[[Mapping[str, Any]], Awaitable[None]],
+        epoch: int | None,
+    ) -> tuple[WriteFailure, str] | None:
+        """Writes against the version that was looked at, while the term lasts; None if it was done."""
         is_open = False  # an attempt may have been carried out though no answer said so
 
         async def call() -> None:
             nonlocal is_open
             pod = _unchanged(self._pods(), asked)
             try:
-                await self._cluster.patch(PODS, name, body(pod), namespace=namespace, is_brief=True)
+                await send(pod)
             except (ClusterUnreachable, ServerFault, AnswerUnreadable) as error:
                 is_open = is_open or not isinstance(error, ClusterUnreachable) or error.is_sent
                 raise
@@ -218,13 +262,16 @@ class PodWriter:
     # Events for people
 
     def record_event(self, told: RecordEvent) -> None:
-        """Queue an Event about a pod."""
+        """Queue an Event about a pod; of one that we bind with the reason that kube-scheduler gives."""
+        reason = "EelgridProblem" if told.is_warning else "EelgridWaiting"
+        if _is_pending_binding(self._pods().get(ObjectKey(*told.key))):
+            reason = "FailedScheduling"
         self._reconciler.events.record(
             EventReference("v1", "Pod", *told.key, told.uid),
             told.text,
             is_warning=told.is_warning,
             action="Placing",
-            reason="EelgridProblem" if told.is_warning else "EelgridWaiting",
+            reason=reason,
         )
 
     def report_placement(self, asked: ReportPlacement) -> None:
@@ -274,10 +321,38 @@ class PodWriter:
             "message": found.message,
             "lastTransitionTime": since or now,
         }
-        return {"metadata": {"uid": asked.uid}, "status": {"conditions": [condition]}}
+        if found.is_true or not _is_pending_binding(pod):
+            return {"metadata": {"uid": asked.uid}, "status": {"conditions": [condition]}}
+        # Of this version alone: one that has been bound meanwhile is scheduled.
+        head = {"uid": asked.uid, "resourceVersion": pod["metadata"]["resourceVersion"]}
+        return {"metadata": head, "status": {"conditions": [condition, _scheduled_condition(pod, condition)]}}
 
 
-def _unchanged(pods: Mapping[ObjectKey, Object], asked: UngatePod | RemoveGate | AnnotatePod | PodRelease) -> Object:
+# What more nodes would help against; only of these the cluster autoscaler is to know.
+_FOR_WANT_OF_NODES = frozenset({NO_NODE, NO_ROOM})
+
+
+def _is_pending_binding(pod: Mapping[str, Any] | None) -> bool:
+    """Whether a pod waits for us to bind it."""
+    spec = {} if pod is None else pod.get("spec") or {}
+    return spec.get("schedulerName") == SCHEDULER and not spec.get("nodeName")
+
+
+def _scheduled_condition(pod: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
+    """PodScheduled as whoever schedules a pod has to write it."""
+    told = [one for one in (pod.get("status") or {}).get("conditions") or () if one["type"] == "PodScheduled"]
+    since = told[0].get("lastTransitionTime") if told and told[0].get("status") == "False" else None
+    return {
+        **placement,
+        "type": "PodScheduled",
+        "reason": "Unschedulable" if placement["reason"] in _FOR_WANT_OF_NODES else placement["reason"],
+        "lastTransitionTime": since or placement["lastTransitionTime"],
+    }
+
+
+def _unchanged(
+    pods: Mapping[ObjectKey, Object], asked: UngatePod | BindPod | RemoveGate | AnnotatePod | PodRelease
+) -> Object:
     """The pod that an instruction is about; raises StaleTerm where it is another, or changed since."""
     pod = pods.get(ObjectKey(*asked.key))
     metadata = {} if pod is None else pod["metadata"]
