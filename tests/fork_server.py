@@ -67,6 +67,8 @@ class ForkedProcess:
 
     def __init__(self, connection):
         self._connection = connection
+        # Several threads may ask at once; one of them reads the answer.
+        self._reading = threading.Lock()
         self.pid = int.from_bytes(self._receive(8), "big")
         self.returncode = None
 
@@ -81,12 +83,20 @@ class ForkedProcess:
 
     def wait(self, timeout=None):
         """Its exit code, negative for a signal; raises TimeoutExpired."""
-        if self.returncode is None:
-            ready, _, _ = select.select([self._connection], [], [], timeout)
+        while self.returncode is None:
+            try:
+                ready, _, _ = select.select([self._connection], [], [], timeout)
+            except (OSError, ValueError):
+                # Another thread has read the answer and closed the connection.
+                if self.returncode is None:
+                    raise
+                break
             if not ready:
                 raise subprocess.TimeoutExpired(["fork", str(self.pid)], timeout)
-            self.returncode = int.from_bytes(self._receive(4), "big", signed=True)
-            self._connection.close()
+            with self._reading:
+                if self.returncode is None:
+                    self.returncode = int.from_bytes(self._receive(4), "big", signed=True)
+                    self._connection.close()
         return self.returncode
 
     def poll(self):

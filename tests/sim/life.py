@@ -239,6 +239,9 @@ class Life:
         self.timeline.note(f"controller checkpoint revision={state.revision}")
 
     def _tick(self) -> None:
+        if self._journal_fault is not None and not self._is_busy and self._can_write() and self.core.has_backlog:
+            # It recovers without any call.
+            self._wake()
         for name in self.presence.pop_expired(now_s=self.clock.monotonic_s()):
             self._lose(name)
         if self.core.is_drain_due(self.clock.wall_ns()):

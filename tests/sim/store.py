@@ -313,8 +313,8 @@ class TermJournal:
         self.counters.checkpoints += 1
 
     def probe(self) -> None:
-        """Raises as a write does."""
-        self._connect()
+        """A write of nothing that lasts: removes what a write left whose end was not learnt. Raises as one does."""
+        self.append(())
 
     # Reading
 
