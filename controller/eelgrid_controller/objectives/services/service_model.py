@@ -302,7 +302,8 @@ QUEUE_GROWTH_SHARE = 0.05
 _MEAN_ERROR = 0.03  # of a token rate at its mean latency: replicas are not scraped at one moment
 _TAIL_ERROR = 0.02  # of a quantile that is told by the share of another level
 _TAIL_SLOPE = 0.2  # and what is added for each share that lies between the two levels
-CURVE_SDS = 1.5  # that a conditioned curve is taken to be worse than its mean; chosen on seeds 100 and 101
+CURVE_SDS = 1.5  # that a conditioned curve is taken to be worse than its mean
+CURVE_ERROR_LEAST = 0.05  # of a latency, however well the curve is known: what lies between the points is not measured
 
 
 def _is_overloaded(window: MetricsWindow, concurrent: int) -> bool:
@@ -512,7 +513,7 @@ class TokenService:
         live = curve_departure(known, curve.sequences, now_s)
         # More sequences never give fewer tokens, nor a lower quantile.
         rates_hz = np.maximum.accumulate(np.array(curve.token_hz) * np.exp(live.log_rate - CURVE_SDS * live.rate_sd))
-        slower = np.exp(live.log_latency + CURVE_SDS * live.latency_sd)
+        slower = np.exp(live.log_latency + np.hypot(CURVE_SDS * live.latency_sd, CURVE_ERROR_LEAST))
         times_s = {
             level: tuple(np.maximum.accumulate(np.array(times) * slower).tolist())
             for level, times in curve.inter_token_s.items()
