@@ -90,6 +90,8 @@ class Ledger:
         self.left = 0
         # Of whom users may conclude nothing any more.
         self.lost: set[str] = set()
+        # Submissions that were lost, by name and time: one may be acknowledged after it was lost and its name given again.
+        self._lost_submissions: set[tuple[str, int]] = set()
         # Number of the entry that placed a replica on these GPUs, of the history that counts now.
         self.history: dict[Held, int] = {}
         # What an operator gave up after a loss, though an agent may still hold it.
@@ -122,10 +124,16 @@ class Ledger:
         self.rollbacks += 1
         self.left = left
         del self.entries[left:]
+        former = self.shadow.workloads.values()
         self.shadow, self.placed, self.history = ClusterState(), {}, {}
         for kind, text in self.entries:
             self._take(event_from_plain(kind, json.loads(text)))
         stands = self.shadow.workloads
+        self._lost_submissions |= {
+            (found.workload_id, found.submitted_ns)
+            for found in former
+            if found.workload_id not in stands or stands[found.workload_id].submitted_ns != found.submitted_ns
+        }
         gone = {
             key
             for key, promised in self.accepted.items()
@@ -232,7 +240,7 @@ class Ledger:
     def answered_submit(self, workload: Workload, spec: WorkloadSpec, wanted_id: str) -> None:
         """A workload was accepted, perhaps once more."""
         key = workload.workload_id
-        if key in self.lost:
+        if key in self.lost or (key, workload.submitted_ns) in self._lost_submissions:
             return
         demand(2, not wanted_id or key == wanted_id, f"asked for {wanted_id}, was given {key}")
         demand(2, names_models_as(as_begun(workload), spec), f"{key} was accepted with another spec")

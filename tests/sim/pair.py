@@ -25,7 +25,7 @@ from tests.sim.ledger import Ledger
 from tests.sim.life import Life, _Command
 from tests.sim.network import CONTROLLER, Connection, Network
 from tests.sim.sessions import Session, Sessions
-from tests.sim.store import RENEW_S, Row, Store, TermJournal, Transaction, read_checkpoint, read_rows
+from tests.sim.store import RENEW_S, LeaseWatch, Row, Store, TermJournal, Transaction, read_checkpoint, read_rows
 from tests.sim.timeline import Timeline
 from tests.sim.users import Reply
 
@@ -274,6 +274,7 @@ class Seat(Controller):
         self._network.listeners[self.address] = lambda connection: _Socket(self, connection)
         self.timeline.note(f"controller {self.address} started")
         self._follower: _Follower | None = None
+        self._watch = LeaseWatch(self._store, self.clock)
         self._look()
 
     def stop_process(self) -> None:
@@ -346,7 +347,7 @@ class Seat(Controller):
             if self._follower is None:
                 self._follower = _Follower(self._store)
             self._follower.follow()
-            term = self._store.take_term(self.address, f"{self.address}{self._starts}")
+            term = self._store.take_term(self.address, f"{self.address}{self._starts}", self._watch)
         except JournalUnavailable:
             term = None
         if term is None:

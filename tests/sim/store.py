@@ -17,7 +17,7 @@ from eelgrid_controller.state.journal import Checkpoint, JournalCounters, Journa
 from eelgrid_protos.messages import LeaderTerm
 from tests.sim.clock import Clock, seconds
 
-__all__ = ["DEADLINE_S", "RENEW_S", "STALL_S", "TTL_S", "Row", "Store", "TermJournal", "Transaction"]
+__all__ = ["DEADLINE_S", "RENEW_S", "STALL_S", "TTL_S", "LeaseWatch", "Row", "Store", "TermJournal", "Transaction"]
 
 TTL_S, RENEW_S, DEADLINE_S, STALL_S = 10.0, 2.0, 7.0, 0.5
 _PATH = Path("postgresql")
@@ -103,15 +103,10 @@ class Store:
 
     # The lease and the term
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the lease has run out, by the server's clock."""
-        return self.clock.wall_ns() > self.content.expires_ns
-
-    def take_term(self, name: str, holder: str) -> LeaderTerm | None:
+    def take_term(self, name: str, holder: str, watch: "LeaseWatch") -> LeaderTerm | None:
         """Begins a new term, unless a lease runs, or a write is under way that may still end by itself."""
         self.check_reachable(name)
-        if not self.is_free:
+        if not watch.is_over:
             return None
         for transaction in list(self.open):
             if self.now_ns() - transaction.began_ns < seconds(STALL_S):
@@ -169,6 +164,26 @@ class Store:
         self.put(replace(self.content, rows=kept + transaction.rows))
         self.on_commit(removed, transaction.rows)
         return True
+
+
+class LeaseWatch:
+    """When a lease was last seen to change, by one process's clock; see `runtime.postgresql.leadership`."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._seen = (-1, -1)
+        self._since_ns = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease was released, or its leader must have stopped deciding."""
+        found, now_ns = self._store.content, self._clock.monotonic_ns()
+        if (found.epoch, found.expires_ns) != self._seen:
+            self._seen, self._since_ns = (found.epoch, found.expires_ns), now_ns
+        has_expired = self._store.clock.wall_ns() > found.expires_ns
+        unchanged_ns = now_ns - self._since_ns
+        return found.expires_ns == 0 or unchanged_ns >= seconds(DEADLINE_S if has_expired else TTL_S)
 
 
 class TermJournal:

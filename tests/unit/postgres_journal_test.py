@@ -409,6 +409,37 @@ def test_a_leader_that_cannot_renew_stops_deciding_at_its_deadline(store):
         engine.dispose()
 
 
+@pytest.mark.parametrize(
+    ("expires", "waits_s"), [("now() - interval '1 hour'", 7.0), ("now() + interval '1 hour'", 10.0)]
+)
+def test_a_lease_is_over_when_it_was_seen_unchanged_for_long_enough_whatever_the_servers_clock_says(
+    store, expires, waits_s
+):
+    store.open().close()
+    engine = connections.make_engine(connections.parse_url(store.url))
+    clock = _Clock()
+    watch = leadership.LeaseWatch(leadership.LeaseTimes(), now_s=clock)
+
+    def is_over():
+        with engine.connect() as connection:
+            return watch.is_over(connection)
+
+    assert is_over(), "a clean stop lets another lead at once"
+    store.run(f"UPDATE eelgrid.lease SET expires_at = {expires}")
+    assert not is_over()
+    clock.now_s += waits_s - 0.1
+    # A renewal, as little as it moves the end.
+    store.run("UPDATE eelgrid.lease SET expires_at = expires_at + interval '1 second'")
+    assert not is_over()
+    clock.now_s += waits_s - 0.1
+    assert not is_over()
+    clock.now_s += 0.2
+    assert is_over()
+    store.run("UPDATE eelgrid.lease SET epoch = epoch + 1")
+    assert not is_over()
+    engine.dispose()
+
+
 @pytest.mark.parametrize("times", [(10, 8, 7), (5, 2, 7), (10, 0, 7), (10, 6, 7)])
 def test_times_by_which_a_healthy_leader_could_lose_its_lease_are_refused(times):
     ttl_s, renew_s, deadline_s = times

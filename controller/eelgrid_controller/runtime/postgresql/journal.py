@@ -52,6 +52,7 @@ from eelgrid_controller.runtime.postgresql.leadership import (
     BlockerWatch,
     LeaseKeeper,
     LeaseTimes,
+    LeaseWatch,
     Term,
     boottime_s,
     describe_replaced,
@@ -399,6 +400,7 @@ class LeaderCandidate:
     engine: Engine
     location: str
     times: LeaseTimes
+    watch: LeaseWatch
     # Renewals have a connection of their own, and wait for no standby: a lease that a promoted one does not have has
     # run out there, which is right.
     renewing: Engine
@@ -418,7 +420,8 @@ class LeaderCandidate:
                 address=self.address,
                 ttl_s=self.times.ttl_s,
                 above=self.above,
-                watcher=BlockerWatch(self.renewing, stall_s=self.times.stall_s),
+                watch=self.watch,
+                blockers=BlockerWatch(self.renewing, stall_s=self.times.stall_s),
             )
             if mine is None:
                 return read_term(connection)
@@ -455,6 +458,7 @@ def prepare_candidate(
         engine=make_engine(url),
         location=locate(url),
         times=times,
+        watch=LeaseWatch(times),
         renewing=make_engine(url, statement_s=times.statement_s, connections_most=1, is_local=True, is_autocommit=True),
         holder=f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
         address=address,

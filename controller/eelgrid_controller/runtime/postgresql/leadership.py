@@ -6,10 +6,12 @@ The term is an epoch that rises with each leader. Every transaction of a leader 
 its own epoch as a condition; whoever takes over locks it FOR UPDATE, so it waits for the transaction under way, and each
 later one of the old leader finds another epoch and writes nothing. That holds whatever clocks, pauses and networks do.
 
-The lease is only a matter of manners: while it runs, nobody tries to take over. It is judged by the server's clock alone,
-and read with `clock_timestamp()` after its row is locked, since `now()` is the time at which the transaction began. A
-leader stops deciding at a deadline before its end, counted on its own clock from before the renewal was sent. A lease that
-ran out without a successor may be renewed: nobody else has led, since whoever does has another epoch.
+The lease is only a matter of manners: while it runs, nobody tries to take over. It is written by the server's clock, and
+read with `clock_timestamp()` after its row is locked, since `now()` is the time at which the transaction began. A leader
+stops deciding at a deadline before its end, counted on its own clock from before the renewal was sent. That clock may be
+set, and the deadline does not know of it, so whoever would lead also waits until it has seen the row unchanged for as long
+by its own clock (`LeaseWatch`). A lease that ran out without a successor may be renewed: nobody else has led, since whoever
+does has another epoch.
 
 Locks are those of rows, at READ COMMITTED; nothing needs serializable transactions, or locks that belong to a session.
 """
@@ -21,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Connection, Engine, func, select, text, update
+from sqlalchemy import ColumnElement, Connection, Engine, Text, cast, func, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalUnavailable
@@ -40,6 +42,8 @@ _END_BLOCKERS = text(
     "JOIN pg_stat_activity a ON a.pid = b.pid WHERE a.datname = current_database() AND a.usename = current_user "
     "AND a.application_name = :name AND a.xact_start < clock_timestamp() - make_interval(secs => :seconds)"
 )
+# Of a lease that was released, or that nobody has had.
+_RELEASED = text("'-infinity'::timestamptz")
 # That a lease was released is told at once to whoever listens; whoever does not sees it by looking.
 CHANNEL = "eelgrid_leadership"
 _RETRY_S = 1.0
@@ -126,13 +130,42 @@ class BlockerWatch:
                 self.ended += int(connection.execute(_END_BLOCKERS, limits).scalar_one())
 
 
-def is_free(connection: Connection) -> bool:
-    """Whether the lease has run out; waits for nobody. Raises SQLAlchemyError."""
-    return bool(connection.execute(select(func.clock_timestamp() > lease.c.expires_at)).scalar_one())
+class LeaseWatch:
+    """When a lease was last seen to change, by this process's own clock; the server's may be set.
+
+    Set forwards, a lease would seem over whose leader still decides; set back, one would seem to run whose leader is gone.
+    """
+
+    def __init__(self, times: LeaseTimes, *, now_s: Callable[[], float] = boottime_s) -> None:
+        self._times = times
+        self._now_s = now_s
+        self._seen: tuple[int, str] | None = None
+        self._since_s = 0.0
+
+    def is_over(self, connection: Connection) -> bool:
+        """Whether somebody else may lead: the lease was released, or its leader must have stopped deciding.
+
+        Waits for nobody. Raises SQLAlchemyError.
+        """
+        expires_at = lease.c.expires_at
+        epoch, seen, is_released, has_expired = connection.execute(
+            select(lease.c.epoch, cast(expires_at, Text), expires_at == _RELEASED, func.clock_timestamp() > expires_at)
+        ).one()
+        if (epoch, seen) != self._seen:
+            self._seen, self._since_s = (epoch, seen), self._now_s()
+        unchanged_s = self._now_s() - self._since_s
+        return bool(is_released) or unchanged_s >= (self._times.deadline_s if has_expired else self._times.ttl_s)
 
 
 def take_term(
-    connection: Connection, *, holder: str, address: str, ttl_s: float, watcher: BlockerWatch, above: int = 0
+    connection: Connection,
+    *,
+    holder: str,
+    address: str,
+    ttl_s: float,
+    watch: LeaseWatch,
+    blockers: BlockerWatch,
+    above: int = 0,
 ) -> Term | None:
     """Begins a new term within the caller's transaction; None while another's lease runs. Raises SQLAlchemyError.
 
@@ -142,10 +175,10 @@ def take_term(
     # holds the lock renews the lease or takes the term, so there is nothing to wait for.
     if connection.execute(select(lease.c.id).with_for_update(skip_locked=True)).first() is None:
         return None
-    if not is_free(connection):
+    if not watch.is_over(connection):
         return None
     # Waits for a write that is under way.
-    with watcher.waiting(connection):
+    with blockers.waiting(connection):
         connection.execute(select(term.c.epoch).with_for_update()).one()
     timeline = connection.execute(_TIMELINE).scalar_one()
     epoch, timeline = connection.execute(
@@ -220,7 +253,7 @@ def renew_lease(connection: Connection, mine: Term, *, ttl_s: float) -> bool:
 
 def release_lease(connection: Connection, mine: Term) -> None:
     """Ends the lease at once, so that another may take over; its row stays, since the next epoch follows from it."""
-    connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_from_now(-1.0)))
+    connection.execute(update(lease).where(lease.c.epoch == mine.epoch).values(expires_at=_RELEASED))
     connection.execute(select(func.pg_notify(CHANNEL, str(mine.epoch))))
 
 

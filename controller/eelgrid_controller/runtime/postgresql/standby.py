@@ -29,7 +29,7 @@ from eelgrid_controller.runtime.postgresql.journal import (
     PostgresJournal,
     describe_other_leader,
 )
-from eelgrid_controller.runtime.postgresql.leadership import CHANNEL, Term, boottime_s, is_free, read_term
+from eelgrid_controller.runtime.postgresql.leadership import CHANNEL, Term, boottime_s, read_term
 from eelgrid_controller.runtime.postgresql.reading import JournalReader
 from eelgrid_controller.runtime.postgresql.schema import checkpoints, journal
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -204,9 +204,9 @@ class JournalStandby:
     def _look(self) -> None:
         """Reads what is new, and begins a term if nobody leads. Raises SQLAlchemyError."""
         with self._candidate.engine.connect() as connection:
-            free = is_free(connection)
+            is_over = self._candidate.watch.is_over(connection)
             self._leader = read_term(connection)
-        if not free:
+        if not is_over:
             self._follow()
             return
         found = self._candidate.try_to_lead()
