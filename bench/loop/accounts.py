@@ -57,6 +57,17 @@ class Trace(NamedTuple):
     limit_share: Floats  # of training GPUs at work, in the mean
 
 
+class ServiceOutcome(NamedTuple):
+    """One service of a run."""
+
+    name: str
+    drawn_j: float  # of the GPUs of its replicas, serving or starting
+    replica_s: float
+    windows: int
+    violated: int
+    shadowed: int
+
+
 class Outcome(NamedTuple):
     """One policy on one seed."""
 
@@ -85,6 +96,7 @@ class Outcome(NamedTuple):
     budget_s: float  # seconds above any budget
     budget_worst_w: float  # most watts above one
     trace: Trace
+    services: tuple[ServiceOutcome, ...] = ()
 
 
 class Account:
@@ -102,7 +114,8 @@ class Account:
         self._window_s = 0.0
         self._windows = 0
         self._violated = np.zeros(count, np.int64)
-        self._shadowed = 0
+        self._shadowed = np.zeros(count, np.int64)
+        self._drawn_j, self._served_s = np.zeros(count), np.zeros(count)
         self._shadow_s = np.full(count, -np.inf)
         self._above_s = self._above_w = 0.0
         self._replica_s = 0.0
@@ -138,6 +151,11 @@ class Account:
             self._sums[:] = 0.0
             self._since_s = 0.0
 
+    def replicas(self, step_s: float, drawn_w: Floats, replicas: Floats) -> None:
+        """A step in which the replicas of every service, (S,), drew so many watts."""
+        self._drawn_j += drawn_w * step_s
+        self._served_s += replicas * step_s
+
     def tokens(self, at_s: float, step_s: float, tokens: Floats, within: Floats, waiting: Floats) -> None:
         """A step in which every service gave so many tokens, (S,), of them so many within its objective."""
         self._tokens += float(tokens.sum())
@@ -150,7 +168,7 @@ class Account:
             broken = np.where(self._window_tokens > 0.0, short, waiting > 0.0)
             self._windows += len(broken)
             self._violated += broken
-            self._shadowed += int((broken & (at_s + step_s - self._shadow_s <= SHADOW_S)).sum())
+            self._shadowed += broken & (at_s + step_s - self._shadow_s <= SHADOW_S)
             self._window_tokens[:] = self._window_within[:] = 0.0
             self._window_s = 0.0
 
@@ -173,7 +191,7 @@ class Account:
             waiting=float(self._waiting.sum()),
             windows=self._windows,
             violated=int(self._violated.sum()),
-            shadowed=self._shadowed,
+            shadowed=int(self._shadowed.sum()),
             worst_share=float(self._violated.max(initial=0)) * len(self._violated) / max(1, self._windows),
             replica_hours=self._replica_s / 3600.0,
             jobs=len(listed),
@@ -189,6 +207,17 @@ class Account:
             budget_s=self._above_s,
             budget_worst_w=self._above_w,
             trace=Trace(*rows),
+            services=tuple(
+                ServiceOutcome(
+                    service.name,
+                    float(self._drawn_j[at]),
+                    float(self._served_s[at]),
+                    self._windows // len(self._violated),
+                    int(self._violated[at]),
+                    int(self._shadowed[at]),
+                )
+                for at, service in enumerate(self._scene.services)
+            ),
         )
 
 

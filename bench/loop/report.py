@@ -8,11 +8,19 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.loop.accounts import JOULES_PER_KWH, Outcome
+from bench.loop.accounts import JOULES_PER_KWH, Outcome, ServiceOutcome
 from bench.loop.runs import Difference, Run
 from bench.tables import format_table, write_csv
 
-__all__ = ["COLUMNS", "difference_table", "policy_table", "shortfalls", "write_summary"]
+__all__ = [
+    "COLUMNS",
+    "SERVICE_COLUMNS",
+    "difference_table",
+    "policy_table",
+    "shortfalls",
+    "write_services",
+    "write_summary",
+]
 
 COLUMNS = (
     "policy",
@@ -42,6 +50,14 @@ COLUMNS = (
     "budget_worst_w",
     "waiting",
 )
+
+
+SERVICE_COLUMNS = ("policy", "seed", *ServiceOutcome._fields)
+
+
+def write_services(path: Path, runs: Iterable[Run]) -> None:
+    """One line a policy, seed and service."""
+    write_csv(path, SERVICE_COLUMNS, [[run.policy, run.seed, *one] for run in runs for one in run.outcome.services])
 
 
 def _late(outcome: Outcome) -> int:

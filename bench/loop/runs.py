@@ -55,7 +55,7 @@ def _ours(band: float) -> Callable[[Scene], Driver]:
     return lambda _: Ours(band=band)
 
 
-FRONT = {f"hpa-{target}": _hpa(target / 100.0) for target in (50, 60, 65, 75, 80)}
+FRONT = {f"hpa-{target}": _hpa(target / 100.0) for target in (50, 55, 60, 65, 70, 75, 80, 85)}
 FRONT |= {f"ours-{band}": _ours(band / 100.0) for band in (0, 15, 30, 50)}
 POLICIES |= {"at-once": lambda _: AtOnce()} | FRONT
 
@@ -86,15 +86,21 @@ def carried_out(data: Path, policy: str, seed: int, size: Size) -> Run:
 
 
 def everything(
-    data: Path, policies: Sequence[str], seeds: int, size: Size, *, processes: int, tell: Callable[[int, int], None]
+    data: Path,
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    size: Size,
+    *,
+    processes: int,
+    tell: Callable[[Sequence[Run], int], None],
 ) -> list[Run]:
-    """All runs, seeds outermost."""
-    work = [(policy, seed) for seed in range(seeds) for policy in policies]
+    """All runs, seeds outermost; after each, `tell` gets those that are done and how many there will be."""
+    work = [(policy, seed) for seed in seeds for policy in policies]
     made = (delayed(carried_out)(data, policy, seed, size) for policy, seed in work)
     found: list[Run] = []
     for run in Parallel(processes, return_as="generator")(made):
         found.append(run)
-        tell(len(found), len(work))
+        tell(found, len(work))
     return found
 
 

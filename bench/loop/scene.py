@@ -67,6 +67,7 @@ class Size(NamedTuple):
     day_hours: float = 24.0  # in which services rise and fall
     rack_share: float = RACK_SHARE  # budget of a rack for training, of what its GPUs may have at their largest limits
     cluster_share: float = CLUSTER_SHARE  # of all training together
+    profile_error: float = 0.0  # in logarithms: of each measured point that the planner is given
 
 
 class Node(NamedTuple):
@@ -175,6 +176,19 @@ def _offers(data: Path) -> list[tuple[str, str, float, list[Point]]]:
     return found
 
 
+def _misread(points: Sequence[Point], error: float, rng: np.random.Generator) -> tuple[Point, ...]:
+    """The profile with every point off by its own, its tokens and its latencies apart."""
+    off = np.exp(error * rng.standard_normal((len(points), 2)))
+    return tuple(
+        replace(
+            point,
+            throughput_hz=point.throughput_hz * float(tokens),
+            latency_s={level: value_s * float(latency) for level, value_s in point.latency_s.items()},
+        )
+        for point, (tokens, latency) in zip(points, off, strict=True)
+    )
+
+
 def _enough(service: Service, steps: int) -> int:
     """The least constant replicas of a service without a violated window."""
     for replicas in range(1, service.most):
@@ -221,6 +235,13 @@ def _services(data: Path, size: Size, steps: int, rng: np.random.Generator, idle
         least = _enough(service, steps) if trace == "code" else 1
         made.append(service._replace(least=least, starts=max(least, service.starts)))
     return tuple(made)
+
+
+def _with_profile_error(services: Sequence[Service], seed: int, error: float) -> tuple[Service, ...]:
+    if error == 0.0:
+        return tuple(services)
+    rng = np.random.default_rng([seed, 20231117])
+    return tuple(service._replace(points=_misread(service.points, error, rng)) for service in services)
 
 
 def _promise(work: float, largest_s: float, rng: np.random.Generator) -> TrainingPromise:
@@ -283,6 +304,7 @@ def make(data: Path, seed: int, size: Size | None = None) -> Scene:
         failures.append(Failure(able[int(rng.integers(len(able)))].name, at_s, at_s + min(2700.0, seconds / 8.0)))
     drifting = int(rng.integers(len(made)))
     drift = (drifting, seconds * float(rng.uniform(0.3, 0.7)), made[drifting].engine.slowness * _DRIFTED)
+    known = _with_profile_error(made, seed, size.profile_error)
     return Scene(
-        seed, steps, STEP_S, nodes, made, jobs, tuple(failures), drift, catalogue, size.rack_share, size.cluster_share
+        seed, steps, STEP_S, nodes, known, jobs, tuple(failures), drift, catalogue, size.rack_share, size.cluster_share
     )

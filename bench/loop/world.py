@@ -102,6 +102,7 @@ class World:
         self._job_w = np.zeros(len(keys))
         self._is_stale = True
         self._serving = np.zeros(len(scene.services))
+        self._begun = np.zeros(len(scene.services))  # replicas that start
         self._loaded = self._starting = np.zeros(0, np.int64)
         self._loaded_of = self._starting_of = np.zeros(0, np.int64)
         self._each = np.array([float(service.gpus) for service in scene.services])
@@ -350,6 +351,11 @@ class World:
                 self._finish(running)
         share, replicas = self._limit_share(), float(self._serving.sum())
         self.account.power(self.now_s, scene.step_s, power_w, share, replicas)
+        self.account.replicas(
+            scene.step_s,
+            served.power_w * self._serving + self.engines.start_w * self._begun,
+            self._serving + self._begun,
+        )
         self.account.tokens(self.now_s, scene.step_s, served.tokens, served.within, served.waiting)
 
     def _limit_share(self) -> float:
@@ -369,6 +375,7 @@ class World:
                 (loaded if is_ready else starting).extend(place.gpus)
                 (loaded_of if is_ready else starting_of).extend([at] * len(place.gpus))
             self._serving[at] = float(len(self.ready[at]))
+            self._begun[at] = float(sum(place.node not in self.down for place in places.values())) - self._serving[at]
         self._loaded, self._loaded_of = np.array(loaded, np.int64), np.array(loaded_of, np.int64)
         self._starting, self._starting_of = np.array(starting, np.int64), np.array(starting_of, np.int64)
         self._is_stale = False

@@ -1,12 +1,15 @@
 """The closed loop in small: promises kept, less energy than static replicas and than the autoscaler as strict."""
 
 import csv
+import math
 import os
+import statistics
 from pathlib import Path
 
 import pytest
 from bench.loop.__main__ import SMALL, main
 from bench.loop.runs import carried_out
+from bench.loop.scene import make
 
 DATA = Path(os.environ.get("EELGRID_DATA", "../shared/data"))
 needs_data = pytest.mark.skipif(
@@ -41,6 +44,21 @@ def test_budgets_that_bind_are_kept_and_cost_no_promise():
 
 
 @needs_data
+def test_wrong_profiles_are_wrong_for_the_planner_alone():
+    size = SMALL._replace(hours=1.0, jobs=0)
+    true, off = (make(DATA, 3, size._replace(profile_error=error)).services for error in (0.0, 0.05))
+    for known, misread in zip(true, off, strict=True):
+        assert known.points == known.engine.points == misread.engine.points
+        assert (known.asked_hz == misread.asked_hz).all()
+    pairs = [pair for one, other in zip(true, off, strict=True) for pair in zip(one.points, other.points, strict=True)]
+    rates = [math.log(other.throughput_hz / one.throughput_hz) for one, other in pairs]
+    latencies = [math.log(other.latency_s[0.95] / one.latency_s[0.95]) for one, other in pairs]
+    assert 0.03 < statistics.stdev(rates) < 0.08
+    assert 0.03 < statistics.stdev(latencies) < 0.08
+    assert abs(statistics.correlation(rates, latencies)) < 0.6
+
+
+@needs_data
 def test_the_command_writes_its_table(tmp_path, capsys):
     assert (
         main(
@@ -68,6 +86,11 @@ def test_the_command_writes_its_table(tmp_path, capsys):
     assert list(row)[:7] == ["policy", "seed", "energy_j", "money", "windows_violated", "jobs_late", "budget_s"]
     assert float(row["energy_j"]) > 0.0
     assert "hpa" in capsys.readouterr().out
+    with (tmp_path / "services.csv").open(encoding="utf-8") as file:
+        services = list(csv.DictReader(file))
+    assert len(services) == SMALL.services
+    assert sum(int(one["violated"]) for one in services) == int(row["windows_violated"])
+    assert 0.0 < sum(float(one["drawn_j"]) for one in services) < float(row["services_j"])
 
 
 def test_what_cannot_be_run_is_reported(tmp_path, capsys):

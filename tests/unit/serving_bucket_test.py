@@ -15,8 +15,7 @@ from eelgrid_controller.objectives.services.autoscaler import (
 )
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile
 from eelgrid_controller.objectives.services.service_model import (
-    DOUBT_LEAST,
-    HALF_LIFE_S,
+    FACTOR_BOUND,
     ServiceCalibration,
     SlownessSample,
     TokenCurve,
@@ -29,7 +28,7 @@ from eelgrid_controller.objectives.services.service_model import (
     token_rate_hz,
     update_calibration,
 )
-from eelgrid_controller.profiles.queueing_model import ArrivalProcess, QuantileObjective, ServiceStation, SlownessFactor
+from eelgrid_controller.profiles.queueing_model import ArrivalProcess, QuantileObjective, ServiceStation
 
 VLLM_S = (0.01, 0.025, 0.05, 0.075, math.inf)
 CURVE = TokenCurve((8.0, 16.0, 32.0, 64.0), (1000.0, 1900.0, 3300.0, 5000.0), {0.95: (0.008, 0.010, 0.013, 0.018)})
@@ -117,44 +116,73 @@ def _slow_window(slow, held):
 @pytest.mark.parametrize("slow", [0.9, 1.0, 1.1, 1.3])
 @pytest.mark.parametrize("held", [4.0, 16.0, 40.0])
 def test_the_mean_reports_within_a_bucket_how_slow_an_engine_is(slow, held):
-    sample = _service().sample_steady(_slow_window(slow, held), 1)
-    assert sample.factor == pytest.approx(slow, rel=1e-6)
-    assert sample.is_mean
-    assert sample.most is None
+    reading = _service().read_curve(_slow_window(slow, held), 1)
+    assert reading.sequences == pytest.approx(held)
+    assert reading.log_rate == pytest.approx(-math.log(slow))
+    low, high = reading.log_latency
+    assert low <= math.log(slow) <= high
 
 
-def test_a_quantile_raises_what_the_mean_says_and_never_lowers_it():
-    model = _service()
-    late = (5.0, 5.0, 100_000.0, 100_000.0, 100_000.0)  # p95 between 25 and 50 ms
+def _mean_window(counts):
+    """16 sequences, as the profile says, and tokens in other buckets."""
     token_hz = token_rate_hz(CURVE, 16.0)
-    raised = model.sample_steady(_window(token_hz, late, sum_s=late[-1] * 16.0 / token_hz), 1)
-    assert raised.factor == pytest.approx(model.sample_steady(_window(token_hz, late), 1).factor)
-    assert raised.factor > 1.5
-    early = (100_000.0,) * 5  # p95 below 10 ms, where the curve says more
-    kept = model.sample_steady(_window(token_hz, early, sum_s=early[-1] * 16.0 / token_hz), 1)
-    assert model.sample_steady(_window(token_hz, early), 1).most < 1.0
-    assert kept.factor == pytest.approx(1.0)
+    return _window(token_hz, counts, sum_s=counts[-1] * 16.0 / token_hz)
 
 
-def test_doubt_of_the_curve_shrinks_with_means_alone_and_comes_back():
-    by_quantile = by_mean = ServiceCalibration()
-    for number in range(20):
-        by_quantile = update_calibration(by_quantile, SlownessSample(1.0, 0.02), 30.0 * number)
-        by_mean = update_calibration(by_mean, SlownessSample(1.0, 0.02, is_mean=True), 30.0 * number)
-    assert calibration_factor(by_quantile, 570.0).doubt == 1.0
-    assert calibration_factor(by_mean, 570.0).doubt == pytest.approx(DOUBT_LEAST, abs=0.05)
-    assert calibration_factor(by_mean, 570.0 + HALF_LIFE_S).doubt == pytest.approx((1.0 + DOUBT_LEAST) / 2.0, abs=0.05)
-    assert calibration_factor(by_mean, 570.0 + 100.0 * HALF_LIFE_S).doubt == pytest.approx(1.0)
+def test_a_bucket_without_a_measured_level_bounds_the_quantile():
+    p95_s = 0.010 + 4.0 / 16.0 * 0.003  # at 20 sequences
+    late = _service().read_curve(_mean_window((5.0, 5.0, 100_000.0, 100_000.0, 100_000.0)), 1)
+    assert late.log_latency == pytest.approx((math.log(0.025 / p95_s), math.log(FACTOR_BOUND)))
+    early = _service().read_curve(_mean_window((100_000.0,) * 5), 1)
+    assert early.log_latency == pytest.approx((-math.log(FACTOR_BOUND), math.log(0.01 / p95_s)))
 
 
-def test_less_doubt_never_needs_more_replicas():
-    model = _service(0.016)
-    needed = [
-        [model.needed_replicas(rate_hz, SlownessFactor(1.0, 0.03, doubt), 500) for doubt in (0.0, 0.3, 1.0)]
-        for rate_hz in (5.0, 50.0, 400.0)
-    ]
-    assert all(row == sorted(row) for row in needed)
-    assert any(row[0] < row[-1] for row in needed)
+def test_the_share_up_to_a_border_reports_the_quantile_by_the_measured_levels():
+    """97 % within 25 ms, where the profile's p97 is half way between its p95 and its p99."""
+    times = {0.95: (0.020,) * 4, 0.99: (0.024,) * 4}
+    model = TokenService(replace(CURVE, inter_token_s=times), TokenDemand(0.0, 200.0), QuantileObjective(0.95, 0.025))
+    reading = model.read_curve(_mean_window((10.0, 97_000.0, 100_000.0, 100_000.0, 100_000.0)), 1)
+    assert reading.log_latency == pytest.approx((math.log(0.025 / 0.022),) * 2)
+
+
+def test_in_overload_the_tokens_are_the_rate_of_the_most_sequences():
+    window = replace(_window(4000.0, (0.0, 0.0, 1e5, 1e5, 1e5), sum_s=6e3), waiting=500.0, waiting_growth=300.0)
+    reading = _service().read_curve(window, 1)
+    assert (reading.sequences, reading.log_latency) == (64.0, None)
+    assert reading.log_rate == pytest.approx(math.log(4000.0 / 5000.0))
+
+
+def test_servers_without_a_mean_are_calibrated_by_a_factor():
+    calibration = _service().calibrate(ServiceCalibration(), _window(2600.0, (5.0, 1e5, 1e5, 1e5, 1e5)), 1, 30.0)
+    assert calibration.curve is None
+    assert calibration.samples == 1
+
+
+def test_windows_make_the_curve_sure_and_a_window_without_a_mean_changes_nothing():
+    """Nine sequences and 97 % of the tokens within the objective, which is a border: as the profile says."""
+    times = {0.95: (0.008, 0.010, 0.013, 0.018), 0.99: (0.0096, 0.012, 0.0156, 0.0216)}
+    usual, promised = TokenDemand(0.0, 200.0), QuantileObjective(0.95, 0.010)
+    model, known = TokenService(replace(CURVE, inter_token_s=times), usual, promised), ServiceCalibration()
+    token_hz = token_rate_hz(CURVE, 9.0)
+    window = _window(token_hz, (97_222.0, 1e5, 1e5, 1e5, 1e5), sum_s=1e5 * 9.0 / token_hz)
+    rates_hz = (50.0, 400.0)
+    first = [model.needed_replicas(rate_hz, calibration_factor(known, 0.0), 500) for rate_hz in rates_hz]
+    for number in range(40):
+        known = model.calibrate(known, window, 1, 30.0 * number)
+    assert known.log_factor == pytest.approx(0.0, abs=1e-3)
+    sure, factor = model.calibrated(known, 1200.0)
+    later = [sure.needed_replicas(rate_hz, factor, 500) for rate_hz in rates_hz]
+    assert all(now < before for now, before in zip(later, first, strict=True))
+    assert model.calibrate(known, _window(2600.0, (5.0, 1e5, 1e5, 1e5, 1e5)), 1, 1230.0) == known
+
+
+def test_a_curve_with_other_points_is_learned_anew():
+    known = _service().calibrate(ServiceCalibration(), _slow_window(1.3, 24.0), 1, 30.0)
+    other = replace(
+        _service(), curve=TokenCurve(CURVE.sequences[1:], CURVE.token_hz[1:], {0.95: (0.010, 0.013, 0.018)})
+    )
+    assert other.calibrated(known, 60.0)[0] is other
+    assert other.calibrate(known, _slow_window(1.0, 24.0), 1, 60.0).curve.knots == CURVE.sequences[1:]
 
 
 def _watched(replicas=4):

@@ -344,7 +344,6 @@ class SlownessFactor(NamedTuple):
 
     value: float
     error: float
-    doubt: float = 1.0  # share of an engine's error of reading between points that is left
 
 
 UNCORRECTED = SlownessFactor(1.0, 0.0)

@@ -9,18 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.services.service_metrics import LiveQuantile, MetricsWindow
-from eelgrid_controller.objectives.services.service_model import (
-    ServiceCalibration,
-    ServiceModel,
-    SlownessSample,
-    calibration_factor,
-    is_at_bound,
-    update_calibration,
-)
+from eelgrid_controller.objectives.services.service_model import ServiceCalibration, ServiceModel, is_at_bound
 from eelgrid_controller.profiles.points import InvalidServingValue
+from eelgrid_controller.profiles.queueing_model import SlownessFactor
 
 _LEVEL_S, _SLOPE_S = 60.0, 300.0  # times in which the past counts 1 / e
 FORECAST_SIGMAS = 1.5
@@ -258,7 +253,6 @@ class ReplicaScaler:
         return min(self.limits.most, max(self.limits.least, replicas))
 
 
-QUEUE_GROWTH_SHARE = 0.05
 OVERLOAD_QUEUE_S = 60.0  # within which the loss of a replica is seen
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
 
@@ -293,17 +287,15 @@ class AutoscalerAdvice(NamedTuple):
 
 
 def _scaler(promised: AutoscalerTarget, correction: ServiceCalibration, now_s: float) -> ReplicaScaler:
-    known, most = calibration_factor(correction, now_s), promised.limits.most
-    return ReplicaScaler(promised.limits, lambda rate_hz: promised.model.needed_replicas(rate_hz, known, most))
+    @cache
+    def calibrated() -> tuple[ServiceModel, SlownessFactor]:
+        return promised.model.calibrated(correction, now_s)
 
+    def needed(rate_hz: float) -> int:
+        model, known = calibrated()
+        return model.needed_replicas(rate_hz, known, promised.limits.most)
 
-def _sample(model: ServiceModel, replicas: int, window: MetricsWindow) -> SlownessSample | None:
-    """What the window says of the profile."""
-    grown_hz = (window.waiting_growth or 0.0) / window.seconds
-    overloaded = grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (
-        window.waiting or 0.0
-    ) > model.concurrent_requests(replicas)
-    return model.sample_overload(window, replicas) if overloaded else model.sample_steady(window, replicas)
+    return ReplicaScaler(promised.limits, needed)
 
 
 def start_autoscaler(promised: AutoscalerTarget, replicas: int) -> AutoscalerState:
@@ -325,8 +317,11 @@ def on_window(
     if ready > 0:
         model_s = model.expected_s(window, ready)
         if at_s - window.seconds >= watch.since_s - _HAIR_S:
-            correction = update_calibration(correction, _sample(model, ready, window), at_s)
-    late = model.is_late(window) and not model.is_hopeless(calibration_factor(correction, at_s))
+            correction = model.calibrate(correction, window, ready, at_s)
+    late = model.is_late(window)
+    if late:
+        planned, known = model.calibrated(correction, at_s)
+        late = not planned.is_hopeless(known)
     seen = LoadObserved(at_s, window.arrived_hz, window.waiting, window.waiting_growth, late)
     state, decision = _scaler(promised, correction, at_s).scale_replicas(watch.state, seen)
     seen_now = replace(watch, state=state, correction=correction, before=watch.correction)

@@ -1,7 +1,8 @@
 """Models of request and token services: replicas that a rate needs, and what a window says of the profile.
 
 Token services are modelled by a measured curve of concurrency, token rate and inter-token latency. A profile is
-calibrated by the service's own metrics: a slowness factor with its error, which decays over time.
+calibrated by the service's own metrics: a slowness factor with its error, which decays over time; and where servers
+tell the mean inter-token latency, the whole curve (`live_curve`).
 """
 
 import math
@@ -12,6 +13,16 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from eelgrid_controller.objectives.services.live_curve import (
+    LOG_BOUND,
+    SLOWNESS_HALF_LIFE_S,
+    CurvePosterior,
+    CurveReading,
+    condition_curve,
+    curve_departure,
+    curve_knots,
+    start_posterior,
+)
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
 from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import (
@@ -31,7 +42,6 @@ FACTOR_BOUND = 4.0
 CORRECTION_GAIN = 0.5
 HALF_LIFE_S = 600.0
 PRIOR_ERROR = 0.15  # of a profile that nobody has compared with the service
-DOUBT_LEAST = 0.3  # of the profile's error, once the service was compared with it: 3 of 10 %
 _SURE = 0.10  # an own error at which a sample counts half
 _OUTPUT_ERROR = 0.05  # of a capacity that is read off an output rate
 _LOG_BOUND = math.log(FACTOR_BOUND)
@@ -46,7 +56,7 @@ class ServiceCalibration:
     log_factor: float = 0.0
     scatter: float = PRIOR_ERROR  # relative, of the samples about the factor
     samples: int = 0
-    doubt: float = 1.0  # share of the profile's own error that is left
+    curve: CurvePosterior | None = None  # of an engine that tells its mean latency; then the factor is its slowness
 
 
 class SlownessSample(NamedTuple):
@@ -56,7 +66,6 @@ class SlownessSample(NamedTuple):
     error: float  # relative, its own
     is_least: bool = False
     most: float | None = None  # any factor from `factor` to this explains it as well; None for that one alone
-    is_mean: bool = False  # the mean told it, which no bucket hides
 
 
 def quantile_error(quantile: float, live: LiveQuantile) -> float:
@@ -105,11 +114,11 @@ def sample_saturation(capacity_hz: float, finished_hz: float) -> SlownessSample 
     return SlownessSample(min(FACTOR_BOUND, max(1.0 / FACTOR_BOUND, capacity_hz / finished_hz)), _OUTPUT_ERROR)
 
 
-def _decay_calibration(correction: ServiceCalibration, now_s: float) -> tuple[float, float, float]:
-    """The log factor, the error and the doubt now."""
-    kept = 0.5 ** (max(0.0, now_s - correction.at_s) / HALF_LIFE_S)
-    error = correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
-    return correction.log_factor * kept, error, correction.doubt * kept + (1.0 - kept)
+def _decay_calibration(correction: ServiceCalibration, now_s: float) -> tuple[float, float]:
+    """The log factor and the error now."""
+    half_life_s = HALF_LIFE_S if correction.curve is None else SLOWNESS_HALF_LIFE_S
+    kept = 0.5 ** (max(0.0, now_s - correction.at_s) / half_life_s)
+    return correction.log_factor * kept, correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
 
 
 def _log(value: float) -> float:
@@ -122,7 +131,7 @@ def update_calibration(
     """The correction after one more sample; the same without one."""
     if sample is None or not 0.0 < sample.factor < math.inf:
         return correction
-    log_factor, scatter, doubt = _decay_calibration(correction, at_s)
+    log_factor, scatter = _decay_calibration(correction, at_s)
     seen = _log(sample.factor)
     if sample.most is not None and sample.most >= sample.factor:
         log_factor = correction.log_factor
@@ -131,7 +140,7 @@ def update_calibration(
         if seen == log_factor:
             gain = CORRECTION_GAIN / (1.0 + (sample.error / _SURE) ** 2)
             scatter += gain * (min(scatter, most - log_factor) - scatter)
-            return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1, doubt=doubt)
+            return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1)
     if sample.is_least and seen <= log_factor:
         return correction
     gain = CORRECTION_GAIN / (1.0 + (sample.error / _SURE) ** 2)
@@ -141,14 +150,13 @@ def update_calibration(
         log_factor=log_factor + gain * (seen - log_factor),
         scatter=min(1.0, scatter + gain * (min(1.0, missed) - scatter)),
         samples=correction.samples + 1,
-        doubt=doubt + gain * (DOUBT_LEAST - doubt) if sample.is_mean else doubt,
     )
 
 
 def calibration_factor(correction: ServiceCalibration, now_s: float) -> SlownessFactor:
     """How much slower than its profile the service is taken to be now, and the relative error."""
-    log_factor, error, doubt = _decay_calibration(correction, now_s)
-    return SlownessFactor(math.exp(log_factor), error, doubt)
+    log_factor, error = _decay_calibration(correction, now_s)
+    return SlownessFactor(math.exp(log_factor), error)
 
 
 def is_at_bound(correction: ServiceCalibration) -> bool:
@@ -180,6 +188,7 @@ class TokenCurve:
     sequences: tuple[float, ...]
     token_hz: tuple[float, ...]  # rising
     inter_token_s: dict[float, tuple[float, ...]]  # by quantile
+    error: float = CURVE_ERROR  # relative, of a quantile
 
 
 def token_curve(points: Iterable[Point]) -> TokenCurve:
@@ -238,14 +247,18 @@ def token_rate_hz(curve: TokenCurve, sequences: float) -> float:
     return min(1.0, sequences / curve.sequences[0]) * _between(sequences, curve.sequences, curve.token_hz)
 
 
+def _crowded(curve: TokenCurve, held: float) -> float:
+    """The sequences at which a quantile is read: a deviation more than the mean; the engine admits no more than the last."""
+    return min(curve.sequences[-1], held + math.sqrt(held))
+
+
 def inter_token_latency(curve: TokenCurve, token_hz: float, quantile: float) -> LatencyEstimate:
     """Inter-token latency of an instance that gives `token_hz`; infinite where it cannot."""
     times = _measured_times(curve, quantile)
     if token_hz > curve.token_hz[-1]:
-        return LatencyEstimate(math.inf, CURVE_ERROR)
+        return LatencyEstimate(math.inf, curve.error)
     held = _between(token_hz, curve.token_hz, curve.sequences)
-    crowded = min(curve.sequences[-1], held + math.sqrt(held))  # the engine admits no more than the last
-    return LatencyEstimate(_between(crowded, curve.sequences, times), CURVE_ERROR)
+    return LatencyEstimate(_between(_crowded(curve, held), curve.sequences, times), curve.error)
 
 
 def least_instances(
@@ -265,7 +278,7 @@ def least_instances(
         asked_hz = demand.token_hz / instances
         # An engine so much slower gives the same tokens where the profile would give more.
         between = inter_token_latency(curve, asked_hz * factor.value, inter_token_objective.quantile)
-        upper_s = factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
+        upper_s = factor.value * between.value_s * (1.0 + math.hypot(between.error, factor.error))
         return not upper_s > inter_token_objective.latency_s
 
     enough = 1
@@ -285,7 +298,18 @@ def least_instances(
 
 
 QUEUE_WAIT_SHARE = 0.10
-_MEAN_ERROR = 0.03  # of a slowness by the mean: replicas are not scraped at one moment
+QUEUE_GROWTH_SHARE = 0.05
+_MEAN_ERROR = 0.03  # of a token rate at its mean latency: replicas are not scraped at one moment
+_TAIL_ERROR = 0.02  # of a quantile that is told by the share of another level
+_TAIL_SLOPE = 0.2  # and what is added for each share that lies between the two levels
+CURVE_SDS = 1.5  # that a conditioned curve is taken to be worse than its mean
+CURVE_ERROR_LEAST = 0.05  # of a latency, however well the curve is known: what lies between the points is not measured
+
+
+def _is_overloaded(window: MetricsWindow, concurrent: int) -> bool:
+    """Whether all servers were busy: more waits than they hold, and it grows."""
+    grown_hz = (window.waiting_growth or 0.0) / window.seconds
+    return grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (window.waiting or 0.0) > concurrent
 
 
 def _quantile(live: LiveDistribution | None, objective: QuantileObjective | None) -> LiveQuantile | None:
@@ -351,6 +375,18 @@ class RequestService:
         """Whether the response is too slow now."""
         return _late(self.live_quantile(window), self.objective)
 
+    def calibrate(
+        self, correction: ServiceCalibration, window: MetricsWindow, replicas: int, at_s: float
+    ) -> ServiceCalibration:
+        """What is known after a window."""
+        is_full = _is_overloaded(window, self.concurrent_requests(replicas))
+        sample = self.sample_overload(window, replicas) if is_full else self.sample_steady(window, replicas)
+        return update_calibration(correction, sample, at_s)
+
+    def calibrated(self, correction: ServiceCalibration, now_s: float) -> tuple["RequestService", SlownessFactor]:
+        """The model and the factor to plan with."""
+        return self, calibration_factor(correction, now_s)
+
     def concurrent_requests(self, replicas: int) -> int:
         """Servers times the batch."""
         return self.replica.servers * self.replica.batch * replicas
@@ -380,10 +416,7 @@ class TokenService:
     def is_hopeless(self, known: SlownessFactor) -> bool:
         """Whether even the fewest sequences at once are too slow."""
         least = inter_token_latency(self.curve, 0.0, self.inter_token.quantile)
-        return (
-            least.value_s * known.value * (1.0 + math.hypot(least.error * known.doubt, known.error))
-            > self.inter_token.latency_s
-        )
+        return least.value_s * known.value * (1.0 + math.hypot(least.error, known.error)) > self.inter_token.latency_s
 
     def _each_hz(self, window: MetricsWindow, replicas: int) -> float:
         return (window.output_token_hz or 0.0) / replicas
@@ -397,7 +430,7 @@ class TokenService:
         return _quantile(window.inter_token, self.inter_token)
 
     def sample_steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
-        """The slowness at which the curve gives the live quantile, f x ITL(f x tokens of each), and the mean."""
+        """The slowness at which the curve gives the live quantile, f x ITL(f x tokens of each)."""
         each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
 
         def find(latency_s: float) -> float:
@@ -410,19 +443,82 @@ class TokenService:
                     low = math.log(middle)
             return math.exp((low + high) / 2.0)
 
-        sample, slow = sample_quantile(find, quantile, self.live_quantile(window)), self._by_mean(window, each_hz)
-        if sample is None or sample.is_least or slow is None:
-            return sample
-        # A quantile may say that it is slower than its mean tells, never that it is faster: that the
-        # curve is cautious at this load says nothing of the next.
-        return SlownessSample(max(slow, sample.factor), _MEAN_ERROR, is_mean=True)
+        return sample_quantile(find, quantile, self.live_quantile(window))
 
-    def _by_mean(self, window: MetricsWindow, each_hz: float) -> float | None:
-        """What the mean latency says: by Little's law so many sequences were held, and the curve gives them T tokens."""
-        mean_s = None if window.inter_token is None else window.inter_token.mean_s
-        if mean_s is None or mean_s <= 0.0 or each_hz <= 0.0:
+    def read_curve(self, window: MetricsWindow, replicas: int) -> CurveReading | None:
+        """What the window says of the curve; None where servers tell no mean latency.
+
+        By Little's law an instance whose tokens are `mean_s` apart holds mean_s x tokens sequences.
+        """
+        live, each_hz, curve = window.inter_token, self._each_hz(window, replicas), self.curve
+        mean_s = None if live is None else live.mean_s
+        if live is None or mean_s is None or mean_s <= 0.0 or each_hz <= 0.0:
             return None
-        return min(FACTOR_BOUND, max(1.0 / FACTOR_BOUND, token_rate_hz(self.curve, mean_s * each_hz) / each_hz))
+        if _is_overloaded(window, self.concurrent_requests(replicas)):
+            return CurveReading(curve.sequences[-1], _log(each_hz / curve.token_hz[-1]), _OUTPUT_ERROR)
+        held = min(mean_s * each_hz, curve.sequences[-1])
+        log_rate = _log(each_hz / token_rate_hz(curve, mean_s * each_hz))
+        crowded = _crowded(curve, held)
+        return CurveReading(held, log_rate, _MEAN_ERROR, crowded, *self._read_tail(live, crowded))
+
+    def _read_tail(self, live: LiveDistribution, crowded: float) -> tuple[tuple[float, float], float]:
+        """Between which logarithms the promised quantile is over that of the curve, and the error.
+
+        A border of the histogram up to which a share of the tokens came is a quantile of that level, and the
+        measured levels say how far it is from the promised one. Without a border among the measured levels the
+        quantile lies between the nearest ones outside.
+        """
+        levels, wanted = sorted(self.curve.inter_token_s), self.inter_token.quantile
+        times_s = [_between(crowded, self.curve.sequences, self.curve.inter_token_s[level]) for level in levels]
+        shares = [(count / live.count, border_s) for border_s, count in zip(live.borders_s, live.counts, strict=True)]
+        finite = [(share, border_s) for share, border_s in shares if 0.0 < border_s < math.inf]
+        known = [one for one in finite if levels[0] <= one[0] <= levels[-1]]
+        few = quantile_error(wanted, LiveQuantile(1.0, live.count, 0.0))
+        if known:
+            share, border_s = min(known, key=lambda one: abs(one[0] - wanted))
+            off = _log(border_s / _between(share, tuple(levels), tuple(times_s)))
+            return (off, off), few + _TAIL_ERROR + _TAIL_SLOPE * abs(share - wanted)
+        low = max((border_s for share, border_s in finite if share < levels[0]), default=None)
+        high = min((border_s for share, border_s in finite if share > levels[-1]), default=None)
+        return (
+            -LOG_BOUND if low is None else _log(low / times_s[0]),
+            LOG_BOUND if high is None else _log(high / times_s[-1]),
+        ), few + _TAIL_ERROR
+
+    def calibrate(
+        self, correction: ServiceCalibration, window: MetricsWindow, replicas: int, at_s: float
+    ) -> ServiceCalibration:
+        """What is known after a window: the curve where servers tell their mean latency, else a factor."""
+        reading = self.read_curve(window, replicas)
+        if reading is not None:
+            knots = curve_knots(self.curve.sequences)
+            before = correction.curve
+            if before is None or before.knots != knots:
+                before = start_posterior(knots, at_s)
+            known = condition_curve(before, reading, at_s)
+            return ServiceCalibration(
+                known.at_s, known.log_factor, min(1.0, known.error), correction.samples + 1, known
+            )
+        if correction.curve is not None:
+            return correction
+        is_full = _is_overloaded(window, self.concurrent_requests(replicas))
+        sample = self.sample_overload(window, replicas) if is_full else self.sample_steady(window, replicas)
+        return update_calibration(correction, sample, at_s)
+
+    def calibrated(self, correction: ServiceCalibration, now_s: float) -> tuple["TokenService", SlownessFactor]:
+        """The model and the factor to plan with: the conditioned curve, CURVE_SDS worse than its mean, needs none."""
+        known, curve = correction.curve, self.curve
+        if known is None or known.knots != curve_knots(curve.sequences):
+            return self, calibration_factor(correction, now_s)
+        live = curve_departure(known, curve.sequences, now_s)
+        # More sequences never give fewer tokens, nor a lower quantile.
+        rates_hz = np.maximum.accumulate(np.array(curve.token_hz) * np.exp(live.log_rate - CURVE_SDS * live.rate_sd))
+        slower = np.exp(live.log_latency + np.hypot(CURVE_SDS * live.latency_sd, CURVE_ERROR_LEAST))
+        times_s = {
+            level: tuple(np.maximum.accumulate(np.array(times) * slower).tolist())
+            for level, times in curve.inter_token_s.items()
+        }
+        return replace(self, curve=TokenCurve(curve.sequences, tuple(rates_hz.tolist()), times_s, 0.0)), UNCORRECTED
 
     def sample_overload(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """The output tokens are the capacity."""
