@@ -136,7 +136,7 @@ class Fleet:
         if one.node in self.lost or one.job not in self.jobs:
             return []
         if self.refuse(one):
-            self.jobs[one.job].maybe.pop(one.holding, None)
+            self.jobs[one.job].maybe[one.holding] = [one.limit_w]
             return self.tell(LimitFailed(self.now_s, one.number, self.jobs[one.job].limits[one.holding]))
         read_w = self.jobs[one.job].limits[one.holding] = self.rounded(one.limit_w)
         self.jobs[one.job].maybe.pop(one.holding, None)

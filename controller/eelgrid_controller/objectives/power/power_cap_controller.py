@@ -7,9 +7,9 @@ and new limit, so decreases go first.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from eelgrid_controller.errors import ControllerError
@@ -114,7 +114,8 @@ class LimitRollout:
         self._numbers = 0
         self._room = budgets.available_w()
         self._claims = [0.0] * len(budgets)
-        self._lines: dict[int, deque[_HoldingState]] = {}  # of raises that wait, by the budget that lacks room
+        # Raises that wait, in order and by holding, by the budget that lacks room.
+        self._lines: dict[int, dict[str, _HoldingState]] = {}
         for holding in holdings:
             self.add_holding(holding, now.get(holding.name))
 
@@ -136,8 +137,7 @@ class LimitRollout:
         self._by_number.pop(held.number, None)
         self._add(held, -held.claim_w)
         for line in self._lines.values():
-            if held in line:
-                line.remove(held)
+            line.pop(name, None)
         return self._release_waiting(held.places)
 
     def set_budgets(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[SetPowerLimit]:
@@ -226,7 +226,9 @@ class LimitRollout:
                 for held in self._on_node(node):
                     if held.lost and held.holding.name in limits_w:
                         held.lost, held.tries = False, 0
-                        made += self._on_limit_confirmed(held, limits_w[held.holding.name])
+                        # What was under way when the node was lost may be set yet: the rest of its gang was told the same.
+                        unread_w = 0.0 if held.asked is None else held.asked.charge_w
+                        made += self._on_limit_confirmed(held, limits_w[held.holding.name], unread_w=unread_w)
                 return made
 
     def holding_status(self, name: str) -> HoldingStatus:
@@ -294,18 +296,20 @@ class LimitRollout:
             held.tries += 1
             self._change(held, unread_w=held.claim_w, asked=None)
             return self._try_command(held)
-        if not is_same_limit(limit_w, held.asked.limit_w):
-            held.tries += 1
-        return self._on_limit_confirmed(held, limit_w)
+        if is_same_limit(limit_w, held.asked.limit_w):
+            return self._on_limit_confirmed(held, limit_w)
+        held.tries += 1
+        # Its plan still says what was refused, and an agent tries that again by itself.
+        return self._on_limit_confirmed(held, limit_w, unread_w=held.asked.charge_w)
 
-    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float) -> list[SetPowerLimit]:
+    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float, *, unread_w: float = 0.0) -> list[SetPowerLimit]:
         """What was read back is what there is; commands that the watts set free make possible."""
         for setting in (held.asked, held.now, held.wanted):
             if setting is not None and is_same_limit(setting.limit_w, limit_w):
                 break
         else:
             setting = LimitSetting(limit_w, held.holding.gpus * limit_w)
-        self._change(held, now=setting, asked=None, unread_w=0.0, restored=False)
+        self._change(held, now=setting, asked=None, unread_w=unread_w, restored=False)
         return [*self._try_command(held), *self._release_waiting(held.places)]
 
     def _on_node(self, node: str) -> list[_HoldingState]:
@@ -317,7 +321,7 @@ class LimitRollout:
             return []
         lacking = self._lacking(held)
         if lacking is not None:
-            self._lines.setdefault(lacking, deque()).append(held)
+            self._lines.setdefault(lacking, {})[held.holding.name] = held
             return []
         self._numbers += 1
         self._change(held, asked=held.wanted, number=self._numbers)
@@ -325,21 +329,24 @@ class LimitRollout:
         return [SetPowerLimit(held.holding.name, held.holding.node, held.wanted.limit_w, self._numbers)]
 
     def _lacking(self, held: _HoldingState) -> int | None:
-        """A budget without room for what is wanted; none for a lowering, which claims no more."""
-        more = held.wanted.charge_w - held.claim_w
-        if more <= 0.0:
+        """A budget without room for what is wanted, in place of what is claimed; none for a lowering.
+
+        A raise that was interrupted claims no more than before, and waits all the same where a budget is passed.
+        """
+        if held.wanted.charge_w <= held.now.charge_w:
             return None
+        more = held.wanted.charge_w - held.claim_w
         return next((at for at in held.places if self._claims[at] + more > self._room[at] + ROUNDING_W), None)
 
     def _release_waiting(self, places: Iterable[int]) -> list[SetPowerLimit]:
         """Raises that waited at these budgets and fit now; a few of a long line, all where nothing else is under way."""
         made = []
         for place in places:
-            line = self._lines.setdefault(place, deque())
-            for _ in range(min(len(line), _LINE_LOOKS if self._by_number else len(line))):
-                held = line.popleft()
+            line = self._lines.setdefault(place, {})
+            for name in list(islice(line, _LINE_LOOKS if self._by_number else len(line))):
+                held = line.pop(name)
                 if held.idle and self._lacking(held) == place:
-                    line.append(held)
+                    line[name] = held
                 else:
                     made += self._try_command(held)
         return made
