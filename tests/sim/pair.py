@@ -53,9 +53,9 @@ class LeaderLife(Life):
 
     @property
     def is_current(self) -> bool:
-        """Whether it leads by the store, which has all that it knows."""
+        """Whether it leads by the store, which has all that it knows; not where a standby has replaced the server."""
         store = self.journal.store
-        has_all = self.journal.last <= len(store.content.rows)
+        has_all = self.journal.last <= len(store.content.rows) and not self.journal.is_replaced
         return has_all and not self.is_dead and not store.is_fenced(self.journal.term)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:

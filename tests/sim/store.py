@@ -214,6 +214,11 @@ class TermJournal:
         """Whether decisions may be taken now, as far as this process knows."""
         return self._fenced is None and self._clock.monotonic_ns() < self._until_ns
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a standby has taken the place of the server that this process knows."""
+        return self.store.content.timeline != self._timeline
+
     def renew(self) -> None:
         """Renews the lease once; a failure is kept for `check_files`."""
         sent_ns = self._clock.monotonic_ns()
@@ -221,7 +226,7 @@ class TermJournal:
             self.store.check_reachable(self._name)
         except JournalUnavailable:
             return
-        if not self.store.renew(self.term) or self.store.content.timeline != self._timeline:
+        if not self.store.renew(self.term) or self.is_replaced:
             self._fenced = self._fence("another leads, or the server was replaced")
         else:
             self._until_ns = sent_ns + seconds(DEADLINE_S)
@@ -298,7 +303,7 @@ class TermJournal:
             if len(found) < at or found[at - 1].epoch != self.term.epoch:
                 raise self._fence("another leads")
             return True
-        if len(found) < self.last or self.store.content.timeline != self._timeline:
+        if len(found) < self.last or self.is_replaced:
             raise self._fence("a standby has replaced the server")
         self._is_unsettled = len(found) not in {self.last, self.last + rows}
         return len(found) == self.last + rows
@@ -309,7 +314,7 @@ class TermJournal:
         self.store.check_reachable(self._name)
         if self._generation != self.store.generation:
             lacks_entries = len(self.store.content.rows) < self.last
-            if lacks_entries or self.store.content.timeline != self._timeline:
+            if lacks_entries or self.is_replaced:
                 raise self._fence("a standby has replaced the server")
             self._generation = self.store.generation
         if self.store.is_fenced(self.term):
