@@ -16,12 +16,14 @@ from eelgrid_protos.catalogue import load_catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     BackfillMode,
+    MeasuredPoint,
     Mobility,
     Policy,
     ProcessSpec,
     Queue,
     Reservation,
     RuntimeSource,
+    TrainingPromise,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -72,9 +74,60 @@ def test_what_is_stated_goes_before_the_limit_and_the_default(stated_s, limit_s,
     change(core, backfill=EASY, default_runtime_s=900.0)
     process = build_process(limit_s)
     workload = submit(core, "w", 1, stated_s, process=process, mobility=Mobility.FIXED)
-    found = estimate_runtime(workload, core.state.policy, core.state.runtimes)
+    found = estimate_runtime(workload, core.state)
     assert (found.expected_s, found.source) == expected
     assert core.explain_workload("w").runtime == found
+
+
+def measure(core, gpus, rate_hz, model="G2", **running):
+    point = MeasuredPoint(profile="resnet", gpu_model=model, gpus=gpus, throughput_hz=rate_hz, **running)
+    core.record_points((point,), now_ns=1 * S)
+
+
+def expect(core, key):
+    found = core.explain_workload(key).runtime
+    return None if found is None else (found.expected_s, found.source)
+
+
+def test_a_job_that_states_its_work_is_expected_to_take_as_long_as_its_profile_says_on_as_many_gpus():
+    core = build_core(build_node("a", gpus=8))
+    training = TrainingPromise(profile="resnet", work=1000.0, deadline_ns=10**15)
+    trains = {"kind": WorkloadKind.TRAINING_JOB, "training": training}
+    submit(core, "unmeasured", 1, **trains)
+    measure(core, 2, 4.0)
+    measure(core, 2, 3.0, power_limit_w=100.0)
+    measure(core, 2, 2.0, model="P100")
+    measure(core, 4, 7.0)
+    submit(core, "running", 2, models=("G2",), **trains)
+    submit(core, "any", 8, **trains)
+    submit(core, "two", 2, now_s=2, **trains)
+    submit(core, "stated", 2, 60.0, now_s=2, **trains)
+    assert expect(core, "unmeasured") is None
+    assert expect(core, "running") == (250.0, RuntimeSource.PROFILE)
+    assert expect(core, "any") is None, "nothing was measured on eight"
+    # Of the models that it may get the slowest; what was measured at another limit does not count.
+    assert expect(core, "two") == (500.0, RuntimeSource.PROFILE)
+    assert expect(core, "stated") == (60.0, RuntimeSource.USER)
+    # What a running job was expected to take when it started stays, and is in a checkpoint.
+    measure(core, 2, 8.0)
+    assert expect(core, "running") == (250.0, RuntimeSource.PROFILE)
+    assert expect(core, "two") == (500.0, RuntimeSource.PROFILE)
+    state = core.state
+    again = ClusterState.load(state.dump())
+    assert again.digest() == state.digest()
+    assert estimate_runtime(again.workloads["running"], again).expected_s == 250.0
+    core.cancel("running", now_ns=3 * S)
+    core.cancel("two", now_ns=3 * S)
+    assert "profiled" not in core.state.dump().get("runtimes", {})
+
+
+def test_a_profile_is_enough_for_a_promised_start():
+    core = build_core(build_node("a", gpus=2))
+    measure(core, 2, 4.0)
+    training = TrainingPromise(profile="resnet", work=1000.0, deadline_ns=10**15)
+    submit(core, "running", 2, kind=WorkloadKind.TRAINING_JOB, training=training)
+    promise = submit(core, "waits", 2).promise
+    assert promise.start_ns == 251 * S
 
 
 def test_work_like_what_has_ended_is_expected_to_take_as_long_as_most_of_it_did():

@@ -34,7 +34,7 @@ def admit_array(
     if deadline is None:
         return ()
     elements = list(list_submitted(event))
-    estimate = estimate_runtime(elements[0], state.policy, state.runtimes)
+    estimate = estimate_runtime(elements[0], state)
     waiting = backfill.count_promised_deadlines()
     check_deadline(elements[0], estimate, waiting, now_ns)
     if deadline.best_effort:

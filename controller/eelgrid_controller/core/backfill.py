@@ -307,7 +307,7 @@ class BackfillPlanner:
         return ReservedStart(
             workload_id=workload.workload_id,
             start_ns=start_ns,
-            end_ns=compute_end_ns(start_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes)),
+            end_ns=compute_end_ns(start_ns, estimate_runtime(workload, self._state)),
             places=places,
             gpu_milli=sum_gpu_milli(places),
             waits_for=promise.waits_for,
@@ -389,14 +389,14 @@ class BackfillPlanner:
 
     def get_term(self, kind: Hashable, workload: Workload) -> Hashable:
         """Returns a kind of request with what makes equal requests differ where they would delay others: the run time."""
-        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        estimate = estimate_runtime(workload, self._state)
         return kind, None if estimate is None else estimate.expected_s
 
     def may_skip_equals(self, workload: Workload) -> bool:
         """Returns whether work of the same request, user and stated run time has the same reason to wait."""
         if self.reserves_for(workload):
             return False
-        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        estimate = estimate_runtime(workload, self._state)
         is_stated = estimate is not None and estimate.source in STATED_SOURCES
         return is_stated or not self._reserved or not uses_presumed_runtimes(self._state.policy)
 
@@ -432,7 +432,7 @@ class BackfillPlanner:
         reserved = [one for one in self._list_in_force(is_round=is_round) if one.workload_id not in mine]
         if not reserved:
             return decision
-        until_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes))
+        until_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state))
         if not self._delays(workload, decision, reserved, until_ns, now_ns, altered=altered):
             return decision
         names = frozenset(name for one in reserved if one.start_ns < until_ns for name in one.places)
@@ -621,7 +621,7 @@ class BackfillPlanner:
         Raises InvalidArgument, which names the field, the earliest possible end and the remedy, and ResourceExhausted.
         """
         spec = workload.spec
-        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        estimate = estimate_runtime(workload, self._state)
         if spec.deadline is not None:
             check_deadline(workload, estimate, self.count_promised_deadlines(), now_ns)
         if not spec.has_promised_deadline:

@@ -175,7 +175,7 @@ class DeadlineIndex:
     def _find_breach(self, workload: Workload, start: ReservedStart | None, ends: EstimatedEnds, now_ns: int) -> str:
         """Returns why a promised deadline is not kept: the name of the cause, a colon and a sentence; empty if it is."""
         deadline_ns = get_deadline_ns(workload)
-        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        estimate = estimate_runtime(workload, self._state)
         if workload.phase is WorkloadPhase.PLACED:
             if max(now_ns, ends.get_end_ns(workload.workload_id, now_ns)) <= deadline_ns:
                 return ""

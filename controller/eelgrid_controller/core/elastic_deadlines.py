@@ -99,7 +99,7 @@ class ElasticDeadlines:
     def _find_end_ns(self, workload: Workload, early: str, quoted: tuple[PricesQuoted, ...], now_ns: int) -> int | None:
         """Returns when work that is being submitted ends at the earliest, None if no start is known."""
         deadline = workload.spec.deadline
-        run_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state.policy, self._state.runtimes))
+        run_ns = compute_end_ns(now_ns, estimate_runtime(workload, self._state))
         assert deadline is not None
         if workload.held_by or run_ns > deadline.end_ns:
             # Too slow even if it started now: the end is all that counts.

@@ -165,7 +165,7 @@ class GangStarts:
     def explain(self, workload: Workload, gang: JobGang, now_ns: int) -> Explanation:
         """Explains a part that may start with its gang and does not: which part lacks what."""
         found, name = self.decide(gang, now_ns), gang.part.name
-        runtime = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        runtime = estimate_runtime(workload, self._state)
         if found.starts:
             remedy = f"There is room for gang {name} by now; it is placed when waiting work is next tried."
             return Explanation(workload=workload, remedy=remedy, runtime=runtime)

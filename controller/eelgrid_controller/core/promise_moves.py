@@ -38,7 +38,7 @@ def plan_moves(
     moving = {one.workload_id: one for one in movable}
     fixed = [one for one in binding if one.workload_id not in moving]
     waiting = [workload, *(state.workloads[key] for key in moving)]
-    own_run_ns = compute_end_ns(0, estimate_runtime(workload, state.policy, state.runtimes))
+    own_run_ns = compute_end_ns(0, estimate_runtime(workload, state))
     run_ns = {key: one.end_ns - one.start_ns for key, one in moving.items()} | {workload.workload_id: own_run_ns}
     by_deadline = sorted(waiting, key=lambda one: (get_deadline_ns(one), one.workload_id))
     by_laxity = sorted(waiting, key=lambda one: (get_deadline_ns(one) - run_ns[one.workload_id], one.workload_id))

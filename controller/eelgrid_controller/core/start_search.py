@@ -118,7 +118,7 @@ class StartSearch:
         self._placer.searches += _WALK_SEARCHES if others else 1
         room = self._placer.begin_room_count(workload.spec, workload.workload_id)
         records = self._release_replicas(freed, room)
-        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        estimate = estimate_runtime(workload, self._state)
         by_node: dict[str, list[ReservedStart]] = {}
         for one in others:
             for name in one.places:
@@ -227,7 +227,7 @@ class StartSearch:
         starting: list[tuple[str, tuple[Placement, ...]]] = []
         closed_to = {part.workload_id: names for part, names in zip(parts, closed, strict=True)}
         for part in order_parts(parts):
-            end_ns = compute_end_ns(when_ns, estimate_runtime(part, self._state.policy, self._state.runtimes))
+            end_ns = compute_end_ns(when_ns, estimate_runtime(part, self._state))
             then = dict(records)
             for name in frozenset[str]().union(*(one.places for one in others)):
                 then[name] = hold_reserved(records.get(name) or self._state.nodes[name], name, others, when_ns, end_ns)

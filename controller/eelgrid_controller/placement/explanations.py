@@ -300,7 +300,7 @@ def explain_workload(
         found = _explain_placement(state, workload, placer, queues)
     remedy = f"{found.remedy}{_describe_promise(workload)}".strip()
     if not workload.phase.is_ended:
-        found = replace(found, runtime=estimate_runtime(workload, state.policy, state.runtimes))
+        found = replace(found, runtime=estimate_runtime(workload, state))
     return replace(found, remedy=remedy[:SENTENCE_LETTERS_MOST])
 
 
@@ -327,7 +327,7 @@ def _describe_promise(workload: Workload) -> str:
 def _describe_withheld(state: ClusterState, workload: Workload) -> Explanation | None:
     """Explains work that waits though there is room: for a reservation, or for work that goes before it."""
     constraint = workload.reason.partition(":")[0]
-    estimate = estimate_runtime(workload, state.policy, state.runtimes)
+    estimate = estimate_runtime(workload, state)
     hint = (
         "" if estimate is not None else " Nothing says how long it runs. To help: submit it with --expect, or --time."
     )

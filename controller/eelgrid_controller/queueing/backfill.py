@@ -78,7 +78,7 @@ class EstimatedEnds:
         workload = self._state.workloads.get(workload_id)
         if workload is None or workload.phase is not WorkloadPhase.PLACED:
             return None
-        estimate = estimate_runtime(workload, self._state.policy, self._state.runtimes)
+        estimate = estimate_runtime(workload, self._state)
         if estimate is None:
             return None
         return _Run(workload.placed_ns, compute_end_ns(workload.placed_ns, estimate), estimate.source)

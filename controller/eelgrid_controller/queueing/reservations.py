@@ -52,7 +52,7 @@ def list_closing_reservations(state: ClusterState, workload: Workload, start_ns:
     reservations = state.policy.reservations
     if not reservations:
         return
-    estimate = estimate_runtime(workload, state.policy, state.runtimes)
+    estimate = estimate_runtime(workload, state)
     end_ns = start_ns + (RESERVATION_LEAD_NS if estimate is None else int(estimate.expected_s * 1e9))
     for one in reservations:
         if one.end_ns <= start_ns or one.start_ns >= end_ns:

@@ -1,10 +1,11 @@
 """Run-time estimates: how long a workload is expected to run, where that comes from, and when it is expected to end.
 
-Pure functions of a workload, the policy and the history. Must not know what estimates are used for.
+Pure functions of a workload and the state. Must not know what estimates are used for.
 
 Of an elastic job with a promised deadline it follows from what is left and its scaling curve (elastic_shares.py).
-Otherwise, precedence: what the user stated, at most the time limit; the time limit, with the grace after it; the history of the same
-user and name; the policy's default. The last two count only where the policy names a mode of backfill, and never for
+Otherwise, precedence: what the user stated, at most the time limit; the time limit, with the grace after it; the work of a
+training job over the rate that its profile has on as many GPUs; the history of the same user and name; the policy's
+default. The last two count only where the policy names a mode of backfill, and never for
 inference services, which do not end by themselves. Without any, work is expected to run for ever.
 
 Overrun. Work that goes on past its expected end counts as ending now for the first minute, since ends are reported with a
@@ -13,8 +14,9 @@ expected end: so the moment depends only on the estimate and the clock, and move
 """
 
 from eelgrid_controller.queueing.elastic_shares import compute_elastic_end_ns, compute_run_ns
-from eelgrid_controller.state.runtime_history import RuntimeHistory, uses_presumed_runtimes
-from eelgrid_protos.messages import Policy, RuntimeEstimate, RuntimeSource, Workload, WorkloadKind, WorkloadPhase
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
+from eelgrid_protos.messages import RuntimeEstimate, RuntimeSource, Workload, WorkloadKind, WorkloadPhase
 
 OVERRUN_TOLERANCE_NS = 60_000_000_000
 _OVERRUN_SHARE = 10
@@ -30,12 +32,13 @@ SOURCE_NAMES = {
     RuntimeSource.TIME_LIMIT: "its time limit",
     RuntimeSource.HISTORY: "earlier runs of the same name",
     RuntimeSource.DEFAULT: "the policy's default",
-    RuntimeSource.PROFILE: "its profile and its progress",
+    RuntimeSource.PROFILE: "its work and its profile",
 }
 
 
-def estimate_runtime(workload: Workload, policy: Policy, history: RuntimeHistory) -> RuntimeEstimate | None:
+def estimate_runtime(workload: Workload, state: ClusterState) -> RuntimeEstimate | None:
     """Returns how long a workload is expected to run from its start, in seconds; None for ever."""
+    policy, history = state.policy, state.runtimes
     spec = workload.spec
     if workload.share is not None:
         is_running = workload.phase is WorkloadPhase.PLACED
@@ -48,6 +51,9 @@ def estimate_runtime(workload: Workload, policy: Policy, history: RuntimeHistory
         return RuntimeEstimate(expected_s=spec.expected_runtime_s, source=RuntimeSource.USER)
     if whole_s:
         return RuntimeEstimate(expected_s=max(1.0, whole_s), source=RuntimeSource.TIME_LIMIT)
+    profiled_s = history.expect_profiled_s(workload, state.points)
+    if profiled_s is not None:
+        return RuntimeEstimate(expected_s=min(_RUN_S[1], max(_RUN_S[0], profiled_s)), source=RuntimeSource.PROFILE)
     if spec.kind is WorkloadKind.INFERENCE_SERVICE or not uses_presumed_runtimes(policy):
         return None
     expected_s = history.expect_runtime_s(workload)

@@ -373,7 +373,7 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {key}: the placements are not one for each replica")
         reallocate_replicas(self.nodes, workload, (), event.placements)
         self.pending.discard(key)
-        self.runtimes.record_start(self.policy, workload)
+        self.runtimes.record_start(self.policy, workload, self.points)
         self.nominations.end(key)
         self.explanations.put(key, event.explanation)
         self.workloads[key] = replace(
