@@ -294,7 +294,7 @@ async def test_callers_hear_who_they_are_whatever_their_certificate_holds(author
     assert told.node_names[:2] == ("n0000", "n0001")
     assert len(told.node_names) == messages.CALLER_NODES_MOST
     everybody = await CallerService(None, demanded=False).who_am_i(messages.WhoAmIRequest(), None)
-    assert (everybody.subject, everybody.not_after_ns, len(everybody.roles)) == ("", 0, 4)
+    assert (everybody.subject, everybody.not_after_ns, len(everybody.roles)) == ("", 0, 5)
 
 
 def test_the_memory_of_callers_is_bounded_and_goes_by_the_certificate(authority):

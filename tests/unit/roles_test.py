@@ -242,7 +242,7 @@ def test_a_name_of_one_kind_is_none_of_another():
     ("texts", "told"),
     [
         (["DNS:a"], "begins with no role"),
-        (["root=DNS:a"], "write one of agent, viewer, submitter, admin"),
+        (["root=DNS:a"], "write one of agent, ingest, viewer, submitter, admin"),
         (["viewer=a"], "names no certificate"),
         (["viewer=IP:10.0.0.1"], "write after the = one of CN, O, OU, DNS, URI, EMAIL"),
         (["viewer=CN:"], "names no certificate"),

@@ -708,7 +708,7 @@ class WhoAmIResponse:
     """Identity and permissions of the caller's certificate; without TLS there is none, and every call is allowed."""
 
     subject: Annotated[str, Text(512)] = ""
-    # agent, viewer, submitter, admin.
+    # agent, ingest, viewer, submitter, admin.
     roles: Annotated[tuple[Label, ...], Many(16)] = ()
     # Nodes for which it may report; empty for any, if it has the role agent.
     node_names: Annotated[tuple[Label, ...], Many(CALLER_NODES_MOST)] = ()
