@@ -76,7 +76,7 @@ test-slurm: $(VENV)/installed-dev
 	@command -v munged >/dev/null && command -v slurmctld >/dev/null && command -v slurmrestd >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm slurmrestd munge; }
 	@command -v slurmdbd >/dev/null && command -v mariadbd >/dev/null \
-	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmdbd mariadb-server-core; }
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmdbd mariadb-server-core mariadb-client-core; }
 	@$(BIN)/python -m eelgrid_kernels
 	@$(BIN)/python -m pytest -q tests/unit/slurm_*_test.py tests/contracts/slurm_*_test.py tests/e2e/slurm_*test.py \
 	  tests/e2e/two_engines_test.py

@@ -8,8 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from eelgrid_protos.log_lines import LineHandler
+
+# An example may take as long as it takes: the machine has other work.
+settings.register_profile("eelgrid", deadline=None)
+settings.load_profile("eelgrid")
 
 # Whoever runs the tests in the background may have handed down an ignored SIGINT, which every program that a test starts
 # would keep.

@@ -152,6 +152,16 @@ _ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler[str]]] = {
 }
 
 
+def _choose_settings(config: KubernetesConfig) -> GateEngineSettings:
+    gate = GateSettings(
+        unbound_s=config.unbound_s,
+        open_s=config.open_s,
+        binds=config.mode == "scheduler",
+        moves="moves" in config.abilities,
+    )
+    return GateEngineSettings(gate=gate, leaves_claims="claims" in config.abilities)
+
+
 class KubernetesRuntime:
     """Runs the Kubernetes engine, which places the pods of one cluster."""
 
@@ -194,15 +204,7 @@ class KubernetesRuntime:
             loop=loop,
             has_agent=has_agent,
             awaits_agent=awaits_agent,
-            settings=GateEngineSettings(
-                gate=GateSettings(
-                    unbound_s=config.unbound_s,
-                    open_s=config.open_s,
-                    binds=config.mode == "scheduler",
-                    moves="moves" in config.abilities,
-                ),
-                leaves_claims="claims" in config.abilities,
-            ),
+            settings=_choose_settings(config),
         )
         surroundings = ReconcilerContext(
             cluster=context.cluster,

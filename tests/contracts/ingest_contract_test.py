@@ -231,7 +231,7 @@ async def test_hostile_messages_are_left_out_and_counted_and_end_one_stream_alon
         families = {
             sample.labels.get("kind"): sample.value
             for family in rig.controller.metrics.collect()
-            if family.name.startswith("eelgrid_ingest_omitted")
+            if family.name.startswith("eelgrid_ingest_refused")
             for sample in family.samples
         }
         assert families == {"stream": 1.0, "message": 1.0, "batch": 5.0}

@@ -47,7 +47,9 @@ def test_agents_move_from_a_killed_ingest_process_to_another_and_outlive_the_lea
         controller.kill()
         cluster.controller(*roles)
         cluster.reconnect()
-        cluster.until(lambda: metric(cluster.metrics, "eelgrid_ingest_agents") == 4, within_s=60.0, what="back")
+        cluster.until(
+            lambda: metric(cluster.metrics, "eelgrid_ingest_agents_connected") == 4, within_s=60.0, what="back"
+        )
         assert cluster.summary().placed == 1
         # Neither an agent nor a role that may do everything else hands on what agents say.
         for files in (agent, admin):

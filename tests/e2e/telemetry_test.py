@@ -194,7 +194,10 @@ def test_metrics_tell_what_the_api_reports(live):
 
 @pytest.mark.parametrize(
     ("side", "services"),
-    [("controller", ("eelgrid.v1.AgentService", "eelgrid.v1.OperatorService")), ("agent", ("eelgrid.v1.NodeService",))],
+    [
+        ("controller", ("eelgrid.v1.AgentService", "eelgrid.v1.IngestService", "eelgrid.v1.OperatorService")),
+        ("agent", ("eelgrid.v1.NodeService",)),
+    ],
 )
 def test_health_and_reflection(live, side, services):
     cluster, agent = live

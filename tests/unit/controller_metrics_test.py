@@ -207,7 +207,7 @@ async def test_the_whole_page_reports_what_is_listed(tmp_path):
                 "eelgrid_energy_price",
                 "eelgrid_energy_today_c",
                 "eelgrid_following",
-                "eelgrid_ingest_linked",
+                "eelgrid_ingest_connected",
                 "eelgrid_ingest_links",
                 "eelgrid_ingest_batches",
                 "eelgrid_kubernetes",

@@ -321,7 +321,7 @@ class IngestRelay:
         """What Prometheus reads of an ingest process."""
         link = self._link
         yield build_family("eelgrid_agents_connected", 0 if link is None else len(link.streams))
-        yield build_family("eelgrid_ingest_linked", float(link is not None))
+        yield build_family("eelgrid_ingest_connected", float(link is not None))
         yield build_family("eelgrid_ingest_links_total", self.links_opened)
         yield build_family("eelgrid_ingest_batches_total", self._batches + (0 if link is None else link.batches))
 

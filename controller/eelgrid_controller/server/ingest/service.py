@@ -316,9 +316,9 @@ class IngestService:
     def families(self) -> Iterator[MetricFamily]:
         """What Prometheus reads of ingest processes at the controller."""
         yield build_family("eelgrid_ingest_processes", len(self._links))
-        yield build_family("eelgrid_ingest_agents", sum(len(link.streams) for link in self._links))
+        yield build_family("eelgrid_ingest_agents_connected", sum(len(link.streams) for link in self._links))
         yield build_family("eelgrid_ingest_received_batches_total", self.batches)
-        yield build_family("eelgrid_ingest_omitted_total", dict(self.omitted))
+        yield build_family("eelgrid_ingest_refused_total", dict(self.omitted))
 
     def check_certificate(self, shown: bytes) -> bytes | None:
         """Returns the certificate that an agent is known by; an empty one, which has no role, if it is not of our authority."""

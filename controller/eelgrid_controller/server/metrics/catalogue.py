@@ -107,18 +107,18 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         ),
         MetricDescription("eelgrid_batches_duplicate_total", _C, "Batches received again"),
         MetricDescription("eelgrid_ingest_processes", _G, "Ingest processes that are connected to this controller"),
-        MetricDescription("eelgrid_ingest_agents", _G, "Agents connected by ingest processes"),
+        MetricDescription("eelgrid_ingest_agents_connected", _G, "Agents connected by ingest processes"),
         MetricDescription(
             "eelgrid_ingest_received_batches_total", _C, "Batches of samples received by ingest processes"
         ),
         MetricDescription(
-            "eelgrid_ingest_omitted_total",
+            "eelgrid_ingest_refused_total",
             _C,
             "What ingest processes handed on and was left out: batches and messages of streams that have ended or that break a rule, and streams",
             ("kind",),
         ),
         MetricDescription(
-            "eelgrid_ingest_linked", _G, "1 while this ingest process is connected to the controller that leads"
+            "eelgrid_ingest_connected", _G, "1 while this ingest process is connected to the controller that leads"
         ),
         MetricDescription(
             "eelgrid_ingest_links_total", _C, "Times that this ingest process connected to a controller that leads"
