@@ -374,6 +374,8 @@ def test_a_crash_of_the_server_keeps_every_acknowledged_entry():
                 with pytest.raises(JournalUnavailable):
                     journal.append(entries("x"))
                 server.start()
+                # The lease may have run out meanwhile, and is renewed.
+                poll_until(lambda: journal.may_lead, "the lease is renewed")
                 assert [seq for seq, _ in journal.entries_after(0)] == list(range(1, acknowledged + 1))
             assert journal.append(entries("c")) == acknowledged + 1
     finally:
