@@ -153,7 +153,9 @@ class Dispatch:
         if self.chosen or self.is_cancelled or any(copy.phase is CopyPhase.HELD for copy in self.copies):
             return 0
         most = 1 if self.is_direct else RESERVED_MOST
-        return max(0, most - sum(copy.is_reserved for copy in self.copies))
+        # Whatever has not ended may be a reservation yet: what somebody released may be held again, and what was refused
+        # may have been accepted by an earlier sending.
+        return max(0, most - sum(copy.phase is not CopyPhase.ENDED for copy in self.copies))
 
 
 @dataclass(frozen=True, slots=True)
