@@ -226,9 +226,7 @@ class LimitRollout:
                 for held in self._on_node(node):
                     if held.lost and held.holding.name in limits_w:
                         held.lost, held.tries = False, 0
-                        # What was under way when the node was lost may be set yet: the rest of its gang was told the same.
-                        unread_w = 0.0 if held.asked is None else held.asked.charge_w
-                        made += self._on_limit_confirmed(held, limits_w[held.holding.name], unread_w=unread_w)
+                        made += self._on_limit_confirmed(held, limits_w[held.holding.name])
                 return made
 
     def holding_status(self, name: str) -> HoldingStatus:
@@ -296,14 +294,17 @@ class LimitRollout:
             held.tries += 1
             self._change(held, unread_w=held.claim_w, asked=None)
             return self._try_command(held)
-        if is_same_limit(limit_w, held.asked.limit_w):
-            return self._on_limit_confirmed(held, limit_w)
-        held.tries += 1
-        # Its plan still says what was refused, and an agent tries that again by itself.
-        return self._on_limit_confirmed(held, limit_w, unread_w=held.asked.charge_w)
+        if not is_same_limit(limit_w, held.asked.limit_w):
+            held.tries += 1
+        return self._on_limit_confirmed(held, limit_w)
 
-    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float, *, unread_w: float = 0.0) -> list[SetPowerLimit]:
-        """What was read back is what there is; commands that the watts set free make possible."""
+    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float) -> list[SetPowerLimit]:
+        """What was read back is what there is; commands that the watts set free make possible.
+
+        What was commanded and is not there may be set yet: its plan still says it, and an agent tries again by itself.
+        """
+        asked = held.asked
+        unread_w = 0.0 if asked is None or is_same_limit(limit_w, asked.limit_w) else asked.charge_w
         for setting in (held.asked, held.now, held.wanted):
             if setting is not None and is_same_limit(setting.limit_w, limit_w):
                 break
