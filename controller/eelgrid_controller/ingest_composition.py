@@ -6,23 +6,18 @@ Must not contain behaviour of its own, nor import the core: it decides nothing.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError
-from eelgrid_controller.runtime.access_control import check_call_role
 from eelgrid_controller.runtime.config import IngestConfig
+from eelgrid_controller.server.grpc.authorization import Authorizer
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer
 from eelgrid_controller.server.ingest.relay import IngestRelay
-from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos.connection_limits import PeerGuard
-from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
-from eelgrid_protos.roles import CallerReader, RoleRefused
 from eelgrid_protos.rpc import AGENT_SERVICE, admit_everybody, build_encoded_handler
 from eelgrid_protos.transport import (
     TlsFiles,
@@ -46,8 +41,7 @@ class IngestProcess:
         self._clock = clock
         self._log = log
         self.metrics = ControllerMetrics()
-        self._callers = CallerReader(config.roles)
-        self._refused: Counter[tuple[str, str]] = Counter()
+        self._authorizer = Authorizer(config.roles, clock=clock, log=log.getChild("roles"))
         self._stack = contextlib.AsyncExitStack()
         self.relay = IngestRelay(
             config.controllers,
@@ -77,7 +71,7 @@ class IngestProcess:
         self._stack.callback(asyncio.create_task(guard.run()).cancel)
         self._answer_probes()
         metrics_port = await self._open_metrics()
-        admit = admit_everybody if self._tls is None else self._admit
+        admit = admit_everybody if self._tls is None else self._authorizer.authorize_call
         front = guard.wrap_handlers(build_encoded_handler(AGENT_SERVICE, self.relay, admit=admit))
         health = await standard_services(front, (AGENT_SERVICE,))
         server.add_generic_rpc_handlers((front,))
@@ -97,18 +91,6 @@ class IngestProcess:
         line = f"serving listen={listen} metrics={metrics} controllers={','.join(self.config.controllers)}"
         self._log.info("event=%s", line)
         return line
-
-    def _admit(self, path: str, context: Any) -> None:
-        """Before each call; raises RoleRefused."""
-        try:
-            caller = self._callers.identify_caller(context)
-            check_call_role(caller, path, self.config.roles, now_s=self._clock.now_ns() / 1e9)
-        except RoleRefused as refusal:
-            self._refused[refusal.caller.greatest_role, refusal.needs] += 1
-            raise
-
-    def _families(self) -> Iterator[MetricFamily]:
-        yield build_family("eelgrid_calls_refused_total", dict(self._refused))
 
     async def _tell_health(self, health: Any) -> None:
         """Says by grpc.health whether agents can be taken, for whoever balances them over ingest processes."""
@@ -137,7 +119,7 @@ class IngestProcess:
 
     async def _open_metrics(self) -> int:
         self.metrics.add(self.relay.families)
-        self.metrics.add(self._families)
+        self.metrics.add(self._authorizer.families)
         door = ControllerMetricsServer(
             self.metrics,
             is_ready=lambda: self.relay.is_linked,

@@ -91,6 +91,8 @@ def read_certificate(text: str | bytes) -> Certificate:
         raise CertificateUnreadable(f"it is damaged, or is not a certificate ({_one_line(error)})") from None
 
 
+# By which gRPC tells the certificate of a connection's other end.
+PEM_PROPERTY = "x509_pem_cert"
 # Authorities between a certificate and the one that is trusted.
 _CHAIN_MOST = 4
 

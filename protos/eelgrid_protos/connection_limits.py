@@ -30,7 +30,7 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
-from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
+from eelgrid_protos.certificate import PEM_PROPERTY, CertificateUnreadable, read_certificate
 from eelgrid_protos.faults import Fault, ResourceExhausted
 from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.rpc import Context, abort_call
@@ -40,7 +40,6 @@ _CALL, _WATCH, _TWO_WAY = "call", "watch", "two_way"
 # What `parse_peer` returns for a Unix socket, which has no port to identify it.
 _NOWHERE: PeerAddress = ("", 0)
 _LOOK_S = 1.0
-_CERTIFICATE = "x509_pem_cert"
 # Accounts, and connections, that are remembered without a call in progress.
 _REMEMBERED_MOST = 8192
 _SAID_EVERY_S = 10.0
@@ -246,7 +245,7 @@ class PeerGuard:
 
     def _connection(self, context: Context) -> _Connection:
         peer = parse_peer(context.peer())
-        (pem, *_) = context.auth_context().get(_CERTIFICATE) or (b"",)
+        (pem, *_) = context.auth_context().get(PEM_PROPERTY) or (b"",)
         key = pem or peer[0]
         account = self._accounts.find_peer(key)
         if account is None:

@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
+from eelgrid_protos.certificate import PEM_PROPERTY, Certificate, CertificateUnreadable, read_certificate
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import PermissionDenied
 from eelgrid_protos.local_users import PROOF_KEY, verify_proof
@@ -297,7 +297,6 @@ def check_node(caller: Caller, node_name: str) -> None:
 
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-_PEM = "x509_pem_cert"
 # Certificates that are remembered; all are forgotten when there are more, since reading one takes 0.1 ms.
 _CALLERS_MOST = 1024
 # Of an address as it is kept and shown; IPv6 with a zone and a port has 72 characters.
@@ -316,7 +315,7 @@ class CallerReader:
 
     def identify_caller(self, context: Context) -> Caller:
         """Whoever calls."""
-        (pem, *_) = context.auth_context().get(_PEM) or (b"",)
+        (pem, *_) = context.auth_context().get(PEM_PROPERTY) or (b"",)
         return self.read_caller(pem)
 
     def read_caller(self, certificate: bytes) -> Caller:

@@ -31,6 +31,7 @@ from eelgrid_controller.server.http.transcoding import (
     status_json,
 )
 from eelgrid_protos import __version__
+from eelgrid_protos.certificate import PEM_PROPERTY
 from eelgrid_protos.faults import DETAILS_KEY, Fault
 from eelgrid_protos.rpc import OPERATOR_SERVICE, REQUEST_BYTES_MOST, Context, abort_call
 from eelgrid_protos.sockets import names_loopback
@@ -106,7 +107,7 @@ class HttpCallContext:
         self._code: grpc.StatusCode | None = None
         secured = request.get_extra_info("ssl_object")
         der: bytes | None = None if secured is None else secured.getpeercert(binary_form=True)
-        self._identity = {} if der is None else {"x509_pem_cert": (ssl.DER_cert_to_PEM_cert(der).encode(),)}
+        self._identity = {} if der is None else {PEM_PROPERTY: (ssl.DER_cert_to_PEM_cert(der).encode(),)}
         host, port, *_ = request.get_extra_info("peername") or ("", 0)
         self._peer = f"ipv6:{quote(f'[{host}]', safe='')}:{port}" if ":" in host else f"ipv4:{host}:{port}"
 

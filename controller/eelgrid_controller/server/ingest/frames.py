@@ -2,10 +2,11 @@
 
 Of each batch its last tick is kept, which is all that the controller uses, with how many ticks it had and since when no
 device was in use. Batches with the same readings and as many devices share a block, so that numbers are read, checked
-and summed by numpy for all of them at once. Must not know streams.
+and summed by numpy for all of them at once. Everything else goes as it is, some of it at a time. Must not know streams.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from eelgrid_protos.messages import (
     READING_RANGES,
     TICK_BLOCKS_MOST,
     TICKS_PER_BATCH_MOST,
+    ForwardedMessage,
     Reading,
     SampleBatch,
     TickBlock,
@@ -40,7 +42,20 @@ _HEAD = np.dtype(
 )
 assert _HEAD.itemsize == BATCH_HEAD_BYTES
 _NAN = float("nan")
+# Of one request or response, the bytes beside its last message.
+MESSAGES_ONCE_MOST = 1024
+_ONCE_BYTES_MOST = 1024 * 1024
 _Kinds = tuple[Reading, ...]
+
+
+def take_messages(waiting: deque[ForwardedMessage]) -> tuple[tuple[ForwardedMessage, ...], int]:
+    """Takes what goes in the next request or response; returns its bytes with it."""
+    taken: list[ForwardedMessage] = []
+    size = 0
+    while waiting and size < _ONCE_BYTES_MOST and len(taken) < MESSAGES_ONCE_MOST:
+        taken.append(waiting.popleft())
+        size += len(taken[-1].message)
+    return tuple(taken), size
 
 
 class _BlockBuilder:

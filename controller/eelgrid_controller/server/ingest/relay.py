@@ -19,9 +19,10 @@ from typing import Any
 
 import grpc.aio
 
-from eelgrid_controller.server.ingest.frames import FrameBuilder
+from eelgrid_controller.server.ingest.frames import FrameBuilder, take_messages
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos import codec
+from eelgrid_protos.certificate import PEM_PROPERTY
 from eelgrid_protos.controller_addresses import ControllerAddresses
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotLeader, ResourceExhausted, Unavailable, build_fault, fault_of_contract
@@ -53,13 +54,10 @@ _LINK_WITHIN_S = 10.0
 # Messages of one agent that the controller has not dealt with, and of all that are not sent.
 _UNREAD_MOST = 32
 _WAITING_BYTES_MOST = 16 * 1024 * 1024
-# Of one request, beside its last message.
-_REQUEST_BYTES_MOST = 1024 * 1024
-_REQUEST_MESSAGES_MOST = 1024
 # Messages for one agent that it has not read.
 _UNSENT_MOST = 512
 _PAUSE_S = 1.0
-_CERTIFICATE, _CHAIN = "x509_pem_cert", "x509_pem_cert_chain"
+_CHAIN = "x509_pem_cert_chain"
 _CERTIFICATE_BYTES_MOST = 64 * 1024
 
 
@@ -128,12 +126,11 @@ class _AgentStream:
 class LeaderLink:
     """The stream to the controller that leads, with what waits for it."""
 
-    def __init__(self, *, log: logging.Logger) -> None:
+    def __init__(self) -> None:
         self.streams: dict[int, _AgentStream] = {}
         self.batches = 0
         self.has_room = asyncio.Event()
         self.has_room.set()
-        self._log = log
         self._numbers = 0
         self._opened: list[ForwardedStream] = []
         self._messages: deque[ForwardedMessage] = deque()
@@ -238,17 +235,12 @@ class LeaderLink:
 
     def _cut_messages(self) -> ForwardRequest:
         opened, self._opened = self._opened, []
-        messages: list[ForwardedMessage] = []
-        size = 0
-        while self._messages and size < _REQUEST_BYTES_MOST and len(messages) < _REQUEST_MESSAGES_MOST:
-            message = self._messages.popleft()
-            messages.append(message)
-            size += len(message.message)
+        messages, size = take_messages(self._messages)
         self._waiting_bytes -= size
         closed: list[int] = []
         if not self._messages:
             closed, self._closed = self._closed, []
-        return ForwardRequest(opened=tuple(opened), messages=tuple(messages), closed=tuple(closed))
+        return ForwardRequest(opened=tuple(opened), messages=messages, closed=tuple(closed))
 
     def on_response(self, response: ForwardResponse) -> None:
         """The controller said something."""
@@ -341,7 +333,7 @@ class IngestRelay:
 
     async def _connection(self) -> tuple[str, str]:
         """One link; returns why it ended, and whom a follower named."""
-        link, leader = LeaderLink(log=self._log), ""
+        link, leader = LeaderLink(), ""
         try:
             channel = self._open_channel(self._search.address)
             async with contextlib.aclosing(build_client(INGEST_SERVICE, channel).forward(link.requests())) as responses:
@@ -414,7 +406,7 @@ async def _read_agent(link: LeaderLink, stream: _AgentStream, requests: AsyncIte
 def _show_certificate(context: Any) -> bytes:
     """Returns what the agent's connection has proved to be its own, and the chain to it; empty without TLS."""
     identity = context.auth_context()
-    (pem, *_) = identity.get(_CERTIFICATE) or (b"",)
+    (pem, *_) = identity.get(PEM_PROPERTY) or (b"",)
     (chain, *_) = identity.get(_CHAIN) or (b"",)
     both = pem + b"\n" + chain if pem and chain else pem
     return both if len(both) <= _CERTIFICATE_BYTES_MOST else pem

@@ -19,9 +19,15 @@ import grpc.aio
 
 from eelgrid_controller.server.grpc.agent_service import AgentService, AgentSession
 from eelgrid_controller.server.grpc.authorization import Authorizer
-from eelgrid_controller.server.ingest.frames import BlockMalformed, list_streams, unpack_block
+from eelgrid_controller.server.ingest.frames import (
+    MESSAGES_ONCE_MOST,
+    BlockMalformed,
+    list_streams,
+    take_messages,
+    unpack_block,
+)
 from eelgrid_controller.server.metrics.catalogue import build_family
-from eelgrid_protos.certificate import is_signed_by
+from eelgrid_protos.certificate import PEM_PROPERTY, is_signed_by
 from eelgrid_protos.faults import DETAILS_KEY, Fault, ResourceExhausted, status_details
 from eelgrid_protos.file_reloader import FileReloader, WatchFile
 from eelgrid_protos.messages import (
@@ -45,13 +51,10 @@ _LINKS_MOST = 64
 _UNREAD_MOST = 64
 # Bytes for one ingest process that it has not read.
 _UNSENT_BYTES_MOST = 8 * 1024 * 1024
-_RESPONSE_BYTES_MOST = 1024 * 1024
-_RESPONSE_MESSAGES_MOST = 1024
 _MESSAGE_BYTES_MOST = 4 * 1024 * 1024
 _TEXT_MOST = 2000
 # Consumption is told when a stream has nothing left, or this many.
 _CONSUMED_MOST = 16
-_CERTIFICATE = "x509_pem_cert"
 # Calls a handler as gRPC does, with encoded messages.
 ConnectHandler = Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]
 
@@ -69,7 +72,7 @@ class _ForwardedContext:
         self.ended: EndedStream | None = None
         self._number = opened.stream
         self._peer = opened.peer
-        self._identity = {} if certificate is None else {_CERTIFICATE: (certificate,)}
+        self._identity = {} if certificate is None else {PEM_PROPERTY: (certificate,)}
 
     def peer(self) -> str:
         """The agent's address."""
@@ -253,22 +256,17 @@ class _IngestLink:
             raise self.fault
 
     def _cut(self) -> ForwardResponse:
-        messages: list[ForwardedMessage] = []
-        size = 0
-        while self._messages and size < _RESPONSE_BYTES_MOST and len(messages) < _RESPONSE_MESSAGES_MOST:
-            message = self._messages.popleft()
-            messages.append(message)
-            size += len(message.message)
+        messages, size = take_messages(self._messages)
         self._unsent_bytes -= size
         frames, self._frames = self._frames, []
-        consumed, self._consumed = self._consumed[:_RESPONSE_MESSAGES_MOST], self._consumed[_RESPONSE_MESSAGES_MOST:]
+        consumed, self._consumed = self._consumed[:MESSAGES_ONCE_MOST], self._consumed[MESSAGES_ONCE_MOST:]
         ended: list[EndedStream] = []
         if not self._messages:
             # After all that they were told.
-            ended, self._ended = self._ended[:_RESPONSE_MESSAGES_MOST], self._ended[_RESPONSE_MESSAGES_MOST:]
+            ended, self._ended = self._ended[:MESSAGES_ONCE_MOST], self._ended[MESSAGES_ONCE_MOST:]
         return ForwardResponse(
             batches_per_acknowledgement=self._service.agents.ack_every,
-            messages=tuple(messages),
+            messages=messages,
             ended=tuple(ended),
             frames=tuple(frames),
             consumed=tuple(consumed),
