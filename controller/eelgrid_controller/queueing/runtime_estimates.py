@@ -44,7 +44,7 @@ def estimate_runtime(workload: Workload, state: ClusterState) -> RuntimeEstimate
         is_running = workload.phase is WorkloadPhase.PLACED
         run_ns = compute_elastic_end_ns(workload) - workload.placed_ns if is_running else 0
         run_s = (run_ns or compute_run_ns(workload, spec.replicas)) / _NS
-        return RuntimeEstimate(expected_s=min(_RUN_S[1], max(_RUN_S[0], run_s)), source=RuntimeSource.PROFILE)
+        return _estimate_by_profile(run_s)
     limit_s = 0.0 if spec.process is None else spec.process.time_limit_s
     whole_s = limit_s + spec.process.grace_s if spec.process is not None and limit_s else 0.0
     if spec.expected_runtime_s is not None and not 0.0 < whole_s < spec.expected_runtime_s:
@@ -53,7 +53,7 @@ def estimate_runtime(workload: Workload, state: ClusterState) -> RuntimeEstimate
         return RuntimeEstimate(expected_s=max(1.0, whole_s), source=RuntimeSource.TIME_LIMIT)
     profiled_s = history.expect_profiled_s(workload, state.points)
     if profiled_s is not None:
-        return RuntimeEstimate(expected_s=min(_RUN_S[1], max(_RUN_S[0], profiled_s)), source=RuntimeSource.PROFILE)
+        return _estimate_by_profile(profiled_s)
     if spec.kind is WorkloadKind.INFERENCE_SERVICE or not uses_presumed_runtimes(policy):
         return None
     expected_s = history.expect_runtime_s(workload)
@@ -62,6 +62,10 @@ def estimate_runtime(workload: Workload, state: ClusterState) -> RuntimeEstimate
     if policy.default_runtime_s is not None:
         return RuntimeEstimate(expected_s=policy.default_runtime_s, source=RuntimeSource.DEFAULT)
     return None
+
+
+def _estimate_by_profile(run_s: float) -> RuntimeEstimate:
+    return RuntimeEstimate(expected_s=min(_RUN_S[1], max(_RUN_S[0], run_s)), source=RuntimeSource.PROFILE)
 
 
 def compute_end_ns(start_ns: int, estimate: RuntimeEstimate | None) -> int:

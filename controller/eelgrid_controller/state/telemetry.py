@@ -313,9 +313,7 @@ class PackedTick(NamedTuple):
 
     def to_tick(self) -> NodeTick:
         """Extracts the tick."""
-        gpus = self.gpus()
-        known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
-        return NodeTick(time_ns=self.last_ns, gpus=gpus, power_w=sum(known) if known else None)
+        return _make_tick(self.last_ns, self.gpus())
 
     def gpus(self) -> dict[Reading, tuple[float | None, ...]]:
         """Returns the readings of devices by kind."""
@@ -400,8 +398,13 @@ def _power(batch: SampleBatch, models: tuple[str, ...]) -> tuple[tuple[str, floa
     column = next((column for column in batch.gpu_columns if column.reading is Reading.POWER_W), None)
     if column is None:
         return ()
+    return _sum_by_model(models, last_tick(column, len(batch.time_ns)))
+
+
+def _sum_by_model(models: tuple[str, ...], watts: Sequence[float | None]) -> tuple[tuple[str, float, int], ...]:
+    """Returns the watts of devices by model, and of how many."""
     sums: dict[str, tuple[float, int]] = {}
-    for model, power_w in zip(models, last_tick(column, len(batch.time_ns)), strict=False):
+    for model, power_w in zip(models, watts, strict=False):
         if power_w is not None:
             total, count = sums.get(model, (0.0, 0))
             sums[model] = (total + power_w, count + 1)
@@ -414,12 +417,7 @@ def _tick_power(tick: PackedTick, models: tuple[str, ...]) -> tuple[tuple[str, f
     power_w, count = tick.power
     if len(set(models)) == 1:
         return ((models[0], power_w, count),) if count else ()
-    sums: dict[str, tuple[float, int]] = {}
-    for model, one_w in zip(models, tick.gpus()[Reading.POWER_W], strict=True):
-        if one_w is not None:
-            total, counted = sums.get(model, (0.0, 0))
-            sums[model] = (total + one_w, counted + 1)
-    return tuple((model, total, counted) for model, (total, counted) in sums.items())
+    return _sum_by_model(models, tick.gpus()[Reading.POWER_W])
 
 
 def _cut(batch: SampleBatch | PackedTick) -> NodeTick:
@@ -427,9 +425,12 @@ def _cut(batch: SampleBatch | PackedTick) -> NodeTick:
     if isinstance(batch, PackedTick):
         return batch.to_tick()
     ticks = len(batch.time_ns)
-    gpus = {column.reading: last_tick(column, ticks) for column in batch.gpu_columns}
+    return _make_tick(batch.time_ns[-1], {column.reading: last_tick(column, ticks) for column in batch.gpu_columns})
+
+
+def _make_tick(time_ns: int, gpus: Mapping[Reading, tuple[float | None, ...]]) -> NodeTick:
     known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
-    return NodeTick(time_ns=batch.time_ns[-1], gpus=gpus, power_w=sum(known) if known else None)
+    return NodeTick(time_ns=time_ns, gpus=gpus, power_w=sum(known) if known else None)
 
 
 def _keep_earlier(feed: _Feed, kinds: tuple[Reading, ...], now_s: float) -> tuple[_EarlierReadings, ...]:

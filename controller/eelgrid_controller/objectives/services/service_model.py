@@ -312,6 +312,14 @@ def _is_overloaded(window: MetricsWindow, concurrent: int) -> bool:
     return grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (window.waiting or 0.0) > concurrent
 
 
+def _calibrate_factor(
+    model: "ServiceModel", correction: ServiceCalibration, window: MetricsWindow, replicas: int, at_s: float
+) -> ServiceCalibration:
+    is_full = _is_overloaded(window, model.concurrent_requests(replicas))
+    sample = model.sample_overload(window, replicas) if is_full else model.sample_steady(window, replicas)
+    return update_calibration(correction, sample, at_s)
+
+
 def _quantile(live: LiveDistribution | None, objective: QuantileObjective | None) -> LiveQuantile | None:
     return None if live is None or objective is None else live.quantile(objective.quantile)
 
@@ -379,9 +387,7 @@ class RequestService:
         self, correction: ServiceCalibration, window: MetricsWindow, replicas: int, at_s: float
     ) -> ServiceCalibration:
         """What is known after a window."""
-        is_full = _is_overloaded(window, self.concurrent_requests(replicas))
-        sample = self.sample_overload(window, replicas) if is_full else self.sample_steady(window, replicas)
-        return update_calibration(correction, sample, at_s)
+        return _calibrate_factor(self, correction, window, replicas, at_s)
 
     def calibrated(self, correction: ServiceCalibration, now_s: float) -> tuple["RequestService", SlownessFactor]:
         """The model and the factor to plan with."""
@@ -501,9 +507,7 @@ class TokenService:
             )
         if correction.curve is not None:
             return correction
-        is_full = _is_overloaded(window, self.concurrent_requests(replicas))
-        sample = self.sample_overload(window, replicas) if is_full else self.sample_steady(window, replicas)
-        return update_calibration(correction, sample, at_s)
+        return _calibrate_factor(self, correction, window, replicas, at_s)
 
     def calibrated(self, correction: ServiceCalibration, now_s: float) -> tuple["TokenService", SlownessFactor]:
         """The model and the factor to plan with: the conditioned curve, CURVE_SDS worse than its mean, needs none."""

@@ -10,6 +10,8 @@ volumerestrictions, dynamicresources, gangscheduling, nodedeclaredfeatures).
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from eelgrid_controller.engines.kubernetes.model.well_known import SCHEDULER
+
 # By which a pruned pod's spec keeps what `find_unsupported_field` said of the whole one.
 UNSUPPORTED_FIELD = "eelgrid.io/unsupported"
 _SPEC = frozenset(
@@ -84,6 +86,12 @@ _VOLUMES = frozenset(
 )
 # What the core counts on a node; other amounts are known to kube-scheduler alone.
 _AMOUNTS = frozenset({"amd.com/gpu", "cpu", "memory", "nvidia.com/gpu"})
+
+
+def awaits_binding(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod as the API server has it waits for our scheduler."""
+    spec = pod.get("spec") or {}
+    return spec.get("schedulerName") == SCHEDULER and not spec.get("nodeName")
 
 
 def find_unsupported_field(spec: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from eelgrid_controller.engines.kubernetes.model.objects import (
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.queue_labels import NO_QUEUE_LABELS, QueueLabels
-from eelgrid_controller.engines.kubernetes.model.well_known import SCHEDULER
+from eelgrid_controller.engines.kubernetes.model.scheduler_support import awaits_binding
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AdoptUnit,
@@ -306,8 +306,7 @@ class GateEngine(Reconciler[str]):
             return
         self.queue_labels = labels
         for key, found in list(self.pods.objects.items()):
-            spec = found.get("spec") or {}
-            if spec.get("schedulingGates") or (spec.get("schedulerName") == SCHEDULER and not spec.get("nodeName")):
+            if (found.get("spec") or {}).get("schedulingGates") or awaits_binding(found):
                 self._pod(key, found)
 
     def _term(self, term: LeadershipTerm | None) -> None:

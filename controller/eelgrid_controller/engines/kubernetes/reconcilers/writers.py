@@ -47,6 +47,7 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import format_time
+from eelgrid_controller.engines.kubernetes.model.scheduler_support import awaits_binding
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_EVICT_AT,
@@ -56,7 +57,6 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     CONDITION_PLACEMENT,
     DELETION_COST,
     LABEL_MOVING,
-    SCHEDULER,
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AnnotateFailed,
@@ -138,9 +138,7 @@ class PodWriter:
         start_ns = self._clock.now_ns()
         if await self._patch(asked, lambda pod: ungating_patch(pod, asked.node_name, asked.plan), asked.epoch):
             self.ungated += 1
-            for listener in self.listeners:
-                listener(asked, start_ns)
-            self._log.debug("pod=%s ungated node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
+            self._note_placed(asked, "ungated", start_ns)
 
     async def bind(self, asked: BindPod) -> None:
         """Bind a pod, and write its plan with it."""
@@ -157,15 +155,14 @@ class PodWriter:
                 annotations={ANNOTATION_PLAN: asked.plan},
             )
 
-        failed = await self._write_pod(asked, send, asked.epoch)
-        if failed is not None:
-            self._feed(PatchFailed(asked.uid, *failed, epoch=asked.epoch))
-            return
-        self._feed(PatchDone(asked.uid))
-        self.bound += 1
+        if self._tell(asked, await self._write_pod(asked, send, asked.epoch), asked.epoch):
+            self.bound += 1
+            self._note_placed(asked, "bound", start_ns)
+
+    def _note_placed(self, asked: UngatePod | BindPod, deed: str, start_ns: int) -> None:
         for listener in self.listeners:
             listener(asked, start_ns)
-        self._log.debug("pod=%s bound node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
+        self._log.debug("pod=%s %s node=%s epoch=%d", asked.key, deed, asked.node_name, asked.epoch)
 
     async def remove_gate(self, asked: RemoveGate) -> None:
         """Remove a pod's gate and pin nothing."""
@@ -198,7 +195,12 @@ class PodWriter:
     async def _patch(
         self, asked: UngatePod | RemoveGate, body: Callable[[Mapping[str, Any]], dict[str, Any]], epoch: int | None
     ) -> bool:
-        failed = await self._patch_pod(asked, body, epoch)
+        return self._tell(asked, await self._patch_pod(asked, body, epoch), epoch)
+
+    def _tell(
+        self, asked: UngatePod | BindPod | RemoveGate, failed: tuple[WriteFailure, str] | None, epoch: int | None
+    ) -> bool:
+        """Feeds what came of a write; whether it was done."""
         if failed is not None:
             self._feed(PatchFailed(asked.uid, *failed, epoch=epoch))
             return False
@@ -264,7 +266,7 @@ class PodWriter:
     def record_event(self, told: RecordEvent) -> None:
         """Queue an Event about a pod; of one that we bind with the reason that kube-scheduler gives."""
         reason = "EelgridProblem" if told.is_warning else "EelgridWaiting"
-        if _is_pending_binding(self._pods().get(ObjectKey(*told.key))):
+        if awaits_binding(self._pods().get(ObjectKey(*told.key)) or {}):
             reason = "FailedScheduling"
         self._reconciler.events.record(
             EventReference("v1", "Pod", *told.key, told.uid),
@@ -321,7 +323,7 @@ class PodWriter:
             "message": found.message,
             "lastTransitionTime": since or now,
         }
-        if found.is_true or not _is_pending_binding(pod):
+        if found.is_true or not awaits_binding(pod):
             return {"metadata": {"uid": asked.uid}, "status": {"conditions": [condition]}}
         # Of this version alone: one that has been bound meanwhile is scheduled.
         head = {"uid": asked.uid, "resourceVersion": pod["metadata"]["resourceVersion"]}
@@ -330,12 +332,6 @@ class PodWriter:
 
 # What more nodes would help against; only of these the cluster autoscaler is to know.
 _FOR_WANT_OF_NODES = frozenset({NO_NODE, NO_ROOM})
-
-
-def _is_pending_binding(pod: Mapping[str, Any] | None) -> bool:
-    """Whether a pod waits for us to bind it."""
-    spec = {} if pod is None else pod.get("spec") or {}
-    return spec.get("schedulerName") == SCHEDULER and not spec.get("nodeName")
 
 
 def _scheduled_condition(pod: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
