@@ -259,3 +259,9 @@ def parse_gpu_milli(text: str) -> int:
     if unit or not 1 <= milli <= 1000:
         raise ValueError(f"{text!r} is not a share of a GPU: write more than 0 and at most 1, such as 0.5 or 50%")
     return milli
+
+
+def describe_start(log: str) -> str:
+    """What a controller does that does not answer yet, by the last lines of its log."""
+    found = re.findall(r"kernels=(?:compiling done=(\S+)|warm)", log)
+    return f"compiling kernels, once: {found[-1]}" if found and found[-1] else "starting the controller"

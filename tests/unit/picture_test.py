@@ -10,7 +10,7 @@ from tests.fakes.operators import a_node
 
 from eelgrid_controller.cli import terminal_rendering
 from eelgrid_controller.demo.display import DemoView, NodeMap
-from eelgrid_controller.demo.run import describe_start
+from eelgrid_controller.formatting import describe_start
 from eelgrid_controller.replay.submitter import SubmitReport
 from eelgrid_controller.replay.trace_loading import synthesize_openb
 from eelgrid_protos.messages import (

@@ -30,6 +30,7 @@ from eelgrid_controller.cli.box_state import (
 )
 from eelgrid_controller.cli.connection import CliError, CliSettings, UsageMismatch, connect_operators, iterate_pages
 from eelgrid_controller.cli.output import echo
+from eelgrid_controller.formatting import describe_start
 from eelgrid_protos.messages import CancelWorkloadRequest, GetSummaryRequest, ListWorkloadsRequest, WorkloadPhase
 
 # The first start compiles the planner's kernels.
@@ -228,15 +229,19 @@ def _wait_ready(
     """Waits until the controller answers and knows so many nodes; raises BoxFailed."""
     from eelgrid_protos import faults
 
-    deadline_s = time.monotonic() + _START_S
+    deadline_s, said = time.monotonic() + _START_S, ""
+    log = folder / f"{name}.log"
     with connect_operators(settings) as client:
         while True:
             with contextlib.suppress(faults.Unavailable, faults.DeadlineExceeded):
                 if client.get_summary(GetSummaryRequest(), timeout=1.0).summary.nodes_ready >= nodes:
                     return
             if process.poll() is not None or time.monotonic() > deadline_s:
-                lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
-                raise BoxFailed(f"the {name} did not start: {' | '.join(lines)}", f"see {folder / name}.log")
+                lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+                raise BoxFailed(f"the {name} did not start: {' | '.join(lines)}", f"see {log}")
+            phase = describe_start(log.read_text(errors="replace"))
+            if phase.startswith("compiling") and phase != said:
+                echo(said := phase, err=True)
             time.sleep(_POLL_S)
 
 

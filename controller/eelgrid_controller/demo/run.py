@@ -14,7 +14,6 @@ DemoError                   the demo cannot continue; the message says what to d
 import asyncio
 import json
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -31,6 +30,7 @@ import yaml
 
 from eelgrid_controller.demo import display
 from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures
+from eelgrid_controller.formatting import describe_start
 from eelgrid_controller.replay.openb import submission_of_task, write_fleet_file
 from eelgrid_controller.replay.submitter import SubmitLimits, SubmitReport, Submitter
 from eelgrid_controller.replay.trace_loading import OpenbTrace
@@ -538,12 +538,6 @@ class DemoRun:
                 break
             await asyncio.sleep(5 * _POLL_S)
         display.print_gpus(self.scene.console, found)
-
-
-def describe_start(log: str) -> str:
-    """What a controller does that does not answer yet, by the last lines of its log."""
-    found = re.findall(r"kernels=(?:compiling done=(\S+)|warm)", log)
-    return f"compiling kernels, once: {found[-1]}" if found and found[-1] else "starting the controller"
 
 
 def _window_s(nodes: int) -> float:
