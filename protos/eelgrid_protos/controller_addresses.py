@@ -6,11 +6,17 @@ it pauses, longer each round, at random between half and all of it, so that many
 on only where nothing can have been done: it was refused by a follower, or nobody took the connection. A call that was cut
 off may have been carried out, and is its caller's to repeat. Agents, eelctl and the Python client have this one rule.
 
+Ingest processes are equals: any of them takes any agent. So each agent has an order of its own, by rendezvous hashing
+(Thaler and Ravishankar, 1998) of its node's name with each address: agents spread evenly, those of a lost process spread
+over all others, and an address that is added or moved in the list changes the first address of its share alone. Where one
+leads, the order only says which is asked first who that is.
+
 Does no I/O and knows no clock; each caller waits by itself.
 """
 
 import random
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 
 from eelgrid_protos.faults import DeadlineExceeded, Fault, NoLeader, NotLeader, Unavailable
 from eelgrid_protos.sockets import split_address
@@ -32,6 +38,15 @@ def is_reachable_name(address: str) -> bool:
     return host not in _EVERYWHERE and port > 0
 
 
+def order_addresses(addresses: Iterable[str], node_name: str) -> tuple[str, ...]:
+    """Returns the addresses in the order in which the agent of a node tries them; see the module's theory."""
+
+    def weigh(address: str) -> bytes:
+        return blake2b(f"{address} {node_name}".encode(), digest_size=8).digest()
+
+    return tuple(sorted(addresses, key=weigh))
+
+
 class ControllerAddresses:
     """The controllers that somebody knows, and the one that led last; for any thread."""
 
@@ -40,6 +55,8 @@ class ControllerAddresses:
         self.all = tuple(addresses)
         self.preferred = self.all[0]
         self.may_follow = may_follow
+        # A follower answered: these are controllers of which one leads, not ingest processes that are equals.
+        self.has_follower = False
 
     def __str__(self) -> str:
         return ",".join(self.all)
@@ -49,9 +66,21 @@ class ControllerAddresses:
         if self.preferred == address and address in self.all:
             self.preferred = self.all[(self.all.index(address) + 1) % len(self.all)]
 
+    def order_for(self, node_name: str) -> "ControllerAddresses":
+        """Returns them in the order of one node's agent."""
+        return ControllerAddresses(order_addresses(self.all, node_name), may_follow=self.may_follow)
+
     def begin_search(self) -> "LeaderSearch":
         """Begins a call, or a stream."""
         return LeaderSearch(self)
+
+    def seek_first(self) -> "LeaderSearch | None":
+        """Begins a stream to the first address, where another equal one is in use; None if it is the first, or leads."""
+        if self.has_follower or self.preferred == self.all[0]:
+            return None
+        search = LeaderSearch(self)
+        search.address = self.all[0]
+        return search
 
 
 class LeaderSearch:

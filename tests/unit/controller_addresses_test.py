@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -17,10 +19,11 @@ from eelgrid.client import Client
 from eelgrid.errors import InvalidSettingsError, UnavailableError
 from eelgrid_controller.cli.__main__ import cli
 from eelgrid_protos import faults
-from eelgrid_protos.controller_addresses import ControllerAddresses, is_reachable_name
+from eelgrid_protos.controller_addresses import ControllerAddresses, is_reachable_name, order_addresses
 from eelgrid_protos.messages import (
     GetSummaryResponse,
     Hello,
+    SampleBatch,
     SubmitWorkloadResponse,
     Summary,
     WatchSummaryResponse,
@@ -77,6 +80,32 @@ def test_the_one_that_led_last_is_asked_first():
     found.move_on("refused")
     found.succeed()
     assert known.begin_search().address == "b:1"
+
+
+def test_nodes_spread_evenly_over_addresses_and_those_of_a_lost_one_over_the_others():
+    names, addresses = [f"node-{index}" for index in range(3000)], ("a:1", "b:1", "c:1")
+    orders = Counter(order_addresses(addresses, name) for name in names)
+    assert len(orders) == 6
+    # A sixth of 3,000 each, within five standard deviations.
+    assert all(abs(count - 500) < 105 for count in orders.values())
+    # Neither the order of the list nor one more address moves a node that it does not concern.
+    for name in names[:300]:
+        before = order_addresses(addresses, name)
+        assert order_addresses(addresses[::-1], name) == before
+        assert [one for one in order_addresses((*addresses, "d:1"), name) if one != "d:1"] == list(before)
+
+
+def test_an_equal_address_that_is_not_the_first_is_left_for_it_and_a_leader_is_not():
+    known = ControllerAddresses(("a:1", "b:1")).order_for("n1")
+    first, second = known.all
+    assert known.seek_first() is None
+    search = known.begin_search()
+    search.move_on("connection refused")
+    search.succeed()
+    assert known.begin_search().address == second
+    assert known.seek_first().address == first
+    known.has_follower = True
+    assert known.seek_first() is None
 
 
 @pytest.mark.parametrize("name", ["0.0.0.0:7443", "[::]:7443", ":7443", "unix:/run/x", "host:0", ""])
@@ -227,6 +256,48 @@ async def test_an_agent_goes_on_to_the_leader_and_back():
             agent.uplink.drop_connection("as if it had ended")
             await wait_until(lambda: agent.node.connected and follower.streams > 1)
             assert any("no controller leads of those that were tried" in report for report in agent.reports)
+
+
+async def test_an_agent_returns_to_its_first_ingest_process_when_that_is_back_and_sends_on():
+    limits = replace(FAST, return_s=0.2)
+    port = free_port()
+    async with serving(acknowledge_all) as second:
+        agent = Agent(port, second.port, limits=limits)
+        async with running(agent):
+            await wait_until(lambda: agent.node.connected)
+            agent.tick(3)
+            await wait_until(lambda: second.of(SampleBatch))
+            # Looked for in vain, and nothing is lost by it.
+            await asyncio.sleep(3 * limits.return_s)
+            assert second.streams == 1
+            async with serving(acknowledge_all, port) as first:
+                await wait_until(lambda: first.streams == 1 and not second.open)
+                agent.tick(3)
+                await wait_until(lambda: first.of(SampleBatch))
+                assert agent.node.connected
+                assert any("first ingest process is back" in report for report in agent.reports)
+            await wait_until(lambda: second.streams == 2 and agent.node.connected)
+
+
+async def test_an_agent_stays_with_the_leader_when_the_first_address_is_a_follower():
+    asked = []
+
+    async def follow(number, messages, reply):
+        asked.append(number)
+        raise faults.NotLeader("this one follows")
+
+    port = free_port()
+    async with serving(acknowledge_all) as leader:
+        agent = Agent(port, leader.port, limits=replace(FAST, return_s=0.1))
+        async with running(agent):
+            await wait_until(lambda: agent.node.connected)
+            async with serving(follow, port):
+                await wait_until(lambda: asked)
+                await wait_until(lambda: agent.uplink._controllers.has_follower)
+                await asyncio.sleep(0.5)
+            # Known once, it is not asked again.
+            assert asked == [1]
+            assert leader.streams == 1
 
 
 async def test_agents_of_a_fleet_come_back_over_the_time_that_the_leader_asked_for():

@@ -194,8 +194,8 @@ def _add_endpoint_flags(add: Callable[..., Any]) -> None:
         "--controller",
         action="append",
         metavar="HOST:PORT",
-        help="the controller; unix:/PATH for a socket; of several, repeated or with commas, the one that leads "
-        f"(default {DEFAULT_CONTROLLER})",
+        help="the controller; unix:/PATH for a socket; of several, repeated or with commas, the one that leads; or "
+        f"ingest processes, of which each node has a first one by its name (default {DEFAULT_CONTROLLER})",
     )
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")

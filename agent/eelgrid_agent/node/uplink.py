@@ -7,7 +7,9 @@ then on we wait for our turn. Reconnecting waits a random part of a doubling bou
 jitter), so that a thousand agents do not come back at once. Of several controllers
 one leads: after a connection ends the next one is tried, or whom a follower named,
 at once where none of them had welcomed the node yet, and otherwise spread over the
-time that the last leader asked for. gRPC's client
+time that the last leader asked for. Several ingest processes are equals, so each
+node has a first one of its own and goes back to it some time after it was lost:
+else all would be at one of them after each had been restarted. gRPC's client
 cannot reload certificates: when the files change, a second channel is opened,
 and only when the controller has welcomed it is the first one closed.
 
@@ -22,13 +24,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import grpc.aio
 
 from eelgrid_agent.node.leader_terms import TermTooOld
 from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_protos.codec import digest_message
-from eelgrid_protos.controller_addresses import ControllerAddresses
+from eelgrid_protos.controller_addresses import ControllerAddresses, LeaderSearch
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotLeader
 from eelgrid_protos.file_reloader import FileReloader
@@ -56,6 +59,8 @@ class UplinkLimits:
     round_s: float = 2.0
     # How long a controller that was refused has to read why.
     refusal_s: float = 2.0
+    # How often a node that is at another ingest process than its first looks whether that is back.
+    return_s: float = 300.0
 
 
 class Uplink:
@@ -107,9 +112,9 @@ class Uplink:
 
     def _choose_next(self, ended: "_Session", *, welcomed: bool) -> float:
         """Goes on to the next controller, and reports why; returns within how many seconds to connect to it."""
+        self._controllers.has_follower |= ended.is_follower
         if welcomed:
             self._spread_s = ended.spread_s
-            # Of the nodes of this agent, another one may have found who leads now.
             self._search = self._controllers.begin_search()
         reasons = self._search.note(ended.reason)
         moved_s = self._search.move_on(ended.reason, ended.leader)
@@ -131,26 +136,35 @@ class Uplink:
 
     async def _connection(self) -> "_Session":
         """One connection with its successors; returns the last, which has ended."""
-        session = self._start()
+        session = self._start(self._search)
         version = self._tls_version() if self._tls_version else None
+        loop = asyncio.get_running_loop()
+        return_due_s = loop.time() + self._limits.return_s
         try:
             while True:
-                await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_version else None)
+                wait_s = max(0.0, return_due_s - loop.time())
+                wait_s = min(wait_s, self._limits.tls_check_s) if self._tls_version else wait_s
+                await asyncio.wait({session.task}, timeout=wait_s)
                 if session.task.done():
                     return session
+                if loop.time() >= return_due_s:
+                    return_due_s = loop.time() + self._limits.return_s
+                    if session.welcomed.is_set() and (first := self._controllers.seek_first()) is not None:
+                        session = await self._open_successor(session, first, "the first ingest process is back")
+                    continue
                 fresh = self._tls_version() if self._tls_version else None
                 if fresh == version or not session.welcomed.is_set():
                     continue
                 version = fresh
-                session = await self._open_successor(session)
+                session = await self._open_successor(session, self._search, "certificates changed")
         finally:
             await session.close()
             if self._active is session:
                 self._active = None
 
-    async def _open_successor(self, session: "_Session") -> "_Session":
-        """A successor with the new certificates, once it is welcomed; until then the session stays."""
-        successor = self._start()
+    async def _open_successor(self, session: "_Session", search: LeaderSearch, why: str) -> "_Session":
+        """A successor, once it is welcomed; until then the session stays."""
+        successor = self._start(search)
         welcomed = asyncio.ensure_future(successor.welcomed.wait())
         try:
             await asyncio.wait({welcomed, successor.task}, return_when=asyncio.FIRST_COMPLETED)
@@ -161,22 +175,25 @@ class Uplink:
             welcomed.cancel()
         if successor.welcomed.is_set():
             await session.close()
-            self._report("certificates changed: moved to a new connection")
+            self._report(f"{why}: moved to a new connection")
             return successor
-        self._report(f"certificates changed, but the new ones do not connect: {successor.reason}")
+        self._controllers.has_follower |= successor.is_follower
+        if search is self._search:
+            self._report(f"{why}, but a new connection fails: {successor.reason}")
         await successor.close()
         return session
 
-    def _start(self) -> "_Session":
-        address = self._search.address
-        return _Session(self._node, lambda: self._open_channel(address), self._gate, self._limits, self._switch_session)
+    def _start(self, search: LeaderSearch) -> "_Session":
+        address = search.address
+        take_over = partial(self._switch_session, search)
+        return _Session(self._node, lambda: self._open_channel(address), self._gate, self._limits, take_over)
 
-    def _switch_session(self, session: "_Session") -> None:
+    def _switch_session(self, search: LeaderSearch, session: "_Session") -> None:
         """The session that was welcomed last is the one that sends."""
         if self._active is not None:
             self._active.retire()
-        self._active = session
-        self._search.succeed()
+        self._active, self._search = session, search
+        search.succeed()
         self._node.wake = session.wake.set
         self.connections_total += 1
 
@@ -200,6 +217,7 @@ class _Session:
         self.reason = "cancelled"
         # Whom the controller named that does not lead itself.
         self.leader = ""
+        self.is_follower = False
         self.spread_s = 0.0
         # The controller asked for Hello after a Resume.
         self._wants_hello = asyncio.Event()
@@ -244,7 +262,7 @@ class _Session:
         except TimeoutError:
             self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
         except NotLeader as error:
-            self.reason, self.leader = str(error), error.leader
+            self.reason, self.leader, self.is_follower = str(error), error.leader, True
         except (Fault, ContractError, ForeignSequence, ListenError, TermTooOld) as error:
             self.reason = str(error)
         except Exception as error:  # noqa: BLE001  # the boundary of a stream
@@ -380,7 +398,7 @@ class UplinkPool:
             node.name: Uplink(
                 node,
                 open_channel,
-                controllers=controllers,
+                controllers=controllers.order_for(node.name),
                 gate=gate,
                 jitter=jitter,
                 report=self._reporter(node.name),
