@@ -310,6 +310,8 @@ class PackedTick(NamedTuple):
     power: tuple[float, int] | None
     # By device whether no tick of the batch shows utilization; None if that is no kind of it.
     idle: bytes | None
+    # Where every tick was wanted: the times of those before the last, and their values, tick by tick as `values`.
+    earlier: tuple[tuple[int, ...], bytes] | None = None
 
     def to_tick(self) -> NodeTick:
         """Extracts the tick."""
@@ -317,30 +319,34 @@ class PackedTick(NamedTuple):
 
     def gpus(self) -> dict[Reading, tuple[float | None, ...]]:
         """Returns the readings of devices by kind."""
-        found = tuple(None if value != value else value for value in self._unpack())  # noqa: PLR0124  # NaN
+        found = tuple(None if value != value else value for value in _unpack(self.values))  # noqa: PLR0124  # NaN
         return {kind: found[at * self.devices : (at + 1) * self.devices] for at, kind in enumerate(self.kinds)}
 
     def to_batch(self) -> SampleBatch:
-        """Returns a batch of this tick alone."""
-        values, at, columns = self._unpack(), 0, list[Column]()
+        """Returns the batch with every tick that is here; a missing reading has lost its reason."""
+        times_ns, earlier = self.earlier or ((), b"")
+        ticks = (*times_ns, self.last_ns)
+        found, at, columns = _unpack(earlier) + _unpack(self.values), 0, list[Column]()
+        row = len(found) // len(ticks)
         widths = (*zip(self.kinds, repeat(self.devices)), *zip(self.host_kinds, repeat(1)))
         for kind, width in widths:
-            cells = values[at : at + width]
+            cells = tuple(found[start + cell] for start in range(at, len(found), row) for cell in range(width))
             gone = tuple(cell for cell, value in enumerate(cells) if value != value)  # noqa: PLR0124  # NaN
             absences = (Absence(reason=AbsenceReason.UNSPECIFIED, cells=gone),) if gone else ()
-            shown = tuple(0.0 if cell in gone else value for cell, value in enumerate(cells)) if gone else cells
+            shown = tuple(0.0 if value != value else value for value in cells) if gone else cells  # noqa: PLR0124
             columns.append(Column(reading=kind, values=shown, absences=absences))
             at += width
         return SampleBatch(
             sequence=self.sequence,
             inventory_generation=self.inventory_generation,
-            time_ns=(self.last_ns,),
+            time_ns=ticks,
             gpu_columns=tuple(columns[: len(self.kinds)]),
             host_columns=tuple(columns[len(self.kinds) :]),
         )
 
-    def _unpack(self) -> tuple[float, ...]:
-        return unpack(f"<{len(self.values) // 8}d", self.values)
+
+def _unpack(values: bytes) -> tuple[float, ...]:
+    return unpack(f"<{len(values) // 8}d", values)
 
 
 class _EarlierReadings(NamedTuple):

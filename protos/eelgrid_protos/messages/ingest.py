@@ -51,6 +51,9 @@ class TickBlock:
     batches: Annotated[bytes, Many(FRAME_BATCHES_MOST * BATCH_HEAD_BYTES)] = b""
     values: Annotated[bytes, Many(FRAME_BYTES_MOST)] = b""
     idle: Annotated[bytes, Many(FRAME_BATCHES_MOST * GPUS_PER_NODE_MOST)] = b""
+    earlier_times: Annotated[bytes, Many(FRAME_BYTES_MOST)] = b""
+    # A frame is cut at half of those bytes; its last batch may be as long as an agent's message.
+    earlier_values: Annotated[bytes, Many(FRAME_BYTES_MOST // 2 + FORWARDED_MESSAGE_BYTES_MOST)] = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +109,4 @@ class ForwardResponse:
     ended: Annotated[tuple[EndedStream, ...], Many(FORWARDED_STREAMS_MOST)] = ()
     frames: Annotated[tuple[FrameAcknowledgement, ...], Many(FORWARDED_MESSAGES_MOST)] = ()
     consumed: Annotated[tuple[ConsumedMessages, ...], Many(FORWARDED_STREAMS_MOST)] = ()
+    wants_every_tick: bool = False

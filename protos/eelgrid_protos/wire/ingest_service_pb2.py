@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eelgrid_protos.wire import node_pb2 as eelgrid_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x65\x65lgrid/v1/ingest_service.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/node.proto\"D\n\x0f\x46orwardedStream\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\"3\n\x10\x46orwardedMessage\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"\x9e\x01\n\tTickBlock\x12%\n\x08readings\x18\x01 \x03(\x0e\x32\x13.eelgrid.v1.Reading\x12*\n\rhost_readings\x18\x02 \x03(\x0e\x32\x13.eelgrid.v1.Reading\x12\x0f\n\x07\x64\x65vices\x18\x03 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x04 \x01(\x0c\x12\x0e\n\x06values\x18\x05 \x01(\x0c\x12\x0c\n\x04idle\x18\x06 \x01(\x0c\"B\n\tTickFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.eelgrid.v1.TickBlock\"\xa3\x01\n\x0e\x46orwardRequest\x12+\n\x06opened\x18\x01 \x03(\x0b\x32\x1b.eelgrid.v1.ForwardedStream\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.eelgrid.v1.ForwardedMessage\x12$\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x15.eelgrid.v1.TickFrame\x12\x0e\n\x06\x63losed\x18\x04 \x03(\r\"J\n\x0b\x45ndedStream\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x04 \x01(\x0c\"8\n\x14\x46rameAcknowledgement\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08left_out\x18\x02 \x03(\r\"1\n\x10\x43onsumedMessages\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xf0\x01\n\x0f\x46orwardResponse\x12#\n\x1b\x62\x61tches_per_acknowledgement\x18\x01 \x01(\r\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.eelgrid.v1.ForwardedMessage\x12&\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.EndedStream\x12\x30\n\x06\x66rames\x18\x04 \x03(\x0b\x32 .eelgrid.v1.FrameAcknowledgement\x12.\n\x08\x63onsumed\x18\x05 \x03(\x0b\x32\x1c.eelgrid.v1.ConsumedMessages2W\n\rIngestService\x12\x46\n\x07\x46orward\x12\x1a.eelgrid.v1.ForwardRequest\x1a\x1b.eelgrid.v1.ForwardResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x65\x65lgrid/v1/ingest_service.proto\x12\neelgrid.v1\x1a\x15\x65\x65lgrid/v1/node.proto\"D\n\x0f\x46orwardedStream\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\"3\n\x10\x46orwardedMessage\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"\xcd\x01\n\tTickBlock\x12%\n\x08readings\x18\x01 \x03(\x0e\x32\x13.eelgrid.v1.Reading\x12*\n\rhost_readings\x18\x02 \x03(\x0e\x32\x13.eelgrid.v1.Reading\x12\x0f\n\x07\x64\x65vices\x18\x03 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x04 \x01(\x0c\x12\x0e\n\x06values\x18\x05 \x01(\x0c\x12\x0c\n\x04idle\x18\x06 \x01(\x0c\x12\x15\n\rearlier_times\x18\x07 \x01(\x0c\x12\x16\n\x0e\x65\x61rlier_values\x18\x08 \x01(\x0c\"B\n\tTickFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.eelgrid.v1.TickBlock\"\xa3\x01\n\x0e\x46orwardRequest\x12+\n\x06opened\x18\x01 \x03(\x0b\x32\x1b.eelgrid.v1.ForwardedStream\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.eelgrid.v1.ForwardedMessage\x12$\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x15.eelgrid.v1.TickFrame\x12\x0e\n\x06\x63losed\x18\x04 \x03(\r\"J\n\x0b\x45ndedStream\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x04 \x01(\x0c\"8\n\x14\x46rameAcknowledgement\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08left_out\x18\x02 \x03(\r\"1\n\x10\x43onsumedMessages\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\x8a\x02\n\x0f\x46orwardResponse\x12#\n\x1b\x62\x61tches_per_acknowledgement\x18\x01 \x01(\r\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x1c.eelgrid.v1.ForwardedMessage\x12&\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x17.eelgrid.v1.EndedStream\x12\x30\n\x06\x66rames\x18\x04 \x03(\x0b\x32 .eelgrid.v1.FrameAcknowledgement\x12.\n\x08\x63onsumed\x18\x05 \x03(\x0b\x32\x1c.eelgrid.v1.ConsumedMessages\x12\x18\n\x10wants_every_tick\x18\x06 \x01(\x08\x32W\n\rIngestService\x12\x46\n\x07\x46orward\x12\x1a.eelgrid.v1.ForwardRequest\x1a\x1b.eelgrid.v1.ForwardResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,19 +37,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORWARDEDMESSAGE']._serialized_start=140
   _globals['_FORWARDEDMESSAGE']._serialized_end=191
   _globals['_TICKBLOCK']._serialized_start=194
-  _globals['_TICKBLOCK']._serialized_end=352
-  _globals['_TICKFRAME']._serialized_start=354
-  _globals['_TICKFRAME']._serialized_end=420
-  _globals['_FORWARDREQUEST']._serialized_start=423
-  _globals['_FORWARDREQUEST']._serialized_end=586
-  _globals['_ENDEDSTREAM']._serialized_start=588
-  _globals['_ENDEDSTREAM']._serialized_end=662
-  _globals['_FRAMEACKNOWLEDGEMENT']._serialized_start=664
-  _globals['_FRAMEACKNOWLEDGEMENT']._serialized_end=720
-  _globals['_CONSUMEDMESSAGES']._serialized_start=722
-  _globals['_CONSUMEDMESSAGES']._serialized_end=771
-  _globals['_FORWARDRESPONSE']._serialized_start=774
-  _globals['_FORWARDRESPONSE']._serialized_end=1014
-  _globals['_INGESTSERVICE']._serialized_start=1016
-  _globals['_INGESTSERVICE']._serialized_end=1103
+  _globals['_TICKBLOCK']._serialized_end=399
+  _globals['_TICKFRAME']._serialized_start=401
+  _globals['_TICKFRAME']._serialized_end=467
+  _globals['_FORWARDREQUEST']._serialized_start=470
+  _globals['_FORWARDREQUEST']._serialized_end=633
+  _globals['_ENDEDSTREAM']._serialized_start=635
+  _globals['_ENDEDSTREAM']._serialized_end=709
+  _globals['_FRAMEACKNOWLEDGEMENT']._serialized_start=711
+  _globals['_FRAMEACKNOWLEDGEMENT']._serialized_end=767
+  _globals['_CONSUMEDMESSAGES']._serialized_start=769
+  _globals['_CONSUMEDMESSAGES']._serialized_end=818
+  _globals['_FORWARDRESPONSE']._serialized_start=821
+  _globals['_FORWARDRESPONSE']._serialized_end=1087
+  _globals['_INGESTSERVICE']._serialized_start=1089
+  _globals['_INGESTSERVICE']._serialized_end=1176
 # @@protoc_insertion_point(module_scope)

@@ -26,20 +26,24 @@ class ForwardedMessage(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
 
 class TickBlock(_message.Message):
-    __slots__ = ("readings", "host_readings", "devices", "batches", "values", "idle")
+    __slots__ = ("readings", "host_readings", "devices", "batches", "values", "idle", "earlier_times", "earlier_values")
     READINGS_FIELD_NUMBER: _ClassVar[int]
     HOST_READINGS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_TIMES_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_VALUES_FIELD_NUMBER: _ClassVar[int]
     readings: _containers.RepeatedScalarFieldContainer[_node_pb2.Reading]
     host_readings: _containers.RepeatedScalarFieldContainer[_node_pb2.Reading]
     devices: int
     batches: bytes
     values: bytes
     idle: bytes
-    def __init__(self, readings: _Optional[_Iterable[_Union[_node_pb2.Reading, str]]] = ..., host_readings: _Optional[_Iterable[_Union[_node_pb2.Reading, str]]] = ..., devices: _Optional[int] = ..., batches: _Optional[bytes] = ..., values: _Optional[bytes] = ..., idle: _Optional[bytes] = ...) -> None: ...
+    earlier_times: bytes
+    earlier_values: bytes
+    def __init__(self, readings: _Optional[_Iterable[_Union[_node_pb2.Reading, str]]] = ..., host_readings: _Optional[_Iterable[_Union[_node_pb2.Reading, str]]] = ..., devices: _Optional[int] = ..., batches: _Optional[bytes] = ..., values: _Optional[bytes] = ..., idle: _Optional[bytes] = ..., earlier_times: _Optional[bytes] = ..., earlier_values: _Optional[bytes] = ...) -> None: ...
 
 class TickFrame(_message.Message):
     __slots__ = ("number", "blocks")
@@ -90,15 +94,17 @@ class ConsumedMessages(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ForwardResponse(_message.Message):
-    __slots__ = ("batches_per_acknowledgement", "messages", "ended", "frames", "consumed")
+    __slots__ = ("batches_per_acknowledgement", "messages", "ended", "frames", "consumed", "wants_every_tick")
     BATCHES_PER_ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    WANTS_EVERY_TICK_FIELD_NUMBER: _ClassVar[int]
     batches_per_acknowledgement: int
     messages: _containers.RepeatedCompositeFieldContainer[ForwardedMessage]
     ended: _containers.RepeatedCompositeFieldContainer[EndedStream]
     frames: _containers.RepeatedCompositeFieldContainer[FrameAcknowledgement]
     consumed: _containers.RepeatedCompositeFieldContainer[ConsumedMessages]
-    def __init__(self, batches_per_acknowledgement: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[ForwardedMessage, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedStream, _Mapping]]] = ..., frames: _Optional[_Iterable[_Union[FrameAcknowledgement, _Mapping]]] = ..., consumed: _Optional[_Iterable[_Union[ConsumedMessages, _Mapping]]] = ...) -> None: ...
+    wants_every_tick: bool
+    def __init__(self, batches_per_acknowledgement: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[ForwardedMessage, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedStream, _Mapping]]] = ..., frames: _Optional[_Iterable[_Union[FrameAcknowledgement, _Mapping]]] = ..., consumed: _Optional[_Iterable[_Union[ConsumedMessages, _Mapping]]] = ..., wants_every_tick: bool = ...) -> None: ...

@@ -601,8 +601,7 @@ class AgentService:
         except BatchRefused as error:
             session.close(self._refuse_batch(session, tick.sequence, error))
             return False
-        if self.batch_listeners:
-            self._tell_batch(session, receipt, tick.to_batch())
+        self._tell_batch(session, receipt, tick)
         return True
 
     @property
@@ -623,9 +622,12 @@ class AgentService:
         session.on_batch(receipt.sequence)
         self._tell_batch(session, receipt, batch)
 
-    def _tell_batch(self, session: AgentSession, receipt: BatchReceipt, batch: SampleBatch) -> None:
+    def _tell_batch(self, session: AgentSession, receipt: BatchReceipt, batch: SampleBatch | PackedTick) -> None:
+        if not self.batch_listeners or receipt.verdict is not BatchVerdict.TAKEN:
+            return
         record = self._loop.core.state.nodes.get(session.node_name)
-        if receipt.verdict is BatchVerdict.TAKEN and record is not None:
+        if record is not None:
+            batch = batch.to_batch() if isinstance(batch, PackedTick) else batch
             for listener in self.batch_listeners:
                 listener(record.inventory, batch)
 

@@ -143,6 +143,7 @@ class LeaderLink:
         # Of frames that the controller has not acknowledged, the sequences by stream.
         self._unacknowledged: dict[int, dict[int, list[int]]] = {}
         self._every = 1
+        self._wants_every_tick = False
         self._wake = asyncio.Event()
         self._is_over = False
 
@@ -227,7 +228,7 @@ class LeaderLink:
             self.has_room.set()
 
     def _cut_frame(self) -> ForwardRequest:
-        builder, self._builder = self._builder, FrameBuilder()
+        builder, self._builder = self._builder, FrameBuilder(has_every_tick=self._wants_every_tick)
         self._due_s, self._must_cut = None, False
         self._frames += 1
         self._unacknowledged[self._frames] = builder.sequences
@@ -245,6 +246,11 @@ class LeaderLink:
     def on_response(self, response: ForwardResponse) -> None:
         """The controller said something."""
         self._every = max(1, response.batches_per_acknowledgement)
+        if response.wants_every_tick != self._wants_every_tick:
+            # With the first response, before there are streams.
+            self._wants_every_tick = response.wants_every_tick
+            if not self._builder.batches:
+                self._builder = FrameBuilder(has_every_tick=self._wants_every_tick)
         for message in response.messages:
             if (stream := self.streams.get(message.stream)) is not None:
                 stream.send(message.message)

@@ -266,6 +266,7 @@ class _IngestLink:
             ended, self._ended = self._ended[:MESSAGES_ONCE_MOST], self._ended[MESSAGES_ONCE_MOST:]
         return ForwardResponse(
             batches_per_acknowledgement=self._service.agents.ack_every,
+            wants_every_tick=bool(self._service.agents.batch_listeners),
             messages=messages,
             ended=tuple(ended),
             frames=tuple(frames),
