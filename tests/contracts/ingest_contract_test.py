@@ -14,6 +14,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.ingest_composition import IngestProcess
 from eelgrid_controller.runtime.config import IngestConfig
 from eelgrid_controller.server.ingest.frames import FrameBuilder
+from eelgrid_controller.server.ingest.relay import LeaderLink
 from eelgrid_protos import codec, rpc
 from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
@@ -164,6 +165,147 @@ async def test_a_leader_that_stops_is_not_followed_by_acknowledgements(tmp_path)
         rig.controller.agents.close()
         with pytest.raises(Unavailable):
             await agent.hear_to_the_end()
+
+
+async def test_storage_gets_every_tick_of_an_agent_behind_an_ingest_process(tmp_path):
+    async with run_controller(tmp_path) as rig:
+        stored = []
+        rig.controller.agents.batch_listeners.append(lambda inventory, batch: stored.append(batch))
+        async with run_ingest(rig.address) as (_, behind):
+            agent, _ = await connect(behind, "n1")
+            inventory = build_node("n1")
+            sent = batch(1, generation=inventory.generation, gpus=len(inventory.gpus))
+            await agent.say(sent)
+            await agent.hear(Acknowledgement)
+            (found,) = stored
+            assert found.time_ns == sent.time_ns
+            # A missing reading has lost its reason, and nothing else differs.
+            unknown = replace(sent.gpu_columns[1].absences[0], reason=AbsenceReason.UNSPECIFIED)
+            assert found == replace(
+                sent, gpu_columns=(sent.gpu_columns[0], replace(sent.gpu_columns[1], absences=(unknown,)))
+            )
+            await agent.leave()
+
+
+class StallingProxy:
+    """Carries bytes between an ingest process and the controller, while `flows` is set."""
+
+    def __init__(self, address):
+        self._target = address.rsplit(":", 1)
+        self.flows = asyncio.Event()
+        self.flows.set()
+        self._tasks = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *reason):
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader, writer):
+        there, back = await asyncio.open_connection(*self._target)
+        for pair in ((reader, back), (there, writer)):
+            self._tasks.add(asyncio.create_task(self._carry(*pair)))
+
+    async def _carry(self, source, target):
+        try:
+            while content := await source.read(65536):
+                await self.flows.wait()
+                target.write(content)
+                await target.drain()
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+
+async def test_a_stalled_link_holds_agents_back_and_all_they_sent_is_counted_when_it_flows_again(tmp_path):
+    """Frames under way and what is gathered are bounded; the rest waits with the agents, and none is lost."""
+    inventory, most = build_node("n1"), 400
+    wide = 8 * 60 * len(inventory.gpus)
+
+    def long_batch(sequence):
+        times = tuple(sequence * 10**10 + tick for tick in range(480))
+        column = Column(reading=Reading.POWER_W, values=(300.0,) * wide)
+        return SampleBatch(
+            sequence=sequence, inventory_generation=inventory.generation, time_ns=times, gpu_columns=(column,)
+        )
+
+    async with run_controller(tmp_path) as rig, StallingProxy(rig.address) as proxy:
+        rig.controller.agents.batch_listeners.append(lambda *_: None)
+        async with run_ingest(proxy.address) as (process, behind):
+            agents = [(await connect(behind, f"n{index}"))[0] for index in range(3)]
+            proxy.flows.clear()
+            gathered = process.relay._link.batches
+            for agent in agents:
+                await agent.say(*map(long_batch, range(1, most + 1)))
+            link = process.relay._link
+            await wait_until(lambda: link._builder.is_full, within_s=120.0)
+            held = link.batches - gathered
+            # Frames of 2 MiB each, and a batch of each agent: of what agents said, that and no more was read.
+            assert len(link._unacknowledged) <= 4
+            assert held * 8 * wide <= 5 * (2 * 2**20 + 8 * wide) + 3 * 8 * wide
+            assert held < 3 * most
+            assert all(rig.controller.telemetry.tick_counts(f"n{index}")[0] == 0 for index in range(3))
+            proxy.flows.set()
+            for index in range(3):
+                await wait_until(
+                    lambda name=f"n{index}": rig.controller.telemetry.tick_counts(name) == (480 * most, 0),
+                    within_s=120.0,
+                )
+            for agent in agents:
+                while (await agent.hear(Acknowledgement, within_s=60.0)).sequence < most:
+                    pass
+            assert rig.controller.telemetry.duplicates == 0
+            for agent in agents:
+                await agent.leave()
+
+
+async def test_agents_that_come_and_go_while_the_controller_does_not_read_take_no_memory():
+    link = LeaderLink()
+    for _ in range(3000):
+        stream = link.open("ipv4:10.0.0.1:1", b"c" * 2048)
+        reading = asyncio.create_task(link.forward(stream, b"\x0a" + b"h" * 8192))
+        await asyncio.sleep(0)
+        stream.close(None)
+        link.end_stream(stream)
+        reading.cancel()
+    assert not link.streams
+    assert not link._opened
+    assert not link._closed
+    assert link._waiting_bytes <= 16 * 2**20 + 8193
+    # The next agent is told of, and nothing of those.
+    stream = link.open("ipv4:10.0.0.1:1", b"c")
+    told = []
+    async for request in link.requests():
+        told.append(request)
+        if not link._messages and not link._opened:
+            break
+    assert [one.stream for request in told for one in request.opened] == [stream.number]
+    assert not any(request.messages or request.closed for request in told)
+
+
+async def test_many_streams_with_certificates_go_in_several_requests_before_their_messages():
+    link = LeaderLink()
+    streams = [link.open("ipv4:10.0.0.1:1", b"c" * 4096) for _ in range(1000)]
+    for stream in streams:
+        await link.forward(stream, b"\x0ah")
+    told = []
+    async for request in link.requests():
+        told.append(request)
+        if not link._messages:
+            break
+    known = set()
+    for request in told:
+        assert len(codec.encode_message(request)) < 2 * 2**20
+        known.update(one.stream for one in request.opened)
+        assert {one.stream for one in request.messages} <= known
+    assert sum(len(request.messages) for request in told) == 1000
 
 
 async def forward(rig, *requests):

@@ -54,6 +54,8 @@ _LINK_WITHIN_S = 10.0
 # Messages of one agent that the controller has not dealt with, and of all that are not sent.
 _UNREAD_MOST = 32
 _WAITING_BYTES_MOST = 16 * 1024 * 1024
+# Certificates and addresses of streams that go in one request.
+_OPENED_BYTES_MOST = 1024 * 1024
 # Messages for one agent that it has not read.
 _UNSENT_MOST = 512
 _PAUSE_S = 1.0
@@ -132,7 +134,9 @@ class LeaderLink:
         self.has_room = asyncio.Event()
         self.has_room.set()
         self._numbers = 0
-        self._opened: list[ForwardedStream] = []
+        # Streams of which the controller was not told yet, and those of them that ended first and have messages here.
+        self._opened: dict[int, ForwardedStream] = {}
+        self._untold: set[int] = set()
         self._messages: deque[ForwardedMessage] = deque()
         self._closed: list[int] = []
         self._frames = 0
@@ -153,15 +157,20 @@ class LeaderLink:
             raise ResourceExhausted(f"{FORWARDED_STREAMS_MOST} agents are connected here; connect to another ingest")
         self._numbers += 1
         stream = self.streams[self._numbers] = _AgentStream(self._numbers)
-        self._opened.append(ForwardedStream(stream=self._numbers, peer=peer, certificate=certificate))
+        self._opened[self._numbers] = ForwardedStream(stream=self._numbers, peer=peer, certificate=certificate)
         self._wake.set()
         return stream
 
     def end_stream(self, stream: _AgentStream) -> None:
         """An agent ended its stream, or this process did."""
-        if self.streams.pop(stream.number, None) is not None:
+        if self.streams.pop(stream.number, None) is None:
+            return
+        if self._opened.pop(stream.number, None) is None:
             self._closed.append(stream.number)
             self._wake.set()
+        elif stream.unread:
+            # The controller does not read, and this agent came and went meanwhile, perhaps not for the first time.
+            self._untold.add(stream.number)
 
     async def forward(self, stream: _AgentStream, message: bytes) -> None:
         """Hands on a message unread; waits while the controller is behind."""
@@ -235,13 +244,28 @@ class LeaderLink:
         return ForwardRequest(frame=builder.build(self._frames))
 
     def _cut_messages(self) -> ForwardRequest:
-        opened, self._opened = self._opened, []
+        opened = self._take_opened()
+        if self._opened:
+            # Messages of the others would come before them.
+            return ForwardRequest(opened=opened)
         messages, size = take_messages(self._messages)
         self._waiting_bytes -= size
+        if self._untold:
+            messages = tuple(message for message in messages if message.stream not in self._untold)
         closed: list[int] = []
         if not self._messages:
-            closed, self._closed = self._closed, []
-        return ForwardRequest(opened=tuple(opened), messages=messages, closed=tuple(closed))
+            closed, self._closed = self._closed[:FORWARDED_STREAMS_MOST], self._closed[FORWARDED_STREAMS_MOST:]
+            self._untold.clear()
+        return ForwardRequest(opened=opened, messages=messages, closed=tuple(closed))
+
+    def _take_opened(self) -> tuple[ForwardedStream, ...]:
+        """Takes what goes in one request: ten thousand agents with certificates do not."""
+        taken, size = list[ForwardedStream](), 0
+        while self._opened and size < _OPENED_BYTES_MOST:
+            stream = self._opened.pop(next(iter(self._opened)))
+            taken.append(stream)
+            size += len(stream.certificate) + len(stream.peer)
+        return tuple(taken)
 
     def on_response(self, response: ForwardResponse) -> None:
         """The controller said something."""
