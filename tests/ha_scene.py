@@ -48,7 +48,8 @@ class Verdict:
 class HaScene:
     """Starts all of it, and ends it with the context."""
 
-    def __init__(self, folder, url, *, lease_s, nodes=2, gpus=4, pause_s=0.2, names="ab"):
+    def __init__(self, folder, url, *, lease_s, nodes=2, gpus=4, pause_s=0.2, names="ab", ingests=0):
+        """Agents are behind as many ingest processes, or connect to the controllers."""
         self.folder = folder
         self.ran = folder / "ran.log"
         self.answers = folder / "answers.log"
@@ -62,6 +63,8 @@ class HaScene:
         self._ports = {name: (free_port(), free_port()) for name in names}
         self._controllers = {}
         self.addresses = ",".join(f"127.0.0.1:{port}" for port, _ in self._ports.values())
+        # By address: the process and the address of its metrics.
+        self.ingests = dict.fromkeys(f"127.0.0.1:{free_port()}" for _ in range(ingests))
         self._stop = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         self._submitter = threading.Thread(target=self._submit, daemon=True)
@@ -74,13 +77,15 @@ class HaScene:
             self._begin(name)
         self._supervisor.start()
         self.leader = poll_until(self.find_leader, "one leads", within_s=120.0)
+        for address in self.ingests:
+            self.begin_ingest(address)
         node = {"cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": self._gpus}]}
         fleet = fleet_of(self.folder / "fleet.json", [{"name": f"n{n}", **node} for n in range(self._nodes)])
         flags = ("--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{free_port()}", "--allow-root")
         self.agent_metrics = flags[3]
         self.agent = self._child(
             "agent", "-m", "eelgrid_agent", "--simulate", fleet, "--run-processes", "--state", self.folder / "agent",
-            "--controller", self.addresses, *flags,
+            "--controller", ",".join(self.ingests) or self.addresses, *flags,
         )  # fmt: skip
         self.wait_for_agents(self.leader)
         self._submitter.start()
@@ -112,11 +117,24 @@ class HaScene:
             "--lease", self._lease_s, "--no-savings",
         )  # fmt: skip
 
+    def begin_ingest(self, address):
+        """Starts the ingest process at an address."""
+        metrics = f"127.0.0.1:{free_port()}"
+        child = self._child(
+            f"ingest{next(self._numbers)}", "-m", "eelgrid_controller", "--ingest", self.addresses, "--listen", address,
+            "--metrics", metrics,
+        )  # fmt: skip
+        self.ingests[address] = child, metrics
+
     def _supervise(self):
         while not self._stop.wait(0.1):
             for name, child in list(self._controllers.items()):
                 if child.process.poll() is not None and not self._stop.is_set():
                     self._begin(name)
+
+    def find_metrics(self, name):
+        """Where a controller's metrics are."""
+        return f"127.0.0.1:{self._ports[name][1]}"
 
     def process(self, name):
         """The process of a controller as it is now."""
@@ -153,16 +171,21 @@ class HaScene:
 
         poll_until(lambda: all(map(stands, self._ports)), "all controllers stand", within_s=120.0)
 
+    def wait_for_metric(self, metrics, name, value):
+        """A process's metric has this value."""
+
+        def is_there():
+            with contextlib.suppress(urllib.error.URLError, OSError, KeyError):
+                return metric(metrics, name) == value
+            return False
+
+        poll_until(is_there, f"{name} {value} at {metrics}", within_s=120.0)
+
     def wait_for_agents(self, name):
         """All nodes are connected to this controller."""
         metrics = f"127.0.0.1:{self._ports[name][1]}"
 
-        def are_there():
-            with contextlib.suppress(urllib.error.URLError, OSError, KeyError):
-                return metric(metrics, "eelgrid_agents_connected") == self._nodes
-            return False
-
-        poll_until(are_there, f"agents at {name}", within_s=120.0)
+        self.wait_for_metric(metrics, "eelgrid_agents_connected", self._nodes)
 
     def fail_over(self, deed, number, *, stop_s=0.0):
         """Sends the leader a signal; returns how long another took. A stopped one goes on after `stop_s`."""

@@ -14,6 +14,7 @@ import time
 import pytest
 from tests import postgres_rig
 from tests.builders.stores import postgres_store
+from tests.e2e.processes import metric
 from tests.ha_scene import HaScene
 from tests.postgres_rig import PostgresServer
 from tests.waiting import poll_until
@@ -41,6 +42,35 @@ def test_a_leader_that_is_killed_stopped_or_paused_loses_and_doubles_no_job(tmp_
     assert not verdict.lost
     assert not verdict.doubled
     assert not verdict.overlapping
+
+
+def test_agents_behind_ingest_processes_lose_and_double_no_job_when_leaders_and_ingest_processes_end(tmp_path):
+    """The leader is killed, and paused for three leases; each ingest process is killed; ticks are lost where they are counted."""
+    with postgres_store(None) as store, HaScene(tmp_path, store.url, lease_s=LEASE_S, nodes=4, ingests=2) as scene:
+        found = [
+            scene.fail_over("kill", signal.SIGKILL),
+            scene.fail_over("pause", signal.SIGSTOP, stop_s=3.0 * LEASE_S),
+        ]
+        scene.wait_until_all_stand()
+        for address in list(scene.ingests):
+            killed, _ = scene.ingests[address]
+            killed.kill()
+            (other,) = (metrics for one, (_, metrics) in scene.ingests.items() if one != address)
+            scene.wait_for_metric(other, "eelgrid_agents_connected", 4)
+            scene.begin_ingest(address)
+            scene.wait_for_metric(scene.ingests[address][1], "eelgrid_ingest_connected", 1)
+        verdict = scene.judge()
+        dropped = metric(scene.agent_metrics, "eelgrid_agent_dropped_samples_total")
+        lost = metric(scene.find_metrics(scene.find_leader()), "eelgrid_samples_lost_total")
+    for one in found:
+        print(f"{one.deed}: ready {one.ready_s:.2f} s, agents {one.agents_s:.2f} s, a client {one.served_s:.2f} s")
+    print(f"{verdict.acknowledged} acknowledged, {verdict.refused} refused, ticks dropped {dropped}, lost {lost}")
+    assert verdict.acknowledged > 4
+    assert not verdict.lost
+    assert not verdict.doubled
+    assert not verdict.overlapping
+    assert dropped == 0
+    assert lost == 0
 
 
 def test_reads_that_may_be_stale_go_on_while_none_leads(tmp_path):

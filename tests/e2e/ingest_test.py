@@ -6,6 +6,7 @@ from tests.certificates_rig import Authority
 from tests.e2e.processes import Cluster, fleet_of, free_address, metric
 
 from eelgrid_protos import faults, rpc, transport
+from eelgrid_protos.controller_addresses import order_addresses
 from eelgrid_protos.messages import ForwardRequest
 
 LOCAL = ("localhost", "127.0.0.1")
@@ -31,14 +32,23 @@ def test_agents_move_from_a_killed_ingest_process_to_another_and_outlive_the_lea
             address, metrics = free_address(), free_address()
             flags = ("--ingest", cluster.address, "--listen", address, "--metrics", metrics, *cluster._tls_flags(relay))
             relays[address] = cluster.run(f"ingest-{name}", "-m", "eelgrid_controller", *flags), metrics
-        first, second = relays
         fleet = fleet_of(tmp_path / "fleet.json", [NODE])
         cluster.run(
-            "fleet", "-m", "eelgrid_agent", "--controller", f"{first},{second}", "--simulate", str(fleet),
+            "fleet", "-m", "eelgrid_agent", "--controller", ",".join(relays), "--simulate", str(fleet),
             "--listen", free_address(), "--metrics", free_address(), *cluster._tls_flags(agent),
         )  # fmt: skip
         cluster.until_ready(4)
-        cluster.until(lambda: metric(relays[first][1], "eelgrid_agents_connected") == 4, what="behind the first")
+
+        def count_agents():
+            return {address: metric(metrics, "eelgrid_agents_connected") for address, (_, metrics) in relays.items()}
+
+        cluster.until(lambda: sum(count_agents().values()) == 4, what="behind both")
+        # Each node's first one is by its name and the addresses.
+        assert count_agents() == {
+            address: float(sum(order_addresses(relays, f"n-{index}")[0] == address for index in range(4)))
+            for address in relays
+        }
+        first, second = sorted(relays, key=count_agents().get, reverse=True)
         cluster.until(lambda: metric(cluster.metrics, "eelgrid_ingest_received_batches_total") > 0, what="batches")
         cluster.operators.submit_workload(build_request("w", gpus=1))
         relays[first][0].kill()
