@@ -49,6 +49,12 @@ _INVENTORY, _SAMPLES, _WELCOME = b"\x12", b"\x1a", b"\x0a"
 # How long batches are gathered, and frames that the controller has not acknowledged.
 _FRAME_S = 0.1
 _FRAMES_MOST = 4
+# A controller that says nothing to what it is told for so long is gone: a stopped process keeps its connections, and another
+# may lead by now, which is to be found before agents look for another ingest process. Frames and messages are answered as
+# they are read; a checkpoint of 10,000 nodes holds that up for 1.2 s.
+_ANSWER_WITHIN_S = 6.0
+# The same where there is no other controller.
+_ONLY_ANSWER_WITHIN_S = 40.0
 # An agent that connects waits so long for the controller.
 _LINK_WITHIN_S = 10.0
 # Messages of one agent that the controller has not dealt with, and of all that are not sent.
@@ -128,8 +134,11 @@ class _AgentStream:
 class LeaderLink:
     """The stream to the controller that leads, with what waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answer_within_s: float = _ANSWER_WITHIN_S) -> None:
         self.streams: dict[int, _AgentStream] = {}
+        # Ends the link; set while an answer is due.
+        self.deadline = asyncio.timeout(answer_within_s)
+        self._answer_within_s = answer_within_s
         self.batches = 0
         self.has_room = asyncio.Event()
         self.has_room.set()
@@ -225,9 +234,13 @@ class LeaderLink:
                 self._must_cut or self._builder.is_full or running.time() >= self._due_s
             )
             if is_due and len(self._unacknowledged) < _FRAMES_MOST:
+                self._expect_answer()
                 yield self._cut_frame()
             elif self._opened or self._messages or self._closed:
-                yield self._cut_messages()
+                request = self._cut_messages()
+                if request.messages:
+                    self._expect_answer()
+                yield request
             else:
                 self._must_cut = self._must_cut and self._due_s is not None
                 left_s = None if self._due_s is None or is_due else self._due_s - running.time()
@@ -235,6 +248,10 @@ class LeaderLink:
                     async with asyncio.timeout(left_s):
                         await self._wake.wait()
             self.has_room.set()
+
+    def _expect_answer(self) -> None:
+        if self.deadline.when() is None:
+            self.deadline.reschedule(asyncio.get_running_loop().time() + self._answer_within_s)
 
     def _cut_frame(self) -> ForwardRequest:
         builder, self._builder = self._builder, FrameBuilder(has_every_tick=self._wants_every_tick)
@@ -269,6 +286,7 @@ class LeaderLink:
 
     def on_response(self, response: ForwardResponse) -> None:
         """The controller said something."""
+        self.deadline.reschedule(None)
         self._every = max(1, response.batches_per_acknowledgement)
         if response.wants_every_tick != self._wants_every_tick:
             # With the first response, before there are streams.
@@ -363,10 +381,12 @@ class IngestRelay:
 
     async def _connection(self) -> tuple[str, str]:
         """One link; returns why it ended, and whom a follower named."""
-        link, leader = LeaderLink(), ""
+        within_s = _ANSWER_WITHIN_S if self._search.is_choice else _ONLY_ANSWER_WITHIN_S
+        link, leader = LeaderLink(answer_within_s=within_s), ""
         try:
             channel = self._open_channel(self._search.address)
-            async with contextlib.aclosing(build_client(INGEST_SERVICE, channel).forward(link.requests())) as responses:
+            forwarded = build_client(INGEST_SERVICE, channel).forward(link.requests())
+            async with link.deadline, contextlib.aclosing(forwarded) as responses:
                 async for response in responses:
                     if self._link is not link:
                         self._link = link
@@ -376,6 +396,8 @@ class IngestRelay:
                         self._log.info("event=linked leader=%s", self._search.address)
                     link.on_response(response)
             reason = "it ended the stream"
+        except TimeoutError:
+            reason = f"it did not answer within {within_s:g} s"
         except NotLeader as error:
             reason, leader = str(error), error.leader
         except (Fault, ContractError, ListenError) as error:
