@@ -1,6 +1,6 @@
 """A swarm of seeds from the command line: prints each seed that fails and how to see it again.
 
-python -m tests.sim --seeds 0:1000 --steps 2000 [--pair]
+python -m tests.sim --seeds 0:1000 --steps 2000 [--pair | --ingest 2]
 """
 
 import argparse
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--disk", action="store_true", help="with the controller's own journal file")
     parser.add_argument("--traces", action="store_true", help="print the trace of each seed")
     parser.add_argument("--pair", action="store_true", help="two controllers over one store (pair_world.py)")
+    parser.add_argument("--ingest", type=int, default=0, metavar="N", help="agents are behind N ingest processes")
     parser.add_argument("--unhealed", action="store_true", help="end with the faults")
     flags = parser.parse_args()
     failed: list[int] = []
@@ -38,7 +39,9 @@ def main() -> int:
             else:
                 with tempfile.TemporaryDirectory() as directory:
                     folder = Path(directory) if flags.disk else None
-                    world = run(seed, flags.steps, directory=folder, heals=not flags.unhealed)
+                    world = run(
+                        seed, flags.steps, directory=folder, heals=not flags.unhealed, ingests=flags.ingest
+                    )
         except Failure as failure:
             failed.append(seed)
             print(failure)

@@ -92,7 +92,7 @@ class Controller:
         self.ledger.ticks.controller_started()
         self.ledger.recovered(life.core.state)
         self.life, self.sessions = life, Sessions(life)
-        self._network.listeners[self.address] = self._accept
+        self._network.listeners[self.address] = lambda connection: self.accept(connection)
         self.timeline.note(f"controller started revision={life.core.state.revision}")
 
     def crash(self) -> None:
@@ -125,7 +125,8 @@ class Controller:
         nodes = {} if self.life is None else self.life.core.state.nodes
         return [name for name, record in nodes.items() if record.ahead is not None]
 
-    def _accept(self, connection: Connection) -> End:
+    def accept(self, connection: Connection) -> End:
+        """Takes a new stream."""
         return self.sessions.accept(connection)
 
     # Operators

@@ -24,7 +24,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
+from eelgrid_controller.state.telemetry import BatchReceipt, PackedTick, Telemetry
 from eelgrid_protos.catalogue import resolve_gpu_models
 from eelgrid_protos.messages import (
     Assignment,
@@ -197,9 +197,11 @@ class Ledger:
             state.apply(event_from_plain(kind, json.loads(text)))
         return state
 
-    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
+    def receive(
+        self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock, *, tick: PackedTick | None = None
+    ) -> BatchReceipt:
         """Hands a batch to the telemetry and checks what became of it."""
-        return self.ticks.receive(telemetry, hello, batch, clock)
+        return self.ticks.receive(telemetry, hello, batch, clock, tick=tick)
 
     def plan_sent(self, plan: NodePlan) -> None:
         """An epoch stands for one content, for ever, and never falls."""

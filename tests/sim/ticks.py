@@ -18,7 +18,7 @@ from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
 from eelgrid_agent.node.spool import Spool
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_controller.errors import BatchRefused
-from eelgrid_controller.state.telemetry import BatchReceipt, BatchVerdict, Telemetry
+from eelgrid_controller.state.telemetry import BatchReceipt, BatchVerdict, PackedTick, Telemetry
 from eelgrid_protos.messages import READING_RANGES, Hello, Reading, SampleBatch
 from tests.sim.broken import Broken, demand
 from tests.sim.clock import Clock
@@ -181,14 +181,19 @@ class TickBook:
         """A controller that knows no tick."""
         self.feeds.clear()
 
-    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
-        """Hands a batch to the telemetry and checks what became of it."""
+    def receive(
+        self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock, *, tick: PackedTick | None = None
+    ) -> BatchReceipt:
+        """Hands a batch, or what an ingest process handed on of it, to the telemetry and checks what became of it."""
         name, ticks = hello.inventory.node_name, len(batch.time_ns)
         feed = self.feeds.setdefault(name, _Feed(hello.incarnation))
         feed.incarnation = hello.incarnation
         received, lost = telemetry.tick_counts(name)
         try:
-            receipt = telemetry.receive_batch(name, batch, now_s=clock.monotonic_s())
+            if tick is None:
+                receipt = telemetry.receive_batch(name, batch, now_s=clock.monotonic_s())
+            else:
+                receipt = telemetry.receive_tick(name, tick, now_s=clock.monotonic_s())
         except BatchRefused as error:
             if self.is_fair:
                 raise Broken(5, f"{name}: batch {batch.sequence} was refused: {error}") from error

@@ -15,6 +15,7 @@ from tests.sim.clock import SECOND_NS, seconds
 from tests.sim.controller import Controller
 from tests.sim.disk import Disk
 from tests.sim.faults import Faults
+from tests.sim.ingest import IngestAgent, IngestFaults, IngestProcess, serve_links
 from tests.sim.invariants import check_end, check_freshness, check_served, check_state
 from tests.sim.ledger import Ledger
 from tests.sim.life import Life
@@ -67,12 +68,14 @@ class Parts:
     life: type[Life] = Life
     agent: type[Agent] = Agent
     disk: type[Disk] = Disk
+    ingest: type[IngestProcess] = IngestProcess
 
 
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, parts: Parts = Parts(), directory: Path | None = None) -> None:
+    def __init__(self, seed: int, *, parts: Parts = Parts(), directory: Path | None = None, ingests: int = 0) -> None:
+        """Agents are behind as many ingest processes, or connect to the controller."""
         self.timeline = Timeline(seed)
         rng = self.timeline.rng
         self.is_harsh = rng.random() < 0.3
@@ -88,8 +91,17 @@ class World:
             drift_ppm=rng.randint(-200, 200),
         )
         ticks_most = rng.choice((15, 60, 600))
+        self.ingests = [
+            parts.ingest(self.timeline, self.network, number, controller=self.controller.address)
+            for number in range(ingests)
+        ]
+        agent_type = parts.agent
+        if ingests:
+            serve_links(self.controller)
+            addresses = [ingest.address for ingest in self.ingests]
+            agent_type = type("_Agent", (IngestAgent, parts.agent), {"ingests": addresses})
         self.agents = [
-            parts.agent(
+            agent_type(
                 self.timeline,
                 self.network,
                 self.ledger,
@@ -102,7 +114,10 @@ class World:
         ]
         models = tuple(sorted({gpu.model for agent in self.agents for gpu in agent.spec.gpus}))
         self.users = Users(self.timeline, self.ledger, self.controller, models=models)
-        self.faults = Faults(self.timeline, self.network, self.controller, self.agents)
+        faults_type = IngestFaults if ingests else Faults
+        self.faults = faults_type(self.timeline, self.network, self.controller, self.agents)
+        if isinstance(self.faults, IngestFaults):
+            self.faults.ingests = self.ingests
         by_name = {agent.name: agent for agent in self.agents}
         self.ledger.held_on = lambda name: by_name[name].held if name in by_name else ()
         self.healed_ns = 0
@@ -125,6 +140,8 @@ class World:
     def begin(self) -> None:
         """Everybody starts, in no particular order."""
         self.timeline.after(self.timeline.draw_ns(seconds(3)), self.controller.start)
+        for ingest in self.ingests:
+            self.timeline.after(self.timeline.draw_ns(seconds(3)), ingest.start)
         for agent in self.agents:
             agent.boot()
         self._user_acts()
@@ -156,8 +173,8 @@ class World:
         self.faults.heal()
         if self.is_harsh:
             # What was lost without a broken stream cannot be known to be lost.
-            for agent in self.agents:
-                self.network.snap(agent.name, "connection reset")
+            for one in (*self.ingests, *self.agents):
+                self.network.snap(one.name, "connection reset")
 
     def converge(self) -> None:
         """Runs until everything is right; raises Broken when it is not in time."""
@@ -180,9 +197,17 @@ class World:
                 raise Broken(4, f"{len(self.users.open_calls)} calls of users were never answered")
 
 
-def run(seed: int, steps: int, *, parts: Parts = Parts(), directory: Path | None = None, heals: bool = True) -> World:
+def run(
+    seed: int,
+    steps: int,
+    *,
+    parts: Parts = Parts(),
+    directory: Path | None = None,
+    heals: bool = True,
+    ingests: int = 0,
+) -> World:
     """A whole run, or without `heals` the first part alone; raises Failure."""
-    world = World(seed, parts=parts, directory=directory)
+    world = World(seed, parts=parts, directory=directory, ingests=ingests)
     try:
         world.begin()
         for _ in range(steps):
@@ -191,7 +216,8 @@ def run(seed: int, steps: int, *, parts: Parts = Parts(), directory: Path | None
             world.heal()
             world.converge()
     except Exception as error:
-        raise Failure(seed, steps, world.timeline.steps, error, list(world.timeline.recent)) from error
+        flags = f" --ingest {ingests}" if ingests else ""
+        raise Failure(seed, steps, world.timeline.steps, error, list(world.timeline.recent), flags=flags) from error
     finally:
         world.controller.disk.crashed()
     return world

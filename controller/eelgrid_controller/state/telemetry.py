@@ -339,6 +339,7 @@ class PackedTick(NamedTuple):
         return SampleBatch(
             sequence=self.sequence,
             inventory_generation=self.inventory_generation,
+            dropped_ticks=self.dropped_ticks,
             time_ns=ticks,
             gpu_columns=tuple(columns[: len(self.kinds)]),
             host_columns=tuple(columns[len(self.kinds) :]),
