@@ -10,6 +10,7 @@ from importlib import resources
 import jsonschema
 import pytest
 import yaml
+from click.core import ParameterSource
 from click.testing import CliRunner
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
@@ -27,6 +28,7 @@ from tests.deploy_rig import (
     pick,
 )
 
+from eelgrid_controller.__main__ import _OF_INGEST
 from eelgrid_controller.__main__ import main as controller
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_protos.certificate import Certificate, read_certificate
@@ -163,9 +165,16 @@ def test_every_value_is_in_the_schema_and_nothing_else():
     compare(values, schema, "values")
 
 
+def _controller_of(objects):
+    """The controller's Deployment, where there are ingest processes, too."""
+    found = [one for one in objects if one["kind"] == "Deployment"]
+    (only,) = [one for one in found if one["metadata"]["labels"]["app.kubernetes.io/component"] == "controller"]
+    return only
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_the_controller_takes_its_flags(name):
-    arguments = container(pick(objects_of(name), "Deployment"))["args"]
+    arguments = container(_controller_of(objects_of(name)))["args"]
     with controller.make_context("eelgrid-controller", list(arguments)) as context:
         assert context.params["listen"] == "0.0.0.0:7443"
         assert (context.params["tls_key"] is None) == (name == "single")
@@ -185,10 +194,11 @@ def test_no_pod_has_more_than_it_says(name):
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container(found)["securityContext"]["readOnlyRootFilesystem"] is True
         assert "limits" in container(found)["resources"]
-        is_controller = found["kind"] == "Deployment"
+        is_deployment = found["kind"] == "Deployment"
+        is_controller = is_deployment and not found["metadata"]["name"].endswith("-ingest")
         is_driver = "--dra=on" in container(found)["args"]
         assert spec["automountServiceAccountToken"] == (is_driver or (is_controller and name != "agents"))
-        if is_controller:
+        if is_deployment:
             assert spec["securityContext"]["runAsNonRoot"] is True
             assert container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
@@ -274,6 +284,41 @@ def test_traces_go_nowhere_unless_an_endpoint_is_given():
     )
     environment = {one["name"]: one.get("value") for one in whole["env"]}
     assert (environment["OTEL_TRACES_SAMPLER_ARG"], "OTEL_EXPORTER_OTLP_HEADERS" in environment) == ("1", False)
+
+
+def test_ingest_processes_stand_between_agents_and_the_controller():
+    assert "ingest" not in json.dumps(objects_of("enforce"))
+    objects = objects_of("ingest")
+    found = pick(objects, "Deployment", "eelgrid-ingest")
+    assert found["spec"]["replicas"] == 3
+    with controller.make_context("eelgrid-controller", list(container(found)["args"])) as context:
+        stated = {one for one in context.params if context.get_parameter_source(one) is ParameterSource.COMMANDLINE}
+        assert stated <= _OF_INGEST
+        assert context.params["ingest"] == "eelgrid-controller.eelgrid.svc:7443"
+    # Each goes to the next one only, by a name that its certificate has.
+    certificate = pick(objects, "Certificate", "eelgrid-ingest-tls")["spec"]
+    assert certificate["subject"] == {"organizations": ["eelgrid:ingest"]}
+    assert {"server auth", "client auth"} <= set(certificate["usages"])
+    address = next(one for one in container(pick(objects, "DaemonSet"))["args"] if one.startswith("--controller="))
+    host, _, port = address.removeprefix("--controller=").rpartition(":")
+    service = pick(objects, "Service", "eelgrid-ingest")
+    assert host in certificate["dnsNames"]
+    assert int(port) == service["spec"]["ports"][0]["port"]
+    peers = {}
+    for name in ("controller", "ingest", "agent"):
+        spec = pick(objects, "NetworkPolicy", f"eelgrid-{name}")["spec"]
+        peers[name] = [
+            peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            for rule in (*spec["ingress"], *spec.get("egress", ()))
+            for peer in (*rule.get("from", ()), *rule.get("to", ()))
+            if "podSelector" in peer
+        ]
+    assert peers == {"controller": ["ingest"], "ingest": ["agent", "controller"], "agent": ["ingest"]}
+    # Also where an issuer leaves organizations out, the controller knows them by name; nobody else has that name.
+    with controller.make_context("eelgrid-controller", list(container(_controller_of(objects))["args"])) as context:
+        grants = parse_user_grants(context.params["grants"])
+    bare = Certificate(0.0, 1.0, alternatives=tuple(("DNS", name) for name in certificate["dnsNames"]))
+    assert build_caller(bare, grants).roles == {Role.INGEST}
 
 
 def test_certificates_name_what_clients_ask_for():

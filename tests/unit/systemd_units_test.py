@@ -7,14 +7,18 @@ import subprocess
 
 import click
 import pytest
+from click.core import ParameterSource
 from tests.docs_rig import DOCS, ROOT
 
 from eelgrid_agent.node.config import parse_flags
+from eelgrid_controller.__main__ import _OF_INGEST
 from eelgrid_controller.__main__ import main as controller
 
 FOLDER = ROOT / "deploy" / "systemd"
 GUIDE = (DOCS / "how-to" / "install-bare-metal.md").read_text()
-DAEMONS = ("agent", "controller")
+DAEMONS = ("agent", "controller", "ingest")
+# An ingest process is the controller's program.
+PROGRAMS = {"ingest": "controller"}
 # Each of these keeps NVML from its devices; ProtectClock allows the clock's device and with that no other.
 WITHOUT_DEVICES = {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"}
 # Each of these hides processes, and with them whose they are.
@@ -44,7 +48,7 @@ def _options(name):
     key, _, value = line.partition("=")
     assert key == "OPTIONS"
     started = shlex.split(_service(name)["ExecStart"].replace("%S", "/var/lib"))
-    assert started[0] == f"/opt/eelgrid/bin/eelgrid-{name}"
+    assert started[0] == f"/opt/eelgrid/bin/eelgrid-{PROGRAMS.get(name, name)}"
     assert started[-1] == "$OPTIONS"
     return [*started[1:-1], *shlex.split(value)]
 
@@ -57,6 +61,11 @@ def test_the_daemons_take_the_options_of_units_and_examples():
         controller.parse_args(context, _options("controller"))
         assert str(context.params["data"]) == "/var/lib/eelgrid-controller"
         assert context.params["listen"] == "0.0.0.0:7443"
+    with click.Context(controller) as context:
+        controller.parse_args(context, _options("ingest"))
+        assert context.params["ingest"].startswith("controller-a.example:7443,")
+        stated = {one for one in context.params if context.get_parameter_source(one) is ParameterSource.COMMANDLINE}
+        assert stated <= _OF_INGEST
 
 
 @pytest.mark.parametrize("name", DAEMONS)
@@ -80,7 +89,9 @@ def test_a_unit_comes_back_and_stops_only_its_daemon(name):
     # The agent's driver process must outlive SIGTERM, or nothing could be restored.
     assert service["KillMode"] == "mixed"
     assert int(service["TimeoutStopSec"]) >= 40
-    assert service["EnvironmentFile"] == f"-/etc/eelgrid/{name}.env"
+    # Without options an ingest process would be a controller.
+    mark = "" if name == "ingest" else "-"
+    assert service["EnvironmentFile"] == f"{mark}/etc/eelgrid/{name}.env"
     assert "multi-user.target" in _settings(name)["Install"]["WantedBy"]
 
 
@@ -120,11 +131,19 @@ def test_the_controller_has_no_right_and_may_compile():
     assert service["StateDirectory"] != _service("agent")["StateDirectory"]
 
 
+def test_an_ingest_process_has_no_right_and_no_folder():
+    service = _service("ingest")
+    assert service["User"] == service["Group"] == "eelgrid"
+    assert service["CapabilityBoundingSet"] == ""
+    assert not {"StateDirectory", "CacheDirectory"} & set(service)
+
+
 def test_the_guide_installs_every_file_and_names_every_folder():
     for path in FOLDER.iterdir():
         assert f"deploy/systemd/{path.name}" in GUIDE, path.name
     for name in DAEMONS:
-        assert f"`/var/lib/{_service(name)['StateDirectory']}`" in GUIDE
+        if "StateDirectory" in _service(name):
+            assert f"`/var/lib/{_service(name)['StateDirectory']}`" in GUIDE
         for path in set(re.findall(r"/etc/eelgrid/(\w+)/", (FOLDER / f"{name}.env").read_text())):
             assert f"`/etc/eelgrid/{path}`" in GUIDE
     assert f"`/var/cache/{_service('controller')['CacheDirectory']}`" in GUIDE

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc.aio
 
@@ -29,7 +29,6 @@ from eelgrid_controller.runtime.audit_log import (
     summarize_request,
 )
 from eelgrid_controller.runtime.config import ControllerConfig
-from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos import __version__
@@ -56,6 +55,10 @@ from eelgrid_protos.roles import (
     check_node,
     peer_address,
 )
+
+if TYPE_CHECKING:
+    # Ingest processes authorize callers, too, and have no core.
+    from eelgrid_controller.runtime.loop import ControllerLoop
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _REFUSALS_EVERY_S = 60.0
@@ -213,7 +216,7 @@ class AuditTrail:
     def __init__(
         self,
         *,
-        loop: ControllerLoop,
+        loop: "ControllerLoop",
         clock: Clock,
         log: logging.Logger,
         caller_of: Callable[[Context], Caller] | None,

@@ -52,7 +52,7 @@ _FRAMES_MOST = 4
 # A controller that says nothing to what it is told for so long is gone: a stopped process keeps its connections, and another
 # may lead by now, which is to be found before agents look for another ingest process. Frames and messages are answered as
 # they are read; a checkpoint of 10,000 nodes holds that up for 1.2 s.
-_ANSWER_WITHIN_S = 6.0
+_ANSWER_WITHIN_S = 8.0
 # The same where there is no other controller.
 _ONLY_ANSWER_WITHIN_S = 40.0
 # An agent that connects waits so long for the controller.

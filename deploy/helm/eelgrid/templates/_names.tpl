@@ -18,6 +18,11 @@ app.kubernetes.io/name: {{ include "eelgrid.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- /* Where agents connect. */ -}}
+{{- define "eelgrid.agentsAddress" -}}
+{{- include "eelgrid.name" . }}-{{ ternary "ingest" "controller" .Values.ingest.enabled }}.{{ .Release.Namespace }}.svc:{{ ternary "7444" "7443" .Values.ingest.enabled }}
+{{- end }}
+
 {{- define "eelgrid.controllerAccount" -}}
 {{- default (printf "%s-controller" (include "eelgrid.name" .)) .Values.serviceAccount.controllerName -}}
 {{- end }}
@@ -103,6 +108,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - --grant=agent=DNS:{{ include "eelgrid.name" . }}-agent
 - --grant=admin=DNS:{{ include "eelgrid.name" . }}-operator
 - --grant=viewer=DNS:{{ include "eelgrid.name" . }}-viewer
+{{- if .Values.ingest.enabled }}
+- --grant=ingest=DNS:{{ include "eelgrid.name" . }}-ingest
+{{- end }}
 {{- end }}
 {{- range .Values.tls.grants }}
 - {{ printf "--grant=%s" . | quote }}
