@@ -27,7 +27,7 @@ def test_the_agent_takes_its_flags(name):
             config = parse_flags([argument.replace("$(NODE_NAME)", "node-1") for argument in container(found)["args"]])
             assert config.node_name == "node-1"
             assert config.pool == found["metadata"]["labels"]["eelgrid.io/pool"]
-            assert config.controller.endswith(".eelgrid.svc:7443")
+            assert config.controller.endswith((".eelgrid.svc:7443", "eelgrid-ingest.eelgrid.svc:7444"))
             assert (config.tls is None) == config.insecure
             assert (config.dra, config.device_plugin) == SERVES.get((name, config.pool), (False, "off"))
             assert config.listen.startswith("127.0.0.1:")
