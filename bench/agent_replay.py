@@ -56,7 +56,9 @@ class _Recorder:
         self.batches: list[SampleBatch] = []
         self.is_done = asyncio.Event()
 
-    async def connect(self, requests: AsyncIterator[ConnectRequest], context: Context) -> AsyncIterator[ConnectResponse]:
+    async def connect(
+        self, requests: AsyncIterator[ConnectRequest], context: Context
+    ) -> AsyncIterator[ConnectResponse]:
         """One agent."""
         del context
         async for request in requests:
@@ -77,7 +79,12 @@ async def _record(folder: Path, gpus: int, cadence: Cadence, batches: int) -> _R
     server.add_generic_rpc_handlers((build_handler(AGENT_SERVICE, recorder),))
     port = await listen_on_address(server, "127.0.0.1:0", tls=None, insecure=False, log=logging.getLogger("record"))
     await server.start()
-    flags = ["--simulate", str(fleet_file(folder / "one.json", nodes=1, gpus=gpus)), "--controller", f"127.0.0.1:{port}"]
+    flags = [
+        "--simulate",
+        str(fleet_file(folder / "one.json", nodes=1, gpus=gpus)),
+        "--controller",
+        f"127.0.0.1:{port}",
+    ]
     flags += ["--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{free_port()}"]
     with running("eelgrid_agent", flags, folder / "recorded.log"):
         async with asyncio.timeout(120.0 + 4.0 * batches * cadence.send_interval_s):
@@ -151,9 +158,7 @@ class _ReplayedAgent:
             try:
                 async with gate:
                     await call.write(self._hello)
-                    while not isinstance(
-                        codec.decode_message(ConnectResponse, await call.read()).message, Welcome
-                    ):
+                    while not isinstance(codec.decode_message(ConnectResponse, await call.read()).message, Welcome):
                         pass
                 reader = asyncio.create_task(self._read(call))
                 gate.welcomed += 1  # type: ignore[attr-defined]
@@ -184,8 +189,7 @@ class _ReplayedAgent:
         self.ended = f"{await call.code()} {await call.details()}"
 
 
-async def _replay(flags: argparse.Namespace) -> None:
-    lines = [bytes.fromhex(line) for line in Path(flags.frames).read_text().splitlines()]
+async def _replay(flags: argparse.Namespace, lines: Sequence[bytes]) -> None:
     messages = [codec.decode_message(ConnectRequest, line).message for line in lines]
     hello = messages[0]
     assert isinstance(hello, Hello)
@@ -226,7 +230,9 @@ def main() -> None:
     parser.add_argument("--agents", type=int, required=True)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--interval", type=float, default=5.0)
-    asyncio.run(_replay(parser.parse_args()))
+    flags = parser.parse_args()
+    lines = [bytes.fromhex(line) for line in Path(flags.frames).read_text().splitlines()]
+    asyncio.run(_replay(flags, lines))
 
 
 if __name__ == "__main__":

@@ -268,24 +268,28 @@ async def test_a_stalled_link_holds_agents_back_and_all_they_sent_is_counted_whe
 
 async def test_a_controller_that_takes_connections_and_does_not_answer_is_left_for_another(tmp_path):
     """As one that is stopped (SIGSTOP) and another leads: agents are sent away, and find the other by the same process."""
-    async with run_controller(tmp_path) as rig, StallingProxy(rig.address) as first, StallingProxy(rig.address) as second:
-        async with run_ingest(first.address, second.address) as (process, behind):
-            agent, _ = await connect(behind, "n1")
-            first.flows.clear()
-            inventory = build_node("n1")
-            await agent.say(batch(1, generation=inventory.generation, gpus=len(inventory.gpus)))
-            with pytest.raises(Unavailable, match="lost"):
-                await agent.hear(Acknowledgement, within_s=30.0)
-            await wait_until(lambda: process.relay.is_linked)
-            assert process.relay._search.address == second.address
-            again, _ = await connect(behind, "n1")
-            await again.say(batch(1, generation=inventory.generation, gpus=len(inventory.gpus)))
-            await again.hear(Acknowledgement)
-            # One that is idle is not taken for one that does not answer.
-            link = process.relay._link
-            await asyncio.sleep(0.3)
-            assert link.deadline.when() is None
-            await again.leave()
+    async with (
+        run_controller(tmp_path) as rig,
+        StallingProxy(rig.address) as first,
+        StallingProxy(rig.address) as second,
+        run_ingest(first.address, second.address) as (process, behind),
+    ):
+        agent, _ = await connect(behind, "n1")
+        first.flows.clear()
+        inventory = build_node("n1")
+        await agent.say(batch(1, generation=inventory.generation, gpus=len(inventory.gpus)))
+        with pytest.raises(Unavailable, match="lost"):
+            await agent.hear(Acknowledgement, within_s=30.0)
+        await wait_until(lambda: process.relay.is_linked)
+        assert process.relay._search.address == second.address
+        again, _ = await connect(behind, "n1")
+        await again.say(batch(1, generation=inventory.generation, gpus=len(inventory.gpus)))
+        await again.hear(Acknowledgement)
+        # One that is idle is not taken for one that does not answer.
+        link = process.relay._link
+        await asyncio.sleep(0.3)
+        assert link.deadline.when() is None
+        await again.leave()
 
 
 async def test_agents_that_come_and_go_while_the_controller_does_not_read_take_no_memory():

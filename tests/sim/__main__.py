@@ -39,9 +39,7 @@ def main() -> int:
             else:
                 with tempfile.TemporaryDirectory() as directory:
                     folder = Path(directory) if flags.disk else None
-                    world = run(
-                        seed, flags.steps, directory=folder, heals=not flags.unhealed, ingests=flags.ingest
-                    )
+                    world = run(seed, flags.steps, directory=folder, heals=not flags.unhealed, ingests=flags.ingest)
         except Failure as failure:
             failed.append(seed)
             print(failure)

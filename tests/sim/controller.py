@@ -92,7 +92,7 @@ class Controller:
         self.ledger.ticks.controller_started()
         self.ledger.recovered(life.core.state)
         self.life, self.sessions = life, Sessions(life)
-        self._network.listeners[self.address] = lambda connection: self.accept(connection)
+        self._network.listeners[self.address] = self.accept
         self.timeline.note(f"controller started revision={life.core.state.revision}")
 
     def crash(self) -> None:

@@ -17,7 +17,6 @@ from eelgrid_controller.server.ingest.relay import _FRAME_S, _FRAMES_MOST, _INVE
 from eelgrid_controller.state.telemetry import PackedTick
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.controller_addresses import order_addresses
-from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     Acknowledgement,
     ConnectRequest,
@@ -390,9 +389,7 @@ def serve_links(controller: Controller) -> None:
 
     def accept(connection: Connection) -> End:
         return (
-            _LinkEnd(controller.sessions, connection)
-            if connection.name.startswith(_NAME)
-            else serve_agent(connection)
+            _LinkEnd(controller.sessions, connection) if connection.name.startswith(_NAME) else serve_agent(connection)
         )
 
     controller.accept = accept  # type: ignore[method-assign]

@@ -206,7 +206,7 @@ def unpack_block(block: TickBlock) -> UnpackedBlock:
     earlier = _unpack_earlier(block, heads, width)
     is_sound = _find_sound(block, heads, values)
     if earlier is not None:
-        is_sound &= earlier.is_sound
+        is_sound = np.logical_and(is_sound, earlier.is_sound)
     gpus = values[:, : kinds * devices].reshape(rows, kinds, devices)
     power = _sum_power(block, gpus)
     idle = np.frombuffer(block.idle, np.uint8).reshape(rows, devices) if has_idle else None
