@@ -299,8 +299,7 @@ def _find_valued(block: TickBlock, values: NDArray[np.float64]) -> NDArray[np.bo
     bounds += [READING_RANGES.get(kind) for kind in block.host_readings]
     low = np.array([-1e300 if one is None else one.low for one in bounds])
     high = np.array([1e300 if one is None else one.high for one in bounds])
-    is_valued: NDArray[np.bool_] = (((values >= low) & (values <= high)) | np.isnan(values)).all(axis=1)
-    return is_valued
+    return np.asarray((((values >= low) & (values <= high)) | np.isnan(values)).all(axis=1), np.bool_)
 
 
 def _sum_power(block: TickBlock, gpus: NDArray[np.float64]) -> tuple[list[float], list[int]] | None:
