@@ -1,8 +1,8 @@
 """Load of many agents: what one real agent sent, replayed with a connection and a stream for each.
 
 Records a real agent's Hello and batches from a loopback stream, and sends them again under other names, numbers and times,
-as fast as the agent would or as many at once as it is told. Knows nothing of who takes them. A stream that ends is counted
-and not opened again. SIGUSR1: sends no more, and says what was sent.
+as fast as the agent would or as many at once as it is told. Knows nothing of who takes them. A stream that ends after its
+welcome is counted and not opened again. SIGUSR1: sends no more, and says what was sent.
 
 python -m bench.agent_replay --frames FILE --controller HOST:PORT[,...] --agents N [--first I] [--interval S]
 """
@@ -43,7 +43,7 @@ _SAMPLES_TAG = b"\x1a"
 _ACKNOWLEDGEMENT_TAG = b"\x12"
 # Connections that are being opened at one time, as an agent's back-off spreads them.
 _CONNECTS_AT_ONCE = 64
-_WITHIN_S = 600.0
+_AGAIN_S = 5.0
 
 
 class _Recorder:
@@ -148,9 +148,19 @@ class _ReplayedAgent:
         self._interval_s = interval_s
         self.sequence = self.acknowledged = self.ticks = 0
         self.ended = ""
+        self.is_welcomed = False
+        # Streams that ended before they were welcomed.
+        self.refusals = 0
 
     async def run(self, address: str, gate: asyncio.Semaphore, begin: asyncio.Event, stop: asyncio.Event) -> None:
-        """Connects, and sends from `begin` until `stop`; the stream stays open."""
+        """Connects, and sends from `begin` until `stop`; the stream stays open. One that is refused is opened again."""
+        while not self.is_welcomed:
+            self.refusals += self.ended != ""
+            await self._run_once(address, gate, begin, stop)
+            if not self.is_welcomed:
+                await asyncio.sleep(_AGAIN_S * random.random())
+
+    async def _run_once(self, address: str, gate: asyncio.Semaphore, begin: asyncio.Event, stop: asyncio.Event) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         path = AGENT_SERVICE.path(AGENT_SERVICE.methods[0])
         async with open_channel(address, tls=None, options=options) as channel:
@@ -160,6 +170,7 @@ class _ReplayedAgent:
                     await call.write(self._hello)
                     while not isinstance(codec.decode_message(ConnectResponse, await call.read()).message, Welcome):
                         pass
+                self.is_welcomed, self.ended = True, ""
                 reader = asyncio.create_task(self._read(call))
                 gate.welcomed += 1  # type: ignore[attr-defined]
                 await begin.wait()
@@ -216,6 +227,7 @@ async def _replay(flags: argparse.Namespace, lines: Sequence[bytes]) -> None:
         "batches": sum(agent.sequence for agent in agents),
         "ticks": sum(agent.ticks for agent in agents),
         "ended": len(ended),
+        "refusals": sum(agent.refusals for agent in agents),
         "reason": ended[0] if ended else "",
     }
     print(json.dumps(said), flush=True)

@@ -287,7 +287,7 @@ def test_traces_go_nowhere_unless_an_endpoint_is_given():
 
 
 def test_ingest_processes_stand_between_agents_and_the_controller():
-    assert "ingest" not in json.dumps(objects_of("enforce"))
+    assert "eelgrid-ingest" not in json.dumps(objects_of("enforce"))
     objects = objects_of("ingest")
     found = pick(objects, "Deployment", "eelgrid-ingest")
     assert found["spec"]["replicas"] == 3
