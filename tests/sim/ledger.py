@@ -59,10 +59,14 @@ def as_begun(workload: Workload) -> WorkloadSpec:
 
 
 def names_models_as(kept: WorkloadSpec, stated: WorkloadSpec) -> bool:
-    """Whether a kept spec is the stated one, its GPU models by the names that they were stated by or the catalogue's."""
+    """Whether a kept spec is the stated one, its GPU models by the names that they were stated by or the catalogue's.
+
+    A part of a name that fits several models there stands for the one that the cluster has.
+    """
     if kept == stated:
         return True
-    names = resolve_gpu_models(stated.request.gpu_models, "gpu_models", keeps_unknown=True)
+    reported = kept.request.gpu_models
+    names = resolve_gpu_models(stated.request.gpu_models, "gpu_models", reported=reported, keeps_unknown=True)
     return kept == replace(stated, request=replace(stated.request, gpu_models=names))
 
 
