@@ -471,7 +471,16 @@ def release_unit(unit: PlacementUnit) -> list[GateInstruction]:
     """The core is to let the unit go, whole."""
     unit.stand, unit.is_stale = PlacementPhase.LEAVING, False
     unit.moving.clear()
-    return [CancelUnit(unit.workload_id)]
+    return [CancelUnit(unit.workload_id, _describe_end(unit))]
+
+
+def _describe_end(unit: PlacementUnit) -> str:
+    """How the pods of a unit have ended; empty where some have not."""
+    members = unit.members.values()
+    if not members or not all(member.is_over for member in members):
+        return ""
+    failed = sum(not member.has_succeeded for member in members)
+    return f"{failed} of {len(members)} pods did not succeed" if failed else "all pods succeeded"
 
 
 def pin_member(unit: PlacementUnit, replica: int, member: UnitMember, epoch: int) -> UngatePod | BindPod:
