@@ -435,8 +435,8 @@ class Side:
                 case told.ScaleUnit(name, replicas):
                     step = core.scale(name, replicas, now_ns=now_ns)
                     self.events.append(status_event(core.state.workloads[name]))
-                case told.CancelUnit(name):
-                    step = core.cancel(name, now_ns=now_ns)
+                case told.CancelUnit(name, reason):
+                    step = core.cancel(name, now_ns=now_ns, reason=reason)
                     self.events.append(told.UnitCancelled(name))
         except AlreadyExists as error:
             self.events.append(told.UnitRefused(one.request.workload_id, str(error), is_taken=True))

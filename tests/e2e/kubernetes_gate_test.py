@@ -154,9 +154,9 @@ def test_in_mode_scheduler_pods_are_bound_where_they_were_planned_beside_gated_o
                 async with asyncio.timeout(30.0):
                     while True:
                         events = (await cluster.list(EVENTS, namespace="default")).items
-                        if "disk" in {
-                            one["regarding"]["name"] for one in events if one["reason"] == "FailedScheduling"
-                        }:
+                        told = {(one["regarding"]["name"], one["reason"], one["type"]) for one in events}
+                        done = {(f"own{index:02d}", "Scheduled", "Normal") for index in range(20)}
+                        if ("disk", "FailedScheduling", "Warning") in told and told >= done:
                             break
                         await asyncio.sleep(0.1)
 

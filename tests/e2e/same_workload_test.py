@@ -1,23 +1,31 @@
-"""One workload file on the local engine, on Slurm and on Ray: the same answer, the same end, and rows of energy that compare.
+"""One workload file on the local engine, on Slurm, on Ray and on Kubernetes: the same answer, and rows of energy that compare.
 
 The file is eelctl's own (`eelctl submit -f`). The local engine takes it as it is; for Slurm its request becomes options of sbatch,
-for Ray resources of a task. Each runs under a controller of its own with agents on equal simulated GPUs. A real Slurm and a
-real Ray are needed, else a comparison is skipped and says so. On Kubernetes the file is not run: without a control plane and a
-kubelet no process computes an answer, so its adapter is shown to place the same request by an API server's recorded events.
+for Ray resources of a task, for Kubernetes a pod. Each runs under a controller of its own with agents on equal simulated GPUs. A
+real Slurm and a real Ray are needed, else a comparison is skipped and says so. Kubernetes is an API server in memory, and a real
+control plane where EELGRID_KUBECONFIG names one; no kubelet runs, so the test plays its part: it starts the command of the
+container that was bound, and reports the pod's status as a kubelet does.
 """
 
+import asyncio
 import json
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.builders.kubernetes import build_node
 from tests.e2e.processes import Cluster, fleet_of
 from tests.engine_worlds import GPUS, ROOT, list_engines
-from tests.gate_rig import Api, Side, settle
+from tests.fakes.kubernetes.scheduler import Scheduler
+from tests.kubernetes_api_rig import KUBECONFIG, open_rig
 from tests.ray_rig import RayCluster
 from tests.slurm_rig import SlurmCluster
+from tests.waiting import wait_for
 
 from eelgrid_controller.cli.workloads import read_workloads
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
+from eelgrid_controller.engines.kubernetes.model.well_known import GATE, LABEL_MANAGED, SCHEDULER
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import GetWorkloadRequest, WorkloadPhase
 
@@ -34,6 +42,15 @@ spec:
 """
 ANSWER = f"answer {sum(number * number for number in range(1, 121))}"
 NAMES = ("n0", "n1")
+KUBERNETES_NAMES = ("same-workload-a", "same-workload-b")  # of a cluster that may have others
+_KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
+users: [{{name: u, user: {{token: admin}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
 COLUMNS = {"energy_j", "idle_j", "active_j", "cost", "carbon_g"}
 MISSING = list_engines()
 # Runs a command where Ray has given it GPUs, and ends as it has ended.
@@ -149,24 +166,119 @@ def run_on_ray(folder):
         return Ended(said, found, read_row(cluster, f"ray-{job}"))
 
 
+def build_pod(spec, mode):
+    """The pod of a workload's request, as the chart's policy or webhook leaves it in this mode."""
+    amounts = {
+        "cpu": f"{spec.request.cpu_milli}m",
+        "memory": str(spec.request.memory_bytes),
+        "nvidia.com/gpu": str(spec.request.gpu_count),
+    }
+    container = {
+        "name": "main",
+        "image": "none",
+        "command": list(spec.process.argv),
+        "workingDir": spec.process.working_directory,
+        "resources": {"requests": amounts, "limits": amounts},
+    }
+    waits = {"schedulerName": SCHEDULER} if mode == "scheduler" else {"schedulingGates": [{"name": GATE}]}
+    metadata = {"name": spec.name, "labels": {LABEL_MANAGED: "true"}}
+    return {"metadata": metadata, "spec": {"containers": [container], "restartPolicy": "Never", **waits}}
+
+
+async def play_kubelet(rig, pod):
+    """Runs the command of a bound pod's container and reports its status; returns what it has written."""
+    (container,) = pod["spec"]["containers"]
+
+    async def report(phase, state):
+        told = {
+            "name": container["name"],
+            "image": "none",
+            "imageID": "",
+            "ready": phase == "Running",
+            "restartCount": 0,
+        }
+        status = {"phase": phase, "containerStatuses": [{**told, "state": state}]}
+        await rig.cluster.patch(
+            PODS, pod["metadata"]["name"], {"status": status}, namespace=rig.space, subresource="status"
+        )
+
+    await report("Running", {"running": {}})
+    process = await asyncio.create_subprocess_exec(
+        *container["command"], cwd=container["workingDir"], stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    await report("Failed" if process.returncode else "Succeeded", {"terminated": {"exitCode": process.returncode}})
+    return said.decode()
+
+
+async def _run_on_kubernetes(folder, way, mode):
+    async with open_rig(way) as rig:
+        kubeconfig = Path(KUBECONFIG)
+        if rig.fake is not None:
+            await rig.fake.add(Scheduler(rig.fake))
+            kubeconfig = folder / "kubeconfig"
+            kubeconfig.write_text(_KUBECONFIG.format(server=rig.fake.url))
+        for name in KUBERNETES_NAMES:
+            await rig.add(NODES, build_node(name, gpus=GPUS))
+        with Cluster(folder) as cluster:
+
+            def begin():
+                options = ("--kubeconfig", str(kubeconfig), "--kubernetes-namespace", rig.space)
+                cluster.controller("--kubernetes", *options, "--kubernetes-mode", mode)
+                start_agents(cluster, names=KUBERNETES_NAMES)
+                cluster.until(lambda: cluster.summary().nodes_ready >= len(KUBERNETES_NAMES), what="agents are there")
+
+            await asyncio.to_thread(begin)
+            pod = await rig.add(PODS, build_pod(read_file(), mode))
+
+            async def find_bound():
+                found = await rig.cluster.get(PODS, pod["metadata"]["name"], namespace=rig.space)
+                return found if found["spec"].get("nodeName") else None
+
+            bound = await wait_for(find_bound, within_s=90.0)
+            assert bound["spec"]["nodeName"] in KUBERNETES_NAMES
+            said = await play_kubelet(rig, bound)
+            key = f"pod-{pod['metadata']['uid']}"
+            return await asyncio.to_thread(lambda: Ended(said, wait_ended(cluster, key), read_row(cluster, key)))
+
+
+def run_on_kubernetes(way, mode):
+    return lambda folder: asyncio.run(_run_on_kubernetes(folder, way, mode))
+
+
+def list_runs():
+    """How the file is run on each other engine, by the name of the test."""
+    runs = {"slurm": run_on_slurm, "ray": run_on_ray}
+    missing = {name: MISSING[name] for name in runs}
+    for way, mode in (("fake", "gate"), ("real", "gate"), ("real", "scheduler")):
+        name = f"kubernetes-{way}-{mode}"
+        runs[name] = run_on_kubernetes(way, mode)
+        missing[name] = "" if way == "fake" or KUBECONFIG else "EELGRID_KUBECONFIG names no cluster"
+    return [
+        pytest.param(run, id=name, marks=pytest.mark.skipif(bool(missing[name]), reason=missing[name] or "it is there"))
+        for name, run in runs.items()
+    ]
+
+
+def has_succeeded(workload):
+    """Of pods the controller holds places alone: their workload is let go with how they ended, and has no exit code."""
+    if workload.workload_id.startswith("pod-"):
+        return (workload.phase, workload.reason) == (WorkloadPhase.CANCELLED, "all pods succeeded")
+    return (workload.phase, workload.exit_code) == (WorkloadPhase.SUCCEEDED, 0)
+
+
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
     return run_locally(tmp_path_factory.mktemp("local"))
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(run, id=name, marks=pytest.mark.skipif(bool(MISSING[name]), reason=MISSING[name] or "it is there"))
-        for name, run in (("slurm", run_on_slurm), ("ray", run_on_ray))
-    ],
-)
+@pytest.mark.parametrize("run", list_runs())
 def test_one_workload_file_gives_the_same_answer_and_comparable_energy_on_every_engine(run, local, tmp_path):
     other = run(tmp_path)
     print("local", local.row, "other", other.row, sep="\n")
     for ended in (local, other):
         assert ANSWER in ended.said.splitlines()
-        assert (ended.workload.phase, ended.workload.exit_code) == (WorkloadPhase.SUCCEEDED, 0)
+        assert has_succeeded(ended.workload)
         assert (ended.workload.spec.name, ended.workload.spec.request.gpu_count) == ("squares", 1)
         assert ended.row.keys() >= COLUMNS
         assert ended.row["energy_j"] == pytest.approx(ended.row["idle_j"] + ended.row["active_j"])
@@ -174,16 +286,3 @@ def test_one_workload_file_gives_the_same_answer_and_comparable_energy_on_every_
     # On equal GPUs for equal work; what an engine adds is the time that it takes to start a job and to clean up behind it.
     for column in ("energy_j", "idle_j"):
         assert 1 / 3 < other.row[column] / local.row[column] < 3.0, column
-
-
-def test_without_a_control_plane_the_adapter_of_kubernetes_places_the_same_request():
-    spec, api = read_file(), Api()
-    for name in NAMES:
-        api.node(name)
-    side = Side(api)
-    side.lead(1)
-    api.pod(gpus=spec.request.gpu_count)
-    settle(api, [side], 0.0, rounds=3)
-    (workload,) = side.core.state.workloads.values()
-    assert (workload.phase, workload.spec.request.gpu_count) == (WorkloadPhase.PLACED, spec.request.gpu_count)
-    assert list(api.bound.values()) == [place.node_name for place in workload.placements]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.kubernetes import count_gpus
 from tests.gate_rig import SETTINGS, Api, Side, TwoControllers, check, settle
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
@@ -83,7 +84,19 @@ class Story(TwoControllers):
 
 
 def room_for(api, gpus):
-    return any(api.free(name) >= gpus for name, node in api.nodes.items() if not node["spec"].get("unschedulable"))
+    nodes = [name for name, node in api.nodes.items() if not node["spec"].get("unschedulable")]
+    return any(api.free(name) - kept_for_gangs(api, name) >= gpus for name in nodes)
+
+
+def kept_for_gangs(api, node):
+    """GPUs whose pods are done while others of their gangs are not: for those that the owners make next."""
+    alive = {group_of(pod) for pod in api.pods.values() if pod["status"].get("phase") != "Succeeded"} - {""}
+    done = [pod for pod in api.pods.values() if pod["status"].get("phase") == "Succeeded" and group_of(pod) in alive]
+    return sum(count_gpus(pod) for pod in done if pod["spec"].get("nodeName") == node)
+
+
+def group_of(pod):
+    return pod["metadata"]["annotations"].get("eelgrid.io/group", "")
 
 
 def ended_well(story):
@@ -101,11 +114,10 @@ def ended_well(story):
     assert not stuck, f"pinned and never bound: {stuck}"
     for pod in waiting:
         asked = int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
-        is_alone = "eelgrid.io/group" not in pod["metadata"]["annotations"]
-        assert not is_alone or not room_for(api, asked), f"{pod['metadata']['name']} waits for {asked} with room"
+        assert group_of(pod) or not room_for(api, asked), f"{pod['metadata']['name']} waits for {asked} with room"
     bound = {}
     for pod in api.pods.values():
-        group = pod["metadata"]["annotations"].get("eelgrid.io/group")
+        group = group_of(pod)
         # A leader without a journal cannot tell the rest of a run, of which some are done, from the begin of the next.
         if group and pod["status"].get("phase") != "Succeeded":
             bound.setdefault(group, set()).add(bool(pod["spec"].get("nodeName")))
@@ -155,6 +167,26 @@ def test_a_gang_whose_first_is_done_before_its_last_is_let_go_goes_on():
     assert sorted(pod["status"].get("phase") for pod in pods) == ["Pending", "Pending", "Succeeded"]
     ended_well(story)
     assert all(pod["spec"].get("nodeName") for pod in pods)
+
+
+def test_the_place_of_a_gangs_member_that_is_done_is_kept_for_the_next_that_its_owner_makes():
+    story = Story(has_thieves=False)
+    api = story.api
+    for name in ("n1", "n2", "n3"):
+        api.node(name, cordoned=True)
+    first, second = (api.pod(gpus=4, group="job", size=2, owner="job") for _ in range(2))
+    at_s = settle(api, story.sides, 0.0, rounds=3)
+    api.end(first)
+    lone = api.pod(gpus=4)
+    at_s = settle(api, story.sides, at_s, rounds=5)
+    assert not api.pods[lone]["spec"].get("nodeName")
+    third = api.pod(gpus=4, group="job", size=2, owner="job")
+    at_s = settle(api, story.sides, at_s, rounds=5)
+    assert api.pods[third]["spec"]["nodeName"] == "n0"
+    for name in (second, third):
+        api.end(name)
+    settle(api, story.sides, at_s, rounds=5)
+    assert api.pods[lone]["spec"]["nodeName"] == "n0"
 
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
@@ -214,9 +246,9 @@ def test_whatever_happens_pods_with_rules_about_each_other_come_where_these_allo
     assert not stuck, f"pinned and never bound: {stuck}"
     for pod in free:
         asked = int(pod["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
-        is_alone = "eelgrid.io/group" not in pod["metadata"]["annotations"]
-        fitting = [name for name in api.nodes if api.free(name) >= asked and not api.why_not(pod, name)]
-        assert not (is_alone and fitting), f"{pod['metadata']['name']} waits with room on {fitting}"
+        room = {name: api.free(name) - kept_for_gangs(api, name) for name in api.nodes}
+        fitting = [name for name in room if room[name] >= asked and not api.why_not(pod, name)]
+        assert group_of(pod) or not fitting, f"{pod['metadata']['name']} waits with room on {fitting}"
 
 
 @settings(max_examples=60, deadline=None)

@@ -39,6 +39,21 @@ def test_a_pod_is_pinned_and_bound_where_the_core_has_put_it(api):
     check(api)
 
 
+@pytest.mark.parametrize(
+    ("phase", "said"), [("Succeeded", "all pods succeeded"), ("Failed", "1 of 2 pods did not succeed")]
+)
+def test_a_workload_that_is_let_go_says_how_its_pods_have_ended(api, phase, said):
+    side = leader(api)
+    first, last = (api.pod(group="g", size=2) for _ in range(2))
+    at_s = settle(api, [side], 0.0, rounds=3)
+    api.end(first)
+    api.pods[last]["status"] = {"phase": phase}
+    api.put("pod", api.pods[last])
+    settle(api, [side], at_s, rounds=3)
+    (workload,) = side.core.state.workloads.values()
+    assert (workload.phase, workload.reason) == (WorkloadPhase.CANCELLED, said)
+
+
 def test_nothing_is_asked_or_written_while_another_leads(api):
     side = Side(api)
     side.lead(None)

@@ -307,3 +307,22 @@ async def test_events_are_sent_in_order_and_the_oldest_is_dropped_when_too_many_
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert cluster.created == [("Event", "default", str(number)) for number in (2, 3, 4)]
+
+
+async def test_routine_events_wait_for_all_others_and_displace_none(monkeypatch):
+    monkeypatch.setattr(reconciler, "_MAX_QUEUED_EVENTS", 3)
+    monkeypatch.setattr(reconciler, "_EVENT_INTERVAL_S", 0.0)
+    cluster = FakeEvents()
+    recorder = EventRecorder(cluster, identity="test", clock=Clock(), log=LOG)
+    about = EventReference("v1", "Node", "", "n", "n")
+    for number in range(3):
+        recorder.record(about, str(number), is_warning=True, reason="R", action="A")
+    for number in range(3, 8):
+        recorder.record(about, str(number), is_warning=False, reason="R", action="A", is_routine=True)
+    recorder.record(about, "8", is_warning=True, reason="R", action="A")
+    task = asyncio.create_task(recorder.run())
+    await wait_until(lambda: recorder.sent == 6)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert cluster.created == [("Event", "default", str(number)) for number in (1, 2, 8, 5, 6, 7)]
+    assert recorder.dropped == 3

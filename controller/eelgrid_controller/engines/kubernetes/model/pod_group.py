@@ -428,6 +428,18 @@ class PodKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
+def is_pod_over(pod: Pod) -> bool:
+    """Whether a pod has ended, or is about to be gone without having been anywhere."""
+    return pod.is_terminal or (pod.is_deleting and not pod.node_name)
+
+
+def find_target_node(pod: Pod, pinned: str) -> str:
+    """The node that a pod is on or, pinned there, can only go to; empty while it waits for us, is free or over."""
+    if pod.is_terminal or (pod.awaits_placement and not is_pod_over(pod)):
+        return ""
+    return pod.node_name or pinned
+
+
 class GroupMember:
     """Base of a group's members; a subclass gives `pod`, and `min_members` and `pinned` where it knows them."""
 
@@ -461,8 +473,7 @@ class GroupMember:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, or is about to be gone without having been anywhere."""
-        pod = self.pod
-        return pod.is_terminal or (pod.is_deleting and not pod.node_name)
+        return is_pod_over(self.pod)
 
     @property
     def is_waiting(self) -> bool:
@@ -472,10 +483,7 @@ class GroupMember:
     @property
     def target_node(self) -> str:
         """The node that it is on or can only go to; empty while it waits, is free or over."""
-        pod = self.pod
-        if pod.is_terminal or self.is_waiting:
-            return ""
-        return pod.node_name or self.pinned
+        return find_target_node(self.pod, self.pinned)
 
 
 MemberT = TypeVar("MemberT", bound=GroupMember)

@@ -347,7 +347,7 @@ class Gate:
             unit = self._start_unit(name, attempt)
         if attempt > unit.attempt and unit.stand is PlacementPhase.UNKNOWN:
             unit.attempt = attempt
-        if attempt != unit.attempt:
+        if attempt != unit.attempt or unit.agrees_with(event):
             return
         self._marked[name] = None
         if isinstance(event, UnitPlaced):

@@ -300,9 +300,10 @@ class RereadPod(NamedTuple):
 
 
 class CancelUnit(NamedTuple):
-    """The core is to let it go."""
+    """The core is to let it go; `reason` is what operators read of it then."""
 
     workload_id: str
+    reason: str = ""
 
 
 class ScaleUnit(NamedTuple):

@@ -17,7 +17,13 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX, InferenceService
 from eelgrid_controller.engines.kubernetes.model.objects import PlacementCondition, Pod
-from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, PodGroup, workload_id
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
+    GroupMember,
+    PodGroup,
+    find_target_node,
+    is_pod_over,
+    workload_id,
+)
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
@@ -71,6 +77,20 @@ class UnitMember(GroupMember):
     told: str = ""
     reported: PlacementCondition | None = None  # the last that was asked to be written
     reported_s: float = 0.0
+    # As GroupMember says them of the pod; each is asked for dozens of times for each look at a unit.
+    is_over: bool = field(init=False)
+    is_waiting: bool = field(init=False)
+    target_node: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive what depends on the pod alone."""
+        self._derive()
+
+    def _derive(self) -> None:
+        pod = self.sight.pod
+        self.is_over = is_pod_over(pod)
+        self.is_waiting = pod.awaits_placement and not self.is_over
+        self.target_node = find_target_node(pod, self.sight.pinned)
 
     def update_view(self, sight: GatePodView) -> None:
         """The pod as it is now; what its people want is not read of every sight."""
@@ -78,6 +98,7 @@ class UnitMember(GroupMember):
             # Whatever was sent against the version before has arrived, or never will.
             self.sent, self.is_noting = None, False
         self.sight = sight
+        self._derive()
         if sight.spec is not None:
             self.spec, self.size = sight.spec, sight.size
 
@@ -245,6 +266,15 @@ class PlacementUnit(PodGroup[UnitMember]):
                 place = places.get(note.replica)
                 if place is not None and place.node_name == note.to != member.target_node and not member.is_over:
                     self.moving[note.replica] = member.uid
+
+    def agrees_with(self, answer: "CoreAnswer") -> bool:
+        """Whether an answer changes nothing: what a command has done is told by its commit, too."""
+        return (
+            isinstance(answer, UnitPlaced)
+            and self.elastic is None
+            and self.stand is PlacementPhase.PLACED
+            and (self.is_preempted, self.places) == (answer.is_preempted, answer.places)
+        )
 
     def cancel_move(self, uid: str) -> None:
         """A pod is not being moved any more, or none of it where no uid is given."""
@@ -471,7 +501,16 @@ def release_unit(unit: PlacementUnit) -> list[GateInstruction]:
     """The core is to let the unit go, whole."""
     unit.stand, unit.is_stale = PlacementPhase.LEAVING, False
     unit.moving.clear()
-    return [CancelUnit(unit.workload_id)]
+    return [CancelUnit(unit.workload_id, _describe_end(unit))]
+
+
+def _describe_end(unit: PlacementUnit) -> str:
+    """How the pods of a unit have ended; empty where some have not."""
+    members = unit.members.values()
+    if not members or not all(member.is_over for member in members):
+        return ""
+    failed = sum(not member.has_succeeded for member in members)
+    return f"{failed} of {len(members)} pods did not succeed" if failed else "all pods succeeded"
 
 
 def pin_member(unit: PlacementUnit, replica: int, member: UnitMember, epoch: int) -> UngatePod | BindPod:

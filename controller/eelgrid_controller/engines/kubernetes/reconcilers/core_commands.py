@@ -145,8 +145,8 @@ class CoreCommandRunner:
                     await self._run_change(request.workload_id, self._loop.submit(request))
                 case AdoptUnit(request, adoption):
                     await self._run_change(request.workload_id, self._loop.adopt(request, adoption))
-                case CancelUnit(workload_id):
-                    await self._cancel(workload_id)
+                case CancelUnit(workload_id, reason):
+                    await self._cancel(workload_id, reason)
                 case ScaleUnit(workload_id, replicas):
                     await self._run_change(workload_id, self._loop.scale(workload_id, replicas))
                 case RegisterNode(inventory):
@@ -185,12 +185,12 @@ class CoreCommandRunner:
             # Of the same batch another command may have changed it since.
             self._feed(status_event(self._loop.core.state.workloads.get(workload_id, workload)))
 
-    async def _cancel(self, workload_id: str) -> None:
+    async def _cancel(self, workload_id: str, reason: str) -> None:
         """End a workload, however long that takes: what is not ended holds room."""
 
         async def ended() -> str:
             try:
-                return (await self._loop.cancel(workload_id)).workload_id
+                return (await self._loop.cancel(workload_id, reason=reason)).workload_id
             except NotFound:
                 return workload_id
 

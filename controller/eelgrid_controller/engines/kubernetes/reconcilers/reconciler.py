@@ -169,7 +169,8 @@ class EventRecorder:
     """Creates Events about objects in the background, a few a second; `run` it.
 
     Where more wait than the queue holds, the oldest is dropped, and one that the server refuses is not repeated: an
-    Event informs people, nothing is decided by it.
+    Event informs people, nothing is decided by it. Routine ones (`is_routine`) wait in a queue of their own until no
+    other is left, so that a burst of them delays and drops none that somebody has to act on.
     """
 
     def __init__(self, cluster: ClusterClient, *, identity: str, clock: Clock, log: logging.Logger) -> None:
@@ -180,26 +181,37 @@ class EventRecorder:
         self._clock = clock
         self._log = log
         self._queue: deque[tuple[EventReference, dict[str, Any]]] = deque()
+        self._routine: deque[tuple[EventReference, dict[str, Any]]] = deque()
         self._queued = asyncio.Event()
 
-    def record(self, about: EventReference, text: str, *, is_warning: bool, reason: str, action: str) -> None:
+    def record(
+        self,
+        about: EventReference,
+        text: str,
+        *,
+        is_warning: bool,
+        reason: str,
+        action: str,
+        is_routine: bool = False,
+    ) -> None:
         """Queue an Event about an object."""
-        if len(self._queue) >= _MAX_QUEUED_EVENTS:
-            self._queue.popleft()
+        queue = self._routine if is_routine else self._queue
+        if len(queue) >= _MAX_QUEUED_EVENTS:
+            queue.popleft()
             self.dropped += 1
         now_ns = self._clock.now_ns()
         event = build_event(
             about, text, is_warning=is_warning, reason=reason, action=action, identity=self._identity, now_ns=now_ns
         )
-        self._queue.append((about, event))
+        queue.append((about, event))
         self._queued.set()
 
     async def run(self) -> None:
         """Send what is queued until cancelled."""
         while True:
             await self._queued.wait()
-            while self._queue:
-                about, event = self._queue.popleft()
+            while queue := self._queue or self._routine:
+                about, event = queue.popleft()
                 try:
                     await self._cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
                 except ClusterError as error:

@@ -158,6 +158,14 @@ class PodWriter:
         if self._tell(asked, await self._write_pod(asked, send, asked.epoch), asked.epoch):
             self.bound += 1
             self._note_placed(asked, "bound", start_ns)
+            self._reconciler.events.record(
+                EventReference("v1", "Pod", namespace, name, asked.uid),
+                f"Successfully assigned {namespace}/{name} to {asked.node_name}",
+                is_warning=False,
+                action="Binding",
+                reason="Scheduled",
+                is_routine=True,
+            )
 
     def _note_placed(self, asked: UngatePod | BindPod, deed: str, start_ns: int) -> None:
         for listener in self.listeners:
@@ -264,16 +272,15 @@ class PodWriter:
     # Events for people
 
     def record_event(self, told: RecordEvent) -> None:
-        """Queue an Event about a pod; of one that we bind with the reason that kube-scheduler gives."""
+        """Queue an Event about a pod; of one that we bind with the reason, action and type that kube-scheduler gives."""
+        is_ours = awaits_binding(self._pods().get(ObjectKey(*told.key)) or {})
         reason = "EelgridProblem" if told.is_warning else "EelgridWaiting"
-        if awaits_binding(self._pods().get(ObjectKey(*told.key)) or {}):
-            reason = "FailedScheduling"
         self._reconciler.events.record(
             EventReference("v1", "Pod", *told.key, told.uid),
             told.text,
-            is_warning=told.is_warning,
-            action="Placing",
-            reason=reason,
+            is_warning=told.is_warning or is_ours,
+            action="Scheduling" if is_ours else "Placing",
+            reason="FailedScheduling" if is_ours else reason,
         )
 
     def report_placement(self, asked: ReportPlacement) -> None:
