@@ -4,9 +4,9 @@ Owns the choice, and the file that the policy `hpa-each` reads. Must not know ho
 
 The input is services.csv of one run of bench.loop with `ours` and the autoscaler at several targets for all services
 alike, on seeds of its own. Services share nothing under the autoscaler, so a target for each is chosen from these
-runs alone: the least energy with no more broken windows than `ours` on the same seeds. First by a price of a broken
-window, the same for all services, which is found by bisection; then what that leaves of the windows is spent one
-service after another, where it saves most.
+runs alone: the least energy with no more broken windows a day than `ours`. First by a price of a broken window, the
+same for all services, which is found by bisection; then what that leaves of the windows is spent one service after
+another, where it saves most.
 """
 
 import csv
@@ -33,18 +33,21 @@ class Choice(NamedTuple):
 
 
 def read_choices(lines: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[Choice]], int]:
-    """What each service can choose from, and the windows that ours broke."""
+    """What each service can choose from, and as many windows as ours broke in as many days."""
     sums: dict[str, dict[int, tuple[float, int]]] = {}
-    allowed = 0
+    broken, days, own_days = 0, set[str](), set[str]()
     for line in lines:
         kind, _, target = line["policy"].partition("-")
         if line["policy"] == "ours":
-            allowed += int(line["violated"])
+            broken += int(line["violated"])
+            own_days.add(line["seed"])
         elif kind == "hpa" and target.isdigit():
+            days.add(line["seed"])
             at = sums.setdefault(line["name"], {})
-            drawn_j, broken = at.get(int(target), (0.0, 0))
+            drawn_j, before = at.get(int(target), (0.0, 0))
             above_j = float(line["drawn_j"]) - float(line["idle_j"])
-            at[int(target)] = (drawn_j + above_j, broken + int(line["violated"]))
+            at[int(target)] = (drawn_j + above_j, before + int(line["violated"]))
+    allowed = round(broken * len(days) / max(1, len(own_days)))
     return {name: [Choice(target, *one) for target, one in sorted(at.items())] for name, at in sums.items()}, allowed
 
 
