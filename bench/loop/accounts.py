@@ -62,6 +62,7 @@ class ServiceOutcome(NamedTuple):
 
     name: str
     drawn_j: float  # of the GPUs of its replicas, serving or starting
+    idle_j: float  # what those GPUs would have drawn without it
     replica_s: float
     windows: int
     violated: int
@@ -211,6 +212,7 @@ class Account:
                 ServiceOutcome(
                     service.name,
                     float(self._drawn_j[at]),
+                    service.engine.idle_w * float(self._served_s[at]),
                     float(self._served_s[at]),
                     self._windows // len(self._violated),
                     int(self._violated[at]),

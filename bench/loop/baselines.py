@@ -68,6 +68,7 @@ class _Pods:
     each: float  # sequences in flight that the objective allows a replica
     least: int
     most: int
+    target: float  # share of `each` that is aimed at
     wanted: int
     serving: int
     asked: list[tuple[float, int]] = field(default_factory=list)  # what was desired, and when
@@ -77,7 +78,8 @@ class _Pods:
 class Hpa:
     """The autoscaler for all services."""
 
-    def __init__(self, scene: Scene, target: float = TARGET) -> None:
+    def __init__(self, scene: Scene, target: float | Mapping[str, float] = TARGET) -> None:
+        """`target` is one for all services, or one for each by name."""
         engines = Engines([service.engine for service in scene.services], scene.step_s)
         self._each = {one.name: engines.largest_within(at)[0] for at, one in enumerate(scene.services)}
         self._target = target
@@ -88,7 +90,12 @@ class Hpa:
         if isinstance(event, ServiceStarted):
             limits = event.promised.limits
             self._pods[event.name] = _Pods(
-                self._each[event.name], limits.least, limits.most, event.replicas, event.replicas
+                self._each[event.name],
+                limits.least,
+                limits.most,
+                self._target if isinstance(self._target, float) else self._target.get(event.name, TARGET),
+                event.replicas,
+                event.replicas,
             )
         elif isinstance(event, ServiceReady):
             self._pods[event.name].serving = event.replicas
@@ -113,12 +120,12 @@ class Hpa:
 
     def _desired(self, load: float, pods: _Pods) -> int:
         serving = max(1, min(pods.serving, pods.wanted))
-        ratio = load / serving / self._target
+        ratio = load / serving / pods.target
         if abs(ratio - 1.0) <= _TOLERANCE:
             return pods.wanted
         if ratio > 1.0 and serving < pods.wanted:
             # Replicas that do not serve yet count as idle; if that turns the answer round, nothing is done.
-            ratio = load / pods.wanted / self._target
+            ratio = load / pods.wanted / pods.target
             if ratio <= 1.0 + _TOLERANCE:
                 return pods.wanted
         return math.ceil(ratio * pods.wanted - 1e-9)

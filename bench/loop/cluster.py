@@ -83,6 +83,7 @@ class Cluster:
         self._specs = {service.name: self._service_spec(service) for service in scene.services}
         self._wanted: dict[str, int] = {}  # replicas by service
         self._lost: set[str] = set()
+        self._read: dict[str, tuple[tuple[Placement, ...], dict[str, Place]]] = {}  # replicas by service, as last read
         self._job_ids: dict[str, str] = {}
         self._drawn = 0
 
@@ -131,9 +132,15 @@ class Cluster:
         self.core.scale(name, replicas, now_ns=_ns(now_s))
 
     def replicas(self, name: str) -> dict[str, Place]:
-        """The replicas of a service on nodes that are there, by number."""
-        placed = zip(self._placements(name), self._places(name), strict=True)
-        return {f"{one.replica}": place for one, place in placed if place.node not in self._lost}
+        """The replicas of a service on nodes that are there, by number; the same object while nothing changed."""
+        placements = self._placements(name)
+        known = self._read.get(name)
+        if known is not None and known[0] is placements:
+            return known[1]
+        placed = zip(placements, self._places(name), strict=True)
+        found = {f"{one.replica}": place for one, place in placed if place.node not in self._lost}
+        self._read[name] = (placements, found)
+        return found
 
     def limit(self, job: str, limit_w: float, now_s: float) -> None:
         """The power limit of a job's GPUs, for the plans of its nodes."""
@@ -168,6 +175,7 @@ class Cluster:
         """The node is lost; what stood there is asked for anew."""
         self.core.mark_node_lost(node, now_ns=_ns(now_s))
         self._lost.add(node)
+        self._read.clear()
         for name, wanted in self._wanted.items():
             if any(place.node == node for place in self._places(name)):
                 self.scale(name, wanted, now_s)
@@ -178,6 +186,7 @@ class Cluster:
     def back(self, node: str, now_s: float) -> None:
         """The node is there again, with nothing on it."""
         self._lost.discard(node)
+        self._read.clear()
         self.core.register_node(self._inventories[node], now_ns=_ns(now_s))
 
     def go_on(self, now_s: float) -> None:

@@ -145,12 +145,13 @@ class Engines:
         self.step_s = step_s
         count = len(self.engines)
         self._tables = [_table(engine) for engine in self.engines]
-        self._stack()
         self._length = np.array([engine.output_tokens for engine in self.engines])
+        self._stack()
         self.inside = np.zeros(count)  # sequences, waiting ones too
         self.waiting = np.zeros(count)
         self._before = np.zeros(count)  # waiting when last read
-        self._gained = np.zeros((count, 5))  # seconds, arrived, tokens, finished, seconds of sequences in service
+        self._rows = np.arange(count)
+        self._gained = np.zeros((5, count))  # seconds, arrived, tokens, finished, seconds of sequences in service
         self._below = np.zeros((count, len(BORDERS_S) + 1))
 
     def _stack(self) -> None:
@@ -159,10 +160,8 @@ class Engines:
         self._w = np.stack([table.power_w for table in self._tables])
         self._within = np.stack([table.within for table in self._tables])
         self._shares = np.stack([table.below for table in self._tables])
-        self._ends = [
-            table.sequences + self.step_s * table.token_hz / engine.output_tokens
-            for table, engine in zip(self._tables, self.engines, strict=True)
-        ]
+        self._sequences = np.stack([table.sequences for table in self._tables])
+        self._ends = self._sequences + self.step_s * self._hz / self._length[:, None]
         self.start_w = np.array([table.least_w for table in self._tables])
 
     def become(self, service: int, slowness: float) -> None:
@@ -176,12 +175,9 @@ class Engines:
         arrived = asked_hz * self.step_s / self._length
         replicas = np.maximum(serving, 1.0)
         total = (self.inside + arrived) / replicas
-        each = np.empty_like(total)
-        for at, ends in enumerate(self._ends):
-            x = total[at]
-            each[at] = np.interp(x, ends, self._tables[at].sequences) if x < ends[-1] else self._most[at] + x - ends[-1]
+        each = self._inside_after(total)
         low, share = self._places(each)
-        rows = np.arange(len(low))
+        rows = self._rows
         alive = serving > 0.0
         each_hz = self._read(self._hz, rows, low, share) * alive
         after = np.where(alive, each * serving, self.inside + arrived)
@@ -193,10 +189,19 @@ class Engines:
         self._below += below * tokens[:, None]
         # Who is served waits for its next token all the time: the sum of the latencies is that of the sequences.
         held_s = np.where(alive, np.minimum(each, self._most) * serving, 0.0) * self.step_s
-        self._gained += np.column_stack((np.full(len(rows), self.step_s), arrived, tokens, finished, held_s))
+        for at, gained in enumerate((self.step_s, arrived, tokens, finished, held_s)):
+            self._gained[at] += gained
         # An engine out of sequences gives no tokens, whatever the rounding.
         within = self._read(self._within, rows, low, share) * tokens * (each_hz > 0.0)
         return Served(tokens, within, self._read(self._w, rows, low, share), self.waiting)
+
+    def _inside_after(self, total: Floats) -> Floats:
+        """Sequences of a replica at the end of a step of which (S,) are inside without those that finish in it."""
+        rows, last = self._rows, self._ends[:, -1]
+        low = np.minimum((self._ends <= total[:, None]).sum(axis=1) - 1, _GRID - 2)
+        x_low, y_low = self._ends[rows, low], self._sequences[rows, low]
+        slope = (self._sequences[rows, low + 1] - y_low) / (self._ends[rows, low + 1] - x_low)
+        return np.where(total < last, slope * (total - x_low) + y_low, self._most + total - last)
 
     def _places(self, each: Floats) -> tuple[NDArray[np.int64], Floats]:
         root = np.sqrt(np.minimum(each, self._most) / self._most) * (_GRID - 1)
@@ -210,7 +215,7 @@ class Engines:
 
     def metrics(self, service: int) -> Metrics:
         """What the counters gained since the last reading, which is now."""
-        seconds, arrived, tokens, finished, held_s = self._gained[service].tolist()
+        seconds, arrived, tokens, finished, held_s = self._gained[:, service].tolist()
         waiting = float(self.waiting[service])
         found = Metrics(
             seconds,
@@ -223,7 +228,7 @@ class Engines:
             float(self.inside[service]) - waiting,
             held_s,
         )
-        self._gained[service] = 0.0
+        self._gained[:, service] = 0.0
         self._below[service] = 0.0
         self._before[service] = waiting
         return found

@@ -5,7 +5,8 @@ Owns which policies there are and how a run is made. Must not know physics.
     ours       steering with the Core at `energy`
     blind      the same without a thought of watts: the Core at `performance`, no limit lowered
     static     constant replicas for the day's peak, default limits, best fit
-    hpa        Kubernetes' autoscaler at 70 %, default limits, best fit
+    hpa-each   Kubernetes' autoscaler with a target for each service (targets.csv), default limits, best fit
+    hpa        the same at 70 % for all services
     hpa-strict the same at STRICT, with which it breaks about as few windows as any target
     cap        hpa, and all training at the best fixed share of its limits that keeps the promises
     zeus       hpa, and Zeus for each job
@@ -18,6 +19,7 @@ the rate as the band within which nothing is taken away.
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from bench.loop.accounts import Outcome
 from bench.loop.baselines import Baseline, Hpa, Peak, Zeus, best_cap, least_static, under_cap
 from bench.loop.ours import AtOnce, Blind, Ours
 from bench.loop.scene import Scene, Size, make
+from bench.loop.targets import load_targets
 from bench.loop.world import Driver, World
 
 __all__ = ["COMPARED", "POLICIES", "Difference", "Run", "carried_out", "differences", "everything"]
@@ -39,6 +42,7 @@ POLICIES: dict[str, Callable[[Scene], Driver]] = {
     "ours": lambda _: Ours(),
     "blind": lambda _: Blind(),
     "static": lambda scene: Baseline(Peak(least_static(scene))),
+    "hpa-each": lambda scene: Baseline(Hpa(scene, load_targets())),
     "hpa": lambda scene: Baseline(Hpa(scene)),
     "hpa-strict": lambda scene: Baseline(Hpa(scene, STRICT)),
     "cap": lambda scene: Baseline(Hpa(scene), opening=under_cap(best_cap(scene))),
@@ -79,9 +83,12 @@ class Difference(NamedTuple):
     seeds: int
 
 
+_scene = lru_cache(maxsize=1)(make)  # the policies of a seed are played one after another
+
+
 def carried_out(data: Path, policy: str, seed: int, size: Size) -> Run:
     """One day."""
-    scene = make(data, seed, size)
+    scene = _scene(data, seed, size)
     return Run(policy, seed, World(scene, POLICIES[policy](scene)).run())
 
 

@@ -193,7 +193,7 @@ class World:
         """New places of replicas begin to start; those that are gone serve no more."""
         for at, service in enumerate(self.scene.services):
             places = self.cluster.replicas(service.name)
-            if places.keys() == self.places[at].keys():
+            if places is self.places[at] or places.keys() == self.places[at].keys():
                 continue
             for key in places.keys() - self.places[at].keys():
                 self._later(*START_S, lambda at=at, key=key: self._serve(at, key))

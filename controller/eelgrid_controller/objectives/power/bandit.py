@@ -79,6 +79,12 @@ class PromiseAccount(NamedTuple):
     all_work: float = 0.0  # since the job began
     all_time_s: float = 0.0  # since the job began, on the clock
 
+    def with_gap(self, time_s: float, work: float) -> "PromiseAccount":
+        """The account after time in which nothing was measured, and the work that was likely done in it."""
+        return PromiseAccount(
+            self.work + work, self.time_s + time_s, self.carried_s, self.all_work + work, self.all_time_s + time_s
+        )
+
 
 class LimitPick(NamedTuple):
     """A limit by its place, why, and whether the search is over."""
@@ -411,7 +417,7 @@ def step_search(state: LimitSearch, event: SearchEvent) -> tuple[LimitSearch, Li
         refused = event.reason
         state = replace(state, missed=state.missed + 1)
     else:
-        index = _arm_of(state, event)
+        index = find_window_arm(state, event)
         if isinstance(index, MissedWindowReason):
             refused = index
             state = replace(state, missed=state.missed + 1)
@@ -476,8 +482,8 @@ def _with_prior(state: LimitSearch, prior: LimitPrior | None) -> LimitSearch:
     return replace(state, foreseen=prior, prior=None if counted else state.prior)
 
 
-def _arm_of(state: LimitSearch, window: MeasurementWindow) -> int | MissedWindowReason:
-    """The limit that a window is of."""
+def find_window_arm(state: LimitSearch, window: MeasurementWindow) -> int | MissedWindowReason:
+    """The place of the limit that a window is of, or why the window cannot be used."""
     if not (window.work > 0.0 and math.isfinite(window.work)):
         return MissedWindowReason.NO_PROGRESS
     if not (window.energy_j > 0.0 and math.isfinite(window.energy_j)):

@@ -11,6 +11,7 @@ from eelgrid_controller.objectives.power.bandit import (
     PickReason,
     PriorSet,
     WindowMissed,
+    find_window_arm,
     limit_estimates,
     start_search,
     step_search,
@@ -53,6 +54,8 @@ class JobController:
     target_w: float
     reason: str = ""
     window_s: float | None = None  # end of the last window
+    charged_s: float | None = None  # until when the promise account is kept
+    charged_w: float = 0.0  # the limit of its last window
     started_s: float = 0.0  # from its beginning to its first window
     ceiling_w: float | None = None
     curve: PowerCurve | None = None  # of this phase, once it was settled
@@ -111,7 +114,25 @@ class JobController:
             ledger = self.search.ledger
             self.search = replace(self.search, ledger=ledger._replace(all_time_s=ledger.all_time_s + self.started_s))
         self.window_s = self.heard_s = event.at_s
+        if not isinstance(find_window_arm(self.search, event.window), MissedWindowReason):
+            self._charge_gap(event)
         self._step_search(event.window)
+
+    def _charge_gap(self, event: JobMeasured) -> None:
+        """The promise is kept over all time, also that between two windows: a change of the limit takes more than one.
+
+        Until the change, work went on as it does at the limit before, and then as in the window that has come.
+        """
+        window = event.window
+        begin_s = event.at_s - window.time_s
+        if self.charged_s is not None:
+            changed_s = min(max(self.since_s, self.charged_s), begin_s)
+            for gap_s, limit_w in ((changed_s - self.charged_s, self.charged_w), (begin_s - changed_s, window.limit_w)):
+                arm = next((arm for arm in self.search.arms if is_same_limit(arm.limit_w, limit_w)), None)
+                unit_s = arm.time_per_work if arm is not None and arm.windows else window.time_s / window.work
+                if gap_s > 0.0:
+                    self.search = replace(self.search, ledger=self.search.ledger.with_gap(gap_s, gap_s / unit_s))
+        self.charged_s, self.charged_w = event.at_s, window.limit_w
 
     def set_prior(self, prior: LimitPrior | None) -> None:
         """What a model says of its limits."""

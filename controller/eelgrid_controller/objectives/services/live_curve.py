@@ -15,9 +15,10 @@ Sarkka, Bayesian Filtering and Smoothing, 2013, ch. 4.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -93,13 +94,20 @@ def start_posterior(knots: tuple[float, ...], at_s: float) -> CurvePosterior:
 def _weights(knots: tuple[float, ...], sequences: float) -> Floats:
     """Shares of the knots in a straight line at `sequences`; level outside."""
     found = np.zeros(len(knots))
-    above = int(np.searchsorted(knots, sequences, side="right"))
+    above = bisect_right(knots, sequences)
     if above == 0 or above == len(knots):
         found[min(above, len(knots) - 1)] = 1.0
         return found
     low, high = knots[above - 1], knots[above]
     found[above] = (sequences - low) / (high - low)
     found[above - 1] = 1.0 - found[above]
+    return found
+
+
+@lru_cache(maxsize=256)  # a curve is asked at its own concurrencies, window after window
+def _weight_rows(knots: tuple[float, ...], sequences: tuple[float, ...]) -> Floats:
+    found = np.stack([_weights(knots, one) for one in sequences])
+    found.flags.writeable = False
     return found
 
 
@@ -182,7 +190,7 @@ def curve_departure(posterior: CurvePosterior, sequences: Sequence[float], now_s
     """How far the live curve is from the profile."""
     mean, covariance = _at(posterior, now_s)
     count = len(posterior.knots)
-    weights = np.stack([_weights(posterior.knots, one) for one in sequences])
+    weights = _weight_rows(posterior.knots, tuple(sequences))
     rows = np.zeros((2, len(sequences), 1 + 2 * count))
     rows[:, :, 0] = 1.0
     rows[0, :, 1 : 1 + count], rows[1, :, 1 + count :] = weights, weights
