@@ -256,6 +256,7 @@ SCALARS = record_dtype(
     ("captive_unions", np.int64),  # how many of `captive` are such
     ("captive_sets", np.int64),
     ("captive_milli", np.int64),  # the sum of what they ask for
+    ("stale_states", np.int64),  # 1 where the states are of the mix before
     ("policy", np.int64),
     ("power_w", np.float64),  # of the fleet
     ("scale", np.float64, (WEIGHTS,)),  # what divides a term

@@ -23,6 +23,7 @@ from eelgrid_kernels.engine_setup import (
     build_shapes,
     encode_models,
     fill_fleet_scalars,
+    replace_mix,
 )
 from eelgrid_kernels.gang import compute_replica_costs
 from eelgrid_kernels.node_cost import FITS, GPU_PLACEABLE, MEMORY, node_verdict
@@ -96,9 +97,9 @@ class CandidateIndex:
         # Ranks are made distinct, equals in order of rows.
         rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
         placed = NodeColumns(self._shape, rank, nodes.memory_free.copy())
-        expected = build_expected_mix(mix, shapes.families)
-        self._expected = expected
-        self._run = build_engine(shapes, kinds, expected, placed, policy)
+        self._families = shapes.families
+        self._expected = build_expected_mix(mix, shapes.families)
+        self._run = build_engine(shapes, kinds, self._expected, placed, policy)
         # Kind by what it asks for, the latest last.
         self._kinds: dict[tuple[Task, int], int] = {}
         self._counts = np.zeros(8, np.int64)
@@ -125,11 +126,17 @@ class CandidateIndex:
             self._shape[row] = code
         if reshaped:  # a GPU was lost, or came back
             before = self._run.scalars["scarce_blocks"][0]
-            fill_fleet_scalars(self._run.scalars, self._run.shapes[self._shape], self._expected)
+            fill_fleet_scalars(self._run.scalars, self._run.shapes, self._shape, self._expected)
             if self._run.scalars["scarce_blocks"][0] != before:  # which the quotes in force weigh
                 return False
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
+
+    def adopt_mix(self, nodes: Nodes, mix: Mix, sorts: Ints) -> None:
+        """Takes over another mix of the same models, at a cost by states and not by nodes; quotes must follow."""
+        self._expected = build_expected_mix(mix, self._families)
+        self._run = replace_mix(self._run, self._expected, self._shape)
+        self._adopt(nodes, np.empty(0, np.int64), sorts)
 
     @property
     def weights(self) -> tuple[float, ...]:

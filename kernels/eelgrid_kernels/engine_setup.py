@@ -213,19 +213,19 @@ def _list_blocks(mix: Mix) -> tuple[BlockDemand, ...]:
     return tuple(BlockDemand(gpus, cpu, Fraction(weight, asked)) for gpus, cpu, weight in rows if gpus > 1)
 
 
-def are_blocks_scarce(shapes: Records, blocks: Sequence[BlockDemand]) -> bool:
-    """Whether the mix, filling all nodes (N,), asks for more places for several GPUs than the nodes have when empty.
+def are_blocks_scarce(shapes: Records, counts: Ints, blocks: Sequence[BlockDemand]) -> bool:
+    """Whether the mix, filling all nodes, asks for more places for several GPUs than the nodes have when empty.
 
-    Each class is asked for as a part of the places that the nodes would have for it alone; together more than all of
+    There are counts (P,) nodes of each shape (P,). Each class is asked for as a part of the places that the nodes would have for it alone; together more than all of
     them is too much. Models are of no account, and a class that fits no node is left out.
     """
-    columns = np.column_stack([shapes["width"], shapes["cpu_capacity"]])
-    kinds, nodes = np.unique(columns, axis=0, return_counts=True)
-    empty = list(zip(kinds.tolist(), nodes.tolist(), strict=True))
-    capacity, used = int(shapes["width"].sum()) * WHOLE, Fraction(0)
+    empty: dict[tuple[int, int], int] = {}
+    for *kind, count in zip(shapes["width"].tolist(), shapes["cpu_capacity"].tolist(), counts.tolist(), strict=True):
+        empty[kind[0], kind[1]] = empty.get((kind[0], kind[1]), 0) + count
+    capacity, used = int(shapes["width"] @ counts) * WHOLE, Fraction(0)
     for block in blocks:
         places = 0
-        for (width, cpu), count in empty:
+        for (width, cpu), count in empty.items():
             fitting = width // block.gpus
             places += count * (min(fitting, cpu // block.cpu_milli) if block.cpu_milli else fitting)
         used += capacity * block.demand / places if places else 0
@@ -264,13 +264,17 @@ def _mean(mix: Mix) -> tuple[float, float]:
     return gpu, float(np.sum(mix.weight * mix.cpu_milli)) / total
 
 
-def fill_fleet_scalars(scalars: Records, shapes: Records, expected: ExpectedMix) -> None:
-    """Put into the scalars what follows from the shapes of all nodes (N,): GPUs and CPU, scarce blocks, how far to look."""
+def fill_fleet_scalars(scalars: Records, shapes: Records, shape: Ints, expected: ExpectedMix) -> None:
+    """Put into the scalars what follows from the shape of each node (N,), a row of shapes (P,).
+
+    These are GPUs and CPU, scarce blocks, how far to look.
+    """
     gpu, cpu = expected.mean
-    gpu_milli, cpu_milli = int(shapes["width"].sum()) * WHOLE, int(shapes["cpu_capacity"].sum())
+    counts = np.bincount(shape, minlength=len(shapes))
+    gpu_milli, cpu_milli = int(shapes["width"] @ counts) * WHOLE, int(shapes["cpu_capacity"] @ counts)
     tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
     scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
-    scalars["cpu_capacity"], scalars["scarce_blocks"] = cpu_milli, are_blocks_scarce(shapes, expected.blocks)
+    scalars["cpu_capacity"], scalars["scarce_blocks"] = cpu_milli, are_blocks_scarce(shapes, counts, expected.blocks)
 
 
 def _random_seed(rank: Ints) -> int:
@@ -289,13 +293,17 @@ def _build_nodes(columns: NodeColumns) -> Records:
     return nodes
 
 
-def _build_scalars(expected: ExpectedMix, policy: PlacementPolicy, rank: Ints) -> Records:
-    scalars = np.zeros(1, SCALARS)
-    scalars["policy"], scalars["seed"], scalars["shifts"] = policy.code, _random_seed(rank), -1
+def _fill_mix_scalars(scalars: Records, expected: ExpectedMix) -> None:
     weight, captive = int(expected.class_weight.sum()), expected.captive
     scalars["mix_weight"], scalars["captive_milli"] = weight, captive.milli
     scalars["captive_unions"], scalars["captive_sets"] = captive.unions, captive.sets
     scalars["scale"] = (1.0, expected.fragmentation_scale, STRANDED_UNIT, max(1, weight), WHOLE, 1.0)
+
+
+def _build_scalars(expected: ExpectedMix, policy: PlacementPolicy, rank: Ints) -> Records:
+    scalars = np.zeros(1, SCALARS)
+    scalars["policy"], scalars["seed"], scalars["shifts"] = policy.code, _random_seed(rank), -1
+    _fill_mix_scalars(scalars, expected)
     given = np.zeros(WEIGHTS)
     given[: len(policy.weights)] = policy.weights
     if len(policy.weights) <= STRANDING_WHEN_FULL:  # stranding weighs the same at any load
@@ -316,6 +324,33 @@ def _build_index(kinds: int, rows: int, scaled: bool) -> CostIndex:
     )
 
 
+def _mix_arrays(expected: ExpectedMix, rows: int) -> dict[str, Any]:
+    """The arrays whose size or content follows from the mix, of an engine with so many rows for states."""
+    groups, wanted = expected.groups, expected.classes.wanted
+    return {
+        "usable": np.zeros((rows, groups.gpu_count.shape[1]), USABLE),
+        "groups": groups,
+        "classes": expected.classes,
+        "feed": expected.feed,
+        # A copy: a mix of read-only arrays would be a type of its own, for which everything is compiled once more.
+        "class_weight": expected.class_weight.copy(),
+        "relief": np.zeros((wanted.shape[0], groups.weight.shape[1]), RELIEF),
+        "captive": expected.captive.table,
+    }
+
+
+def replace_mix(run: EngineArrays, expected: ExpectedMix, shape: Ints) -> EngineArrays:
+    """The same nodes, of these shapes (N,), under another mix of the same models.
+
+    States stay, and are filled by the new mix by the next `adopt_nodes`. Kinds know no cost, and no offers are in force.
+    """
+    _fill_mix_scalars(run.scalars, expected)
+    fill_fleet_scalars(run.scalars, run.shapes, shape, expected)
+    run.scalars["stale_states"] = 1
+    run.kinds["read"], run.kinds["loose"] = NEVER, 0.0
+    return run._replace(**_mix_arrays(expected, len(run.states)))
+
+
 def build_engine(
     shapes: NodeShapes, kinds: Records, expected: ExpectedMix, nodes: NodeColumns, policy: PlacementPolicy
 ) -> EngineArrays:
@@ -328,26 +363,18 @@ def build_engine(
     states = np.zeros(rows, STATE)
     states["root"] = -1
     scalars = _build_scalars(expected, policy, nodes.rank)
-    fill_fleet_scalars(scalars, shapes.rows[nodes.shape], expected)
-    groups, wanted = expected.groups, expected.classes.wanted
+    fill_fleet_scalars(scalars, shapes.rows, nodes.shape, expected)
     power, fragmentation = scalars["weights"][0, :2].tolist()
     return EngineArrays(
         nodes=_build_nodes(nodes),
         states=states,
         gpu_free=np.zeros((rows, slots), np.int64),
         distinct_slots=np.zeros((rows, slots), np.int64),
-        usable=np.zeros((rows, groups.gpu_count.shape[1]), USABLE),
         shapes=shapes.rows,
         slot_model=shapes.slot_model,
         added_w=shapes.added_w,
         kinds=kinds,
-        groups=groups,
-        classes=expected.classes,
-        feed=expected.feed,
-        # A copy: a mix of read-only arrays would be a type of its own, for which everything is compiled once more.
-        class_weight=expected.class_weight.copy(),
-        relief=np.zeros((wanted.shape[0], groups.weight.shape[1]), RELIEF),
-        captive=expected.captive.table,
+        **_mix_arrays(expected, rows),
         scalars=scalars,
         held=np.zeros((rows, TAGS_MOST if policy.code == GPU_CLUSTERING else 0), np.int64),
         bucket=np.full(1 << (2 * rows).bit_length(), -1, np.int64),

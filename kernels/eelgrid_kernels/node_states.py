@@ -252,7 +252,14 @@ def settle_nodes(run: EngineArrays, rows: Ints) -> None:
 
 @lean_kernel
 def adopt_nodes(run: EngineArrays, nodes: Nodes, rows: Ints, shape: Ints, tags: Ints) -> None:
-    """Put the nodes in rows (any length) into the states that they have in `nodes`; shape and tags are (N,)."""
+    """Put the nodes in rows (any length) into the states that they have in `nodes`; shape and tags are (N,).
+
+    After a change of the mix every state is filled by the new one first.
+    """
+    for row in range(run.scalars[0].rows if run.scalars[0].stale_states != 0 else 0):
+        if run.states[row].root >= 0:
+            fill_state_terms(run, row)
+    run.scalars[0].stale_states = 0
     for node in rows:
         if run.nodes[node].state >= 0:
             leave_state(run, node)

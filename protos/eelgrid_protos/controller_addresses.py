@@ -16,7 +16,6 @@ Does no I/O and knows no clock; each caller waits by itself.
 
 import random
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
 
 from eelgrid_protos.faults import DeadlineExceeded, Fault, NoLeader, NotLeader, Unavailable
 from eelgrid_protos.sockets import split_address
@@ -40,6 +39,8 @@ def is_reachable_name(address: str) -> bool:
 
 def order_addresses(addresses: Iterable[str], node_name: str) -> tuple[str, ...]:
     """Returns the addresses in the order in which the agent of a node tries them; see the module's theory."""
+    # A call of eelctl needs no hash.
+    from hashlib import blake2b  # noqa: PLC0415
 
     def weigh(address: str) -> bytes:
         return blake2b(f"{address} {node_name}".encode(), digest_size=8).digest()

@@ -15,7 +15,8 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.composition import Controller
 from eelgrid_controller.errors import JournalError
 from eelgrid_controller.runtime.config import ControllerConfig
-from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
+from eelgrid_controller.runtime.journal_rows import decode_checkpoint, encode_checkpoint
+from eelgrid_controller.state.journal import Checkpoint, CheckpointRow, JournalCounters, JournalEntry, JournalHistory
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HeldAssignments, Hello, Inventory, LeaderTerm
 
@@ -156,11 +157,14 @@ class MemoryJournal:
         """Everything."""
         return JournalHistory(None, tuple(self.entries_after(0)))
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint | CheckpointRow) -> None:
         """Keep a checkpoint."""
         if fault := self.fault or self.checkpoint_fault:
             raise fault
-        self.checkpoints.append(checkpoint)
+        row = encode_checkpoint(checkpoint)
+        kept = decode_checkpoint(row.seq, row.body, row.digest.encode(), row.crc32)
+        assert kept is not None
+        self.checkpoints.append(kept)
 
     def check_files(self) -> None:
         """There are none."""

@@ -19,11 +19,13 @@ from eelgrid_controller.core.drains import list_drain_units
 from eelgrid_controller.core.nodes import CorrectionRefused
 from eelgrid_controller.core.workloads import list_healthy_replicas
 from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.runtime.journal_rows import CheckpointEncoder, decode_checkpoint
 from eelgrid_controller.server.grpc.resource_views import ClusterTotals
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import event_from_plain, event_to_plain
+from eelgrid_controller.state.journal import digest_of
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import (
@@ -101,6 +103,7 @@ class Cluster(RuleBasedStateMachine):
         self.journal = []
         self.now_ns = 0
         self.tally = None
+        self.dumps = []
 
     def both(self, call):
         self.now_ns += 1
@@ -313,6 +316,11 @@ class Cluster(RuleBasedStateMachine):
         """A restart in the middle: the twin goes on from its dump."""
         self.twin = Core(ClusterState.load(json.loads(json.dumps(self.twin.state.dump()))), catalogue.load_catalogue())
 
+    @rule()
+    def begin_checkpoint(self):
+        """What is taken over now is encoded only in the end, after all that follows."""
+        self.dumps.append(self.core.state.begin_dump())
+
     @invariant()
     def nothing_is_held_twice(self):
         check_invariants(self.core.state)
@@ -357,12 +365,26 @@ class Cluster(RuleBasedStateMachine):
             left = record.inventory.cpu_milli - record.allocated_cpu_milli - record.others.cpu_milli
             assert int(snapshot.nodes.cpu_free[row]) == max(0, left)
 
+    def check_checkpoints(self, state):
+        """Those begun at this revision are of this state."""
+        while self.dumps and self.dumps[0].revision == state.revision:
+            dump, encoder = self.dumps.pop(0), CheckpointEncoder(state.revision)
+            for part in dump.parts():
+                encoder.add_part(part)
+            row = encoder.finish()
+            plain = state.dump()
+            assert row.digest == digest_of(plain)
+            found = decode_checkpoint(row.seq, row.body, row.digest.encode(), row.crc32)
+            assert (found.seq, found.state) == (state.revision, json.loads(json.dumps(plain)))
+
     def teardown(self):
         """The journal, through its text, gives the same state; so does the dump."""
         replayed = ClusterState(ended_most=5)
+        self.check_checkpoints(replayed)
         for event in self.journal:
             kind, body = event_to_plain(event)
             replayed.apply(event_from_plain(kind, json.loads(json.dumps(body))))
+            self.check_checkpoints(replayed)
         check_invariants(replayed)
         digest = self.core.state.digest()
         assert replayed.digest() == digest == self.twin.state.digest()
@@ -370,6 +392,7 @@ class Cluster(RuleBasedStateMachine):
         loaded = ClusterState.load(json.loads(json.dumps(self.core.state.dump())))
         check_invariants(loaded)
         assert loaded.digest() == digest
+        assert not self.dumps
 
 
 Cluster.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)

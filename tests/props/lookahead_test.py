@@ -141,6 +141,60 @@ def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
     assert told.best_candidates(kind[0], 0, 4) == untold.best_candidates(kind[1], 0, 4)
 
 
+# What comes to an index: a node with other free amounts, another mix, quotes, or a task that asks for a place.
+HISTORIES = st.lists(
+    st.tuples(st.just("node"), st.integers(0, 8), nodes())
+    | st.tuples(st.just("mix"), ANY_MIX)
+    | st.tuples(st.just("quotes"), st.lists(WATTS, min_size=12, max_size=12), SCARCE, st.integers(0, 1000))
+    | st.tuples(st.just("task"), tasks()),
+    max_size=20,
+)
+
+
+def with_free_amounts_of(node, other):
+    gpus = [
+        replace(mine, free=theirs.free) if mine and theirs else mine
+        for mine, theirs in zip(node.gpus, other.gpus, strict=True)
+    ]
+    cpu_free = min(node.cpu_capacity, other.cpu_free)
+    return replace(node, cpu_free=cpu_free, memory_free=other.memory_free, available=other.available, gpus=gpus)
+
+
+@quiet
+@given(CLUSTERS, ANY_MIX, HISTORIES, st.sampled_from(["eelgrid", "fgd", "pwr", "pwr500", "bestfit"]))
+def test_an_index_that_takes_over_mixes_answers_as_one_built_anew(cluster, mix, history, name):
+    cluster, sorts, quotes = list(cluster), np.zeros(len(cluster), np.int64), ([], 0, 0)
+
+    def build():
+        index = CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, find_policy(name))
+        index.apply_prices(*quotes)
+        return index
+
+    kept = build()
+    for what, *values in history:
+        if what == "node":
+            row = values[0] % len(cluster)
+            cluster[row] = with_free_amounts_of(cluster[row], values[1])
+            assert kept.update_nodes(arrays(cluster), [row], sorts)
+        elif what == "mix":
+            mix, quotes = values[0], ([], 0, 0)
+            kept.adopt_mix(arrays(cluster), mix_arrays(mix), sorts)
+            kept.apply_prices(*quotes)
+        elif what == "quotes":
+            quotes = values[0][: len(mix)], bits(values[1]), values[2]
+            kept.apply_prices(*quotes)
+        else:
+            fresh = build()
+            task, allows = kernel_task(values[0]), allowed(values[0])
+            found = [one.best_candidates(one.register_kind(task, allows), 0, len(cluster)) for one in (kept, fresh)]
+            assert found[0] == found[1]
+            assert kept.weights == fresh.weights
+            assert kept.is_due(-1) == fresh.is_due(-1)
+            assert kept.compute_prices() == fresh.compute_prices()
+            verdicts = [one.count_verdicts(arrays(cluster), task, allows) for one in (kept, fresh)]
+            assert verdicts[0] == verdicts[1]
+
+
 @quiet
 @given(CLUSTERS, ANY_MIX)
 def test_blocks_are_scarce_when_the_naive_twin_says_so(cluster, mix):
@@ -151,7 +205,8 @@ def blocks_scarce(cluster, mix):
     shapes = np.zeros(len(cluster), SHAPE)
     shapes["cpu_capacity"] = [node.cpu_capacity for node in cluster]
     shapes["width"] = [len(naive.placeable(node)) for node in cluster]
-    return are_blocks_scarce(shapes, build_expected_mix(mix_arrays(mix), (0,)).blocks)
+    counts = np.ones(len(cluster), np.int64)
+    return are_blocks_scarce(shapes, counts, build_expected_mix(mix_arrays(mix), (0,)).blocks)
 
 
 @pytest.mark.parametrize(("pairs", "expected"), [(0, False), (50, False), (51, True), (100, True)])

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -21,7 +23,7 @@ from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.journal import Checkpoint, JournalEntry
+from eelgrid_controller.state.journal import Checkpoint, JournalEntry, digest_of
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, AlreadyExists, Internal, NotFound, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import NodeState, Policy, WorkloadPhase
@@ -315,6 +317,47 @@ async def test_a_checkpoint_waits_for_a_quiet_moment() -> None:
         now_s = 2.5
         await wait_until(lambda: len(journal.checkpoints) == 1)
         assert journal.checkpoints[0].state == loop.core.state.dump()
+
+
+async def test_calls_are_answered_while_a_checkpoint_is_made_and_a_crash_leaves_the_one_before(tmp_path: Path) -> None:
+    folder, ticks = tmp_path / "journal", itertools.count()
+    journal = open_journal(folder, new_cluster_id="c")
+    # By this clock each part of a checkpoint takes longer than a step may.
+    clock = Clock(perf_s=lambda: float(next(ticks)))
+    crashes = list[tuple[Path, int, str]]()
+    async with looping(journal, clock=clock, checkpoint_events=60, checkpoint_events_most=60, stop=False) as loop:
+
+        async def submit_until(is_over) -> None:
+            while not is_over():
+                number = len(loop.core.state.workloads)
+                await loop.submit(build_request(f"w{number}", milli=10))
+                if number % 3 == 0:
+                    await loop.cancel(f"w{number}")
+
+        for number in range(40):
+            await loop.register_node(build_node(f"n{number}", gpus=2))
+        await submit_until(lambda: journal.counters.checkpoints == 1)
+        first = journal.newest_checkpoint()
+        await submit_until(lambda: loop._checkpoints.is_under_way)
+        began, steps = loop.core.state.revision, 0
+        while loop._checkpoints.is_under_way:
+            crash = tmp_path / f"crash-{steps}"
+            shutil.copytree(folder, crash)
+            crashes.append((crash, loop.core.state.revision, loop.core.state.digest()))
+            await loop.submit(build_request(f"during-{steps}", milli=10))
+            steps += 1
+        second = journal.newest_checkpoint()
+        assert first.seq < second.seq <= began + 2 < loop.core.state.revision - steps
+        assert digest_of(second.state) == second.digest
+        crashes.append((folder, loop.core.state.revision, loop.core.state.digest()))
+    assert steps >= 5
+    journal.close()
+    for crash, revision, digest in crashes:
+        after = open_journal(crash, new_cluster_id="c")
+        recovered = recover_state(after, ClusterState)
+        assert recovered.checkpoint_seq == (second.seq if crash == folder else first.seq)
+        assert (recovered.state.revision, recovered.state.digest()) == (revision, digest)
+        after.close()
 
 
 async def test_a_checkpoint_that_fails_is_no_failure_of_the_controller() -> None:

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
 from eelgrid_protos.errors import Violation
@@ -52,6 +52,7 @@ HOUR_S = 3600
 _LABELS_MOST = 16
 # The label of a holder that names the job of a Ray cluster, as workloads that stand for such jobs have it, too.
 RAY_JOB_LABEL = "ray/job"
+_Value = TypeVar("_Value")
 
 
 class LedgerPlace(NamedTuple):
@@ -560,49 +561,47 @@ def spread_window(
     With `came_s` all of it belongs to the hour of that time, whatever the window's own times are.
     """
     hours = _hours(window) if came_s is None else [(came_s, came_s)]
-    cuts = _fractions(hours)
+    cuts, starts_s = _fractions(hours), [_hour_of(begin_s) for begin_s, _ in hours]
     prices = [_price(tariff, begin_s, end_s) for begin_s, end_s in hours]
-    holders = [holder_of(owner) for owner in window.owners]
-    parts_mj: dict[tuple[int, LedgerPlace, EnergyHolder], list[int]] = {}  # by number of the hour
-    drawn: dict[tuple[int, LedgerPlace], int] = {}
+    # Equal ones have one number: a sum's key is three small numbers instead of texts.
+    place_of, there = _number_distinct([places[device.gpu_uuid] for device in window.devices])
+    holder_of_owner, holders = _number_distinct([holder_of(owner) for owner in window.owners])
+    parts_mj: dict[tuple[int, int, int], list[int]] = {}  # by numbers of hour, place and holder
+    is_within = len(hours) == 1
     for share in window.shares:
-        place = places[window.devices[share.device].gpu_uuid]
-        for hour, energy_mj in enumerate(_cut(share.energy_mj, cuts)):
-            if not energy_mj:
-                continue
-            at = (_hour_of(hours[hour][0]), place)
-            drawn[at] = drawn.get(at, 0) + energy_mj
-            parts = parts_mj.setdefault((hour, place, holders[share.owner]), [0, 0, 0])
-            parts[_COLUMNS.get(share.part, _ACTIVE)] += energy_mj
-    entries = []
+        place, holder = place_of[share.device], holder_of_owner[share.owner]
+        for hour, energy_mj in enumerate((share.energy_mj,) if is_within else _cut(share.energy_mj, cuts)):
+            if energy_mj:
+                parts = parts_mj.get((hour, place, holder))
+                if parts is None:
+                    parts = parts_mj[hour, place, holder] = [0, 0, 0]
+                parts[_COLUMNS.get(share.part, _ACTIVE)] += energy_mj
+    entries, drawn = list[LedgerEntry](), dict[tuple[int, int], int]()
     for (hour, place, holder), (bare_mj, context_mj, active_mj) in parts_mj.items():
-        energy_j = (bare_mj + context_mj + active_mj) / 1000.0
+        energy_mj = bare_mj + context_mj + active_mj
+        energy_j = energy_mj / 1000.0
         cost, carbon_g = prices[hour]
         spent = LedgerAmount(bare_mj, context_mj, active_mj, cost * energy_j, carbon_g * energy_j)
-        entries.append(LedgerEntry(_hour_of(hours[hour][0]), place, holder, spent))
-    return WindowSpread(entries, _measured_by_hour(window, places, hours, cuts, drawn))
-
-
-def _measured_by_hour(
-    window: EnergyWindow,
-    places: Mapping[str, LedgerPlace],
-    hours: list[tuple[float, float]],
-    cuts: list[float],
-    drawn: Mapping[tuple[int, LedgerPlace], int],
-) -> list[MeasuredEnergy]:
-    """By hour and place; totals are `drawn`, the sums of shares as they were cut, so that each hour adds up, too."""
-    found: dict[tuple[int, LedgerPlace], MeasuredEnergy] = {}
-    for device in window.devices:
+        entries.append(LedgerEntry(starts_s[hour], there[place], holders[holder], spent))
+        drawn[starts_s[hour], place] = drawn.get((starts_s[hour], place), 0) + energy_mj
+    # By hour and place; totals are sums of shares as they were cut, so that each hour adds up, too.
+    doubts: dict[tuple[int, int], list[float]] = {}
+    for device, place in zip(window.devices, place_of, strict=True):
         for hour, uncertainty_mj in enumerate(_cut(device.uncertainty_mj, cuts)):
-            key = (_hour_of(hours[hour][0]), places[device.gpu_uuid])
-            before = found.get(key, MeasuredEnergy(*key, drawn.get(key, 0), 0, 0.0))
-            found[key] = MeasuredEnergy(
-                *key,
-                before.total_mj,
-                before.uncertainty_mj + uncertainty_mj,
-                before.uncounted_s + device.uncounted_s * (cuts[hour + 1] - cuts[hour]),
-            )
-    return list(found.values())
+            doubt = doubts.setdefault((starts_s[hour], place), [0, 0.0])
+            doubt[0] += uncertainty_mj
+            doubt[1] += device.uncounted_s * (cuts[hour + 1] - cuts[hour])
+    measured = [
+        MeasuredEnergy(hour_s, there[place], drawn.get((hour_s, place), 0), int(uncertainty_mj), uncounted_s)
+        for (hour_s, place), (uncertainty_mj, uncounted_s) in doubts.items()
+    ]
+    return WindowSpread(entries, measured)
+
+
+def _number_distinct(values: Sequence[_Value]) -> tuple[list[int], list[_Value]]:
+    """The number of each value, the same for equal ones, and the distinct values by number."""
+    numbers = dict[_Value, int]()
+    return [numbers.setdefault(value, len(numbers)) for value in values], list(numbers)
 
 
 def _hour_of(at_s: float) -> int:

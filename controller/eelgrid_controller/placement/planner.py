@@ -32,7 +32,7 @@ from eelgrid_controller.state.demand import OpportunityPrices, TaskClass
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST
 from eelgrid_controller.state.spending import OverspentLimit
-from eelgrid_kernels.arrays import Nodes, Task
+from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
 from eelgrid_kernels.cost_terms import TERMS
@@ -257,6 +257,7 @@ class _Memory:
     era: int
     setting: tuple[str, tuple[float, ...]]
     read: int
+    mix: Mix
     quotes: OpportunityPrices
 
 
@@ -344,8 +345,8 @@ class Planner:
         if spec.replicas > 1:
             trial = snapshot.copy()
             for replica in range(1, spec.replicas):
-                rows = trial.place_task(found[0].node, found[0].slots, task)
-                self._update(candidates, trial.snapshot, rows.tolist())
+                trial.place_task(found[0].node, found[0].slots, task)
+                self._update(candidates, trial.snapshot, [found[0].node])
                 found, counts = self._find_candidates(candidates, trial.snapshot, call, gang)
                 assert found, "replica_room is exact"
                 placements.append(self._placement(trial.snapshot, found[0], replica))
@@ -415,9 +416,13 @@ class Planner:
             stale = snapshot.changes[memory.read :]
             memory.read += len(stale)
             rows = sorted(set(stale))
+            is_repriced = memory.quotes != snapshot.quotes
+            if memory.mix is not snapshot.mix:
+                memory.mix, is_repriced = snapshot.mix, True
+                memory.candidates.adopt_mix(snapshot.nodes, snapshot.mix, snapshot.sorts)
             few = len(rows) <= max(_STALE_FEW, len(snapshot.names) // _STALE_SHARE)
             if not rows or (few and self._update(memory.candidates, snapshot, rows)):
-                if memory.quotes != snapshot.quotes:
+                if is_repriced:
                     memory.quotes = snapshot.quotes
                     _put(memory.candidates, snapshot)
                 return memory.candidates
@@ -427,7 +432,8 @@ class Planner:
         candidates = CandidateIndex(snapshot.nodes, snapshot.mix, snapshot.sorts, chosen)
         _put(candidates, snapshot)
         changes = snapshot.changes
-        self._memory = _Memory(candidates, changes, snapshot.era, setting, len(changes), snapshot.quotes)
+        read, mix = len(changes), snapshot.mix
+        self._memory = _Memory(candidates, changes, snapshot.era, setting, read, mix, snapshot.quotes)
         return candidates
 
     @staticmethod

@@ -150,7 +150,6 @@ class Snapshot:
 
     nodes: Nodes
     mix: Mix
-    fragments: Ints
     # Bits of the kinds of GPU task held (N,), as defined by eelgrid_kernels.engine_setup.sort_bit.
     sorts: Ints
     names: Sequence[str]
@@ -170,6 +169,12 @@ class Snapshot:
             if model in self.models:
                 allowed[self.models[model]] = 1
         return _read_only(allowed)
+
+    def measure_fragments(self) -> Ints:
+        """Returns the fragmentation of each node (N,), in milli-GPU by the weights of the mix; takes a look at all nodes."""
+        fragments = np.zeros(len(self.names), np.int64)
+        refresh_fragmentation(self.nodes, self.mix, np.arange(len(fragments)), fragments)
+        return fragments
 
     def copy(self) -> "SnapshotTrial":
         """Returns a copy of what a placement changes, for trials."""
@@ -216,36 +221,31 @@ class SnapshotTrial:
             memory_free=snapshot.nodes.memory_free.copy(),
             gpu_free=snapshot.nodes.gpu_free.copy(),
         )
-        self._fragments = snapshot.fragments.copy()
         self._sorts = snapshot.sorts.copy()
         # A separate list: a cache of the cluster's changes must not be mistaken for one of this trial's.
         self._changes: list[int] = []
         self.snapshot = replace(
             snapshot,
             nodes=_frozen(self._nodes),
-            fragments=_read_only(self._fragments),
             sorts=_read_only(self._sorts),
             changes=self._changes,
         )
 
-    def place_task(self, row: int, slots: Sequence[int], task: Task) -> Ints:
-        """Places a task; returns the row that changed, in the form that the kernels expect."""
+    def place_task(self, row: int, slots: Sequence[int], task: Task) -> None:
+        """Places a task."""
         self._sorts[row] |= sort_bit(task.gpu_count, task.gpu_milli)
-        return self._shift(row, slots, task, 1)
+        self._shift(row, slots, task, 1)
 
-    def remove_task(self, row: int, slots: Sequence[int], task: Task) -> Ints:
-        """Removes a task; returns the row that changed. The kinds of task held there stay as they were."""
-        return self._shift(row, slots, task, -1)
+    def remove_task(self, row: int, slots: Sequence[int], task: Task) -> None:
+        """Removes a task. The kinds of task held there stay as they were."""
+        self._shift(row, slots, task, -1)
 
-    def _shift(self, row: int, slots: Sequence[int], task: Task, sign: int) -> Ints:
+    def _shift(self, row: int, slots: Sequence[int], task: Task, sign: int) -> None:
         self._nodes.cpu_free[row] -= sign * task.cpu_milli
         self._nodes.memory_free[row] -= sign * task.memory_bytes
         for slot in slots:
             self._nodes.gpu_free[row, slot] -= sign * task.gpu_milli
         self._changes.append(row)
-        rows = np.array([row], np.int64)
-        refresh_fragmentation(self.snapshot.nodes, self.snapshot.mix, rows, self._fragments)
-        return rows
 
 
 class RoomCount:
@@ -362,7 +362,6 @@ class SnapshotMirror:
         self._state = state
         self._watts = watts
         self._arrays = _empty(_ROWS_LEAST, 1)
-        self._fragments = np.zeros(_ROWS_LEAST, np.int64)
         self._memory = np.zeros(_ROWS_LEAST, np.int64)
         self._sorts = np.zeros(_ROWS_LEAST, np.int64)
         self._assignments_left = np.zeros(_ROWS_LEAST, np.int64)
@@ -398,16 +397,12 @@ class SnapshotMirror:
         """Rewrites the rows of these nodes, and what is derived from them."""
         models = len(self._models)
         changed = [self._refresh_row(name) for name in names]
-        if self._learned is not self._state.demand.mix or len(self._models) != models:
-            self._adopt_mix()
-            changed = list(range(len(self._names)))
-        if not changed:
-            return
         self._changes.extend(changed)
-        if len(self._changes) > _CHANGES_MOST:
+        if len(self._models) != models or len(self._changes) > _CHANGES_MOST:
             self._renew()
-        rows = np.array(changed, np.int64)
-        refresh_fragmentation(self.snapshot().nodes, self._mix, rows, self._fragments)
+        if self._learned is not self._state.demand.mix or len(self._models) != models:
+            self._learned = self._state.demand.mix
+            self._mix, self._snapshot = _mix(self._learned, self._models), None
 
     def snapshot(self) -> Snapshot:
         """Returns a read-only view for one decision; it must not be kept beyond the next event."""
@@ -417,7 +412,6 @@ class SnapshotMirror:
             self._snapshot = Snapshot(
                 nodes=_frozen(Nodes._make(array[:count] for array in self._arrays)),
                 mix=self._mix,
-                fragments=_read_only(self._fragments[:count]),
                 sorts=_read_only(self._sorts[:count]),
                 names=self._names,
                 devices=self._devices,
@@ -440,7 +434,7 @@ class SnapshotMirror:
             gpu_state=snapshot.nodes.gpu_state.copy(),
             gpu_free=snapshot.nodes.gpu_free.copy(),
         )
-        fragments, sorts = snapshot.fragments.copy(), snapshot.sorts.copy()
+        sorts = snapshot.sorts.copy()
         left = self._assignments_left[: len(self._names)].copy()
         for name, record in records.items():
             row, gpus = self._rows[name], {gpu.uuid: gpu for gpu in record.inventory.gpus}
@@ -448,12 +442,9 @@ class SnapshotMirror:
                 nodes.gpu_state[row, slot] = _gpu_state(record, gpus[uuid])
             _write_free_amounts(nodes, row, self._devices[row].uuids, record)
             sorts[row], left[row] = _sorts_held(record), max(0, ASSIGNMENTS_MOST - len(record.assignments))
-        rows = np.array([self._rows[name] for name in records], np.int64)
-        refresh_fragmentation(_frozen(nodes), self._mix, rows, fragments)
         return replace(
             snapshot,
             nodes=_frozen(nodes),
-            fragments=_read_only(fragments),
             sorts=_read_only(sorts),
             # A separate list: a cache of the cluster's changes must not be mistaken for one of this snapshot's.
             changes=[],
@@ -511,7 +502,6 @@ class SnapshotMirror:
         for old, new in pairs:
             new[tuple(map(slice, old.shape))] = old
         self._arrays = grown
-        self._fragments = np.concatenate([self._fragments, np.zeros(taller - rows, np.int64)])
         self._memory = np.concatenate([self._memory, np.zeros(taller - rows, np.int64)])
         self._sorts = np.concatenate([self._sorts, np.zeros(taller - rows, np.int64)])
         self._assignments_left = np.concatenate([self._assignments_left, np.zeros(taller - rows, np.int64)])
@@ -546,8 +536,3 @@ class SnapshotMirror:
         _write_free_amounts(self._arrays, row, self._devices[row].uuids, record)
         self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
         self._sorts[row] = _sorts_held(record)
-
-    def _adopt_mix(self) -> None:
-        self._learned = self._state.demand.mix
-        self._mix = _mix(self._learned, self._models)
-        self._renew()

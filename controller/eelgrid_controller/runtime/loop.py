@@ -25,7 +25,7 @@ from eelgrid_controller.runtime.access_control import bind_spec, check_owner, ow
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.core_command import CoreCommand, describe_end
-from eelgrid_controller.runtime.journal_writer import CheckpointWriter, JournalWriter, journal_fault
+from eelgrid_controller.runtime.journal_writer import STEP_PAUSE_S, CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
@@ -487,7 +487,7 @@ class ControllerLoop:
     async def _run(self) -> None:
         while self._queue or not self._stopping:
             if self._is_checkpoint_due():
-                await self._checkpoints.write(self.core.state)
+                await self._checkpoints.advance(self.core.state)
             if self._claims:
                 await self._raise_term()
             self._go_on_with_backlog()
@@ -525,12 +525,14 @@ class ControllerLoop:
                     answer.set_exception(fault)
 
     async def _rest(self) -> None:
-        """Waits until woken; a failed journal is probed meanwhile, so that it recovers without any call."""
+        """Waits until woken, for a checkpoint's next step, or for a probe by which a failed journal recovers without a call."""
+        pause_s = None if self._journal_fault is None else _PROBE_EVERY_S
         try:
-            async with asyncio.timeout(None if self._journal_fault is None else _PROBE_EVERY_S):
+            async with asyncio.timeout(STEP_PAUSE_S if self._checkpoints.is_under_way else pause_s):
                 await self._wake.wait()
         except TimeoutError:
-            await self._can_write()
+            if self._journal_fault is not None:
+                await self._can_write()
 
     def _go_on_with_backlog(self) -> None:
         """Queues the rest of a retry round over pending work: when no command waits, and at intervals when some do."""

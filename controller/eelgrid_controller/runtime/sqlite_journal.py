@@ -50,6 +50,7 @@ from eelgrid_controller.runtime.journal_rows import (
 from eelgrid_controller.runtime.wal_checkpointer import WalCheckpointer
 from eelgrid_controller.state.journal import (
     Checkpoint,
+    CheckpointRow,
     JournalCopy,
     JournalCounters,
     JournalEntry,
@@ -294,7 +295,7 @@ class SqliteJournal:
                 raise self._corrupt(rows[0][0], 0, f"the checkpoint at entry {rows[0][0]} is damaged")
             return JournalHistory(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint | CheckpointRow) -> None:
         """Stores a checkpoint; deletes all but the newest before it, and the entries that both cover."""
         row = encode_checkpoint(checkpoint)
         self.check_files()

@@ -248,7 +248,7 @@ def fragmentation_ratio(snapshot: Snapshot) -> float | None:
     free_milli = int(nodes.gpu_free[placeable].sum())
     if not free_milli or not len(mix.weight):
         return None
-    return float(snapshot.fragments[nodes.available].sum() / (mix.total * free_milli))
+    return float(snapshot.measure_fragments()[nodes.available].sum() / (mix.total * free_milli))
 
 
 def pool_watts(records: Sequence[NodeRecord | None], seen: PowerReadings, is_ready: Bools) -> dict[str, float]:

@@ -86,6 +86,7 @@ from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profi
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
     ContradictoryEvent,
+    DurableNode,
     NodeRecord,
     apply_device_correction,
     apply_move,
@@ -106,8 +107,8 @@ from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitione
 from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
+from eelgrid_controller.state.state_dump import StateDump
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
-from eelgrid_protos.plain_messages import to_plain
 
 # Ended workloads kept for queries; the first to end is the first to be removed.
 ENDED_WORKLOADS_MOST = 100_000
@@ -707,30 +708,31 @@ class ClusterState:
         self.market.set_prices(event.quotes)
         return frozenset()
 
+    def begin_dump(self) -> StateDump:
+        """Takes over everything that `load` needs as it is at this revision, to be made plain while events go on."""
+        dump = StateDump(self.revision)
+        dump.add_values(format=_FORMAT, revision=self.revision, ended_most=self._ended_most, market=self.market.dump())
+        dump.add_values(policy=policy_to_plain(self.policy), submissions=self.submissions, next_number=self.next_number)
+        dump.add_list("ended", list(self._ended), str)
+        dump.add_later("demand", self.demand.copy().dump)
+        dump.add_list("nodes", [record.take_durable() for record in self.nodes.values()], DurableNode.dump)
+        dump.add_list("workloads", list(self.workloads.values()))
+        dump.add_mapping("explanations", self.explanations.dump())
+        dump.add_list("points", self.points.copy().list_points())
+        dump.add_later("spending", self.spending.copy().dump)
+        if self.rollbacks:
+            dump.add_values(rollbacks=self.rollbacks)
+        if self.policy.queues:
+            dump.add_later("queue_usage", self.queue_usage.copy().dump)
+        dump.add_later("runtimes", self.runtimes.copy().dump, is_kept_empty=False)
+        dump.add_later("interruptions", self.interruptions.copy().dump, is_kept_empty=False)
+        dump.add_later("nominations", self.nominations.copy().dump, is_kept_empty=False)
+        dump.add_later("gangs", self.gangs.copy().dump, is_kept_empty=False)
+        return dump
+
     def dump(self) -> dict[str, Any]:
         """Dumps everything that `load` needs, as plain JSON values."""
-        return {
-            "format": _FORMAT,
-            "revision": self.revision,
-            "policy": policy_to_plain(self.policy),
-            "submissions": self.submissions,
-            "next_number": self.next_number,
-            "ended_most": self._ended_most,
-            "ended": list(self._ended),
-            "demand": self.demand.dump(),
-            "market": self.market.dump(),
-            "nodes": [record.dump() for record in self.nodes.values()],
-            "workloads": [to_plain(workload, brief=True) for workload in self.workloads.values()],
-            "explanations": self.explanations.dump(),
-            "points": self.points.dump(),
-            "spending": self.spending.dump(),
-            **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
-            **({"queue_usage": self.queue_usage.dump()} if self.policy.queues else {}),
-            **({"runtimes": runtimes} if (runtimes := self.runtimes.dump()) else {}),
-            **({"interruptions": interruptions} if (interruptions := self.interruptions.dump()) else {}),
-            **({"nominations": self.nominations.dump()} if len(self.nominations) else {}),
-            **({"gangs": gangs} if (gangs := self.gangs.dump()) else {}),
-        }
+        return self.begin_dump().collect()
 
     @classmethod
     def load(cls, plain: Mapping[str, Any], healer: JournalSanitizer | None = None) -> Self:

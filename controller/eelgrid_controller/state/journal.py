@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.errors import LostEntries, StoreLocation
 from eelgrid_protos.messages import (
@@ -42,6 +42,15 @@ class Checkpoint:
     seq: int
     state: Mapping[str, Any]
     digest: str
+
+
+class CheckpointRow(NamedTuple):
+    """A checkpoint as it is stored: its state as compressed JSON."""
+
+    seq: int
+    body: bytes
+    digest: str
+    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,7 @@ class Journal(Protocol):
     def read_history(self) -> JournalHistory:
         """Returns everything that is stored, verified; any thread may call it at any time."""
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint | CheckpointRow) -> None:
         """Stores a checkpoint, and deletes what two checkpoints have made unnecessary."""
 
     def check_files(self) -> None:
@@ -156,9 +165,13 @@ def entry_removal_command(path: StoreLocation, seq: int) -> str:
     return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # shown, never run
 
 
+# As JSON that is the same for equal values, of which digests are taken.
+encode_canonically = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 def digest_of(state: Mapping[str, Any]) -> str:
     """Computes a hash of a dumped state, independent of the order of its keys."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(encode_canonically(state).encode()).hexdigest()
 
 
 def encode_explanation(explanation: tuple[ReplicaExplanation, ...]) -> list[Any]:

@@ -17,7 +17,8 @@ from one. So `allocate` does not refuse it; those who choose places do, by `cord
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from operator import itemgetter
+from typing import Any, NamedTuple, Self
 
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon, dump_cordon, load_cordons
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, ExternalUsage
@@ -74,6 +75,41 @@ def make_assignment(workload: Workload, placement: Placement) -> Assignment:
         memory_bytes=request.memory_bytes,
         gpu_instance=part,
     )
+
+
+class DurableNode(NamedTuple):
+    """What a checkpoint holds of a node, all of it immutable; the rest follows from the placements."""
+
+    inventory: Inventory
+    state: NodeState
+    plan_epoch: int
+    lost_gpus: tuple[str, ...]
+    lost_ns: int
+    layouts: tuple[GpuLayout, ...]
+    others: ExternalUsage
+    ahead: "AheadOfJournal | None"
+    doubted_epoch: int | None
+    cordon: OperatorCordon | None
+    gpu_cordons: tuple[tuple[str, OperatorCordon], ...]
+
+    def dump(self) -> dict[str, Any]:
+        """Returns it as plain JSON values."""
+        layouts = [to_plain(layout, brief=True) for layout in self.layouts]
+        ahead = None if self.ahead is None else {**asdict(self.ahead), "workload_ids": list(self.ahead.workload_ids)}
+        cordons = [] if self.cordon is None else [dump_cordon(self.cordon)]
+        cordons += [dump_cordon(cordon, uuid) for uuid, cordon in self.gpu_cordons]
+        return {
+            "inventory": to_plain(self.inventory, brief=True),
+            "state": self.state.name.lower(),
+            "plan_epoch": self.plan_epoch,
+            "lost_gpus": list(self.lost_gpus),
+            **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
+            **({"layouts": layouts} if layouts else {}),
+            **({"others": to_plain(self.others, brief=True)} if self.others != NO_EXTERNAL_USAGE else {}),
+            **({"ahead": ahead} if ahead is not None else {}),
+            **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
+            **({"cordons": cordons} if cordons else {}),
+        }
 
 
 def _lost_of(inventory: Inventory) -> set[str]:
@@ -405,24 +441,21 @@ class NodeRecord:
                     self.layouts.pop(uuid, None)
         self.update_overcommitted()
 
-    def dump(self) -> dict[str, Any]:
-        """Dumps what cannot be derived, as plain JSON values."""
-        layouts = [to_plain(self.layouts[uuid], brief=True) for uuid in sorted(self.layouts)]
-        ahead = None if self.ahead is None else {**asdict(self.ahead), "workload_ids": list(self.ahead.workload_ids)}
-        cordons = [] if self.cordon is None else [dump_cordon(self.cordon)]
-        cordons += [dump_cordon(self.gpu_cordons[uuid], uuid) for uuid in sorted(self.gpu_cordons)]
-        return {
-            "inventory": to_plain(self.inventory, brief=True),
-            "state": self.state.name.lower(),
-            "plan_epoch": self.plan_epoch,
-            "lost_gpus": sorted(self.lost_gpus),
-            **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
-            **({"layouts": layouts} if layouts else {}),
-            **({"others": to_plain(self.others, brief=True)} if self.others != NO_EXTERNAL_USAGE else {}),
-            **({"ahead": ahead} if ahead is not None else {}),
-            **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
-            **({"cordons": cordons} if cordons else {}),
-        }
+    def take_durable(self) -> "DurableNode":
+        """Returns what cannot be derived, as it is now."""
+        return DurableNode(
+            self.inventory,
+            self.state,
+            self.plan_epoch,
+            tuple(sorted(self.lost_gpus)) if self.lost_gpus else (),
+            self.lost_ns,
+            tuple(self.layouts[uuid] for uuid in sorted(self.layouts)) if self.layouts else (),
+            self.others,
+            self.ahead,
+            self.doubted_epoch,
+            self.cordon,
+            tuple(sorted(self.gpu_cordons.items(), key=itemgetter(0))) if self.gpu_cordons else (),
+        )
 
     @classmethod
     def load(cls, row: Mapping[str, Any], healer: JournalSanitizer) -> Self:

@@ -122,7 +122,9 @@ def compute_cluster_figures(core: Core) -> ClusterFigures:
         pending=phases[WorkloadPhase.PENDING],
         modelled_power_w=core.modelled_power_w(),
         # Lost nodes take no work, so that nothing free on them counts as fragmented.
-        fragmented_gpu_milli=round(int(snapshot.fragments[snapshot.nodes.available].sum()) / snapshot.mix.total),
+        fragmented_gpu_milli=round(
+            int(snapshot.measure_fragments()[snapshot.nodes.available].sum()) / snapshot.mix.total
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from eelgrid_controller.energy.ledger import (
     DAY_S,
@@ -156,6 +156,7 @@ HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _NAMES_KNOWN_MOST = 100_000
+_Named = TypeVar("_Named")
 _DAMAGED = "check the disk, and restore a backup or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
 # Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.
 _WITNESSES = 3
@@ -245,7 +246,8 @@ class LedgerStore:
         self._kept = {
             f"{table}{kind.suffix}": KeptCells(kind, span_s) for table, span_s in SPANS for kind in CELL_KINDS
         }
-        self._ids: dict[NameTable, dict[StoredNames, int]] = {PLACES: {}, HOLDERS: {}, WORKS: {}}
+        # By what has the names; several may have the same.
+        self._ids: dict[NameTable, dict[Any, int]] = {PLACES: {}, HOLDERS: {}, WORKS: {}}
         self._is_stale = False  # what is in memory, after a transaction in doubt
         self._doubt: _Doubt | None = None
         self._scrub_s = -1  # the day that was scrubbed last
@@ -467,16 +469,12 @@ class LedgerStore:
         return None if first_s is None else int(first_s)
 
     def _add_spent(self, transaction: LedgerTransaction, part: "_Part", checks: "_Checks") -> None:
-        holders = {one.holder: _holder_names(one.holder) for one in part.entries}
-        places = dict.fromkeys(one.place for many in (part.entries, part.measured) for one in many)
-        holder_ids = self._resolve_ids(transaction, HOLDERS, holders.values())
-        place_ids = self._resolve_ids(transaction, PLACES, map(_plain_text, places))
-        place_of = {place: place_ids[_plain_text(place)] for place in places}
-        spent = [
-            ((one.hour_s, place_of[one.place], holder_ids[holders[one.holder]]), one.spent) for one in part.entries
-        ]
+        places = (one.place for many in (part.entries, part.measured) for one in many)
+        holder_ids = self._resolve_ids(transaction, HOLDERS, (one.holder for one in part.entries), _holder_names)
+        place_ids = self._resolve_ids(transaction, PLACES, places, _plain_text)
+        spent = [((one.hour_s, place_ids[one.place], holder_ids[one.holder]), one.spent) for one in part.entries]
         drawn = [
-            ((one.hour_s, place_of[one.place]), (one.total_mj, one.uncertainty_mj, one.uncounted_s))
+            ((one.hour_s, place_ids[one.place]), (one.total_mj, one.uncertainty_mj, one.uncounted_s))
             for one in part.measured
         ]
         self._add_cells(transaction, SPENT, spent, checks)
@@ -523,8 +521,8 @@ class LedgerStore:
         return after
 
     def _add_work(self, transaction: LedgerTransaction, worked: Sequence[WorkEntry], checks: "_Checks") -> None:
-        names = [_plain_text((one.workload, one.unit)) for one in worked]
-        ids = self._resolve_ids(transaction, WORKS, names)
+        names = [(one.workload, one.unit) for one in worked]
+        ids = self._resolve_ids(transaction, WORKS, names, _plain_text)
         untils_s = {ids[name]: float(one.until_s) for name, one in zip(names, worked, strict=True)}
         transaction.change_each(
             "UPDATE works SET until = ? WHERE id = ?", [(until_s, number) for number, until_s in untils_s.items()]
@@ -536,21 +534,28 @@ class LedgerStore:
         self._add_cells(transaction, WORKED, rows, checks)
 
     def _resolve_ids(
-        self, transaction: LedgerTransaction, table: NameTable, wanted: Iterable[StoredNames]
-    ) -> dict[StoredNames, int]:
-        """Ids of names, which those that are new are given in the order in which they came."""
-        known, names = self._ids[table], dict.fromkeys(wanted)
-        if missing := [one for one in names if one not in known]:
+        self,
+        transaction: LedgerTransaction,
+        table: NameTable,
+        wanted: Iterable[_Named],
+        names_of: Callable[[_Named], StoredNames],
+    ) -> Mapping[_Named, int]:
+        """Ids of what has names, among others; names that are new are given ids in the order in which they came."""
+        known, distinct = self._ids[table], dict.fromkeys(wanted)
+        if missing := [one for one in distinct if one not in known]:
             if len(known) > _NAMES_KNOWN_MOST:
                 known.clear()
-                missing = list(names)
-            known.update(transaction.find_names(table, missing))
-            if new := [one for one in missing if one not in known]:
+                missing = list(distinct)
+            names = {one: names_of(one) for one in missing}
+            asked = dict.fromkeys(names.values())
+            stored = dict(transaction.find_names(table, asked))
+            if new := [one for one in asked if one not in stored]:
                 ((last,),) = transaction.read(f"SELECT coalesce(max(id), 0) FROM {table.name}")
                 rows = list(enumerate(new, last + 1))
                 transaction.add_names(table, rows)
-                known.update({one: number for number, one in rows})
-        return {one: known[one] for one in names}
+                stored.update({one: number for number, one in rows})
+            known.update({one: stored[its] for one, its in names.items()})
+        return known
 
     def _forget_rows(self) -> None:
         for kept in self._kept.values():
@@ -721,12 +726,10 @@ def _plain_label(kind: str, namespace: str) -> str:
     return _plain(namespace_label(kind, namespace))
 
 
-@lru_cache(maxsize=_NAMES_KNOWN_MOST)
 def _plain_text(texts: tuple[str, ...]) -> StoredNames:
     return tuple(map(_plain, texts))
 
 
-@lru_cache(maxsize=_NAMES_KNOWN_MOST)
 def _holder_names(holder: EnergyHolder) -> StoredNames:
     labels = {_plain(name): _plain(value) for name, value in holder.labels}
     return (*_plain_text(holder[:-1]), json.dumps(labels))

@@ -72,13 +72,14 @@ class _Batch:
     # Windows for the listeners, by node.
     kept: dict[str, list[tuple[Inventory, EnergyWindow]]] = field(default_factory=dict)
     worked: list[WorkEntry] = field(default_factory=list)
+    windows: int = 0  # of all nodes
     pieces: int = 0
     end_ns: int = 0  # the latest
 
-    @property
-    def windows(self) -> int:
-        """Of all nodes."""
-        return self.many.total()
+    def count_window(self, node: str) -> None:
+        """Counts one more window of a node."""
+        self.many[node] += 1
+        self.windows += 1
 
     def refuse(self, node: str, reason: str, many: int = 1) -> None:
         """Windows of a node are in no sum."""
@@ -99,6 +100,7 @@ class _Batch:
             self.many + later.many,
             {node: self.kept.get(node, []) + later.kept.get(node, []) for node in self.kept | later.kept},
             self.worked + later.worked,
+            self.windows + later.windows,
             self.pieces + later.pieces,
             max(self.end_ns, later.end_ns),
         )
@@ -112,11 +114,20 @@ class _Batch:
             parts={node: part for node, part in self.parts.items() if node in nodes},
             told={node: told for node, told in self.told.items() if node in nodes},
             refused={node: one for node, one in self.refused.items() if node in nodes},
-            many=Counter({node: many for node, many in self.many.items() if node in nodes}),
+            many=(many := Counter({node: many for node, many in self.many.items() if node in nodes})),
+            windows=many.total(),
             kept={node: windows for node, windows in self.kept.items() if node in nodes},
             worked=self.worked if "" in nodes else [],
             pieces=sum(len(self.parts[node].entries) for node in nodes if node in self.parts),
         )
+
+
+class _NodeBoards(NamedTuple):
+    """A node's boards by UUID."""
+
+    inventory: Inventory
+    watts: dict[str, float]  # the greatest power, where the catalogue knows it
+    places: dict[str, LedgerPlace]
 
 
 class _Found(NamedTuple):
@@ -159,7 +170,7 @@ class LedgerWriter:
         self.bytes_most = bytes_most
         self._open = open_store
         self._products = catalogue.load_catalogue().products if products is None else products
-        self._watts: dict[str, tuple[Inventory, dict[str, float]]] = {}  # by node
+        self._boards: dict[str, _NodeBoards] = {}  # by node
         self._allowances: dict[str, ClaimAllowance] = {}
         self._until_s: Mapping[str, float] = {}  # of the newest window of each node when the ledger was opened
         self._refusals: dict[str, tuple[float, int]] = {}  # by node: when one was logged, and how many were not since
@@ -274,7 +285,8 @@ class LedgerWriter:
             self.dropped += 1
             return
         now_s = self._clock.now_ns() / 1e9
-        verdict = judge_window(window, self._board_watts(inventory), allowance, now_s=now_s)
+        boards = self._find_boards(inventory)
+        verdict = judge_window(window, boards.watts, allowance, now_s=now_s)
         if verdict.reason:
             self._log_refusal(node, window.number, verdict.reason)
         if window.number > NUMBER_MOST:
@@ -292,7 +304,7 @@ class LedgerWriter:
         until_s = min(window.end_ns / 1e9, now_s + AHEAD_S_MOST)
         part.newest = LastWindow(node, window.incarnation, window.number, until_s)
         batch.told[node] = acknowledge
-        batch.many[node] += 1
+        batch.count_window(node)
         self._wake.set()
         if verdict.reason:
             batch.refuse(node, verdict.reason)
@@ -301,11 +313,8 @@ class LedgerWriter:
         allowance.pieces -= count_pieces(window)
         self.unplaced += not verdict.is_placed
         batch.end_ns = max(batch.end_ns, window.end_ns if verdict.is_placed else int(now_s * 1e9))
-        models = {gpu.uuid: gpu.catalogue_key for gpu in inventory.gpus}
-        places = {
-            device.gpu_uuid: LedgerPlace(node, inventory.pool, models.get(device.gpu_uuid, ""))
-            for device in window.devices
-        }
+        unknown = LedgerPlace(node, inventory.pool, "")
+        places = {device.gpu_uuid: boards.places.get(device.gpu_uuid, unknown) for device in window.devices}
         made = spread_window(window, places, self._holder, self._tariff(), came_s=None if verdict.is_placed else now_s)
         part.entries += made.entries
         part.measured += made.measured
@@ -323,17 +332,18 @@ class LedgerWriter:
         known.advance(now_s)
         return known
 
-    def _board_watts(self, inventory: Inventory) -> Mapping[str, float]:
-        """The greatest power of a node's boards by UUID, where the catalogue knows it."""
-        known = self._watts.get(inventory.node_name)
-        if known is None or known[0] is not inventory:
-            watts = {}
+    def _find_boards(self, inventory: Inventory) -> "_NodeBoards":
+        """What follows from a node's inventory; kept as long as it has that one."""
+        node, known = inventory.node_name, self._boards.get(inventory.node_name)
+        if known is None or known.inventory is not inventory:
+            watts, places = dict[str, float](), dict[str, LedgerPlace]()
             for gpu in inventory.gpus:
+                places[gpu.uuid] = LedgerPlace(node, inventory.pool, gpu.catalogue_key)
                 product = self._products.get(gpu.catalogue_key)
                 if product is not None:
                     watts[gpu.uuid] = min(BOARD_W_MOST, product.power_max_w or product.power_default_w)
-            known = self._watts[inventory.node_name] = (inventory, watts)
-        return known[1]
+            known = self._boards[node] = _NodeBoards(inventory, watts, places)
+        return known
 
     def _log_refusal(self, node: str, number: int, reason: str) -> None:
         """One line of a node in a while: it may refuse as many windows as it likes."""

@@ -13,7 +13,7 @@ Must not know how a database is opened, or what a window is.
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import add
+from operator import add, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -105,15 +105,14 @@ def crc_of(number: int, *texts: object) -> int:
     return zlib.crc32("\x1f".join(map(str, texts)).encode(), number & CRC_MASK)
 
 
-def sum_cells(more: Iterable[tuple[CellKey, Amounts]], span_s: int) -> dict[CellKey, list[float]]:
+def sum_cells(more: Iterable[tuple[CellKey, Amounts]], span_s: int) -> dict[CellKey, Amounts]:
     """Sums amounts by key, with times cut to whole spans."""
-    sums: dict[CellKey, list[float]] = {}
+    sums: dict[CellKey, Amounts] = {}
     for key, amounts in more:
-        cut = (key[0] // span_s * span_s, *key[1:])
-        known = sums.get(cut)
-        if known is None:
-            sums[cut] = list(amounts)
-        else:
+        past_s = key[0] % span_s
+        cut = (key[0] - past_s, *key[1:]) if past_s else key
+        known = sums.setdefault(cut, amounts)
+        if known is not amounts:
             sums[cut] = list(map(add, known, amounts))
     return sums
 
@@ -203,7 +202,7 @@ class KeptCells:
 
     def _make_room(self, keys: Sequence[CellKey]) -> None:
         """Lets go of what is older than the newest hour or day and the one before, when there is much of it."""
-        self._newest_s = max(self._newest_s, *(key[0] for key in keys))
+        self._newest_s = max(self._newest_s, *map(itemgetter(0), keys))
         if len(self._rows) <= 2 * self._rows_before + _KEPT_ROWS_LEAST:
             return
         left = [(key, row) for key, row in self._rows.items() if key[0] >= self._newest_s - self._span_s]

@@ -65,6 +65,7 @@ from eelgrid_controller.runtime.postgresql.reading import JournalReader, raise_j
 from eelgrid_controller.runtime.postgresql.schema import audit, checkpoints, journal, meta, upgrade_schema
 from eelgrid_controller.state.journal import (
     Checkpoint,
+    CheckpointRow,
     JournalCopy,
     JournalCounters,
     JournalEntry,
@@ -212,7 +213,7 @@ class PostgresJournal(JournalReader):
         crc = compute_entry_crc(seq, entry.kind.encode(), body)
         return {"seq": seq, "epoch": self._term.epoch, "kind": entry.kind, "body": body.decode(), "crc32": crc}
 
-    def _checkpoint_row(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _checkpoint_row(self, checkpoint: Checkpoint | CheckpointRow) -> dict[str, Any]:
         return {**encode_checkpoint(checkpoint)._asdict(), "epoch": self._term.epoch}
 
     def restore(self, copy: JournalCopy) -> None:
@@ -297,7 +298,7 @@ class PostgresJournal(JournalReader):
                     gone = self.audit_table.prune()
                 self.audit_table.pruned(*gone)
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint | CheckpointRow) -> None:
         """Stores a checkpoint; deletes all but the newest before it, and the entries that both cover."""
         row = self._checkpoint_row(checkpoint)
         with self._transaction() as connection:
