@@ -83,8 +83,7 @@ class MemberCluster:
         key = dispatch.workload_id
         match verb:
             case Verb.SUBMIT:
-                sent = replace(dispatch.request, workload_id=key, hold=not dispatch.is_direct)
-                answer = await self._ask("submit_workload", sent)
+                answer = await self._ask("submit_workload", dispatch.submission)
             case Verb.RELEASE:
                 answer = await self._ask("release_workload", ReleaseWorkloadRequest(workload_id=key))
             case Verb.HOLD:
@@ -98,7 +97,7 @@ class MemberCluster:
 
     async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
         """Asks what the cluster offers for a workload; raises Fault."""
-        trial = replace(request, workload_id="", dry_run=True)
+        trial = replace(request, workload_id="", dry_run=True, hold=False)
         preview, report = await asyncio.gather(self._ask("submit_workload", trial), self.read_report())
         return make_offer(
             self.name,

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.federation.affinity import list_anchors
 from eelgrid_controller.federation.cluster_clients import MemberCluster, MemberReport, ask_all, describe_silence
-from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch
+from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch, StoredRecord
 from eelgrid_controller.federation.dispatcher import Dispatcher
 from eelgrid_controller.federation.ranking import price_now
-from eelgrid_controller.federation.record_store import StoredRecord
 from eelgrid_controller.federation.totals import add_energy, add_summaries
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.server.grpc.pagination import build_page
@@ -88,7 +88,7 @@ class FrontService:
         if caller is not None and not spec.user:
             spec = replace(spec, user=caller.user)
         key = request.workload_id or f"f-{secrets.token_hex(8)}"
-        asked = SubmitWorkloadRequest(spec=spec, workload_id=key)
+        asked = SubmitWorkloadRequest(spec=spec, workload_id=key, array=request.array)
         if request.dry_run:
             return SubmitWorkloadResponse(workload=await self._preview(asked))
         record = await self._dispatcher.submit(key, asked, owner=owner_of(caller, spec.user))
@@ -255,7 +255,9 @@ def _describe_wait(dispatch: Dispatch, reason: str) -> str:
 
 
 def _join_problems(dispatch: Dispatch) -> str:
-    return "; ".join(f"{one.cluster}: {one.problem}" for one in dispatch.copies if one.problem)
+    return "; ".join(f"{one.cluster}: {one.problem}" for one in dispatch.copies if one.problem) or "; ".join(
+        dispatch.decision if not dispatch.copies else ()
+    )
 
 
 def _check_supported(request: SubmitWorkloadRequest) -> None:
@@ -263,10 +265,9 @@ def _check_supported(request: SubmitWorkloadRequest) -> None:
     remedy = "submit it to one cluster: eelctl --cluster NAME"
     spec = request.spec
     found = [
-        ("array", request.array is not None),
         ("hold", request.hold),
-        ("spec.gang", spec.gang is not None),
-        ("spec.schedule.after", spec.schedule is not None and bool(spec.schedule.after)),
+        # Which cluster it belongs to, its gang and its dependencies would say twice.
+        ("spec.gang", spec.gang is not None and (request.array is not None or bool(list_anchors(request)))),
     ]
     violations = tuple(
         Violation(name, "is of one cluster, and a front has several", remedy) for name, is_set in found if is_set

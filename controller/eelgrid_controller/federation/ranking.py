@@ -119,6 +119,14 @@ def make_offer(
     )
 
 
+def join_offers(offers: Sequence[ClusterOffer]) -> ClusterOffer:
+    """Returns one cluster's offers for several workloads that start together as one: the first, from when the last starts."""
+    starts = [one.start_ns for one in offers]
+    late = max(offers, key=lambda one: math.inf if one.start_ns is None else one.start_ns)
+    start_ns = None if None in starts else late.start_ns
+    return replace(offers[0], start_ns=start_ns, reason=late.reason)
+
+
 def estimate_power_w(spec: WorkloadSpec, models: Mapping[str, int], busy_w: Mapping[str, float]) -> float | None:
     """Estimates the watts of a workload on a cluster's GPUs; None without a known model. `busy_w` is by model."""
     request = spec.request
