@@ -15,6 +15,7 @@ import grpc.aio
 from eelgrid_controller.federation.dispatch import Dispatch, Verb
 from eelgrid_controller.federation.ranking import ClusterOffer, make_offer
 from eelgrid_protos import rpc, transport
+from eelgrid_protos.codec import encode_message
 from eelgrid_protos.controller_addresses import ControllerAddresses
 from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
 from eelgrid_protos.messages import (
@@ -36,6 +37,9 @@ from eelgrid_protos.messages import (
 
 _Answer = TypeVar("_Answer")
 _CALLS_MOST = 32
+_REPORT = b""
+# Totals and prices of a cluster that offers are ranked with; a controller sums them up over all that waits.
+_REPORT_FOR_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,18 @@ class MemberReport:
 
     summary: Summary
     policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedAnswer:
+    """A question that is under way or was answered, and until when that may be used."""
+
+    task: "asyncio.Future[Any]"
+    until_s: float
+
+
+def _has_succeeded(task: "asyncio.Future[Any]") -> bool:
+    return not task.cancelled() and task.exception() is None
 
 
 class MemberCluster:
@@ -71,6 +87,7 @@ class MemberCluster:
         self._tls, self._insecure = tls, insecure
         self._timeout_s, self._now_ns = timeout_s, now_ns
         self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
+        self._shared: dict[bytes, _SharedAnswer] = {}
         self._places = asyncio.Semaphore(_CALLS_MOST)
 
     async def close(self) -> None:
@@ -98,7 +115,11 @@ class MemberCluster:
     async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
         """Asks what the cluster offers for a workload; raises Fault."""
         trial = replace(request, workload_id="", dry_run=True, hold=False)
-        preview, report = await asyncio.gather(self._ask("submit_workload", trial), self.read_report())
+        # Equal work that is submitted meanwhile gets the same answer: none of it is there yet.
+        preview, report = await asyncio.gather(
+            self._share(encode_message(trial), lambda: self._ask("submit_workload", trial)),
+            self._share(_REPORT, self.read_report, for_s=_REPORT_FOR_S),
+        )
         return make_offer(
             self.name,
             preview.workload,
@@ -107,6 +128,17 @@ class MemberCluster:
             prices=report.policy.prices,
             now_ns=self._now_ns(),
         )
+
+    async def _share(self, key: bytes, ask: Callable[[], Awaitable[Any]], *, for_s: float = 0.0) -> Any:
+        """Returns the answer to a question that is under way, or was answered less than `for_s` ago; raises Fault, which is not kept."""
+        now_s = asyncio.get_running_loop().time()
+        shared = self._shared.get(key)
+        if shared is None or (shared.task.done() and not (now_s < shared.until_s and _has_succeeded(shared.task))):
+            shared = self._shared[key] = _SharedAnswer(asyncio.ensure_future(ask()), now_s + for_s)
+            if not for_s:
+                shared.task.add_done_callback(lambda _: self._shared.pop(key, None))
+        # Whoever goes away leaves the question to the others.
+        return await asyncio.shield(shared.task)
 
     async def read_report(self) -> MemberReport:
         """Reads the cluster's totals and its policy; raises Fault."""

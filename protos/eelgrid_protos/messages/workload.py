@@ -551,7 +551,7 @@ class Workload:
     progress: JobProgress | None = None
     # Of an elastic job with a promised deadline.
     share: ElasticShare | None = None
-    # When it is expected to start; only in answers to dry runs, 0 if it would start now or nobody knows.
+    # When it is expected to start; only in answers to dry runs, 0 if nobody knows.
     expected_start_ns: Nanoseconds = 0
 
     @property
