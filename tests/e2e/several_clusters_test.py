@@ -1,19 +1,25 @@
 """Two controllers and a front between real processes: placed by price, at most once, whoever is killed or stopped."""
 
 import contextlib
+import functools
 import json
 import signal
 import threading
 import time
+import urllib.request
+from pathlib import Path
 
 import pytest
 from tests.builders.cluster import build_request
-from tests.e2e.processes import Cluster, fleet_of
+from tests.e2e.processes import Cluster, fleet_of, free_address, metric
+from tests.metrics_lint import faults as faults_of_page
 
 from eelgrid import Client
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.messages import (
+    CancelWorkloadRequest,
     EnergyPrices,
+    GangPart,
     GetDispatchRequest,
     GetWorkloadRequest,
     ListClustersRequest,
@@ -22,6 +28,7 @@ from eelgrid_protos.messages import (
     WorkloadPhase,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 NODE = {"cpu_milli": 16000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": 1}]}
 JOB = ("submit", "--name", "job", "--gpus", "1", "--cpu", "1", "--memory", "1GiB")
 
@@ -62,9 +69,14 @@ class Front(Cluster):
         clusters = (word for site in sites for word in ("--cluster", f"{site.name}={site.address}"))
         self.process = self.run(
             "front", "-m", "eelgrid_controller.federation", "--listen", self.address, "--data", str(self.data),
-            "--call-timeout", "2", *clusters, *arguments, *self._tls_flags(tls or self.tls),
+            "--call-timeout", "2", "--metrics", self.metrics, *clusters, *arguments, *self._tls_flags(tls or self.tls),
         )  # fmt: skip
         self.until(lambda: self.process.said("event=serving"), what="the front serves")
+
+    @functools.cached_property
+    def page(self):
+        """Where its page is, if it serves one."""
+        return free_address()
 
     @property
     def federation(self):
@@ -138,7 +150,7 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     assert front.eelctl("--cluster", "dear", "nodes").stdout.splitlines()[1].startswith("dear-1")
     assert "name one of cheap, dear" in front.eelctl("--cluster", "west", "nodes", code=4).stderr
     assert "eelctl --cluster NAME" in front.eelctl("nodes", code=5).stderr
-    assert "is of one cluster" in front.eelctl(*JOB, "--array", "0-3", code=5).stderr
+    assert "submit it to one cluster" in front.eelctl(*JOB, "--hold", code=5).stderr
     lone = front.eelctl("clusters", code=1, address=cheap.address).stderr
     assert "is no front of several clusters" in lone
 
@@ -210,6 +222,51 @@ def test_work_that_waits_goes_to_where_it_would_start(world):
     front.until(lambda: get(front, "third").placements, what="the front shows where")
     assert front.dispatch("third").chosen == "dear"
     assert cheap.placed() == {"first"}
+
+
+def test_arrays_gangs_and_what_starts_after_other_work_go_to_one_cluster_each(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear), "--page", front.page, "--page-of", "cheap=http://cheap.example/")
+    submit(front, "array", "--array", "0-2")
+    front.until(lambda: cheap.placed() == {"array_0"}, what="its first element runs where energy is cheap")
+    front.until(lambda: dear.all().get("array_0", WorkloadPhase.CANCELLED).is_ended, what="no copy is left behind")
+    assert get(front, "array").array.placed == 1
+    assert "array" in front.eelctl("workloads").stdout
+
+    # It goes to the cluster of what it starts after, though the other one has room.
+    submit(front, "child", "--after-any", "array")
+    front.until(lambda: "child" in cheap.all(), what="the cluster of the array has it")
+    assert "child" not in dear.all()
+    assert [copy.cluster for copy in front.dispatch("child").copies] == ["cheap"]
+    assert "has no such workload" in front.eelctl(*JOB, "--after", "nobody", code=5).stderr
+
+    # Nothing of a gang is in any cluster before all of it is there.
+    gang = GangPart(name="pair", parts=2)
+    first = front.operators.submit_workload(build_request("part-0", gpus=0, gang=gang), timeout=10.0).workload
+    assert "waits at the front for 1 more part" in first.reason
+    assert "part-0" not in {*cheap.all(), *dear.all()}
+    front.operators.submit_workload(build_request("part-1", gpus=0, gang=gang), timeout=10.0)
+    parts = {"part-0", "part-1"}
+    front.until(lambda: parts <= cheap.placed() or parts <= dear.placed(), what="both parts run in one cluster")
+    assert not (parts & cheap.placed() and parts & dear.placed())
+
+    for element in range(3):
+        key = f"array_{element}"
+        front.until(lambda key=key: key in cheap.placed(), what="the next element runs")
+        cheap.operators.cancel_workload(CancelWorkloadRequest(workload_id=key), timeout=10.0)
+    front.until(lambda: "child" in cheap.placed(), what="what starts after the array runs")
+    front.until(lambda: get(front, "array").phase.is_ended, what="the front says that the array has ended")
+
+    shown = urllib.request.urlopen(f"http://{front.page}/", timeout=10.0).read().decode()
+    assert all(word in shown for word in ("cheap", "dear", "part-0", "array", "g/kWh", "http://cheap.example/"))
+
+    assert metric(front.metrics, "eelgrid_front_cluster_up") == 2
+    assert metric(front.metrics, "eelgrid_front_workloads") >= 1
+    page = urllib.request.urlopen(f"http://{front.metrics}/metrics", timeout=10.0).read().decode()
+    docs = (ROOT / "docs/reference/controller-metrics.md").read_text()
+    assert [fault for fault in faults_of_page(page, docs) if "eelgrid_front" in fault] == []
 
 
 def test_a_front_that_is_killed_goes_on_where_it_was(world):

@@ -40,6 +40,8 @@ _CALLS_MOST = 32
 _REPORT = b""
 # Totals and prices of a cluster that offers are ranked with; a controller sums them up over all that waits.
 _REPORT_FOR_S = 1.0
+# A cluster that nothing is asked of is asked so often whether it answers.
+_WATCH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class MemberCluster:
         self._tls, self._insecure = tls, insecure
         self._timeout_s, self._now_ns = timeout_s, now_ns
         self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
+        # By the last call to it; None before the first.
+        self.is_up: bool | None = None
         self._shared: dict[bytes, _SharedAnswer] = {}
         self._places = asyncio.Semaphore(_CALLS_MOST)
 
@@ -118,7 +122,7 @@ class MemberCluster:
         # Equal work that is submitted meanwhile gets the same answer: none of it is there yet.
         preview, report = await asyncio.gather(
             self._share(encode_message(trial), lambda: self._ask("submit_workload", trial)),
-            self._share(_REPORT, self.read_report, for_s=_REPORT_FOR_S),
+            self.read_recent_report(),
         )
         return make_offer(
             self.name,
@@ -147,6 +151,18 @@ class MemberCluster:
         )
         return MemberReport(summary=summary.summary, policy=policy.policy)
 
+    async def read_recent_report(self) -> MemberReport:
+        """Returns the cluster's totals and policy of up to a second ago; raises Fault."""
+        report: MemberReport = await self._share(_REPORT, self.read_report, for_s=_REPORT_FOR_S)
+        return report
+
+    async def watch(self) -> None:
+        """Reads the report now and then, so that `is_up` is known of a cluster that nothing else is asked of; never ends."""
+        while True:
+            with contextlib.suppress(Fault):
+                await self.read_recent_report()
+            await asyncio.sleep(_WATCH_S)
+
     async def explain(self, workload_id: str) -> Explanation:
         """Asks why a workload is where it is; raises Fault."""
         answer = await self._ask("explain_workload", ExplainWorkloadRequest(workload_id=workload_id))
@@ -170,10 +186,12 @@ class MemberCluster:
                 except Fault as fault:
                     pause_s = search.after_call(fault)
                     if pause_s is None or loop.time() + pause_s >= deadline_s:
+                        self.is_up = not isinstance(fault, Unavailable | DeadlineExceeded)
                         raise search.describe_failure(fault) from None
                     await asyncio.sleep(pause_s)
                 else:
                     search.succeed()
+                    self.is_up = True
                     return answer
 
     @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ Must not know how a cluster is called, how records are stored, what clusters' of
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -48,6 +48,7 @@ from eelgrid_controller.federation.dispatch import (
 from eelgrid_controller.federation.ranking import ClusterOffer, RankedOffer, join_offers
 from eelgrid_controller.federation.record_store import SETTLED_MOST, StoreFault
 from eelgrid_controller.formatting import count_noun
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import (
     AlreadyExists,
@@ -59,6 +60,7 @@ from eelgrid_protos.faults import (
     Unavailable,
 )
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.openmetrics import MetricFamily
 
 _DECISION_LINES_MOST = 32
 _LINE_LETTERS_MOST = 1000
@@ -182,6 +184,22 @@ class Dispatcher:
         """Returns all records, those that are settled first."""
         live = (StoredRecord(one.dispatch, one.latest) for one in self._live.values())
         return [*self._settled.values(), *live]
+
+    def families(self) -> Iterator[MetricFamily]:
+        """What Prometheus reads of the workloads of a front."""
+        placed, stuck = dict.fromkeys(self.clusters, 0), dict.fromkeys(self.clusters, 0)
+        waiting = 0
+        for one in self._live.values():
+            waiting += not one.dispatch.chosen
+            if one.dispatch.chosen in placed:
+                placed[one.dispatch.chosen] += 1
+            for copy in one.dispatch.copies:
+                if copy.problem and copy.phase is not CopyPhase.ENDED and copy.cluster in stuck:
+                    stuck[copy.cluster] += 1
+        yield build_family("eelgrid_front_workloads", placed)
+        yield build_family("eelgrid_front_stuck_workloads", stuck)
+        yield build_family("eelgrid_front_workloads_waiting", waiting)
+        yield build_family("eelgrid_front_left_out_total", self.left_out)
 
     @property
     def live(self) -> int:

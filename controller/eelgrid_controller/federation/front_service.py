@@ -9,6 +9,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -26,6 +27,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     SUMMARY_PAGE_SIZE_MOST,
+    BudgetScope,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     ClusterStatus,
@@ -71,7 +73,9 @@ class FrontService:
         caller_of: Callable[[Context], Caller] | None,
         rules: RoleRules,
         clock: Clock,
+        page_urls: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._page_urls = page_urls
         self._dispatcher = dispatcher
         self._clusters = clusters
         self._caller_of = caller_of
@@ -170,7 +174,15 @@ class FrontService:
 
     async def list_clusters(self, _request: ListClustersRequest, _context: Context) -> ListClustersResponse:
         """All clusters, those that do not answer among them."""
-        answers = await ask_all(self._clusters, MemberCluster.read_report)
+        return ListClustersResponse(clusters=tuple(await self.read_clusters()))
+
+    def list_shown(self) -> list[Workload]:
+        """Lists the workloads of the front as it shows them, and none of the others' parts."""
+        return [self._show(record) for record in self._dispatcher.list_records()]
+
+    async def read_clusters(self) -> list[ClusterStatus]:
+        """Reads the state of all clusters, by name."""
+        answers = await ask_all(self._clusters, MemberCluster.read_recent_report)
         live = [one.dispatch for one in self._dispatcher.list_records() if not one.dispatch.is_settled]
         found = []
         for name, answer in sorted(answers.items()):
@@ -179,13 +191,17 @@ class FrontService:
                 addresses=self._clusters[name].addresses.all,
                 workloads=sum(dispatch.chosen == name for dispatch in live),
                 left_out=self._dispatcher.left_out[name],
+                page_url=self._page_urls.get(name, ""),
             )
             if isinstance(answer, Fault):
                 status = replace(status, problem=describe_silence(answer)[:SENTENCE_LETTERS_MOST] or "no answer")
             else:
-                status = replace(status, summary=answer.summary, **self._price(answer.policy))
+                limits = [one.limit_w for one in answer.policy.budgets if one.scope is BudgetScope.CLUSTER]
+                budget_w = min(limits, default=None)
+                prices = self._price(answer.policy)
+                status = replace(status, summary=answer.summary, power_budget_w=budget_w, **prices)
             found.append(status)
-        return ListClustersResponse(clusters=tuple(found))
+        return found
 
     def _price(self, policy: Policy) -> dict[str, Any]:
         if policy.prices is None:
