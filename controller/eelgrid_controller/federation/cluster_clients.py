@@ -17,7 +17,8 @@ from eelgrid_controller.federation.ranking import ClusterOffer, make_offer
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.controller_addresses import ControllerAddresses
-from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable, fault_of_contract
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
     ExplainWorkloadRequest,
@@ -114,6 +115,9 @@ class MemberCluster:
             case Verb.LOOK:
                 answer = await self._ask("get_workload", GetWorkloadRequest(workload_id=key))
         workload: Workload = answer.workload
+        if workload.workload_id != key:
+            # What it did nobody knows; the call is repeated.
+            raise Unavailable(f"{self.name} answered about {workload.workload_id} when it was asked about {key}")
         return workload
 
     async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
@@ -183,6 +187,11 @@ class MemberCluster:
                 try:
                     left_s = max(0.001, deadline_s - loop.time())
                     answer = await getattr(self._client_at(search.address), method)(request, timeout=left_s)
+                    if answer is None:
+                        # gRPC logs what could not be decoded, and hands over nothing.
+                        raise Unavailable(f"{self.name} answers {method} with what violates the API contract")
+                except ContractError as error:
+                    raise fault_of_contract(error) from None
                 except Fault as fault:
                     pause_s = search.after_call(fault)
                     if pause_s is None or loop.time() + pause_s >= deadline_s:
