@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,13 @@ from eelgrid import Client
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
+    DependencyCondition,
     EnergyPrices,
     GangPart,
     GetDispatchRequest,
     GetWorkloadRequest,
+    JobDependency,
+    JobSchedule,
     ListClustersRequest,
     ListWorkloadsRequest,
     PricePeriod,
@@ -112,6 +116,12 @@ def submit(front, key, *more):
     return json.loads(front.eelctl("-o", "json", *JOB, "--id", key, *more).stdout)
 
 
+def build_after(key, parent):
+    """A job that starts once another has ended in any way."""
+    after = (JobDependency(workload_id=parent, condition=DependencyCondition.ENDED),)
+    return build_request(key, schedule=JobSchedule(after=after))
+
+
 def get(front, key):
     """A workload as the front shows it."""
     return front.operators.get_workload(GetWorkloadRequest(workload_id=key), timeout=10.0).workload
@@ -150,7 +160,8 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     assert front.eelctl("--cluster", "dear", "nodes").stdout.splitlines()[1].startswith("dear-1")
     assert "name one of cheap, dear" in front.eelctl("--cluster", "west", "nodes", code=4).stderr
     assert "eelctl --cluster NAME" in front.eelctl("nodes", code=5).stderr
-    assert "submit it to one cluster" in front.eelctl(*JOB, "--hold", code=5).stderr
+    with pytest.raises(faults.InvalidArgument, match="a front does not place this"):
+        front.operators.submit_workload(replace(build_request("held"), hold=True), timeout=10.0)
     lone = front.eelctl("clusters", code=1, address=cheap.address).stderr
     assert "is no front of several clusters" in lone
 
@@ -236,11 +247,12 @@ def test_arrays_gangs_and_what_starts_after_other_work_go_to_one_cluster_each(wo
     assert "array" in front.eelctl("workloads").stdout
 
     # It goes to the cluster of what it starts after, though the other one has room.
-    submit(front, "child", "--after-any", "array")
+    front.operators.submit_workload(build_after("child", "array"), timeout=10.0)
     front.until(lambda: "child" in cheap.all(), what="the cluster of the array has it")
     assert "child" not in dear.all()
     assert [copy.cluster for copy in front.dispatch("child").copies] == ["cheap"]
-    assert "has no such workload" in front.eelctl(*JOB, "--after", "nobody", code=5).stderr
+    with pytest.raises(faults.InvalidArgument, match="cannot know when"):
+        front.operators.submit_workload(build_after("orphan", "nobody"), timeout=10.0)
 
     # Nothing of a gang is in any cluster before all of it is there.
     gang = GangPart(name="pair", parts=2)

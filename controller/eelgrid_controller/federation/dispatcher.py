@@ -385,6 +385,8 @@ class Dispatcher:
         async with driven.lock:
             new = change(driven.dispatch)
             is_changed = new.progress != driven.dispatch.progress
+            # Why it waits is not worth a write, but whoever waits for an answer is told.
+            is_told = new.decision != driven.dispatch.decision
             has_news = latest is not None and (driven.latest is None or _is_news(driven.latest, latest))
             if is_changed or has_news:
                 try:
@@ -393,9 +395,10 @@ class Dispatcher:
                     raise Unavailable(f"the front cannot write its records ({fault}); repeat the call") from None
             driven.dispatch, driven.latest = new, latest or driven.latest
         if is_changed or has_news:
+            self._wake_others(driven.dispatch)
+        if is_changed or has_news or is_told:
             changed, driven.changed = driven.changed, asyncio.Event()
             changed.set()
-            self._wake_others(driven.dispatch)
         return is_changed
 
     def _keep_settled(self, record: StoredRecord) -> None:
