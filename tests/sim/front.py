@@ -57,12 +57,15 @@ class Site:
     # What a dry run does not know: a rule of the cluster that refuses new work.
     refuses: bool = False
     placed: set[str] = field(default_factory=set)
+    # What it refused once.
+    refused: set[str] = field(default_factory=set)
 
     def apply(self, verb, dispatch, now_ns):
         """Carries out one call as the controller does; raises Fault."""
         key = dispatch.workload_id
         if verb is Verb.SUBMIT:
             if self.refuses and self.core.state.find_workload(key) is None:
+                self.refused.add(key)
                 raise FailedPrecondition(REFUSAL)
             return self.core.submit(dispatch.submission, now_ns=now_ns).result
         if verb is Verb.LOOK:
@@ -461,9 +464,8 @@ class World:
     def _came_late(self, site, key):
         """Whether a cluster refused a submission once and got it again when the front had its answer: it stays held there."""
         dispatch = decode_state(key, *self.disk[key][:2])
-        copy = dispatch.find_copy(site.name)
         is_held = dispatch.is_direct or bool(site.core.state.find_workload(key).held_by)
-        return is_held and copy is not None and REFUSAL in copy.problem
+        return is_held and key in site.refused
 
     def stopped(self):
         """What the records say was cancelled, although its user got no answer, and what its cluster refused after all."""
@@ -472,7 +474,9 @@ class World:
         for one in failed:
             # Nothing fails while a cluster is left that it may go to.
             asked = {copy.cluster for copy in one.copies if copy.problem}
-            if not (one.is_direct or one.pinned_to in asked or asked == set(self.sites)):
+            # Elements that pair with those of two arrays in two clusters can start in none.
+            is_apart = not one.copies and any("runs in one cluster" in line for line in one.decision)
+            if not (one.is_direct or is_apart or one.pinned_to in asked or asked == set(self.sites)):
                 raise Broken(f"{one.workload_id} has failed, and only {sorted(asked)} refused it: {one.decision}")
         return {one.workload_id for one in found if one.is_cancelled or one.has_failed}
 
