@@ -36,7 +36,6 @@ EXPECTED = {
     "eelctl clusters": (1, "this controller is no front; tests/e2e/several_clusters_test.py"),
     "eelctl clusters -o wide": (1, "the same"),
     "eelctl clusters train-7": (1, "the same"),
-    "eelctl clusters $WORKLOAD": (1, "the same"),
     "eelctl --cluster north doctor": (1, "the same"),
     "eelctl --cluster north nodes": (1, "the same"),
     "eelctl --cluster north workloads": (1, "the same"),
