@@ -25,6 +25,7 @@ from eelgrid_controller.server.metrics.catalogue import (
 )
 from eelgrid_protos.agent_metrics import CATALOGUE, Metric, MetricScope
 from eelgrid_protos.messages import (
+    CLUSTERS_MOST,
     GPUS_PER_NODE_MOST,
     INSTANCES_PER_GPU_MOST,
     SPENDING_LIMITS_MOST,
@@ -203,7 +204,7 @@ def _source(metric: Metric) -> str:
 
 # Values that a label can have, whatever the cluster: most are sets that are known beforehand.
 _CONTROLLER_VALUES_MOST: Mapping[str, int] = {
-    "answer": 8, "budget": SERIES_MOST, "call": 64, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
+    "answer": 8, "budget": SERIES_MOST, "call": 64, "change": len(PLAN_CHANGES), "cluster": CLUSTERS_MOST, "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
     "limit": SPENDING_LIMITS_MOST,
     "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 12, "outcome": 2, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
     "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,

@@ -36,7 +36,9 @@ EXPECTED = {
     "eelctl clusters": (1, "this controller is no front; tests/e2e/several_clusters_test.py"),
     "eelctl clusters -o wide": (1, "the same"),
     "eelctl clusters train-7": (1, "the same"),
+    "eelctl --cluster north doctor": (1, "the same"),
     "eelctl --cluster north nodes": (1, "the same"),
+    "eelctl --cluster north workloads": (1, "the same"),
     "eelctl frontier --running": (1, "the fleet cannot carry the rate of the example"),
     "eelctl doctor": (1, "a GPU of the cluster is lost"),
 }

@@ -1,27 +1,38 @@
 """Two controllers and a front between real processes: placed by price, at most once, whoever is killed or stopped."""
 
 import contextlib
+import functools
 import json
 import signal
 import threading
 import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.builders.cluster import build_request
-from tests.e2e.processes import Cluster, fleet_of
+from tests.e2e.processes import Cluster, fleet_of, free_address, metric
+from tests.metrics_lint import faults as faults_of_page
 
 from eelgrid import Client
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.messages import (
+    CancelWorkloadRequest,
+    DependencyCondition,
     EnergyPrices,
+    GangPart,
     GetDispatchRequest,
     GetWorkloadRequest,
+    JobDependency,
+    JobSchedule,
     ListClustersRequest,
     ListWorkloadsRequest,
     PricePeriod,
     WorkloadPhase,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 NODE = {"cpu_milli": 16000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": 1}]}
 JOB = ("submit", "--name", "job", "--gpus", "1", "--cpu", "1", "--memory", "1GiB")
 
@@ -62,9 +73,14 @@ class Front(Cluster):
         clusters = (word for site in sites for word in ("--cluster", f"{site.name}={site.address}"))
         self.process = self.run(
             "front", "-m", "eelgrid_controller.federation", "--listen", self.address, "--data", str(self.data),
-            "--call-timeout", "2", *clusters, *arguments, *self._tls_flags(tls or self.tls),
+            "--call-timeout", "2", "--metrics", self.metrics, *clusters, *arguments, *self._tls_flags(tls or self.tls),
         )  # fmt: skip
         self.until(lambda: self.process.said("event=serving"), what="the front serves")
+
+    @functools.cached_property
+    def page(self):
+        """Where its page is, if it serves one."""
+        return free_address()
 
     @property
     def federation(self):
@@ -98,6 +114,12 @@ def world(tmp_path):
 def submit(front, key, *more):
     """Submits a job of one GPU by eelctl."""
     return json.loads(front.eelctl("-o", "json", *JOB, "--id", key, *more).stdout)
+
+
+def build_after(key, parent):
+    """A job that starts once another has ended in any way."""
+    after = (JobDependency(workload_id=parent, condition=DependencyCondition.ENDED),)
+    return build_request(key, schedule=JobSchedule(after=after))
 
 
 def get(front, key):
@@ -138,7 +160,8 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     assert front.eelctl("--cluster", "dear", "nodes").stdout.splitlines()[1].startswith("dear-1")
     assert "name one of cheap, dear" in front.eelctl("--cluster", "west", "nodes", code=4).stderr
     assert "eelctl --cluster NAME" in front.eelctl("nodes", code=5).stderr
-    assert "is of one cluster" in front.eelctl(*JOB, "--array", "0-3", code=5).stderr
+    with pytest.raises(faults.InvalidArgument, match="a front does not place this"):
+        front.operators.submit_workload(replace(build_request("held"), hold=True), timeout=10.0)
     lone = front.eelctl("clusters", code=1, address=cheap.address).stderr
     assert "is no front of several clusters" in lone
 
@@ -212,6 +235,52 @@ def test_work_that_waits_goes_to_where_it_would_start(world):
     assert cheap.placed() == {"first"}
 
 
+def test_arrays_gangs_and_what_starts_after_other_work_go_to_one_cluster_each(world):
+    cheap, dear, front = world
+    cheap.begin()
+    dear.begin()
+    front.begin((cheap, dear), "--page", front.page, "--page-of", "cheap=http://cheap.example/")
+    submit(front, "array", "--array", "0-2")
+    front.until(lambda: cheap.placed() == {"array_0"}, what="its first element runs where energy is cheap")
+    front.until(lambda: dear.all().get("array_0", WorkloadPhase.CANCELLED).is_ended, what="no copy is left behind")
+    assert get(front, "array").array.placed == 1
+    assert "array" in front.eelctl("workloads").stdout
+
+    # It goes to the cluster of what it starts after, though the other one has room.
+    front.operators.submit_workload(build_after("child", "array"), timeout=10.0)
+    front.until(lambda: "child" in cheap.all(), what="the cluster of the array has it")
+    assert "child" not in dear.all()
+    assert [copy.cluster for copy in front.dispatch("child").copies] == ["cheap"]
+    with pytest.raises(faults.InvalidArgument, match="cannot know when"):
+        front.operators.submit_workload(build_after("orphan", "nobody"), timeout=10.0)
+
+    # Nothing of a gang is in any cluster before all of it is there.
+    gang = GangPart(name="pair", parts=2)
+    first = front.operators.submit_workload(build_request("part-0", gpus=0, gang=gang), timeout=10.0).workload
+    assert "waits at the front for 1 more part" in first.reason
+    assert "part-0" not in {*cheap.all(), *dear.all()}
+    front.operators.submit_workload(build_request("part-1", gpus=0, gang=gang), timeout=10.0)
+    parts = {"part-0", "part-1"}
+    front.until(lambda: parts <= cheap.placed() or parts <= dear.placed(), what="both parts run in one cluster")
+    assert not (parts & cheap.placed() and parts & dear.placed())
+
+    for element in range(3):
+        key = f"array_{element}"
+        front.until(lambda key=key: key in cheap.placed(), what="the next element runs")
+        cheap.operators.cancel_workload(CancelWorkloadRequest(workload_id=key), timeout=10.0)
+    front.until(lambda: "child" in cheap.placed(), what="what starts after the array runs")
+    front.until(lambda: get(front, "array").phase.is_ended, what="the front says that the array has ended")
+
+    shown = urllib.request.urlopen(f"http://{front.page}/", timeout=10.0).read().decode()
+    assert all(word in shown for word in ("cheap", "dear", "part-0", "array", "g/kWh", "http://cheap.example/"))
+
+    assert metric(front.metrics, "eelgrid_front_cluster_up") == 2
+    assert metric(front.metrics, "eelgrid_front_workloads") >= 1
+    page = urllib.request.urlopen(f"http://{front.metrics}/metrics", timeout=10.0).read().decode()
+    docs = (ROOT / "docs/reference/controller-metrics.md").read_text()
+    assert [fault for fault in faults_of_page(page, docs) if "eelgrid_front" in fault] == []
+
+
 def test_a_front_that_is_killed_goes_on_where_it_was(world):
     cheap, dear, front = world
     cheap.begin()
@@ -226,7 +295,9 @@ def test_a_front_that_is_killed_goes_on_where_it_was(world):
         asking.join()
         front.begin((cheap, dear))
         front.reconnect()
-    submit(front, "last")
+    # Of the others none may have been recorded before its front was killed.
+    for key in ("last-0", "last-1"):
+        submit(front, key)
     front.until(
         lambda: len(cheap.placed()) == len(dear.placed()) == 1, within_s=60.0, what="both GPUs are held, once each"
     )

@@ -1,11 +1,12 @@
 """Several clusters and a front under faults: the real dispatcher and real cores, over a network that one seed decides.
 
-A cluster is a core with a node. What the front calls goes as a message that the seed delivers, once or twice or never, now
+A cluster is a core with a node. Users submit workloads, arrays, gangs of two parts, and work that starts after other work. What the front calls goes as a message that the seed delivers, once or twice or never, now
 or much later, also after the front that sent it has crashed; answers are lost as well. The front crashes at any point at
 which it waits, and within a write of its records, before or after it is on disk. Clusters are cut off and come back. Users
 submit and cancel; work ends.
 
-After every event: no workload has been placed in two clusters. In the end, when all faults are healed, every workload is in one
+After every event: no workload, and no gang, has been placed in two clusters, and nothing has started while what it starts
+after ran. In the end, when all faults are healed, every workload is in one
 cluster, or ended everywhere, and no copy is left behind anywhere.
 """
 
@@ -16,13 +17,29 @@ import random
 from dataclasses import dataclass, field, replace
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.federation.dispatch import Verb
+from eelgrid_controller.core.job_arrays import ElementChange
+from eelgrid_controller.federation.dispatch import StoredRecord, Verb
 from eelgrid_controller.federation.dispatcher import Dispatcher, DispatchSettings
 from eelgrid_controller.federation.ranking import RankingWeights, make_offer, rank_offers
-from eelgrid_controller.federation.record_store import StoredRecord, StoreFault, decode_state, encode_state
-from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
-from eelgrid_protos.messages import JobDeadline, WorkloadPhase
+from eelgrid_controller.federation.record_store import StoreFault, decode_state, encode_state
+from eelgrid_protos.faults import DeadlineExceeded, FailedPrecondition, Fault, Unavailable
+from eelgrid_protos.messages import (
+    DependencyCondition,
+    GangPart,
+    JobArrayRequest,
+    JobDeadline,
+    JobDependency,
+    JobSchedule,
+    WorkloadPhase,
+)
 from tests.builders.cluster import build_core, build_node, build_request
+
+ENDED = DependencyCondition.ENDED
+_COUNTED = (
+    "crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct", "arrays", "gangs", "dependents", "repinned",
+)  # fmt: skip
+INDEXES = "0-2"
+REFUSAL = "it refuses new work"
 
 
 class Broken(AssertionError):
@@ -35,34 +52,52 @@ class Site:
 
     name: str
     core: object
+    chance: random.Random
     cut: bool = False
-    closed: bool = False
+    # What a dry run does not know: a rule of the cluster that refuses new work.
+    refuses: bool = False
     placed: set[str] = field(default_factory=set)
+    # What it refused once.
+    refused: set[str] = field(default_factory=set)
 
     def apply(self, verb, dispatch, now_ns):
         """Carries out one call as the controller does; raises Fault."""
         key = dispatch.workload_id
         if verb is Verb.SUBMIT:
-            if self.closed and key not in self.core.state.workloads:
-                raise Unavailable("closed")
-            step = self.core.submit(
-                replace(dispatch.request, workload_id=key, hold=not dispatch.is_direct), now_ns=now_ns
-            )
-        elif verb is Verb.RELEASE:
+            if self.refuses and self.core.state.find_workload(key) is None:
+                self.refused.add(key)
+                raise FailedPrecondition(REFUSAL)
+            return self.core.submit(dispatch.submission, now_ns=now_ns).result
+        if verb is Verb.LOOK:
+            return self.core.workload_or_array(key)
+        if key in self.core.state.arrays:
+            return self._change_array(verb, key, now_ns)
+        if verb is Verb.RELEASE:
             step = self.core.release(key, now_ns=now_ns)
         elif verb is Verb.HOLD:
             step = self.core.hold(key, user="front", now_ns=now_ns)
-        elif verb is Verb.CANCEL:
-            step = self.core.cancel(key, now_ns=now_ns)
         else:
-            return self.core.workload(key)
+            step = self.core.cancel(key, now_ns=now_ns)
         return step.result
 
+    def _change_array(self, verb, key, now_ns):
+        """Changes elements as the controller does, in steps: its leader may end between two."""
+        assert verb is not Verb.HOLD, "an array does not move"
+        change = ElementChange.RELEASE if verb is Verb.RELEASE else ElementChange.CANCEL
+        elements = self.core.state.arrays.list_elements(key)[::-1]
+        is_cut_short = self.chance.random() < 0.2
+        self.core.change_elements(change, elements[:1] if is_cut_short else elements, now_ns=now_ns)
+        if is_cut_short:
+            raise Unavailable("the leader has ended")
+        return self.core.workload_or_array(key)
+
     def note_placed(self):
-        """Remembers what runs."""
+        """Remembers what runs; returns what is new."""
+        before = set(self.placed)
         for key, workload in self.core.state.workloads.items():
             if workload.phase is WorkloadPhase.PLACED or workload.placed_ns:
                 self.placed.add(key)
+        return self.placed - before
 
 
 class World:
@@ -71,7 +106,7 @@ class World:
     def __init__(self, seed, *, clusters=3, forgetful=0.0):
         self.chance = random.Random(seed)
         self.now_ns = 1_000_000_000
-        self.sites = {name: Site(name, build_core(build_node(name, gpus=1))) for name in "abcd"[:clusters]}
+        self.sites = {name: Site(name, build_core(build_node(name, gpus=2)), self.chance) for name in "abcd"[:clusters]}
         self.disk = {}
         # Messages on their way: functions that deliver one.
         self.flying = []
@@ -80,7 +115,7 @@ class World:
         # The share of writes that are acknowledged and never reach the disk: a planted fault.
         self.forgetful = forgetful
         self.users = set()
-        self.counts = dict.fromkeys(("crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct"), 0)
+        self.counts = dict.fromkeys(_COUNTED, 0)
         self.numbers = itertools.count()
         self.accepted, self.cancelled = set(), set()
         self.healed = False
@@ -106,6 +141,8 @@ class World:
         if (before := self.disk.get(dispatch.workload_id)) is not None:
             chosen = decode_state(dispatch.workload_id, before[0], before[1]).chosen
             self.counts["moves"] += bool(chosen and not dispatch.chosen)
+            pin = decode_state(dispatch.workload_id, before[0], before[1]).pinned_to
+            self.counts["repinned"] += bool(pin and pin != dispatch.pinned_to)
         self.disk[dispatch.workload_id] = (dispatch.request, encode_state(dispatch), latest)
         await self._pause()
 
@@ -131,7 +168,9 @@ class World:
                 await world._pause()
                 if site.cut:
                     raise Unavailable("cut off")
-                preview = site.core.submit(replace(request, workload_id="", dry_run=True), now_ns=world.now_ns).result
+                preview = site.core.submit(
+                    replace(request, workload_id="", dry_run=True, hold=False), now_ns=world.now_ns
+                ).result
                 return make_offer(site.name, preview, pending=0, models={}, prices=None, now_ns=world.now_ns)
 
         return Port()
@@ -204,18 +243,40 @@ class World:
 
     def submit(self):
         """A user submits, or repeats a submission."""
-        number = next(self.numbers) if self.chance.random() < 0.8 or not self.disk else None
-        key = f"w-x{number}" if number is not None else self.chance.choice(sorted(self.disk))
-
-        request = build_request()
-        if number is not None and self.chance.random() < 0.3:
+        if self.disk and self.chance.random() < 0.2:
+            key = self.chance.choice(sorted(self.disk))
+            self._submit(key, self.disk[key][0])
+            return
+        key, dice = f"w-x{next(self.numbers)}", self.chance.random()
+        gpus = self.chance.choice((1, 2))
+        if dice < 0.2:
             # Its deadline is promised, so it is never held.
             deadline = JobDeadline(end_ns=self.now_ns + 10**12)
-            request = build_request(deadline=deadline, expected_runtime_s=60.0)
+            self._submit(key, build_request(gpus=gpus, deadline=deadline, expected_runtime_s=60.0))
             self.counts["direct"] += 1
-        elif number is None:
-            request = self.disk[key][0]
+        elif dice < 0.35:
+            self.counts["arrays"] += 1
+            self._submit(key, replace(build_request(), array=JobArrayRequest(indexes=INDEXES)))
+        elif dice < 0.5:
+            self.counts["gangs"] += 1
+            gang = GangPart(name=f"gang-{key}", parts=2, parts_least=self.chance.choice((0, 1)))
+            for part in range(2):
+                self._submit(f"{key}-{part}", build_request(gang=gang))
+        elif dice < 0.75 and self.disk:
+            self.counts["dependents"] += 1
+            self._submit(key, self._build_dependent(gpus))
+        else:
+            self._submit(key, build_request(gpus=gpus))
 
+    def _build_dependent(self, gpus):
+        """Work that starts after one or two others, or an array whose elements start after those of another."""
+        keys = self.chance.sample(sorted(self.disk), min(len(self.disk), self.chance.choice((1, 2))))
+        is_paired = all(self.disk[key][0].array is not None for key in keys)
+        after = tuple(JobDependency(workload_id=key, condition=ENDED, each=is_paired) for key in keys)
+        request = build_request(gpus=1 if is_paired else gpus, schedule=JobSchedule(after=after))
+        return replace(request, array=JobArrayRequest(indexes=INDEXES)) if is_paired else request
+
+    def _submit(self, key, request):
         async def run():
             try:
                 await self.front.submit(key, request, owner="")
@@ -229,8 +290,9 @@ class World:
         """A user cancels something."""
         if not self.disk:
             return
-        key = self.chance.choice(sorted(self.disk))
+        self._cancel(self.chance.choice(sorted(self.disk)))
 
+    def _cancel(self, key):
         async def run():
             try:
                 await self.front.cancel(key)
@@ -249,6 +311,12 @@ class World:
         """A cluster takes no work for a while, or takes some again: what waits there may go elsewhere."""
         change = site.core.uncordon_node if site.core.state.nodes[site.name].cordon else site.core.cordon_node
         change(site.name, now_ns=self.now_ns)
+
+    def turn_refusal(self):
+        """One cluster refuses new work, or none does any more."""
+        chosen = self.chance.choice(list(self.sites.values()))
+        for site in self.sites.values():
+            site.refuses = site is chosen and not site.refuses
 
     def end_work(self, site):
         """A workload that runs ends, as somebody in the cluster decides."""
@@ -279,7 +347,9 @@ class World:
             self.counts["cuts"] += 1
         elif dice < 0.055:
             self.cordon(self.chance.choice(list(self.sites.values())))
-        elif dice < 0.06:
+        elif dice < 0.059:
+            self.turn_refusal()
+        elif dice < 0.064:
             self.end_work(self.chance.choice(list(self.sites.values())))
         elif self.flying and (dice < 0.6 or not self.sleeping):
             self.flying.pop(self.chance.randrange(len(self.flying)))()
@@ -294,22 +364,51 @@ class World:
     def check(self):
         """No workload was placed in two clusters, and no cluster that was not chosen was released."""
         for site in self.sites.values():
-            site.note_placed()
+            for key in site.note_placed():
+                self._check_start(site.core.state.workloads[key])
+        self._check_gangs()
         for first, second in itertools.combinations(self.sites.values(), 2):
             if both := first.placed & second.placed:
                 raise Broken(f"{sorted(both)} ran in {first.name} and in {second.name}")
         held = [key for key in self.disk if sum(self._is_there(site, key) for site in self.sites.values()) > 1]
         self.counts["both"] += bool(held)
 
+    def _check_start(self, workload):
+        """What starts has no dependency that runs, or that waits in the cluster that its record names."""
+        record = self.disk.get(self._find_submission(workload))
+        for one in () if record is None or record[0].spec.schedule is None else record[0].spec.schedule.after:
+            keys = {one.workload_id} if not one.each else {f"{one.workload_id}_{workload.spec.array.index}"}
+            for site in self.sites.values():
+                state = site.core.state
+                names = [key for parent in keys for key in state.arrays.list_elements(parent) or (parent,)]
+                if any(key in state.workloads and state.workloads[key].phase is WorkloadPhase.PLACED for key in names):
+                    raise Broken(f"{workload.workload_id} starts while {keys} runs in {site.name}")
+
+    def _check_gangs(self):
+        """No parts of a gang run in two clusters."""
+        found = {}
+        for site in self.sites.values():
+            for key in site.placed:
+                record = self.disk.get(key)
+                if record is not None and record[0].spec.gang is not None:
+                    found.setdefault(record[0].spec.gang.name, set()).add(site.name)
+        if split := {name: sites for name, sites in found.items() if len(sites) > 1}:
+            raise Broken(f"gangs run in several clusters: {split}")
+
+    @staticmethod
+    def _find_submission(workload):
+        """The id under which a workload was submitted, that of its array for an element."""
+        return workload.workload_id if workload.spec.array is None else workload.spec.array.array_id
+
     def _is_there(self, site, key):
-        workload = site.core.state.workloads.get(key)
+        workload = site.core.state.find_workload(key)
         return workload is not None and not workload.phase.is_ended
 
     async def heal(self):
         """All faults end, and what is under way comes to its end."""
         self.healed = True
         for site in self.sites.values():
-            site.cut = False
+            site.cut = site.refuses = False
             site.core.uncordon_node(site.name, now_ns=self.now_ns)
         for _ in range(40_000):
             self.now_ns += 10**9
@@ -321,16 +420,34 @@ class World:
             self.sleeping = []
             for site in self.sites.values():
                 self.end_work(site)
+            self.cancel_incomplete()
             await self.settle()
             self.check()
             if not self.front.live and not self.users and not self.flying:
                 break
         self.check_end()
 
+    def cancel_incomplete(self):
+        """Cancels the parts of gangs that will never be complete."""
+        if self.users:
+            return
+        gangs = {}
+        for one in self.front.list_records():
+            if one.dispatch.request.spec.gang is not None and not one.dispatch.is_settled:
+                gangs.setdefault(one.dispatch.request.spec.gang.name, []).append(one.dispatch)
+        for parts in gangs.values():
+            live = [one for one in parts if not one.is_cancelled]
+            if len(live) < 2 and not any(one.is_decided for one in live):
+                for one in live:
+                    self._cancel(one.workload_id)
+
     def check_end(self):
         """Everything has ended; what was accepted ran, or was cancelled, and nothing is left behind."""
         left = sorted(
-            f"{site.name}/{key}" for site in self.sites.values() for key in self.disk if self._is_there(site, key)
+            f"{site.name}/{key}"
+            for site in self.sites.values()
+            for key in self.disk
+            if self._is_there(site, key) and not self._came_late(site, key)
         )
         if left:
             raise Broken(f"copies are left behind: {left}")
@@ -338,15 +455,30 @@ class World:
             raise Broken(
                 f"not settled: {[one.dispatch for one in self.front.list_records() if not one.dispatch.is_settled]}"
             )
-        ran = set().union(*(site.placed for site in self.sites.values()))
+        ran = {
+            self._find_submission(site.core.state.workloads[key]) for site in self.sites.values() for key in site.placed
+        }
         if idle := self.accepted - ran - self.cancelled - self.stopped():
             raise Broken(f"accepted and never run: {sorted(idle)}")
+
+    def _came_late(self, site, key):
+        """Whether a cluster refused a submission once and got it again when the front had its answer: it stays held there."""
+        dispatch = decode_state(key, *self.disk[key][:2])
+        is_held = dispatch.is_direct or bool(site.core.state.find_workload(key).held_by)
+        return is_held and key in site.refused
 
     def stopped(self):
         """What the records say was cancelled, although its user got no answer, and what its cluster refused after all."""
         found = [one.dispatch for one in self.front.list_records()]
-        refused = {one.workload_id for one in found if one.has_failed and one.is_direct}
-        return {one.workload_id for one in found if one.is_cancelled} | refused
+        failed = [one for one in found if one.has_failed]
+        for one in failed:
+            # Nothing fails while a cluster is left that it may go to.
+            asked = {copy.cluster for copy in one.copies if copy.problem}
+            # Elements that pair with those of two arrays in two clusters can start in none.
+            is_apart = not one.copies and any("runs in one cluster" in line for line in one.decision)
+            if not (one.is_direct or is_apart or one.pinned_to in asked or asked == set(self.sites)):
+                raise Broken(f"{one.workload_id} has failed, and only {sorted(asked)} refused it: {one.decision}")
+        return {one.workload_id for one in found if one.is_cancelled or one.has_failed}
 
 
 async def run(seed, steps, **parts):

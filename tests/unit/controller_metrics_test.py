@@ -207,6 +207,7 @@ async def test_the_whole_page_reports_what_is_listed(tmp_path):
                 "eelgrid_energy_price",
                 "eelgrid_energy_today_c",
                 "eelgrid_following",
+                "eelgrid_front_",
                 "eelgrid_ingest_connected",
                 "eelgrid_ingest_links",
                 "eelgrid_ingest_batches",

@@ -10,8 +10,8 @@ from tests.builders.cluster import build_request
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.federation.__main__ import main, parse_clusters
-from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch
-from eelgrid_controller.federation.record_store import RecordStore, StoredRecord, StoreFault
+from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch, StoredRecord
+from eelgrid_controller.federation.record_store import RecordStore, StoreFault
 from eelgrid_controller.federation.totals import add_energy, add_summaries
 from eelgrid_protos.messages import (
     EnergyGroup,

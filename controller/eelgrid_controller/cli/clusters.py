@@ -7,6 +7,7 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, explain_lone_controller, output_option
 from eelgrid_controller.cli.output import TableColumn, list_options, print_list, print_plain
+from eelgrid_controller.formatting import format_age
 from eelgrid_protos.messages import (
     ClusterStatus,
     GetDispatchRequest,
@@ -28,6 +29,11 @@ def _gpus(status: ClusterStatus) -> str:
     return "-" if status.summary is None else f"{summary.allocated_gpu_milli / 1000:g}/{summary.gpus}"
 
 
+def _oldest(status: ClusterStatus) -> str:
+    summary = status.summary or _NOTHING
+    return format_age((summary.time_ns - summary.oldest_pending_ns) / 1e9) if summary.oldest_pending_ns else "-"
+
+
 def _price(status: ClusterStatus) -> str:
     return "-" if status.price_per_kwh is None else f"{status.price_per_kwh:.3g} {status.currency}"
 
@@ -39,7 +45,11 @@ CLUSTER_COLUMNS: tuple[TableColumn[ClusterStatus], ...] = (
     TableColumn("LOST", lambda c: _count(c, (c.summary or _NOTHING).nodes_lost), right=True),
     TableColumn("GPUS", _gpus, right=True),
     TableColumn("WATTS", lambda c: _count(c, round((c.summary or _NOTHING).measured_power_w)), right=True),
+    TableColumn(
+        "BUDGET", lambda c: "-" if c.power_budget_w is None else f"{c.power_budget_w:.0f}", right=True, wide=True
+    ),
     TableColumn("PENDING", lambda c: _count(c, (c.summary or _NOTHING).pending), right=True),
+    TableColumn("OLDEST", _oldest, right=True),
     TableColumn("PLACED", lambda c: _count(c, (c.summary or _NOTHING).placed), right=True),
     TableColumn("FROM FRONT", lambda c: str(c.workloads), right=True),
     TableColumn("PRICE/KWH", _price, right=True),

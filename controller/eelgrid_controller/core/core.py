@@ -19,9 +19,9 @@ from typing import TypeVar
 
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
-from eelgrid_controller.core.deadlines import get_promise
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.elastic_deadlines import ElasticDeadlines
+from eelgrid_controller.core.expected_starts import StartEstimator
 from eelgrid_controller.core.gang_starts import GangStarts, check_gang
 from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
 from eelgrid_controller.core.job_control import (
@@ -64,11 +64,7 @@ from eelgrid_controller.core.workloads import (
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
-from eelgrid_controller.placement.explanations import (
-    explain_workload,
-    make_outcome_event,
-    preview_workload,
-)
+from eelgrid_controller.placement.explanations import explain_workload, make_outcome_event
 from eelgrid_controller.placement.migration_planner import MigrationProblem, build_migration_problem
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -168,8 +164,15 @@ class Core:
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
         self._jobs = JobControl(state, self.queues, self._conditions)
+        self._estimator = StartEstimator(state, self._backfill)
         self._arrays = ArrayPlanner(
-            state, self._chooser, self.queues, self._jobs, self._starts, backfill=self._backfill
+            state,
+            self._chooser,
+            self.queues,
+            self._jobs,
+            self._starts,
+            backfill=self._backfill,
+            estimator=self._estimator,
         )
         self._gangs = GangStarts(state, self._chooser, self.queues, self._backfill, self._holds)
         self._retrying = RetryRounds(
@@ -257,9 +260,7 @@ class Core:
             check_feasibility(self.state, self._chooser, spec)
         promised = self._backfill.admit_deadline(waiting, decision, now_ns)
         if request.dry_run:
-            preview = replace(preview_workload(key, spec, decision, now_ns), owner=owner, held_by=waiting.held_by)
-            preview = replace(preview, promise=get_promise(promised), share=waiting.share)
-            return CoreStep((), preview, frozenset())
+            return CoreStep((), self._estimator.preview(waiting, decision, promised, now_ns), frozenset())
         outcome = make_outcome_event(key, spec.request, decision, now_ns)
         begun, frees = (*quoted, *begin_workload(waiting), *promised), len(promised) > 1
         step = self._finish_step(begun, key, now_ns, frees=frees, last=outcome)
@@ -281,7 +282,7 @@ class Core:
         event = self._arrays.plan_submission(request, owner=owner, live_most=self._live_most, now_ns=now_ns)
         promised = () if event is None else self._arrays.admit_deadline(event, now_ns)
         if event is None or request.dry_run:
-            return CoreStep((), self._arrays.preview(request, event), frozenset())
+            return CoreStep((), self._arrays.preview(request, event, now_ns), frozenset())
         return self._finish_step((event, *promised), event.array_id, now_ns, frees=True)
 
     def change_elements(

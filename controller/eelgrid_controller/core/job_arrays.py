@@ -15,6 +15,7 @@ from enum import Enum
 
 from eelgrid_controller.core.array_deadlines import admit_array
 from eelgrid_controller.core.backfill import BackfillPlanner
+from eelgrid_controller.core.expected_starts import StartEstimator
 from eelgrid_controller.core.job_control import (
     JobControl,
     check_dependencies,
@@ -81,9 +82,10 @@ class ArrayPlanner:
         starts: StartDecider,
         *,
         backfill: BackfillPlanner,
+        estimator: StartEstimator,
     ) -> None:
         self._state, self._chooser, self._queues, self._jobs = state, chooser, queues, jobs
-        self._starts, self._backfill = starts, backfill
+        self._starts, self._backfill, self._estimator = starts, backfill, estimator
 
     def plan_submission(
         self, request: SubmitWorkloadRequest, *, owner: str, live_most: int, now_ns: int
@@ -127,9 +129,15 @@ class ArrayPlanner:
         may_start = may_start and bool(self._starts.decide_start(first, (), now_ns).placements)
         return admit_array(self._state, self._backfill, event, may_start=may_start, now_ns=now_ns)
 
-    def preview(self, request: SubmitWorkloadRequest, event: ArraySubmitted | None) -> Workload:
-        """Returns the array that an event would submit, or that was submitted before."""
-        return get_workload_or_array(self._state, request.workload_id) if event is None else preview_array(event)
+    def preview(self, request: SubmitWorkloadRequest, event: ArraySubmitted | None, now_ns: int) -> Workload:
+        """Returns the array that an event would submit, with the expected start of its first element, or that is known."""
+        if event is None:
+            return get_workload_or_array(self._state, request.workload_id)
+        first, preview = next(list_submitted(event)), preview_array(event)
+        if self._jobs.find_reason(replace(first, held_by=event.held_by), now_ns):
+            return preview
+        decision = self._starts.decide_start(first, (), now_ns)
+        return replace(preview, expected_start_ns=self._estimator.estimate_ns(first, decision, now_ns))
 
     def _resolve(self, request: SubmitWorkloadRequest) -> SubmitWorkloadRequest:
         """Returns the request with its priority class and models resolved; a repeated one as at first."""

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,21 @@ import grpc.aio
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
 from eelgrid_controller.federation.cluster_clients import MemberCluster
+from eelgrid_controller.federation.dispatch import Dispatch
 from eelgrid_controller.federation.dispatcher import Dispatcher, DispatchSettings
 from eelgrid_controller.federation.front_service import FrontService, OtherCalls
 from eelgrid_controller.federation.ranking import ClusterOffer, RankedOffer, RankingWeights, rank_offers
 from eelgrid_controller.federation.record_store import RecordStore
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.server.grpc.authorization import Authorizer, CallerService
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos import __version__
 from eelgrid_protos.catalogue import load_catalogue
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.messages import CLUSTERS_MOST, WorkloadSpec
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.operator_calls import parse_addresses
 from eelgrid_protos.roles import RoleRules
 from eelgrid_protos.rpc import FEDERATION_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
@@ -42,6 +47,7 @@ from eelgrid_protos.transport import (
 
 _UMASK = 0o027
 _STOP_S = 5.0
+_URL_LETTERS_MOST = 200
 
 
 def parse_clusters(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -63,6 +69,20 @@ def parse_clusters(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def parse_page_urls(texts: tuple[str, ...], clusters: Collection[str]) -> dict[str, str]:
+    """Parses NAME=URL of clusters' own pages; raises ControllerConfigError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        if name not in clusters or not url.startswith(("https://", "http://")) or len(url) > _URL_LETTERS_MOST:
+            raise ControllerConfigError(
+                f"page-of {text!r} is no address of a cluster's page",
+                f"write NAME=https://HOST:PORT/ with one of the clusters {', '.join(clusters)}",
+            )
+        found[name] = url
+    return found
+
+
 class Front:
     """One front, from `start` until `stop`."""
 
@@ -77,10 +97,18 @@ class Front:
         settings: DispatchSettings,
         weights: RankingWeights,
         timeout_s: float,
+        metrics: str,
+        metrics_hosts: tuple[str, ...],
+        page: str,
+        page_urls: dict[str, str],
         log: logging.Logger,
     ) -> None:
         self.clock = Clock()
         self._tls, self._insecure, self._rules, self._log = tls, insecure, rules, log
+        self.metrics = ControllerMetrics()
+        self._metrics_at, self._metrics_hosts = metrics, metrics_hosts
+        self._page_at, self._page_urls = page, page_urls
+        self._is_serving = False
         self._store = RecordStore(data, settled_most=settings.settled_most)
         self._clients = {
             name: MemberCluster(
@@ -112,12 +140,21 @@ class Front:
         self._stack.push_async_callback(self._store.close)
         self._stack.push_async_callback(self.dispatcher.stop)
         await self.dispatcher.start()
+        metrics_port = await self._open_metrics()
         keeper = None
         if self._tls is not None:
             keeper = Authorizer(self._rules, clock=self.clock, log=self._log.getChild("roles"))
         caller_of = None if keeper is None else keeper.identify_caller
         admit = admit_everybody if keeper is None else keeper.authorize_call
-        service = FrontService(self.dispatcher, self._clients, caller_of=caller_of, rules=self._rules, clock=self.clock)
+        service = FrontService(
+            self.dispatcher,
+            self._clients,
+            caller_of=caller_of,
+            rules=self._rules,
+            clock=self.clock,
+            page_urls=self._page_urls,
+        )
+        page_port = await self._open_page(service, None if keeper is None else keeper.authorize_viewer)
         callers = CallerService(caller_of, demanded=self._rules.demanded)
         handlers = guard.wrap_handlers()
         health = await standard_services(handlers, (OPERATOR_SERVICE, FEDERATION_SERVICE))
@@ -131,10 +168,61 @@ class Front:
         await server.start()
         self._stack.push_async_callback(server.stop, _STOP_S)
         await health.set_serving(True)
-        host = listen.rpartition(":")[0]
-        line = f"serving listen={host}:{port} clusters={','.join(self._clients)} workloads={self.dispatcher.live}"
+        self._is_serving = True
+        host, metrics_host = listen.rpartition(":")[0], self._metrics_at.rpartition(":")[0]
+        metrics = f" metrics={metrics_host}:{metrics_port}" if metrics_port else ""
+        page = f" page={self._page_at.rpartition(':')[0]}:{page_port}" if page_port else ""
+        where = f"listen={host}:{port}{metrics}{page}"
+        line = f"serving {where} clusters={','.join(self._clients)} workloads={self.dispatcher.live}"
         self._log.info("event=%s", line)
         return line
+
+    async def _open_metrics(self) -> int:
+        """Serves /metrics and the probes, and watches the clusters; returns the port, 0 without an address."""
+        for client in self._clients.values():
+            self._stack.callback(asyncio.create_task(client.watch()).cancel)
+        if not self._metrics_at:
+            return 0
+        self.metrics.add(self.dispatcher.families)
+        self.metrics.add(self._tell_clusters)
+        door = ControllerMetricsServer(
+            self.metrics,
+            is_ready=lambda: self._is_serving,
+            insecure=self._insecure,
+            log=self._log.getChild("metrics"),
+            host_names=self._metrics_hosts,
+        )
+        port = await door.start(self._metrics_at)
+        self._stack.push_async_callback(door.stop)
+        self._stack.callback(asyncio.create_task(self.metrics.measure_loop_lag()).cancel)
+        return port
+
+    async def _open_page(self, service: FrontService, admit: Callable[[bytes | None], None] | None) -> int:
+        """Serves the page of all clusters; returns the port, 0 without an address."""
+        if not self._page_at:
+            return 0
+        from eelgrid_controller.federation.front_page import HEADERS, FrontPage
+        from eelgrid_controller.server.http.live_server import PAGE_SETTINGS, ViewerEndpoint
+
+        def find_dispatch(key: str) -> Dispatch | None:
+            record = self.dispatcher.find(key)
+            return None if record is None else record.dispatch
+
+        endpoint = ViewerEndpoint(
+            PAGE_SETTINGS,
+            tls=self._tls,
+            insecure=self._insecure,
+            now_ns=self.clock.now_ns,
+            log=self._log.getChild("page"),
+            admit=admit,
+        )
+        port = await endpoint.start(self._page_at, FrontPage(service, find_dispatch, self.clock).routes, HEADERS)
+        self._stack.push_async_callback(endpoint.stop)
+        return port
+
+    def _tell_clusters(self) -> Iterator[MetricFamily]:
+        known = {name: float(one.is_up) for name, one in self._clients.items() if one.is_up is not None}
+        yield build_family("eelgrid_front_cluster_up", known)
 
     async def stop(self) -> None:
         """Stops serving; what is under way is taken up again by the next start."""
@@ -176,6 +264,33 @@ async def _serve(listen: str, **parts: Any) -> None:
     default=Path("eelgrid-front-data"),
     show_default=True,
     help="Directory of the records: which cluster has which workload.",
+)
+@click.option(
+    "--metrics",
+    default="127.0.0.1:9467",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address of /metrics and of the probes; empty for none.",
+)
+@click.option(
+    "--metrics-host",
+    "metrics_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Host name under which /metrics is scraped, in addition to addresses, localhost and this machine's name. Repeatable.",
+)
+@click.option(
+    "--page",
+    default="",
+    metavar="HOST:PORT",
+    help="Address of the page of all clusters; with TLS, viewers need a certificate. None by default.",
+)
+@click.option(
+    "--page-of",
+    "page_urls",
+    multiple=True,
+    metavar="NAME=URL",
+    help="The address of a cluster's own live page, which the page links to. Repeatable.",
 )
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="Certificate chain of the front, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Private key of that certificate, PEM.")
@@ -246,10 +361,11 @@ def main(**given: Any) -> None:
             log_to_stderr(logging.getLogger(), given["log_level"].upper())
         raise_descriptor_limit()
         os.umask(_UMASK)
+        clusters = parse_clusters(given["clusters"])
         asyncio.run(
             _serve(
                 given["listen"],
-                clusters=parse_clusters(given["clusters"]),
+                clusters=clusters,
                 data=given["data"],
                 tls=tls,
                 insecure=given["insecure"],
@@ -259,6 +375,10 @@ def main(**given: Any) -> None:
                     wait_price_per_gpu_h=given["wait_price"], carbon_price_per_kg=given["carbon_price"]
                 ),
                 timeout_s=given["call_timeout"],
+                metrics=given["metrics"],
+                page=given["page"],
+                page_urls=parse_page_urls(given["page_urls"], clusters),
+                metrics_hosts=given["metrics_hosts"],
                 log=logging.getLogger("eelgrid.front"),
             )
         )

@@ -15,8 +15,10 @@ import grpc.aio
 from eelgrid_controller.federation.dispatch import Dispatch, Verb
 from eelgrid_controller.federation.ranking import ClusterOffer, make_offer
 from eelgrid_protos import rpc, transport
+from eelgrid_protos.codec import encode_message
 from eelgrid_protos.controller_addresses import ControllerAddresses
-from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import DeadlineExceeded, Fault, Unavailable, fault_of_contract
 from eelgrid_protos.messages import (
     CancelWorkloadRequest,
     ExplainWorkloadRequest,
@@ -36,6 +38,11 @@ from eelgrid_protos.messages import (
 
 _Answer = TypeVar("_Answer")
 _CALLS_MOST = 32
+_REPORT = b""
+# Totals and prices of a cluster that offers are ranked with; a controller sums them up over all that waits.
+_REPORT_FOR_S = 1.0
+# A cluster that nothing is asked of is asked so often whether it answers.
+_WATCH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,18 @@ class MemberReport:
 
     summary: Summary
     policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedAnswer:
+    """A question that is under way or was answered, and until when that may be used."""
+
+    task: "asyncio.Future[Any]"
+    until_s: float
+
+
+def _has_succeeded(task: "asyncio.Future[Any]") -> bool:
+    return not task.cancelled() and task.exception() is None
 
 
 class MemberCluster:
@@ -71,6 +90,9 @@ class MemberCluster:
         self._tls, self._insecure = tls, insecure
         self._timeout_s, self._now_ns = timeout_s, now_ns
         self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
+        # By the last call to it; None before the first.
+        self.is_up: bool | None = None
+        self._shared: dict[bytes, _SharedAnswer] = {}
         self._places = asyncio.Semaphore(_CALLS_MOST)
 
     async def close(self) -> None:
@@ -83,8 +105,7 @@ class MemberCluster:
         key = dispatch.workload_id
         match verb:
             case Verb.SUBMIT:
-                sent = replace(dispatch.request, workload_id=key, hold=not dispatch.is_direct)
-                answer = await self._ask("submit_workload", sent)
+                answer = await self._ask("submit_workload", dispatch.submission)
             case Verb.RELEASE:
                 answer = await self._ask("release_workload", ReleaseWorkloadRequest(workload_id=key))
             case Verb.HOLD:
@@ -94,12 +115,19 @@ class MemberCluster:
             case Verb.LOOK:
                 answer = await self._ask("get_workload", GetWorkloadRequest(workload_id=key))
         workload: Workload = answer.workload
+        if workload.workload_id != key:
+            # What it did nobody knows; the call is repeated.
+            raise Unavailable(f"{self.name} answered about {workload.workload_id} when it was asked about {key}")
         return workload
 
     async def ask_offer(self, request: SubmitWorkloadRequest) -> ClusterOffer:
         """Asks what the cluster offers for a workload; raises Fault."""
-        trial = replace(request, workload_id="", dry_run=True)
-        preview, report = await asyncio.gather(self._ask("submit_workload", trial), self.read_report())
+        trial = replace(request, workload_id="", dry_run=True, hold=False)
+        # Equal work that is submitted meanwhile gets the same answer: none of it is there yet.
+        preview, report = await asyncio.gather(
+            self._share(encode_message(trial), lambda: self._ask("submit_workload", trial)),
+            self.read_recent_report(),
+        )
         return make_offer(
             self.name,
             preview.workload,
@@ -109,12 +137,35 @@ class MemberCluster:
             now_ns=self._now_ns(),
         )
 
+    async def _share(self, key: bytes, ask: Callable[[], Awaitable[Any]], *, for_s: float = 0.0) -> Any:
+        """Returns the answer to a question that is under way, or was answered less than `for_s` ago; raises Fault, which is not kept."""
+        now_s = asyncio.get_running_loop().time()
+        shared = self._shared.get(key)
+        if shared is None or (shared.task.done() and not (now_s < shared.until_s and _has_succeeded(shared.task))):
+            shared = self._shared[key] = _SharedAnswer(asyncio.ensure_future(ask()), now_s + for_s)
+            if not for_s:
+                shared.task.add_done_callback(lambda _: self._shared.pop(key, None))
+        # Whoever goes away leaves the question to the others.
+        return await asyncio.shield(shared.task)
+
     async def read_report(self) -> MemberReport:
         """Reads the cluster's totals and its policy; raises Fault."""
         summary, policy = await asyncio.gather(
             self._ask("get_summary", GetSummaryRequest()), self._ask("get_policy", GetPolicyRequest())
         )
         return MemberReport(summary=summary.summary, policy=policy.policy)
+
+    async def read_recent_report(self) -> MemberReport:
+        """Returns the cluster's totals and policy of up to a second ago; raises Fault."""
+        report: MemberReport = await self._share(_REPORT, self.read_report, for_s=_REPORT_FOR_S)
+        return report
+
+    async def watch(self) -> None:
+        """Reads the report now and then, so that `is_up` is known of a cluster that nothing else is asked of; never ends."""
+        while True:
+            with contextlib.suppress(Fault):
+                await self.read_recent_report()
+            await asyncio.sleep(_WATCH_S)
 
     async def explain(self, workload_id: str) -> Explanation:
         """Asks why a workload is where it is; raises Fault."""
@@ -136,13 +187,20 @@ class MemberCluster:
                 try:
                     left_s = max(0.001, deadline_s - loop.time())
                     answer = await getattr(self._client_at(search.address), method)(request, timeout=left_s)
+                    if answer is None:
+                        # gRPC logs what could not be decoded, and hands over nothing.
+                        raise Unavailable(f"{self.name} answers {method} with what violates the API contract")
+                except ContractError as error:
+                    raise fault_of_contract(error) from None
                 except Fault as fault:
                     pause_s = search.after_call(fault)
                     if pause_s is None or loop.time() + pause_s >= deadline_s:
+                        self.is_up = not isinstance(fault, Unavailable | DeadlineExceeded)
                         raise search.describe_failure(fault) from None
                     await asyncio.sleep(pause_s)
                 else:
                     search.succeed()
+                    self.is_up = True
                     return answer
 
     @contextlib.asynccontextmanager

@@ -24,7 +24,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_controller.state.attempts import has_started
 from eelgrid_protos.faults import (
     AlreadyExists,
     FailedPrecondition,
@@ -39,7 +39,7 @@ from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPha
 # Copies of one workload that are reserved, or may be, at one time.
 RESERVED_MOST = 2
 _PROBLEM_LETTERS_MOST = 500
-_EVICTED = PendingConstraint.EVICTED.value
+_DECISION_LINES_MOST = 32
 # Answers that say that nothing was done, and that repeating the call as it is will not help.
 REFUSALS = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted)
 
@@ -56,6 +56,14 @@ class CopyPhase(enum.Enum):
     REFUSED = "refused"
     # Nothing of it runs there, nor will.
     ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record, and what the chosen cluster last said of the workload."""
+
+    dispatch: "Dispatch"
+    latest: Workload | None = None
 
 
 class Verb(enum.Enum):
@@ -107,8 +115,27 @@ class Dispatch:
     may_hold: bool = False
     # Every cluster refused it, or ended its copy before it was chosen.
     has_failed: bool = False
-    # Why the clusters were preferred as they were, a sentence each.
+    # Why the clusters were preferred as they were, a sentence each; before, why it waits at the front.
     decision: tuple[str, ...] = ()
+    # The one cluster that it may go to, since other work that it belongs with is there; empty for any.
+    pinned_to: str = ""
+    # Dependencies that had ended as they must before it was sent: no cluster is told of them.
+    met: tuple[str, ...] = ()
+
+    @property
+    def submission(self) -> SubmitWorkloadRequest:
+        """What a cluster is sent, the same each time."""
+        schedule = self.request.spec.schedule
+        sent = replace(self.request, workload_id=self.workload_id, hold=not self.is_direct)
+        if schedule is None or not self.met:
+            return sent
+        after = tuple(one for one in schedule.after if one.workload_id not in self.met)
+        return replace(sent, spec=replace(sent.spec, schedule=replace(schedule, after=after)))
+
+    @property
+    def may_move(self) -> bool:
+        """Whether it may leave a cluster that it was released in; of an array, some elements might have started."""
+        return not (self.is_direct or self.pinned_to or self.request.array is not None)
 
     @property
     def is_direct(self) -> bool:
@@ -118,6 +145,13 @@ class Dispatch:
     def find_copy(self, cluster: str) -> Copy | None:
         """Returns the copy in a cluster, if it was ever sent one."""
         return next((copy for copy in self.copies if copy.cluster == cluster), None)
+
+    def _may_choose(self, copy: Copy) -> bool:
+        return not self.pinned_to or copy.cluster == self.pinned_to
+
+    def is_astray(self, copy: Copy) -> bool:
+        """Whether a copy is in another cluster than the one that the workload is pinned to, and was not chosen."""
+        return copy.cluster != self.chosen and not self._may_choose(copy)
 
     @property
     def is_spent(self) -> bool:
@@ -133,7 +167,8 @@ class Dispatch:
     def progress(self) -> tuple[object, ...]:
         """What of it decides about calls: a record that differs in it is written before the next one."""
         copies = tuple((copy.cluster, copy.phase, copy.started) for copy in self.copies)
-        return copies, self.chosen, self.is_cancelled, self.moving_to, self.may_hold, self.has_failed
+        where = (self.chosen, self.moving_to, self.may_hold, self.pinned_to, self.met)
+        return copies, where, self.is_cancelled, self.has_failed
 
     @property
     def is_decided(self) -> bool:
@@ -150,7 +185,11 @@ class Dispatch:
     @property
     def needs_clusters(self) -> int:
         """How many more clusters may be asked to reserve it, since none that did is left to be chosen."""
-        if self.chosen or self.is_cancelled or any(copy.phase is CopyPhase.HELD for copy in self.copies):
+        held = (copy for copy in self.copies if copy.phase is CopyPhase.HELD)
+        if self.chosen or self.is_cancelled or self.has_failed or any(self._may_choose(copy) for copy in held):
+            return 0
+        # What is pinned is in another cluster only while it is withdrawn there.
+        if self.pinned_to and self.find_copy(self.pinned_to) is not None:
             return 0
         most = 1 if self.is_direct else RESERVED_MOST
         # Whatever has not ended may be a reservation yet: what somebody released may be held again, and what was refused
@@ -174,7 +213,8 @@ def plan_calls(dispatch: Dispatch) -> tuple[ClusterCall, ...]:
 
 def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
     is_chosen = copy.cluster == dispatch.chosen
-    is_unwanted = dispatch.is_cancelled or (dispatch.is_decided and not is_chosen)
+    is_unwanted = dispatch.is_cancelled or (dispatch.is_decided and not is_chosen) or dispatch.is_astray(copy)
+    is_unwanted = is_unwanted or (dispatch.has_failed and not is_chosen)
     match copy.phase:
         case CopyPhase.SENT:
             return Verb.SUBMIT
@@ -201,13 +241,21 @@ def choose_cluster(dispatch: Dispatch) -> Dispatch:
         return dispatch
     # What somebody released there may run: no other may.
     loose = next((copy for copy in dispatch.copies if copy.phase is CopyPhase.RELEASED), None)
-    first = loose or next((copy for copy in dispatch.copies if copy.phase is CopyPhase.HELD), None)
-    return dispatch if first is None else replace(dispatch, chosen=first.cluster)
+    held = (copy for copy in dispatch.copies if copy.phase is CopyPhase.HELD and not dispatch.is_astray(copy))
+    first = loose or next(held, None)
+    if first is None:
+        return dispatch
+    chosen = replace(dispatch, chosen=first.cluster)
+    if loose is None or dispatch.request.array is None:
+        return chosen
+    # Of an array only some elements were released: the others are to be.
+    return _alter_copy(chosen, first.cluster, lambda one: replace(one, phase=CopyPhase.HELD))
 
 
 def add_clusters(dispatch: Dispatch, clusters: Iterable[str], decision: Iterable[str]) -> Dispatch:
     """Returns the dispatch to be sent to further clusters, in the order of preference, as far as it needs them."""
-    new = [name for name in clusters if dispatch.find_copy(name) is None][: dispatch.needs_clusters]
+    allowed = (name for name in clusters if dispatch.pinned_to in {"", name})
+    new = [name for name in allowed if dispatch.find_copy(name) is None][: dispatch.needs_clusters]
     if not new:
         return dispatch
     copies = (*dispatch.copies, *(Copy(cluster=name) for name in new))
@@ -227,7 +275,7 @@ def request_move(dispatch: Dispatch, cluster: str) -> Dispatch:
         return dispatch
     standby = dispatch.find_copy(cluster)
     if (
-        dispatch.is_direct
+        not dispatch.may_move
         or dispatch.moving_to
         or cluster == dispatch.chosen
         or (standby is not None and not standby.is_reserved)
@@ -235,6 +283,13 @@ def request_move(dispatch: Dispatch, cluster: str) -> Dispatch:
         return dispatch
     copies = dispatch.copies if standby is not None else (*dispatch.copies, Copy(cluster=cluster))
     return replace(dispatch, copies=copies, moving_to=cluster, may_hold=True)
+
+
+def fail_dispatch(dispatch: Dispatch, reason: str) -> Dispatch:
+    """Returns the dispatch as failed, unless a cluster was chosen; what is reserved anywhere is withdrawn."""
+    if dispatch.chosen or dispatch.is_cancelled:
+        return dispatch
+    return replace(dispatch, has_failed=True, decision=(reason, *dispatch.decision)[:_DECISION_LINES_MOST])
 
 
 def give_up(dispatch: Dispatch) -> Dispatch:
@@ -247,18 +302,12 @@ def _alter_copy(dispatch: Dispatch, cluster: str, alter: Callable[[Copy], Copy])
     return replace(dispatch, copies=copies)
 
 
-def _has_started(workload: Workload) -> bool:
-    """Whether it was placed once, as far as a cluster tells: one that returned to the queue has no time of placement."""
-    returned = workload.attempt or workload.preemptions or workload.failures or workload.reason.startswith(_EVICTED)
-    return workload.phase is WorkloadPhase.PLACED or workload.placed_ns > 0 or bool(returned)
-
-
 def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Workload) -> Dispatch:
     """Returns the dispatch after a cluster has said what its copy is."""
     copy = dispatch.find_copy(cluster)
     if copy is None or copy.phase is CopyPhase.ENDED:
         return dispatch
-    started = copy.started or _has_started(workload)
+    started = copy.started or has_started(workload)
     if workload.phase.is_ended:
         return _end_copy(dispatch, cluster, started=started)
     is_chosen = cluster == dispatch.chosen
@@ -266,6 +315,9 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
     # Whoever holds it there once it was released decides how long, if it was not the front.
     is_ours = copy.phase is not CopyPhase.RELEASED or not is_chosen or dispatch.may_hold
     phase = CopyPhase.HELD if is_held and is_ours else CopyPhase.RELEASED
+    if workload.array is not None and is_chosen and copy.phase is CopyPhase.HELD and verb is not Verb.RELEASE:
+        # Until the release of the whole array is answered, some of its elements may be held yet.
+        phase = CopyPhase.HELD
     found = _alter_copy(dispatch, cluster, lambda one: replace(one, phase=phase, started=started, problem=""))
     if not is_chosen:
         return found

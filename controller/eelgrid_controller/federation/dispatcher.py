@@ -12,18 +12,32 @@ Must not know how a cluster is called, how records are stored, what clusters' of
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.federation.affinity import (
+    GangKey,
+    GangPlan,
+    apply_dependencies,
+    check_part,
+    get_gang_key,
+    list_anchors,
+    merge_parts,
+    pin_part,
+    plan_gang,
+    resolve_dependencies,
+)
 from eelgrid_controller.federation.dispatch import (
     ClusterCall,
     CopyPhase,
     Dispatch,
+    StoredRecord,
     Verb,
     add_clusters,
     choose_cluster,
+    fail_dispatch,
     give_up,
     plan_calls,
     record_answer,
@@ -31,8 +45,11 @@ from eelgrid_controller.federation.dispatch import (
     request_cancel,
     request_move,
 )
-from eelgrid_controller.federation.ranking import ClusterOffer, RankedOffer
-from eelgrid_controller.federation.record_store import SETTLED_MOST, StoredRecord, StoreFault
+from eelgrid_controller.federation.ranking import ClusterOffer, RankedOffer, join_offers
+from eelgrid_controller.federation.record_store import SETTLED_MOST, StoreFault
+from eelgrid_controller.formatting import count_noun
+from eelgrid_controller.server.metrics.catalogue import build_family
+from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import (
     AlreadyExists,
     DeadlineExceeded,
@@ -43,8 +60,11 @@ from eelgrid_protos.faults import (
     Unavailable,
 )
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.openmetrics import MetricFamily
 
 _DECISION_LINES_MOST = 32
+_LINE_LETTERS_MOST = 1000
+_NO_GANG: GangKey = ("", "", "")
 # Looks at running work a second, over all workloads: with more, each is looked at less often.
 _LOOKS_HZ = 100.0
 
@@ -100,6 +120,14 @@ class _Driven:
     asked_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _Gang:
+    """The parts of one gang that are not settled, by submission; the lock is held while its cluster is chosen."""
+
+    parts: dict[str, _Driven] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Dispatcher:
     """Of one front, from `start` until `stop`."""
 
@@ -124,6 +152,9 @@ class Dispatcher:
         self._live: dict[str, _Driven] = {}
         self._settled: OrderedDict[str, StoredRecord] = OrderedDict()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._gangs: dict[GangKey, _Gang] = {}
+        # By workload: those that wait for it at the front.
+        self._dependents: dict[str, set[str]] = {}
         # By cluster: offers that did not come in time.
         self.left_out: dict[str, int] = dict.fromkeys(clusters, 0)
         # Set by an error of the front itself, which must not go on with a part of its workloads.
@@ -154,6 +185,22 @@ class Dispatcher:
         live = (StoredRecord(one.dispatch, one.latest) for one in self._live.values())
         return [*self._settled.values(), *live]
 
+    def families(self) -> Iterator[MetricFamily]:
+        """What Prometheus reads of the workloads of a front."""
+        placed, stuck = dict.fromkeys(self.clusters, 0), dict.fromkeys(self.clusters, 0)
+        waiting = 0
+        for one in self._live.values():
+            waiting += not one.dispatch.chosen
+            if one.dispatch.chosen in placed:
+                placed[one.dispatch.chosen] += 1
+            for copy in one.dispatch.copies:
+                if copy.problem and copy.phase is not CopyPhase.ENDED and copy.cluster in stuck:
+                    stuck[copy.cluster] += 1
+        yield build_family("eelgrid_front_workloads", placed)
+        yield build_family("eelgrid_front_stuck_workloads", stuck)
+        yield build_family("eelgrid_front_workloads_waiting", waiting)
+        yield build_family("eelgrid_front_left_out_total", self.left_out)
+
     @property
     def live(self) -> int:
         """The number of workloads that are not settled."""
@@ -167,14 +214,16 @@ class Dispatcher:
         if (found := self.find(workload_id)) is None:
             if len(self._live) >= self._settings.live_most:
                 raise ResourceExhausted(f"{len(self._live)} workloads wait or run, which is the limit; cancel some")
-            ranked, lines = await self._ask_clusters(request, ())
             new = Dispatch(
                 workload_id=workload_id, request=request, owner=owner, submitted_ns=max(0, self._clock.now_ns())
             )
-            new = add_clusters(new, ranked, lines)
+            if get_gang_key(new) is None and not list_anchors(request):
+                ranked, lines = await self._ask_clusters((request,), ())
+                new = add_clusters(new, ranked, lines)
             # Another call with the same id may have come meanwhile; nothing is awaited from here to `_begin`.
             found = self.find(workload_id)
             if found is None:
+                self._check_affinity(new)
                 driven = self._begin(new, None, is_written=False)
                 await self._write_first(driven)
                 found = StoredRecord(new)
@@ -182,7 +231,18 @@ class Dispatcher:
             raise AlreadyExists(
                 f"workload {workload_id} exists with another spec; choose another id, or leave the id empty"
             )
-        return await self._wait_until(workload_id, _is_with_cluster)
+        return await self._wait_until(workload_id, lambda one: _is_with_cluster(one) or _waits_here(one))
+
+    def _check_affinity(self, new: Dispatch) -> None:
+        """Checks that what a new workload belongs with is known; raises InvalidArgument."""
+        for name, anchor in list_anchors(new.request):
+            if anchor == new.workload_id or self.find(anchor) is None:
+                problem = f"is {anchor!r}, and this front has no such workload"
+                remedy = "name one that eelctl workloads lists, or submit it to its cluster: eelctl --cluster NAME"
+                raise InvalidArgument("a front cannot know when it may start", (Violation(name, problem, remedy),))
+        gang = self._gangs.get(get_gang_key(new) or _NO_GANG)
+        if gang is not None:
+            check_part(new, [one.dispatch for one in gang.parts.values()])
 
     async def cancel(self, workload_id: str) -> StoredRecord:
         """Ends a workload wherever it is; raises NotFound. A cluster that does not answer is told once it does."""
@@ -212,25 +272,26 @@ class Dispatcher:
 
     async def preview(self, request: SubmitWorkloadRequest) -> tuple[Sequence[RankedOffer], Sequence[str]]:
         """Asks all clusters, and returns their offers, the best first, and the decision in sentences; raises Fault."""
-        return await self._gather_offers(request, tuple(self.clusters))
+        return await self._gather_offers((request,), tuple(self.clusters))
 
     # Offers
 
     async def _ask_clusters(
-        self, request: SubmitWorkloadRequest, known: Sequence[str]
+        self, requests: Sequence[SubmitWorkloadRequest], known: Collection[str]
     ) -> tuple[list[str], Sequence[str]]:
-        """Returns the clusters that offer to take a workload, the best first, and why; raises Fault if none does."""
-        ranked, lines = await self._gather_offers(request, tuple(name for name in self.clusters if name not in known))
+        """Returns the clusters that offer to take all of some workloads, the best first, and why; raises Fault if none does."""
+        ranked, lines = await self._gather_offers(requests, tuple(name for name in self.clusters if name not in known))
         return [one.offer.cluster for one in ranked], lines
 
+    async def _ask_for_all(self, name: str, requests: Sequence[SubmitWorkloadRequest]) -> ClusterOffer:
+        return join_offers(await asyncio.gather(*(self.clusters[name].ask_offer(one) for one in requests)))
+
     async def _gather_offers(
-        self, request: SubmitWorkloadRequest, names: Sequence[str]
+        self, requests: Sequence[SubmitWorkloadRequest], names: Sequence[str]
     ) -> tuple[Sequence[RankedOffer], Sequence[str]]:
         if not names:
             raise Unavailable("every cluster was asked already")
-        answers = await asyncio.gather(
-            *(self.clusters[name].ask_offer(request) for name in names), return_exceptions=True
-        )
+        answers = await asyncio.gather(*(self._ask_for_all(name, requests) for name in names), return_exceptions=True)
         offers: list[ClusterOffer] = []
         refused: dict[str, Fault] = {}
         silent: dict[str, Fault] = {}
@@ -245,7 +306,7 @@ class Dispatcher:
                     refused[name] = answer
                 case _:
                     raise answer
-        ranked = self._rank(request.spec, offers)
+        ranked = self._rank(requests[0].spec, offers)
         if not ranked:
             raise _join_faults(refused, silent)
         lines = [one.describe() for one in ranked]
@@ -258,10 +319,40 @@ class Dispatcher:
     def _begin(self, dispatch: Dispatch, latest: Workload | None, *, is_written: bool = True) -> _Driven:
         driven = _Driven(dispatch, latest, asyncio.Lock(), asyncio.Event(), asyncio.Event())
         driven.released_s = driven.asked_s = self._clock.monotonic_s()
-        self._live[dispatch.workload_id] = driven
+        key = dispatch.workload_id
+        self._live[key] = driven
+        if (gang := get_gang_key(dispatch)) is not None:
+            self._gangs.setdefault(gang, _Gang()).parts[key] = driven
+        for _, anchor in list_anchors(dispatch.request):
+            self._dependents.setdefault(anchor, set()).add(key)
         if is_written:
             self._drive_from_now(driven)
         return driven
+
+    def _forget(self, dispatch: Dispatch) -> None:
+        """Removes a workload that is settled, or was never written."""
+        key = dispatch.workload_id
+        del self._live[key]
+        gang_key = get_gang_key(dispatch)
+        if gang_key is not None and (gang := self._gangs.get(gang_key)) is not None:
+            gang.parts.pop(key, None)
+            if not gang.parts:
+                del self._gangs[gang_key]
+        for _, anchor in list_anchors(dispatch.request):
+            if (children := self._dependents.get(anchor)) is not None:
+                children.discard(key)
+                if not children:
+                    del self._dependents[anchor]
+
+    def _wake_others(self, dispatch: Dispatch) -> None:
+        """Wakes what waits for a workload that has changed, and the other parts of its gang."""
+        for child in self._dependents.get(dispatch.workload_id, ()):
+            if child in self._live:
+                self._live[child].wake.set()
+        gang = self._gangs.get(get_gang_key(dispatch) or _NO_GANG)
+        for part in () if gang is None else gang.parts.values():
+            if part.dispatch.workload_id != dispatch.workload_id:
+                part.wake.set()
 
     def _drive_from_now(self, driven: _Driven) -> None:
         key = driven.dispatch.workload_id
@@ -277,14 +368,14 @@ class Dispatcher:
 
     async def _write_first(self, driven: _Driven) -> None:
         """Writes a new record; until it is on disk, nothing is driven, and a call with its id waits. Raises Fault."""
-        key = driven.dispatch.workload_id
         try:
             async with driven.lock:
                 await self._store.write(driven.dispatch, None)
         except StoreFault as fault:
-            del self._live[key]
+            self._forget(driven.dispatch)
             driven.changed.set()
             raise Unavailable(f"the front cannot write its records ({fault}); nothing was submitted") from None
+        self._wake_others(driven.dispatch)
         self._drive_from_now(driven)
 
     async def _change(
@@ -294,6 +385,8 @@ class Dispatcher:
         async with driven.lock:
             new = change(driven.dispatch)
             is_changed = new.progress != driven.dispatch.progress
+            # Why it waits is not worth a write, but whoever waits for an answer is told.
+            is_told = new.decision != driven.dispatch.decision
             has_news = latest is not None and (driven.latest is None or _is_news(driven.latest, latest))
             if is_changed or has_news:
                 try:
@@ -302,6 +395,8 @@ class Dispatcher:
                     raise Unavailable(f"the front cannot write its records ({fault}); repeat the call") from None
             driven.dispatch, driven.latest = new, latest or driven.latest
         if is_changed or has_news:
+            self._wake_others(driven.dispatch)
+        if is_changed or has_news or is_told:
             changed, driven.changed = driven.changed, asyncio.Event()
             changed.set()
         return is_changed
@@ -333,6 +428,8 @@ class Dispatcher:
         """Goes on until the workload is settled."""
         key, pause_s = driven.dispatch.workload_id, self._settings.retry_first_s
         while not driven.dispatch.is_settled:
+            # What comes while a round is under way is seen by the next.
+            driven.wake.clear()
             try:
                 is_changed = await self._make_round(driven)
             except Fault as fault:
@@ -346,8 +443,10 @@ class Dispatcher:
             rest_s, pause_s = self._find_pause(driven, pause_s)
             await self._rest(driven, rest_s)
         self._keep_settled(StoredRecord(driven.dispatch, driven.latest))
-        del self._live[key], self._tasks[key]
+        self._forget(driven.dispatch)
+        del self._tasks[key]
         driven.changed.set()
+        self._wake_others(driven.dispatch)
         self._log.info("workload=%s dispatch=settled cluster=%s", key, driven.dispatch.chosen or "none")
 
     def _find_pause(self, driven: _Driven, pause_s: float) -> tuple[float, float]:
@@ -359,7 +458,6 @@ class Dispatcher:
 
     async def _rest(self, driven: _Driven, pause_s: float) -> None:
         """Rests, unless somebody asks for a change."""
-        driven.wake.clear()
         resting = asyncio.ensure_future(self._sleep(pause_s))
         waking = asyncio.ensure_future(driven.wake.wait())
         try:
@@ -371,13 +469,14 @@ class Dispatcher:
     async def _make_round(self, driven: _Driven) -> bool:
         """Makes the calls that the record permits, and records what they say; returns whether it changed."""
         before = driven.dispatch
-        if before.needs_clusters:
+        if not (before.chosen or before.is_cancelled or before.has_failed):
             await self._find_clusters(driven)
         calls = plan_calls(driven.dispatch)
         outcomes = await asyncio.gather(*(self._make_call(driven, call) for call in calls), return_exceptions=True)
         for error in filter(None, outcomes):
             raise error
-        await self._change(driven, choose_cluster)
+        for one in self._list_ready(driven):
+            await self._change(one, choose_cluster)
         if driven.dispatch.chosen != before.chosen:
             key, now_s = before.workload_id, self._clock.monotonic_s()
             driven.released_s = driven.asked_s = now_s
@@ -402,16 +501,79 @@ class Dispatcher:
 
     async def _find_clusters(self, driven: _Driven) -> None:
         """Asks the clusters that were not asked for it; without an offer the record stays as it is."""
-        known = [copy.cluster for copy in driven.dispatch.copies]
-        if all(name in known for name in self.clusters):
+        dispatch = driven.dispatch
+        if get_gang_key(dispatch) is not None:
+            await self._gather_gang(driven)
+        elif list_anchors(dispatch.request) and not dispatch.copies:
+            state = resolve_dependencies(dispatch, self.find)
+            await self._change(driven, lambda now: apply_dependencies(now, state))
+            if state.waits_for or state.failure:
+                return
+        dispatch, known = driven.dispatch, [copy.cluster for copy in driven.dispatch.copies]
+        pin = dispatch.pinned_to
+        if get_gang_key(dispatch) is not None and (not pin or pin in known):
+            return
+        if all(name in known for name in ((pin,) if pin else self.clusters)):
             await self._change(driven, give_up)
             return
+        if not dispatch.needs_clusters:
+            return
+        if pin:
+            await self._change(driven, lambda now: add_clusters(now, (pin,), now.decision))
+            return
         try:
-            ranked, lines = await self._ask_clusters(driven.dispatch.request, known)
+            ranked, lines = await self._ask_clusters((dispatch.submission,), known)
         except Fault as fault:
-            self._log.debug("workload=%s offers=none reason=%r", driven.dispatch.workload_id, fault.message)
+            self._log.debug("workload=%s offers=none reason=%r", dispatch.workload_id, fault.message)
             return
         await self._change(driven, lambda now: add_clusters(now, ranked, lines))
+
+    # Gangs
+
+    def _plan_gang(self, dispatch: Dispatch) -> GangPlan:
+        gang = self._gangs[get_gang_key(dispatch) or _NO_GANG]
+        return plan_gang(one.dispatch for one in gang.parts.values())
+
+    def _list_ready(self, driven: _Driven) -> list[_Driven]:
+        """Lists the workloads for which a cluster may be chosen now: this one, or of a gang all parts once each is held."""
+        dispatch = driven.dispatch
+        gang = self._gangs.get(get_gang_key(dispatch) or _NO_GANG)
+        if gang is not None and self._plan_gang(dispatch).may_start:
+            return list(gang.parts.values())
+        is_loose = any(copy.phase is CopyPhase.RELEASED for copy in dispatch.copies)
+        return [driven] if gang is None or is_loose else []
+
+    async def _gather_gang(self, driven: _Driven) -> None:
+        """Pins a part to the cluster of its gang; once all parts are there, chooses that cluster for all of them."""
+        gang = self._gangs[get_gang_key(driven.dispatch) or _NO_GANG]
+        async with gang.lock:
+            plan = self._plan_gang(driven.dispatch)
+            parts = [one for one in gang.parts.values() if not one.dispatch.is_cancelled]
+            if plan.cluster and plan.may_start and driven.dispatch.find_copy(plan.cluster) is not None:
+                # A part that has ended there, before it was chosen, while others were.
+                await self._change(driven, give_up)
+            elif plan.cluster:
+                lines = () if driven.dispatch.pinned_to else (f"{plan.cluster} has its gang",)
+                await self._change(driven, lambda now: pin_part(now, plan.cluster, lines))
+            elif plan.missing:
+                words = (f"gang: waits at the front for {count_noun(plan.missing, 'more part', 'more parts')}",)
+                await self._change(driven, lambda now: now if now.copies else replace(now, decision=words))
+            elif all(name in plan.refused for name in self.clusters):
+                for part in parts:
+                    await self._change(part, lambda now: fail_dispatch(now, "every cluster refuses a part of its gang"))
+            else:
+                await self._pin_gang(parts, plan)
+
+    async def _pin_gang(self, parts: Sequence[_Driven], plan: GangPlan) -> None:
+        try:
+            ranked, lines = await self._ask_clusters(merge_parts(one.dispatch for one in parts), plan.refused)
+        except Fault as fault:
+            for part in parts:
+                words = (f"gang: no cluster offers to take all parts ({fault.message})"[:_LINE_LETTERS_MOST],)
+                await self._change(part, lambda now: replace(now, decision=words))  # noqa: B023
+            return
+        for part in parts:
+            await self._change(part, lambda now: pin_part(now, ranked[0], lines))
 
     async def _consider_move(self, driven: _Driven) -> None:
         """Has a workload leave that has waited for long, if another cluster would start it now."""
@@ -423,7 +585,7 @@ class Dispatcher:
         patience_s = self._settings.move_after_s
         if (
             not patience_s
-            or dispatch.is_direct
+            or not dispatch.may_move
             or dispatch.moving_to
             or now_s - max(driven.released_s, driven.asked_s) < patience_s
         ):
@@ -437,7 +599,7 @@ class Dispatcher:
         if not names:
             return
         try:
-            ranked, _ = await self._gather_offers(dispatch.request, names)
+            ranked, _ = await self._gather_offers((dispatch.submission,), names)
         except Fault:
             return
         target = next((one.offer.cluster for one in ranked if one.wait_s <= 0), None)
@@ -451,6 +613,11 @@ def _is_with_cluster(record: StoredRecord) -> bool:
     """Whether the chosen cluster has the workload, and nothing holds it there."""
     copy = record.dispatch.find_copy(record.dispatch.chosen)
     return copy is not None and copy.phase in {CopyPhase.RELEASED, CopyPhase.ENDED} and record.latest is not None
+
+
+def _waits_here(record: StoredRecord) -> bool:
+    """Whether it is in no cluster yet, since it waits for other work."""
+    return not record.dispatch.copies and bool(record.dispatch.decision)
 
 
 def _is_stopping(record: StoredRecord) -> bool:

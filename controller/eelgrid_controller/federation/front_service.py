@@ -9,16 +9,17 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.federation.affinity import list_anchors
 from eelgrid_controller.federation.cluster_clients import MemberCluster, MemberReport, ask_all, describe_silence
-from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch
+from eelgrid_controller.federation.dispatch import CopyPhase, Dispatch, StoredRecord
 from eelgrid_controller.federation.dispatcher import Dispatcher
 from eelgrid_controller.federation.ranking import price_now
-from eelgrid_controller.federation.record_store import StoredRecord
 from eelgrid_controller.federation.totals import add_energy, add_summaries
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.server.grpc.pagination import build_page
@@ -26,6 +27,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     SUMMARY_PAGE_SIZE_MOST,
+    BudgetScope,
     CancelWorkloadRequest,
     CancelWorkloadResponse,
     ClusterStatus,
@@ -71,7 +73,9 @@ class FrontService:
         caller_of: Callable[[Context], Caller] | None,
         rules: RoleRules,
         clock: Clock,
+        page_urls: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._page_urls = page_urls
         self._dispatcher = dispatcher
         self._clusters = clusters
         self._caller_of = caller_of
@@ -88,7 +92,7 @@ class FrontService:
         if caller is not None and not spec.user:
             spec = replace(spec, user=caller.user)
         key = request.workload_id or f"f-{secrets.token_hex(8)}"
-        asked = SubmitWorkloadRequest(spec=spec, workload_id=key)
+        asked = SubmitWorkloadRequest(spec=spec, workload_id=key, array=request.array)
         if request.dry_run:
             return SubmitWorkloadResponse(workload=await self._preview(asked))
         record = await self._dispatcher.submit(key, asked, owner=owner_of(caller, spec.user))
@@ -170,7 +174,15 @@ class FrontService:
 
     async def list_clusters(self, _request: ListClustersRequest, _context: Context) -> ListClustersResponse:
         """All clusters, those that do not answer among them."""
-        answers = await ask_all(self._clusters, MemberCluster.read_report)
+        return ListClustersResponse(clusters=tuple(await self.read_clusters()))
+
+    def list_shown(self) -> list[Workload]:
+        """Lists the workloads of the front as it shows them, and none of the others' parts."""
+        return [self._show(record) for record in self._dispatcher.list_records()]
+
+    async def read_clusters(self) -> list[ClusterStatus]:
+        """Reads the state of all clusters, by name."""
+        answers = await ask_all(self._clusters, MemberCluster.read_recent_report)
         live = [one.dispatch for one in self._dispatcher.list_records() if not one.dispatch.is_settled]
         found = []
         for name, answer in sorted(answers.items()):
@@ -179,13 +191,17 @@ class FrontService:
                 addresses=self._clusters[name].addresses.all,
                 workloads=sum(dispatch.chosen == name for dispatch in live),
                 left_out=self._dispatcher.left_out[name],
+                page_url=self._page_urls.get(name, ""),
             )
             if isinstance(answer, Fault):
                 status = replace(status, problem=describe_silence(answer)[:SENTENCE_LETTERS_MOST] or "no answer")
             else:
-                status = replace(status, summary=answer.summary, **self._price(answer.policy))
+                limits = [one.limit_w for one in answer.policy.budgets if one.scope is BudgetScope.CLUSTER]
+                budget_w = min(limits, default=None)
+                prices = self._price(answer.policy)
+                status = replace(status, summary=answer.summary, power_budget_w=budget_w, **prices)
             found.append(status)
-        return ListClustersResponse(clusters=tuple(found))
+        return found
 
     def _price(self, policy: Policy) -> dict[str, Any]:
         if policy.prices is None:
@@ -255,7 +271,9 @@ def _describe_wait(dispatch: Dispatch, reason: str) -> str:
 
 
 def _join_problems(dispatch: Dispatch) -> str:
-    return "; ".join(f"{one.cluster}: {one.problem}" for one in dispatch.copies if one.problem)
+    return "; ".join(f"{one.cluster}: {one.problem}" for one in dispatch.copies if one.problem) or "; ".join(
+        dispatch.decision if not dispatch.copies else ()
+    )
 
 
 def _check_supported(request: SubmitWorkloadRequest) -> None:
@@ -263,10 +281,9 @@ def _check_supported(request: SubmitWorkloadRequest) -> None:
     remedy = "submit it to one cluster: eelctl --cluster NAME"
     spec = request.spec
     found = [
-        ("array", request.array is not None),
         ("hold", request.hold),
-        ("spec.gang", spec.gang is not None),
-        ("spec.schedule.after", spec.schedule is not None and bool(spec.schedule.after)),
+        # Which cluster it belongs to, its gang and its dependencies would say twice.
+        ("spec.gang", spec.gang is not None and (request.array is not None or bool(list_anchors(request)))),
     ]
     violations = tuple(
         Violation(name, "is of one cluster, and a front has several", remedy) for name, is_set in found if is_set

@@ -1,7 +1,7 @@
 """Which cluster gets a workload: the offers of clusters, ranked by one cost, with its terms for people.
 
 Theory. Each controller is asked by a dry run, which is an answer of the same decision that a submission gets: the workload
-would start now, by a promised time, or nobody knows when; or it is refused there. The cost of an offer is money:
+would start now, by a promised time, at an expected one, or nobody knows when; or it is refused there. The cost of an offer is money:
 
     energy + carbon  =  integral over the run of  P * PUE(t) * (price(t) + carbon price * intensity(t))  dt
     wait             =  GPUs * hours until it starts * price of a GPU's hour of waiting
@@ -52,6 +52,8 @@ class ClusterOffer:
     cluster: str
     # When it would start, in nanoseconds since 1970; None if nobody knows.
     start_ns: int | None
+    # By then at the latest; otherwise it is expected, by the run times that the cluster knows.
+    is_promised: bool = False
     # Why it would wait; empty if it would not.
     reason: str = ""
     # Workloads that wait there.
@@ -86,7 +88,8 @@ class RankedOffer:
         if self.wait_s <= 0:
             start = "starts now"
         elif self.offer.start_ns is not None:
-            start = f"starts in {self.wait_s / 60:.0f} min at the latest"
+            minutes = f"{self.wait_s / 60:.0f} min"
+            start = f"starts in {minutes} at the latest" if self.offer.is_promised else f"should start in {minutes}"
         else:
             start = (
                 f"waits, nobody knows how long ({self.offer.reason or 'no reason given'}; {self.offer.pending} wait)"
@@ -110,13 +113,28 @@ def make_offer(
     now_ns: int,
 ) -> ClusterOffer:
     """Makes an offer of the answer to a dry run."""
+    promise = preview.promise
     if preview.phase is WorkloadPhase.PLACED:
         start_ns: int | None = now_ns
     else:
-        start_ns = None if preview.promise is None else preview.promise.start_ns
+        start_ns = promise.start_ns if promise is not None else preview.expected_start_ns or None
     return ClusterOffer(
-        cluster=cluster, start_ns=start_ns, reason=preview.reason, pending=pending, models=models, prices=prices
+        cluster=cluster,
+        start_ns=start_ns,
+        is_promised=promise is not None,
+        reason=preview.reason,
+        pending=pending,
+        models=models,
+        prices=prices,
     )
+
+
+def join_offers(offers: Sequence[ClusterOffer]) -> ClusterOffer:
+    """Returns one cluster's offers for several workloads that start together as one: the first, from when the last starts."""
+    starts = [one.start_ns for one in offers]
+    late = max(offers, key=lambda one: math.inf if one.start_ns is None else one.start_ns)
+    start_ns = None if None in starts else late.start_ns
+    return replace(offers[0], start_ns=start_ns, reason=late.reason)
 
 
 def estimate_power_w(spec: WorkloadSpec, models: Mapping[str, int], busy_w: Mapping[str, float]) -> float | None:

@@ -11,12 +11,11 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from eelgrid_controller.errors import ControllerConfigError
-from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch
+from eelgrid_controller.federation.dispatch import Copy, CopyPhase, Dispatch, StoredRecord
 from eelgrid_protos import codec
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload
 
@@ -48,14 +47,6 @@ ON CONFLICT (workload_id) DO UPDATE SET
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
-    """A record, and what the chosen cluster last said of the workload."""
-
-    dispatch: Dispatch
-    latest: Workload | None = None
-
-
 class StoreFault(Exception):
     """A record cannot be written or read; nothing of the write remains."""
 
@@ -72,6 +63,8 @@ def encode_state(dispatch: Dispatch) -> str:
             "may_hold": dispatch.may_hold,
             "has_failed": dispatch.has_failed,
             "decision": dispatch.decision,
+            "pinned_to": dispatch.pinned_to,
+            "met": dispatch.met,
             "copies": [
                 {"cluster": one.cluster, "phase": one.phase.value, "started": one.started, "problem": one.problem}
                 for one in dispatch.copies
@@ -85,8 +78,9 @@ def decode_state(workload_id: str, request: SubmitWorkloadRequest, text: str) ->
     """Decodes what `encode_state` made."""
     state: dict[str, Any] = json.loads(text)
     copies = tuple(Copy(**{**one, "phase": CopyPhase(one["phase"])}) for one in state.pop("copies"))
-    decision = tuple(state.pop("decision"))
-    return Dispatch(workload_id=workload_id, request=request, copies=copies, decision=decision, **state)
+    # Records of an older version say neither of what they are pinned to nor of what is met.
+    decision, met = tuple(state.pop("decision")), tuple(state.pop("met", ()))
+    return Dispatch(workload_id=workload_id, request=request, copies=copies, decision=decision, met=met, **state)
 
 
 class RecordStore:

@@ -49,7 +49,9 @@ def add_summaries(summaries: Iterable[Summary], *, now_ns: int) -> Summary:
                 )
             )
     most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:_REASONS_MOST]
+    waiting = [one.oldest_pending_ns for one in found if one.oldest_pending_ns]
     return Summary(
+        oldest_pending_ns=min(waiting, default=0),
         time_ns=now_ns,
         pending_reasons=tuple(ReasonCount(reason=reason, workloads=count) for reason, count in most),
         decision_p50_s=max((one.decision_p50_s for one in found), default=0.0),

@@ -108,7 +108,12 @@ def _is_met(one: JobDependency, state: ClusterState) -> bool:
     # The state keeps what live work depends on. In a copy without it, what is gone has ended.
     if phase is None:
         return True
-    match one.condition:
+    return is_condition_met(one.condition, phase)
+
+
+def is_condition_met(condition: DependencyCondition, phase: WorkloadPhase) -> bool:
+    """Returns whether a workload in a phase meets a dependency on it."""
+    match condition:
         case DependencyCondition.SUCCEEDED:
             return phase is WorkloadPhase.SUCCEEDED
         case DependencyCondition.NOT_SUCCEEDED:
@@ -127,11 +132,18 @@ def find_failed_dependency(workload: Workload, state: ClusterState) -> str | Non
     """Returns why a workload can never start: something that it depends on ended in another way; None if it still may."""
     for one in workload.spec.schedule.after if workload.spec.schedule is not None else ():
         phase = find_phase(one.workload_id, state)
-        if phase is not None and phase.is_ended and not _is_met(one, state):
-            succeeds = "succeeds" if one.condition is DependencyCondition.SUCCEEDED else "does not succeed"
-            ended = "was cancelled" if phase is WorkloadPhase.CANCELLED else phase.name.lower()
-            return f"dependency_failed: {one.workload_id} {ended}, and this starts only if it {succeeds}"
+        if phase is not None and phase.is_ended and (problem := describe_failed_dependency(one, phase)):
+            return problem
     return None
+
+
+def describe_failed_dependency(one: JobDependency, phase: WorkloadPhase) -> str | None:
+    """Returns why a dependency is not met, and never will be, by a workload that has ended so; None if it is met."""
+    if is_condition_met(one.condition, phase):
+        return None
+    succeeds = "succeeds" if one.condition is DependencyCondition.SUCCEEDED else "does not succeed"
+    ended = "was cancelled" if phase is WorkloadPhase.CANCELLED else phase.name.lower()
+    return f"dependency_failed: {one.workload_id} {ended}, and this starts only if it {succeeds}"
 
 
 def compute_backoff_ns(failures: int) -> int:

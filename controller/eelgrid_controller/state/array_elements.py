@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from eelgrid_controller.state.attempts import has_started
 from eelgrid_controller.state.events import ArraySubmitted, WorkloadSubmitted, make_element_id
 from eelgrid_protos.messages import (
     ARRAY_VARIABLE_PREFIX,
@@ -125,6 +126,8 @@ def _summarize(elements: list[Workload]) -> Workload:
         failed=counts[WorkloadPhase.FAILED],
         cancelled=counts[WorkloadPhase.CANCELLED],
         running_most=element.running_most,
+        # Of those that are kept no more nobody knows.
+        started=element.size - len(elements) + sum(map(has_started, elements)),
     )
     if placed or pending:
         phase = WorkloadPhase.PLACED if placed else WorkloadPhase.PENDING

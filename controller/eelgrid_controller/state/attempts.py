@@ -16,7 +16,19 @@ from dataclasses import replace
 from eelgrid_controller.formatting import describe_attempt
 from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase, WorkloadSpec
+
+_EVICTED = PendingConstraint.EVICTED.value
+
+
+def has_started(workload: Workload) -> bool:
+    """Whether it was placed once, as far as it tells: one that returned to the queue has no time of placement."""
+    array = workload.array
+    if array is not None and (array.started or array.succeeded or array.failed):
+        return True
+    returned = workload.attempt or workload.preemptions or workload.failures or workload.reason.startswith(_EVICTED)
+    return workload.phase is WorkloadPhase.PLACED or workload.placed_ns > 0 or bool(returned)
 
 
 def find_attempt(workload: Workload, replica: int) -> AttemptStatus | None:

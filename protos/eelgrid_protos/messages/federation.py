@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from eelgrid_protos.messages.operator import Summary
-from eelgrid_protos.quantities import Identifier, Label, Many, Name, Range, Sentence, Uint32, Uint64
+from eelgrid_protos.quantities import ClusterWatts, Identifier, Label, Many, Name, Range, Sentence, Uint32, Uint64
 from eelgrid_protos.values import dataclass
 
 # Of one front. Each is asked about each workload.
@@ -27,6 +27,8 @@ class ClusterStatus:
     carbon_kg_per_kwh: Annotated[float, Range(0.0, _PRICE_MOST)] | None = None
     workloads: Uint32 = 0
     left_out: Uint64 = 0
+    power_budget_w: ClusterWatts | None = None
+    page_url: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,3 +60,5 @@ class ArrayStatus:
     failed: ElementCount = 0
     cancelled: ElementCount = 0
     running_most: ArrayIndex = 0
+    # Elements that hold resources, or once did, or of which that is not known any more.
+    started: ElementCount = 0

@@ -173,6 +173,8 @@ class Summary:
     revision: Uint64 = 0
     # GPUs of nodes that are ready which respond no more.
     gpus_lost: Uint32 = 0
+    # When the workload was submitted that has waited longest; 0 if none waits.
+    oldest_pending_ns: Nanoseconds = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -551,6 +551,8 @@ class Workload:
     progress: JobProgress | None = None
     # Of an elastic job with a promised deadline.
     share: ElasticShare | None = None
+    # When it is expected to start; only in answers to dry runs, 0 if nobody knows.
+    expected_start_ns: Nanoseconds = 0
 
     @property
     def exit_code(self) -> int | None:

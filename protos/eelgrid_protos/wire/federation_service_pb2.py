@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from eelgrid_protos.wire import operator_service_pb2 as eelgrid_dot_v1_dot_operator__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#eelgrid/v1/federation_service.proto\x12\neelgrid.v1\x1a!eelgrid/v1/operator_service.proto\"\x82\x02\n\rClusterStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12$\n\x07summary\x18\x04 \x01(\x0b\x32\x13.eelgrid.v1.Summary\x12\x10\n\x08\x63urrency\x18\x05 \x01(\t\x12\x1a\n\rprice_per_kwh\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x63\x61rbon_kg_per_kwh\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tworkloads\x18\x08 \x01(\r\x12\x10\n\x08left_out\x18\t \x01(\x04\x42\x10\n\x0e_price_per_kwhB\x14\n\x12_carbon_kg_per_kwh\"\x15\n\x13ListClustersRequest\"T\n\x14ListClustersResponse\x12+\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x19.eelgrid.v1.ClusterStatus\x12\x0f\n\x07omitted\x18\x02 \x01(\r\"R\n\x0e\x44ispatchedCopy\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0f\n\x07started\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\")\n\x12GetDispatchRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"\xae\x01\n\x13GetDispatchResponse\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12*\n\x06\x63opies\x18\x03 \x03(\x0b\x32\x1a.eelgrid.v1.DispatchedCopy\x12\x10\n\x08\x64\x65\x63ision\x18\x04 \x03(\t\x12\x11\n\tmoving_to\x18\x05 \x01(\t\x12\x11\n\tcancelled\x18\x06 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x08\x32\xb6\x01\n\x11\x46\x65\x64\x65rationService\x12Q\n\x0cListClusters\x12\x1f.eelgrid.v1.ListClustersRequest\x1a .eelgrid.v1.ListClustersResponse\x12N\n\x0bGetDispatch\x12\x1e.eelgrid.v1.GetDispatchRequest\x1a\x1f.eelgrid.v1.GetDispatchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#eelgrid/v1/federation_service.proto\x12\neelgrid.v1\x1a!eelgrid/v1/operator_service.proto\"\xc4\x02\n\rClusterStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12$\n\x07summary\x18\x04 \x01(\x0b\x32\x13.eelgrid.v1.Summary\x12\x10\n\x08\x63urrency\x18\x05 \x01(\t\x12\x1a\n\rprice_per_kwh\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x63\x61rbon_kg_per_kwh\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tworkloads\x18\x08 \x01(\r\x12\x10\n\x08left_out\x18\t \x01(\x04\x12\x1b\n\x0epower_budget_w\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08page_url\x18\x0b \x01(\tB\x10\n\x0e_price_per_kwhB\x14\n\x12_carbon_kg_per_kwhB\x11\n\x0f_power_budget_w\"\x15\n\x13ListClustersRequest\"T\n\x14ListClustersResponse\x12+\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x19.eelgrid.v1.ClusterStatus\x12\x0f\n\x07omitted\x18\x02 \x01(\r\"R\n\x0e\x44ispatchedCopy\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0f\n\x07started\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\")\n\x12GetDispatchRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"\xae\x01\n\x13GetDispatchResponse\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12*\n\x06\x63opies\x18\x03 \x03(\x0b\x32\x1a.eelgrid.v1.DispatchedCopy\x12\x10\n\x08\x64\x65\x63ision\x18\x04 \x03(\t\x12\x11\n\tmoving_to\x18\x05 \x01(\t\x12\x11\n\tcancelled\x18\x06 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x08\x32\xb6\x01\n\x11\x46\x65\x64\x65rationService\x12Q\n\x0cListClusters\x12\x1f.eelgrid.v1.ListClustersRequest\x1a .eelgrid.v1.ListClustersResponse\x12N\n\x0bGetDispatch\x12\x1e.eelgrid.v1.GetDispatchRequest\x1a\x1f.eelgrid.v1.GetDispatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.federation_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLUSTERSTATUS']._serialized_start=87
-  _globals['_CLUSTERSTATUS']._serialized_end=345
-  _globals['_LISTCLUSTERSREQUEST']._serialized_start=347
-  _globals['_LISTCLUSTERSREQUEST']._serialized_end=368
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=370
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=454
-  _globals['_DISPATCHEDCOPY']._serialized_start=456
-  _globals['_DISPATCHEDCOPY']._serialized_end=538
-  _globals['_GETDISPATCHREQUEST']._serialized_start=540
-  _globals['_GETDISPATCHREQUEST']._serialized_end=581
-  _globals['_GETDISPATCHRESPONSE']._serialized_start=584
-  _globals['_GETDISPATCHRESPONSE']._serialized_end=758
-  _globals['_FEDERATIONSERVICE']._serialized_start=761
-  _globals['_FEDERATIONSERVICE']._serialized_end=943
+  _globals['_CLUSTERSTATUS']._serialized_end=411
+  _globals['_LISTCLUSTERSREQUEST']._serialized_start=413
+  _globals['_LISTCLUSTERSREQUEST']._serialized_end=434
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=436
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=520
+  _globals['_DISPATCHEDCOPY']._serialized_start=522
+  _globals['_DISPATCHEDCOPY']._serialized_end=604
+  _globals['_GETDISPATCHREQUEST']._serialized_start=606
+  _globals['_GETDISPATCHREQUEST']._serialized_end=647
+  _globals['_GETDISPATCHRESPONSE']._serialized_start=650
+  _globals['_GETDISPATCHRESPONSE']._serialized_end=824
+  _globals['_FEDERATIONSERVICE']._serialized_start=827
+  _globals['_FEDERATIONSERVICE']._serialized_end=1009
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("name", "addresses", "problem", "summary", "currency", "price_per_kwh", "carbon_kg_per_kwh", "workloads", "left_out")
+    __slots__ = ("name", "addresses", "problem", "summary", "currency", "price_per_kwh", "carbon_kg_per_kwh", "workloads", "left_out", "power_budget_w", "page_url")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,8 @@ class ClusterStatus(_message.Message):
     CARBON_KG_PER_KWH_FIELD_NUMBER: _ClassVar[int]
     WORKLOADS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    POWER_BUDGET_W_FIELD_NUMBER: _ClassVar[int]
+    PAGE_URL_FIELD_NUMBER: _ClassVar[int]
     name: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
     problem: str
@@ -27,7 +29,9 @@ class ClusterStatus(_message.Message):
     carbon_kg_per_kwh: float
     workloads: int
     left_out: int
-    def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., summary: _Optional[_Union[_operator_service_pb2.Summary, _Mapping]] = ..., currency: _Optional[str] = ..., price_per_kwh: _Optional[float] = ..., carbon_kg_per_kwh: _Optional[float] = ..., workloads: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
+    power_budget_w: float
+    page_url: str
+    def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., summary: _Optional[_Union[_operator_service_pb2.Summary, _Mapping]] = ..., currency: _Optional[str] = ..., price_per_kwh: _Optional[float] = ..., carbon_kg_per_kwh: _Optional[float] = ..., workloads: _Optional[int] = ..., left_out: _Optional[int] = ..., power_budget_w: _Optional[float] = ..., page_url: _Optional[str] = ...) -> None: ...
 
 class ListClustersRequest(_message.Message):
     __slots__ = ()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x65lgrid/v1/job_array.proto\x12\neelgrid.v1\"H\n\x0fJobArrayRequest\x12\x0f\n\x07indexes\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x03(\t\x12\x10\n\x08rerun_of\x18\x03 \x01(\t\"S\n\x0c\x41rrayElement\x12\x10\n\x08\x61rray_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x14\n\x0crunning_most\x18\x04 \x01(\r\"\x88\x01\n\x0b\x41rrayStatus\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0f\n\x07pending\x18\x02 \x01(\r\x12\x0e\n\x06placed\x18\x03 \x01(\r\x12\x11\n\tsucceeded\x18\x04 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\r\x12\x11\n\tcancelled\x18\x06 \x01(\r\x12\x14\n\x0crunning_most\x18\x07 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x65lgrid/v1/job_array.proto\x12\neelgrid.v1\"H\n\x0fJobArrayRequest\x12\x0f\n\x07indexes\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x03(\t\x12\x10\n\x08rerun_of\x18\x03 \x01(\t\"S\n\x0c\x41rrayElement\x12\x10\n\x08\x61rray_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x14\n\x0crunning_most\x18\x04 \x01(\r\"\x99\x01\n\x0b\x41rrayStatus\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0f\n\x07pending\x18\x02 \x01(\r\x12\x0e\n\x06placed\x18\x03 \x01(\r\x12\x11\n\tsucceeded\x18\x04 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\r\x12\x11\n\tcancelled\x18\x06 \x01(\r\x12\x14\n\x0crunning_most\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRAYELEMENT']._serialized_start=116
   _globals['_ARRAYELEMENT']._serialized_end=199
   _globals['_ARRAYSTATUS']._serialized_start=202
-  _globals['_ARRAYSTATUS']._serialized_end=338
+  _globals['_ARRAYSTATUS']._serialized_end=355
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,7 @@ class ArrayElement(_message.Message):
     def __init__(self, array_id: _Optional[str] = ..., index: _Optional[int] = ..., size: _Optional[int] = ..., running_most: _Optional[int] = ...) -> None: ...
 
 class ArrayStatus(_message.Message):
-    __slots__ = ("size", "pending", "placed", "succeeded", "failed", "cancelled", "running_most")
+    __slots__ = ("size", "pending", "placed", "succeeded", "failed", "cancelled", "running_most", "started")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     PLACED_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class ArrayStatus(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_MOST_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     size: int
     pending: int
     placed: int
@@ -44,4 +45,5 @@ class ArrayStatus(_message.Message):
     failed: int
     cancelled: int
     running_most: int
-    def __init__(self, size: _Optional[int] = ..., pending: _Optional[int] = ..., placed: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., running_most: _Optional[int] = ...) -> None: ...
+    started: int
+    def __init__(self, size: _Optional[int] = ..., pending: _Optional[int] = ..., placed: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., running_most: _Optional[int] = ..., started: _Optional[int] = ...) -> None: ...

@@ -183,7 +183,7 @@ class ModelSummary(_message.Message):
     def __init__(self, model: _Optional[str] = ..., gpus: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., measured_power_w: _Optional[float] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("time_ns", "nodes_ready", "nodes_lost", "gpus", "allocated_gpu_milli", "cpu_milli", "allocated_cpu_milli", "pending", "placed", "cancelled", "refused", "pending_reasons", "modelled_power_w", "measured_power_w", "measured_gpus", "samples_received", "samples_lost", "decision_p50_s", "decision_p99_s", "decisions", "models", "revision", "gpus_lost")
+    __slots__ = ("time_ns", "nodes_ready", "nodes_lost", "gpus", "allocated_gpu_milli", "cpu_milli", "allocated_cpu_milli", "pending", "placed", "cancelled", "refused", "pending_reasons", "modelled_power_w", "measured_power_w", "measured_gpus", "samples_received", "samples_lost", "decision_p50_s", "decision_p99_s", "decisions", "models", "revision", "gpus_lost", "oldest_pending_ns")
     TIME_NS_FIELD_NUMBER: _ClassVar[int]
     NODES_READY_FIELD_NUMBER: _ClassVar[int]
     NODES_LOST_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class Summary(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     GPUS_LOST_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PENDING_NS_FIELD_NUMBER: _ClassVar[int]
     time_ns: int
     nodes_ready: int
     nodes_lost: int
@@ -230,7 +231,8 @@ class Summary(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelSummary]
     revision: int
     gpus_lost: int
-    def __init__(self, time_ns: _Optional[int] = ..., nodes_ready: _Optional[int] = ..., nodes_lost: _Optional[int] = ..., gpus: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., allocated_cpu_milli: _Optional[int] = ..., pending: _Optional[int] = ..., placed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ..., pending_reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., modelled_power_w: _Optional[float] = ..., measured_power_w: _Optional[float] = ..., measured_gpus: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., decision_p50_s: _Optional[float] = ..., decision_p99_s: _Optional[float] = ..., decisions: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelSummary, _Mapping]]] = ..., revision: _Optional[int] = ..., gpus_lost: _Optional[int] = ...) -> None: ...
+    oldest_pending_ns: int
+    def __init__(self, time_ns: _Optional[int] = ..., nodes_ready: _Optional[int] = ..., nodes_lost: _Optional[int] = ..., gpus: _Optional[int] = ..., allocated_gpu_milli: _Optional[int] = ..., cpu_milli: _Optional[int] = ..., allocated_cpu_milli: _Optional[int] = ..., pending: _Optional[int] = ..., placed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ..., pending_reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., modelled_power_w: _Optional[float] = ..., measured_power_w: _Optional[float] = ..., measured_gpus: _Optional[int] = ..., samples_received: _Optional[int] = ..., samples_lost: _Optional[int] = ..., decision_p50_s: _Optional[float] = ..., decision_p99_s: _Optional[float] = ..., decisions: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelSummary, _Mapping]]] = ..., revision: _Optional[int] = ..., gpus_lost: _Optional[int] = ..., oldest_pending_ns: _Optional[int] = ...) -> None: ...
 
 class GetSummaryRequest(_message.Message):
     __slots__ = ()

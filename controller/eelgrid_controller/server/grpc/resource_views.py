@@ -290,7 +290,8 @@ class ResourceViews:
             self._tally = ClusterTotals(core)
         tally = self._tally
         phases = state.phases
-        reasons = Counter(state.workloads[workload_id].reason for workload_id in state.pending)
+        waiting = [state.workloads[workload_id] for workload_id in state.pending]
+        reasons = Counter(one.reason for one in waiting)
         summary = Summary(
             time_ns=now_ns,
             nodes_ready=len(state.nodes) - tally.lost,
@@ -325,6 +326,7 @@ class ResourceViews:
             ),
             revision=state.revision,
             gpus_lost=tally.gpus_lost,
+            oldest_pending_ns=min((one.submitted_ns for one in waiting), default=0),
         )
         self._kept = _Kept(summary, now_s)
         return summary

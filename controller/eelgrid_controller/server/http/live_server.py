@@ -67,16 +67,17 @@ def load_static_files() -> Mapping[str, StaticFile]:
     }
     index = found["index.html"].plain
     assert index.count(_STYLE_LINK) == 1, "the style sheet goes in where its link stands"
-    found["index.html"] = _file(_KINDS[".html"], index.replace(_STYLE_LINK, b"<style>%b</style>\n" % _style()))
+    found["index.html"] = _file(_KINDS[".html"], index.replace(_STYLE_LINK, b"<style>%b</style>\n" % read_style()))
     return found
 
 
 def style_csp_source() -> str:
     """What a content security policy says to let in the style sheet that stands in index.html, and no other."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(_style()).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(read_style()).digest()).decode()}'"
 
 
-def _style() -> bytes:
+def read_style() -> bytes:
+    """Reads the style sheet of the live page."""
     return (resources.files("eelgrid_controller.server.http") / "files" / "page.css").read_bytes()
 
 
@@ -270,7 +271,7 @@ _UNACKNOWLEDGED_MS_MOST = 30_000
 # Shorter answers are one segment anyway.
 _PACKED_FROM_BYTES = 1400
 _NOTHING_NEW = EventBytes(b": nothing new\n\n")
-_HEADERS = {
+PAGE_HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src {style_csp_source()}; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
@@ -280,7 +281,7 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
 }
-_SETTINGS = EndpointSettings(
+PAGE_SETTINGS = EndpointSettings(
     flag="--page",
     name="the page",
     example="127.0.0.1:8443",
@@ -291,6 +292,78 @@ _SETTINGS = EndpointSettings(
     keepalive_s=_KEPT_S,
     exposed_remedy="listen on loopback and look through `ssh -L`, give certificates, or say --insecure",
 )
+
+
+class ViewerEndpoint:
+    """An HTTP endpoint for viewers: on loopback, or by their certificates, which are read anew when they change."""
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        *,
+        tls: TlsFiles | None,
+        insecure: bool,
+        now_ns: Callable[[], int],
+        log: logging.Logger,
+        admit: Callable[[bytes | None], None] | None = None,
+    ) -> None:
+        """With TLS `admit` is asked before each answer, by the viewer's certificate in DER; it raises PermissionDenied."""
+        self.port = 0
+        self.only_local = False
+        self._settings, self._admit, self._now_ns = settings, admit, now_ns
+        self._tls, self._insecure, self._log = tls, insecure, log
+        self._endpoint: HttpEndpoint | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self._contexts: TlsContexts | None = None
+
+    async def start(self, address: str, routes: Iterable[web.RouteDef], headers: Mapping[str, str]) -> int:
+        """Listens and returns the port; raises ControllerConfigError."""
+        context = self._build_context(address)
+        self._endpoint = HttpEndpoint(
+            self._settings,
+            routes,
+            # With TLS the certificate says that the name is ours.
+            allows_host=names_loopback if self.only_local else None,
+            host_refusal="ask by the address of this machine, such as 127.0.0.1",
+            middleware=self._check_viewer,
+            headers=headers,
+        )
+        self.port = await self._endpoint.start(address, context)
+        self._tending = asyncio.create_task(
+            supervise_connections(
+                self._endpoint.server, self._contexts, now_s=lambda: self._now_ns() / 1e9, log=self._log
+            )
+        )
+        host = address.rpartition(":")[0]
+        self._log.info("page=open address=%s:%d tls=%s", host, self.port, "on" if context else "off")
+        return self.port
+
+    async def stop(self) -> None:
+        """Closes the listening socket and all connections."""
+        if self._tending is not None:
+            self._tending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._tending
+        if self._endpoint is not None:
+            await self._endpoint.stop()
+
+    def _build_context(self, address: str) -> ssl.SSLContext | None:
+        if self._tls is None:
+            self.only_local = check_exposure(self._settings, address, insecure=self._insecure, log=self._log)
+            return None
+        self._contexts = build_tls_contexts(self._tls, self._log, name="page")
+        return self._contexts.listening
+
+    @web.middleware
+    async def _check_viewer(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self._admit is not None:
+            secured = request.get_extra_info("ssl_object")
+            try:
+                self._admit(None if secured is None else secured.getpeercert(binary_form=True))
+            except PermissionDenied as refusal:
+                return web.Response(status=403, text=f"{refusal}\n")
+        response: web.StreamResponse = await handler(request)
+        return response
 
 
 class LiveServer:
@@ -306,82 +379,39 @@ class LiveServer:
         log: logging.Logger,
         admit: Callable[[bytes | None], None] | None = None,
     ) -> None:
-        # With TLS: asked before each answer, by the viewer's certificate in DER; raises PermissionDenied.
-        self._admit = admit
         self.port = 0
         self._hub = hub
         self._source = source
-        self._tls = tls
-        self._insecure = insecure
         self._log = log
-        self._only_local = False
+        settings = replace(PAGE_SETTINGS, first_request_s=FIRST_REQUEST_WITHIN_S)
+        self._endpoint = ViewerEndpoint(
+            settings, tls=tls, insecure=insecure, now_ns=source.now_ns, log=log, admit=admit
+        )
         self._at_once = 0
-        self._endpoint: HttpEndpoint | None = None
         self._beating: asyncio.Task[None] | None = None
-        self._tending: asyncio.Task[None] | None = None
-        self._contexts: TlsContexts | None = None
         self._seats = ViewerSlots()
         self._files = load_static_files()
 
     async def start(self, address: str) -> int:
         """Listens and returns the port; raises ControllerConfigError."""
-        settings = replace(_SETTINGS, first_request_s=FIRST_REQUEST_WITHIN_S)
-        context = self._build_context(settings, address)
         routes = (
             web.get("/", self._file),
             web.get("/events", self._events),
             web.get("/data/{what}", self._answer_query),
             web.get("/{name}", self._file),
         )
-        self._endpoint = HttpEndpoint(
-            settings,
-            routes,
-            # With TLS the certificate says that the name is ours.
-            allows_host=names_loopback if self._only_local else None,
-            host_refusal="ask by the address of this machine, such as 127.0.0.1",
-            middleware=self._check_viewer,
-            headers=_HEADERS,
-        )
-        self.port = await self._endpoint.start(address, context)
+        self.port = await self._endpoint.start(address, routes, PAGE_HEADERS)
         self._beating = asyncio.create_task(self._hub.run())
-        self._tending = asyncio.create_task(
-            supervise_connections(
-                self._endpoint.server, self._contexts, now_s=lambda: self._source.now_ns() / 1e9, log=self._log
-            )
-        )
-        host = address.rpartition(":")[0]
-        self._log.info("page=open address=%s:%d tls=%s", host, self.port, "on" if context else "off")
         return self.port
 
     async def stop(self) -> None:
         """Lets viewers go and closes the listening socket."""
         self._hub.close()
-        for task in filter(None, (self._beating, self._tending)):
-            task.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
-        if self._endpoint is not None:
-            await self._endpoint.stop()
-
-    # Who may come in
-
-    def _build_context(self, settings: EndpointSettings, address: str) -> ssl.SSLContext | None:
-        if self._tls is None:
-            self._only_local = check_exposure(settings, address, insecure=self._insecure, log=self._log)
-            return None
-        self._contexts = build_tls_contexts(self._tls, self._log, name="page")
-        return self._contexts.listening
-
-    @web.middleware
-    async def _check_viewer(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self._admit is not None:
-            secured = request.get_extra_info("ssl_object")
-            try:
-                self._admit(None if secured is None else secured.getpeercert(binary_form=True))
-            except PermissionDenied as refusal:
-                return web.Response(status=403, text=f"{refusal}\n")
-        response: web.StreamResponse = await handler(request)
-        return response
+                await self._beating
+        await self._endpoint.stop()
 
     # What is answered
 
@@ -401,7 +431,7 @@ class LiveServer:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         hub, now_s = self._hub, self._source.now_s
         # Everybody on this machine has one address, and shares as people on one machine do.
-        seat = self._seats.acquire_slot(viewer_account(request), now_s(), is_alone=self._only_local)
+        seat = self._seats.acquire_slot(viewer_account(request), now_s(), is_alone=self._endpoint.only_local)
         if isinstance(seat, str):
             return web.Response(status=503, text=f"{seat}\n")
         is_packed = _takes_gzip(request)

@@ -126,6 +126,33 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_ingest_batches_total", _C, "Batches of samples that this ingest process took from agents"
         ),
+        MetricDescription(
+            "eelgrid_front_cluster_up",
+            _G,
+            "1 while a cluster behind this front answers, by its last call",
+            ("cluster",),
+        ),
+        MetricDescription(
+            "eelgrid_front_left_out_total",
+            _C,
+            "Decisions of this front that a cluster was left out of, because it did not answer in time",
+            ("cluster",),
+        ),
+        MetricDescription(
+            "eelgrid_front_workloads",
+            _G,
+            "Workloads that have not ended and that this front has placed into a cluster",
+            ("cluster",),
+        ),
+        MetricDescription(
+            "eelgrid_front_stuck_workloads",
+            _G,
+            "Workloads of this front of which the last call to a cluster failed: reserved, waiting or running there",
+            ("cluster",),
+        ),
+        MetricDescription(
+            "eelgrid_front_workloads_waiting", _G, "Workloads of this front that no cluster was chosen for yet"
+        ),
         MetricDescription("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
         MetricDescription(
             "eelgrid_answer_omitted_elements_total",
