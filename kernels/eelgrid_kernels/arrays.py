@@ -158,6 +158,19 @@ PROGRESS = record_dtype(
     ("steps", np.int64),  # of the log
     ("queued", np.int64),  # units in the queue
     ("tried", np.int64),  # moves of the search of every sequence
+    ("gain_w", np.float64),  # the most that it found
+)
+
+# A replica that a search of every sequence has placed, or is about to.
+FRAME = record_dtype(
+    ("unit", np.int64),
+    ("replica", np.int64),
+    ("node", np.int64),
+    ("gpus", np.int64),  # as bits, -1 before the first choice on the node
+    ("touches", np.int64),  # of the trail, before the unit moved
+    ("replicas", np.int64),  # moved before the unit
+    ("gpu_milli", np.int64),
+    ("gain_w", np.float64),  # before the unit
 )
 
 
@@ -329,6 +342,8 @@ class MoveSearch(NamedTuple):
     seen: Ints  # (G + Q,) chains of the node that were weighed already, as bits of their units
     touched: Ints  # (N,) nodes that the chain moved last has touched
     log: Ints  # (U,) units moved for good, in order
+    frames: Records  # (I,) FRAME, those of a search of every sequence
+    best: Ints  # (I, 2 + W) rows of the best sequence so far: unit, node and GPUs of each replica
 
 
 class CostIndex(NamedTuple):

@@ -198,15 +198,15 @@ def _is_new_chain(ground: MoveNodes, search: MoveSearch, chain: int, bits: int, 
             search.queue[1, place] = search.queue[0, place]
         return True
     if chain == width + 1:
+        differs = False
         for place in range(queued):
-            if search.queue[1, place] != search.queue[0, place]:
-                return True
-        return False
+            differs |= search.queue[1, place] != search.queue[0, place]
+        return bool(differs)
+    is_known = False
     for place in range(seen):
-        if search.seen[place] == bits and bits != 0:
-            return False
+        is_known |= search.seen[place] == bits and bits != 0
     search.seen[seen] = bits
-    return True
+    return not is_known
 
 
 @inlined_kernel
@@ -273,7 +273,7 @@ def _weigh_chains(ground: MoveNodes, search: MoveSearch, node: int, ejection: Ej
         queued = search.progress[0].queued
         if queued == 0 or not _is_new_chain(ground, search, chain, bits, seen):
             continue
-        seen += chain < width or chain >= width + 2
+        seen += chain != width and chain != width + 1
         if ejection.unit < 0:  # else what the ejected unit touched stays marked
             advance_clock(ground)
         mark = ground.clock[0].touches
@@ -410,6 +410,203 @@ def _search_chains(ground: MoveNodes, search: MoveSearch, is_deep: bool) -> None
             break
 
 
+@lean_kernel
+def _next_gpus(ground: MoveNodes, kind: int, node: int, last: int) -> int:
+    """The next choice of GPUs of a node for one replica, as bits; -1 where there is none. `last` is -1 for the first."""
+    count, width = ground.requests[kind].gpu_count, ground.gpus.shape[1]
+    if last < 0 and not has_room(ground, kind, node):
+        return -1
+    if count == 0:
+        return 0 if last < 0 else -1
+    bits = (1 << count) - 1
+    if last > 0:  # the next larger number with as many bits
+        low = last & -last
+        ripple = last + low
+        bits = ripple | ((last ^ ripple) // low) >> 2
+    while bits < 1 << width:
+        fits = True
+        for slot in range(width):
+            if bits >> slot & 1 and not gpu_fits(ground, kind, node, slot):
+                fits = False
+        if fits:
+            return int(bits)
+        low = bits & -bits
+        ripple = bits + low
+        bits = ripple | ((bits ^ ripple) // low) >> 2
+    return -1
+
+
+@lean_kernel
+def _place_frame(ground: MoveNodes, search: MoveSearch, frame: int) -> None:
+    """Put the replica of a frame where it says."""
+    here, place = search.frames[frame], 0
+    search.to_node[here.replica] = here.node
+    for slot in range(ground.gpus.shape[1]):
+        if here.gpus >> slot & 1:
+            search.to_slots[here.replica, place] = slot
+            place += 1
+    book_replica(ground, search.units[here.unit].kind, here.node, search.to_slots[here.replica], 1)
+
+
+@lean_kernel
+def _remove_frame(ground: MoveNodes, search: MoveSearch, frame: int) -> None:
+    """Take the replica of a frame away again, and bring its unit home if it was the last."""
+    here = search.frames[frame]
+    moving = search.units[here.unit]
+    if here.replica == moving.end - 1:
+        if moving.manner == OVERLAPS:
+            _book_unit(ground, search, here.unit, 1)
+        restore_potentials(ground, here.touches)
+    book_replica(ground, moving.kind, here.node, search.to_slots[here.replica], -1)
+
+
+@lean_kernel
+def _is_other_order(search: MoveSearch, frame: int) -> bool:
+    """Whether the last two moves could have been made the other way round, which is tried as well."""
+    if frame == 0:
+        return False
+    one, two = search.frames[frame - 1], search.frames[frame]
+    before, after = search.units[one.unit], search.units[two.unit]
+    single = before.end - before.first == 1 and after.end - after.first == 1
+    apart = two.node != before.home
+    return bool(single and apart and two.unit < one.unit and two.node != one.node)
+
+
+@lean_kernel
+def _finish_unit(ground: MoveNodes, search: MoveSearch, frame: int) -> float:
+    """The last replica of a unit is placed: the home is left; returns what is gained so far."""
+    here = search.frames[frame]
+    moving, gain_w = search.units[here.unit], here.gain_w - search.units[here.unit].restart_w
+    if moving.manner == OVERLAPS:
+        _book_unit(ground, search, here.unit, -1)
+    for item in range(moving.first - 1, moving.end):
+        node = moving.home if item < moving.first else search.to_node[item]
+        before_w = ground.nodes[node].cost_w
+        refresh_node(ground, node)
+        gain_w += before_w - ground.nodes[node].cost_w
+    return float(gain_w)
+
+
+@lean_kernel
+def _keep_best(search: MoveSearch, frames: int, gain_w: float) -> None:
+    """Note the sequence of so many frames as the best."""
+    progress = search.progress[0]
+    progress.gain_w, progress.steps = gain_w, 0
+    for frame in range(frames):
+        here = search.frames[frame]
+        search.best[frame, 0], search.best[frame, 1] = here.replica, here.node
+        for place in range(search.to_slots.shape[1]):
+            search.best[frame, 2 + place] = search.to_slots[here.replica, place]
+        if here.replica == search.units[here.unit].end - 1:
+            search.log[progress.steps] = here.unit
+            progress.steps += 1
+    if frames < search.best.shape[0]:
+        search.best[frames, 0] = -1
+
+
+@lean_kernel
+def _open_frame(ground: MoveNodes, search: MoveSearch, frame: int, unit: int, gain_w: float) -> bool:
+    """Begin to try units from `unit` on after the frames before; False where none may move within the budget."""
+    here = search.frames[frame]
+    replicas = milli = 0
+    if frame > 0:
+        last = search.frames[frame - 1]
+        replicas, milli = _spent(ground, search, last.unit, last.replicas, last.gpu_milli)
+    for candidate in range(unit, search.units.shape[0]):
+        moving = search.units[candidate]
+        more, more_milli = _spent(ground, search, candidate, replicas, milli)
+        if moving.moved or moving.manner == STAYS:
+            continue
+        if more > search.limits.replicas or more_milli > search.limits.gpu_milli:
+            continue
+        here.unit, here.replica, here.node, here.gpus, here.gain_w = candidate, moving.first, 0, -1, gain_w
+        here.replicas, here.gpu_milli, here.touches = replicas, milli, ground.clock[0].touches
+        moving.moved = 1
+        if moving.manner == RELEASES:
+            _book_unit(ground, search, candidate, -1)
+        return True
+    return False
+
+
+@lean_kernel
+def _close_frame(ground: MoveNodes, search: MoveSearch, frame: int) -> None:
+    """A unit has been tried everywhere: it is at home again."""
+    unit = search.frames[frame].unit
+    search.units[unit].moved = 0
+    if search.units[unit].manner == RELEASES:
+        _book_unit(ground, search, unit, 1)
+
+
+@lean_kernel
+def _advance_frame(ground: MoveNodes, search: MoveSearch, frame: int) -> bool:
+    """Place the replica of a frame in the next way there is; False where there is none."""
+    here = search.frames[frame]
+    kind = search.units[here.unit].kind
+    while here.node < ground.nodes.shape[0]:
+        here.gpus = _next_gpus(ground, kind, here.node, here.gpus)
+        if here.gpus >= 0:
+            _place_frame(ground, search, frame)
+            return True
+        here.node += 1
+    return False
+
+
+@lean_kernel
+def _search_every(ground: MoveNodes, search: MoveSearch) -> None:
+    """Try every sequence of moves, up to so many moves; the best into the log, progress.tried within the limit if all were."""
+    progress, top = search.progress[0], 0
+    progress.gain_w = GAIN_LEAST_W
+    opened = _open_frame(ground, search, 0, 0, 0.0)
+    while opened and progress.tried <= search.limits.tries:
+        here = search.frames[top]
+        moving = search.units[here.unit]
+        advance_clock(ground)
+        if not _advance_frame(ground, search, top):
+            if here.replica > moving.first:  # the replica before it goes on
+                top -= 1
+                _remove_frame(ground, search, top)
+                continue
+            _close_frame(ground, search, top)
+            if not _open_frame(ground, search, top, here.unit + 1, here.gain_w):
+                top -= 1
+                opened = top >= 0
+                if opened:
+                    _remove_frame(ground, search, top)
+            continue
+        progress.tried += 1
+        if here.replica < moving.end - 1:
+            after = search.frames[top + 1]
+            after.unit, after.replica, after.node, after.gpus, after.gain_w = (
+                here.unit,
+                here.replica + 1,
+                0,
+                -1,
+                here.gain_w,
+            )
+            after.replicas, after.gpu_milli, after.touches = here.replicas, here.gpu_milli, here.touches
+            top += 1
+            continue
+        gain_w = _finish_unit(ground, search, top)
+        if gain_w > progress.gain_w + GAIN_LEAST_W:
+            _keep_best(search, top + 1, gain_w)
+        if _is_other_order(search, top) or not _open_frame(ground, search, top + 1, 0, gain_w):
+            _remove_frame(ground, search, top)
+            continue
+        top += 1
+
+
+@lean_kernel
+def _restore_best(search: MoveSearch) -> None:
+    """The places of the best sequence into to_node and to_slots."""
+    for row in range(search.best.shape[0]):
+        item = search.best[row, 0]
+        if item < 0:
+            break
+        search.to_node[item] = search.best[row, 1]
+        for place in range(search.to_slots.shape[1]):
+            search.to_slots[item, place] = search.best[row, 2 + place]
+
+
 @nogil_kernel
 def search_moves(ground: MoveNodes, search: MoveSearch, way: int) -> int:
     """Search for moves: the units in order into the log, their places into to_node and to_slots; returns how many.
@@ -418,6 +615,9 @@ def search_moves(ground: MoveNodes, search: MoveSearch, way: int) -> int:
     """
     if way == WEIGH:
         weigh_board(ground)
+    elif way == EVERY:
+        _search_every(ground, search)
+        _restore_best(search)
     else:
         _search_chains(ground, search, way == DEEP)
     return int(search.progress[0].steps)

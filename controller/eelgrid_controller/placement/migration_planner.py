@@ -36,14 +36,8 @@ from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_kernels.arrays import (
-    CHAIN,
-    CLOCK,
-    MOVE_GPU,
-    MOVE_NODE,
     MOVE_UNIT,
-    PROGRESS,
     REQUEST,
-    TRAIL,
     ChurnLimits,
     Mix,
     MoveNodes,
@@ -53,9 +47,10 @@ from eelgrid_kernels.arrays import (
     TermPrices,
 )
 from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W
-from eelgrid_kernels.engine_setup import build_expected_mix, encode_models
-from eelgrid_kernels.move_costs import BOARD_BLOCK, node_terms, place_tasks, sum_terms
-from eelgrid_kernels.move_search import DEEP, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
+from eelgrid_kernels.engine_setup import encode_models
+from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
+from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
+from eelgrid_kernels.move_setup import build_move_search, build_search_ground, copy_mix, order_by_rank
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.messages import (
     HORIZON_S,
@@ -101,44 +96,6 @@ def copy_nodes(nodes: Nodes) -> Nodes:
     return Nodes._make(np.array(array, order="C") for array in nodes)
 
 
-def copy_mix(mix: Mix) -> Mix:
-    """Returns a copy of the mix in one array type, whoever created it."""
-    return Mix._make([*(np.array(array, np.int64, order="C") for array in mix[:-1]), mix.total])
-
-
-def build_search_ground(
-    nodes: Nodes, mix: Mix, prices: TermPrices, requests: Records, *, replicas: int = 0
-) -> MoveNodes:
-    """Returns working arrays for a search on nodes in the order of rank, in which `replicas` replicas may move."""
-    count, width = nodes.gpu_state.shape
-    placeable = nodes.gpu_state == GPU_PLACEABLE
-    bits = np.bitwise_or.reduce(np.where(placeable, 1 << np.maximum(nodes.gpu_model, 0), 0), axis=1, initial=0)
-    families, family = np.unique(bits, return_inverse=True)
-    expected = build_expected_mix(copy_mix(mix), families.tolist() or [0])
-    own, gpus = np.zeros(count, MOVE_NODE), np.zeros((count, width), MOVE_GPU)
-    own["cpu_capacity"], own["cpu_free"], own["memory_free"] = nodes.cpu_capacity, nodes.cpu_free, nodes.memory_free
-    own["family"], own["available"] = family, nodes.available
-    for field in ("state", "model", "free", "idle_w", "busy_w"):
-        gpus[field] = getattr(nodes, f"gpu_{field}")
-    most = int(max(1, width, *requests["gpu_count"].tolist()))
-    return MoveNodes(
-        nodes=own,
-        gpus=gpus,
-        requests=requests,
-        prices=TermPrices(*(float(price) for price in prices)),
-        groups=expected.groups,
-        feed=expected.feed,
-        mix_weight=int(mix.weight.sum()),
-        fragmentation_scale=expected.fragmentation_scale,
-        board_w=np.zeros((len(requests), count)),
-        least_w=np.zeros((len(requests), -(-count // BOARD_BLOCK))),
-        clock=np.zeros(1, CLOCK),
-        trail=np.zeros(4 * replicas + 4, TRAIL),
-        marked=np.zeros(count, np.int64),
-        slots=np.zeros((2, most), np.int64),
-    )
-
-
 def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
     """Returns arriving classes (T,) in order: as much GPU as is free on open nodes, at most STREAM_MOST tasks."""
     placeable = (nodes.gpu_state == GPU_PLACEABLE) & nodes.available[:, None]
@@ -155,11 +112,6 @@ def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
         chosen.append(kind)
         free_milli -= int(asked[kind])
     return np.array(chosen, np.int64)
-
-
-def _order_by_rank(nodes: Nodes) -> Ints:
-    """Returns the rows of the nodes in the order of rank, in which a search takes them."""
-    return np.argsort(nodes.rank, kind="stable")
 
 
 def build_requests(requests: Sequence[ResourceRequest], models: Mapping[str, int]) -> Records:
@@ -183,7 +135,7 @@ def measure_headroom(nodes: Nodes, mix: Mix, kinds: Ints) -> Headroom:
     requests["models"] = [encode_models(allowed) for allowed in mix.allows.T]
     accepted = np.zeros(len(kinds), np.int64)
     if len(kinds):
-        ordered = Nodes._make(array[_order_by_rank(nodes)] for array in nodes)
+        ordered = Nodes._make(array[order_by_rank(nodes)] for array in nodes)
         place_tasks(build_search_ground(ordered, mix, _ARRIVALS, requests), kinds, accepted)
     asked = mix.gpu_count * mix.gpu_milli
     return Headroom(int(accepted.sum()), int((accepted * asked[kinds]).sum()))
@@ -263,7 +215,7 @@ def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: Reco
         devices=tuple(snapshot.devices),
         models=dict(snapshot.models),
         units=units,
-        limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, 0),
+        limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, 0, 0),
         running=running,
         restart_s=restart_s,
         horizon_s=horizon_s,
@@ -328,13 +280,16 @@ BOARD_CELLS_MOST = 1 << 22
 # Kinds of request that may move; rarer kinds stay.
 REQUEST_KINDS_MOST = 2048
 # (thrift, way). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by three
-# guides, in 94 (tests/props/moves_test.py).
+# guides, in 94 (tests/props/moves_test.py): every sequence is tried there instead, if they are few enough.
 _WAYS = ((1.0, GREEDY), (0.0, GREEDY), (1.0, DEEP), (0.0, DEEP))
 
 
 # Units times nodes up to which every ejection is evaluated at least once; and the number of ejections evaluated in a
 # larger cluster, where each takes most of a millisecond and some other node has space anyway.
 _SMALL, _EJECTIONS = 4096, 256
+# Moves that the search of every sequence tries before it gives up, at a microsecond each; and GPUs of a node up to which
+# every choice of them is listed.
+_TRIES_MOST, _CHOICE_GPUS_MOST = 200_000, 16
 
 
 class _Step(NamedTuple):
@@ -347,7 +302,7 @@ class _Step(NamedTuple):
 def _choose_rows(problem: MigrationProblem, kinds: int) -> Ints:
     """Returns the nodes to search, by row in the order of rank: all, or those with the most to gain."""
     nodes, most = problem.nodes, BOARD_CELLS_MOST // max(1, kinds)
-    order = _order_by_rank(nodes)
+    order = order_by_rank(nodes)
     if len(order) <= most:
         return order
     held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
@@ -370,9 +325,7 @@ def _number_requests(problem: MigrationProblem) -> tuple[Records, list[int]]:
             numbers[request] = numbers.get(request, 0) + 1
     kept = sorted(numbers, key=lambda request: -numbers[request])[:REQUEST_KINDS_MOST]
     number = {request: kind for kind, request in enumerate(kept)}
-    kinds = [
-        -1 if unit.manner == STAYS else number.get(unit.workload.spec.request, -1) for unit in problem.units
-    ]
+    kinds = [-1 if unit.manner == STAYS else number.get(unit.workload.spec.request, -1) for unit in problem.units]
     return build_requests(kept, problem.models), kinds
 
 
@@ -380,9 +333,8 @@ def _build_search(
     problem: MigrationProblem, ground: MoveNodes, rows: Ints, chosen: list[int], kinds: list[int]
 ) -> MoveSearch:
     units = [problem.units[unit] for unit in chosen]
-    width = ground.slots.shape[1]
     first = np.cumsum([0, *(len(unit.slots) for unit in units)])
-    slots = np.full((int(first[-1]), width), -1, np.int64)
+    slots = np.full((int(first[-1]), ground.slots.shape[1]), -1, np.int64)
     for item, held in enumerate(held for unit in units for held in unit.slots):
         slots[item, : len(held)] = held
     place = np.zeros(len(problem.names), np.int64)
@@ -392,59 +344,55 @@ def _build_search(
     moving["home"] = place[[unit.row for unit in units]]
     moving["manner"] = [unit.manner for unit in units]
     moving["restart_w"] = [unit.restart_w for unit in units]
-    listed = np.argsort(moving["home"], kind="stable").astype(np.int64)
-    at = np.searchsorted(moving["home"][listed], np.arange(len(rows) + 1))
-    chains = np.zeros(len(rows), CHAIN)
-    chains["first"], chains["end"] = at[:-1], at[1:]
-    longest = max(1, int(np.diff(at).max(initial=1)))
-    return MoveSearch(
-        units=moving,
-        limits=problem.limits,
-        chains=chains,
-        listed=listed,
-        progress=np.zeros(1, PROGRESS),
-        slots=slots,
-        to_node=np.zeros(len(slots), np.int64),
-        to_slots=np.zeros((len(slots), width), np.int64),
-        queue=np.zeros((2, longest), np.int64),
-        seen=np.zeros(ground.gpus.shape[1] + longest, np.int64),
-        touched=np.zeros(len(rows), np.int64),
-        log=np.zeros(len(units), np.int64),
-    )
+    return build_move_search(ground, problem.limits, moving, slots)
 
 
-def _search_steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
-    """Returns the best moves that any search variant finds, and how many nodes were searched."""
+class _SearchResult(NamedTuple):
+    """What a search found, and the most that any could: None where that is not known."""
+
+    steps: list[_Step]
+    nodes: int
+    gain_most_w: float | None
+
+
+def _search_steps(problem: MigrationProblem) -> _SearchResult:
+    """Returns the best moves that any search variant finds."""
     requests, kinds = _number_requests(problem)
     rows = _choose_rows(problem, len(requests))
     inside = set(rows.tolist())
     # Units that stay need no number: they are subtracted from what is free.
     chosen = [number for number, unit in enumerate(problem.units) if kinds[number] >= 0 and unit.row in inside]
     if not chosen:
-        return [], len(rows)
+        return _SearchResult([], len(rows), 0.0)
     replicas = sum(len(problem.units[unit].slots) for unit in chosen)
     nodes = Nodes._make(array[rows] for array in problem.nodes)
     is_small = len(chosen) * len(rows) <= _SMALL
-    best: list[_Step] = []
-    best_w = 0.0
     # A large cluster is searched by its own weights and without ejections, which would cover too little of it.
     # Every result is judged by the problem's own weights, whatever guided the search.
     guides = tuple(dict.fromkeys((problem.prices, *MIGRATION_GOALS.values()))) if is_small else (problem.prices,)
+    ways = _WAYS if is_small else _WAYS[:2]
+    best: list[_Step] = []
+    best_w = 0.0
     for guide in guides:
         begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas)
         fresh = _build_search(problem, begun, rows, chosen, kinds)
         search_moves(begun, fresh, WEIGH)
-        for thrift, way in _WAYS if is_small else _WAYS[:2]:
-            ground, search = _copy_ground(begun), _copy_search(fresh)
+        is_listed = is_small and guide == problem.prices and begun.gpus.shape[1] <= _CHOICE_GPUS_MOST
+        for thrift, way in ((0.0, EVERY), *ways) if is_listed else ways:
+            search = _copy_search(fresh)
             search = search._replace(
-                limits=search.limits._replace(thrift=thrift, ejections=_SMALL if is_small else _EJECTIONS)
+                limits=search.limits._replace(
+                    thrift=thrift, ejections=_SMALL if is_small else _EJECTIONS, tries=_TRIES_MOST
+                )
             )
-            order = search.log[: search_moves(ground, search, way)].tolist()
+            order = search.log[: search_moves(_copy_ground(begun), search, way)].tolist()
             found = [_make_step(problem, search, rows, chosen, unit) for unit in order]
             gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
             if gain_w > best_w:
                 best, best_w = found, gain_w
-    return best, len(rows)
+            if way == EVERY and search.progress[0].tried <= _TRIES_MOST:
+                return _SearchResult(best, len(rows), best_w)
+    return _SearchResult(best, len(rows), None)
 
 
 def _copy_ground(begun: MoveNodes) -> MoveNodes:
@@ -506,7 +454,11 @@ class _Standings:
     def copy_nodes(self, nodes: Nodes) -> Nodes:
         """Returns these nodes with what is free now."""
         own = self._ground
-        free = {"cpu_free": own.nodes["cpu_free"], "memory_free": own.nodes["memory_free"], "gpu_free": own.gpus["free"]}
+        free = {
+            "cpu_free": own.nodes["cpu_free"],
+            "memory_free": own.nodes["memory_free"],
+            "gpu_free": own.gpus["free"],
+        }
         return nodes._replace(**{name: np.array(column, order="C") for name, column in free.items()})
 
 
@@ -585,7 +537,7 @@ def _standing(problem: MigrationProblem, nodes: Nodes, terms: Floats, found: Hea
 
 def recommend_moves(problem: MigrationProblem) -> Recommendation:
     """Searches for moves; equal problems give equal recommendations."""
-    steps, considered = _search_steps(problem)
+    steps, considered, gain_most_w = _search_steps(problem)
     before_terms = _Standings(problem).sum_terms()
     moves, standings = _moves(problem, steps)
     after = standings.copy_nodes(problem.nodes)
@@ -617,6 +569,7 @@ def recommend_moves(problem: MigrationProblem) -> Recommendation:
         typical_asked_tasks=len(kinds),
         typical_asked_gpu_milli=int(asked[kinds].sum()),
         nodes_considered=considered,
+        gain_most_w=gain_most_w,
     )
     text = f"{problem.revision} {problem.prices} {moves}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
