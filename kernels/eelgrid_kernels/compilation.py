@@ -33,6 +33,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import codegen, types
 from numba.core.compiler import Compiler, CompileResult
+from numba.core.types.misc import unliteral
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -179,8 +180,8 @@ class Kernel:
 
         def resolve_without_constants(args: Any, kws: Any) -> Any:
             """One version for an argument, whether it is a constant or not: numba compiles one for each constant."""
-            plain = {name: types.unliteral(value) for name, value in dict(kws).items()}
-            return resolve(tuple(types.unliteral(value) for value in args), plain)
+            plain = {name: unliteral(value) for name, value in dict(kws).items()}
+            return resolve(tuple(unliteral(value) for value in args), plain)
 
         dispatcher.get_call_template = resolve_without_constants
         return dispatcher
