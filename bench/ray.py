@@ -2,11 +2,12 @@
 
 A real Ray of two raylets with fake GPUs on loopback (tests/ray_rig.py), followed by a controller, with an agent of simulated GPUs
 for both nodes. First one program reserves a GPU and starts an actor there, by Ray's placement groups alone and by
-`eelgrid.ray.place`, in turn. Then a deployment of Serve is scaled from 1 to 3 replicas, again and again: until Serve aims at
-three is ours; from then on Ray launches two workers, which import Ray and become ready, and Serve makes replicas of them. The
-moments of workers are those that the raylets note. Last, jobs of the Jobs API hold GPUs, and their energy is read by job.
+`eelgrid.ray.place`, in turn. Then a deployment of Serve is scaled from 1 to 3 replicas by its workload, and another one by
+Serve's own endpoint, in turn: until Serve aims at three is ours; from then on Ray launches two workers, which import Ray and
+become ready, and Serve makes replicas of them. The moments of workers are those that the raylets note. Last, jobs of the Jobs
+API hold GPUs, and their energy is read by job.
 
-Target: three replicas run at most 2 s after the workload has three places.
+Targets: three replicas run at most 2 s after the workload has three places.
 """
 
 import io
@@ -14,7 +15,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -34,6 +35,7 @@ from eelgrid_protos.messages import NodeState, WorkloadPhase
 _TARGET_S = 2.0
 _START_S, _ROUND_S = 120.0, 180.0
 _REPLICAS = 3
+_SCALERS = ("workload", "serve")
 _PROGRAM = """
 import json, eelgrid, eelgrid.ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -94,11 +96,13 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTimes:
-    """Seconds from the call that scales the workload: until Serve aims at all, workers are launched, ready, and all replicas run.
+    """Seconds from the call that scales until Serve aims at all replicas, workers are launched, ready, and all replicas run.
 
-    The moments of workers are of the last new one; one that was there before counts from the beginning.
+    The mode is what was told: the workload, or Serve's own endpoint. The moments of workers are of the last new one; one that
+    was there before counts from the beginning.
     """
 
+    mode: str
     target_s: float
     launched_s: float
     ready_s: float
@@ -117,7 +121,13 @@ class JobEnergy:
 
 
 def split_replica_times(
-    begun_s: float, target_s: float, running_s: float, new: Iterable[int], workers: Iterable[Mapping[str, Any]]
+    mode: str,
+    new: Iterable[int],
+    *,
+    begun_s: float,
+    target_s: float,
+    running_s: float,
+    workers: Iterable[Mapping[str, Any]],
 ) -> ReplicaTimes:
     """Splits the time of a scaling by the workers whose processes are the new replicas; moments are seconds since 1970."""
     pids = set(new)
@@ -127,6 +137,7 @@ def split_replica_times(
         for name in ("worker_launched_time_ms", "start_time_ms")
     }
     return ReplicaTimes(
+        mode=mode,
         target_s=target_s - begun_s,
         launched_s=moments["worker_launched_time_ms"],
         ready_s=moments["start_time_ms"],
@@ -143,9 +154,9 @@ class _Rig:
     def placed(self) -> dict[str, Any]:
         return {one.workload_id: one for one in self.client.list_workloads(phases=(WorkloadPhase.PLACED,))}
 
-    def echo(self) -> dict[str, Any]:
-        """The deployment as Serve has it."""
-        found: dict[str, Any] = self.ray.request("/api/serve/applications/")[1]["applications"]["web"]
+    def echo(self, application: str) -> dict[str, Any]:
+        """The deployment of an application as Serve has it."""
+        found: dict[str, Any] = self.ray.request("/api/serve/applications/")[1]["applications"][application]
         deployment: dict[str, Any] = found.get("deployments", {}).get("Echo", {})
         return {**deployment, "is_healthy": found.get("status") == "RUNNING"}
 
@@ -204,41 +215,70 @@ def _measure_starts(rig: _Rig, rounds: int, progress: Progress) -> list[StartTim
 
 def _measure_replicas(rig: _Rig, rounds: int, progress: Progress) -> list[ReplicaTimes]:
     rig.ray.write("bench_echo.py", _APPLICATION)
-    application = {
-        "name": "web", "route_prefix": "/", "import_path": "bench_echo:app", "external_scaler_enabled": True,
-        "deployments": [{"name": "Echo", "num_replicas": 1}],
-    }  # fmt: skip
-    body = {"http_options": {"port": free_port(), "location": "HeadOnly"}, "applications": [application]}
+    applications = [
+        {
+            "name": mode, "route_prefix": f"/{mode}", "import_path": "bench_echo:app", "external_scaler_enabled": True,
+            "deployments": [{"name": "Echo", "num_replicas": 1}],
+        }
+        for mode in _SCALERS
+    ]  # fmt: skip
+    body = {"http_options": {"port": free_port(), "location": "HeadOnly"}, "applications": applications}
     status, answer = rig.ray.request("/api/serve/applications/", method="PUT", body=body)
     if status != 200:
-        raise Unusable(f"Serve does not take the application: {answer}")
-    poll_until(lambda: rig.echo()["is_healthy"], "the application runs", within_s=_START_S)
-    key = rig.client.submit_workload(build_serve_spec("web", "Echo", gpus=1, cpus=0.5, replicas=1)).workload_id
+        raise Unusable(f"Serve does not take the applications: {answer}")
+    for mode in _SCALERS:
+        poll_until(lambda name=mode: rig.echo(name)["is_healthy"], f"{mode} runs", within_s=_START_S)
+    key = rig.client.submit_workload(build_serve_spec("workload", "Echo", gpus=1, cpus=0.5, replicas=1)).workload_id
+    scalers: dict[str, Callable[[int], object]] = {
+        "workload": lambda replicas: rig.client.scale_workload(key, replicas),
+        "serve": lambda replicas: _scale_alone(rig, replicas),
+    }
     found = []
-    for number in range(rounds):
-        poll_until(lambda: len(_list_running(rig)) == 1, "one replica runs", within_s=_ROUND_S)
-        found.append(_scale(rig, key))
-        progress.show(number + 1, rounds, f"{found[-1].running_s:.1f} s")
-        rig.client.scale_workload(key, 1)
+    for number in range(2 * rounds + 2):
+        # Each goes first in every second pair; the first pair warms up and is left out.
+        mode = _SCALERS[number % 4 in (1, 2)]
+        for each in _SCALERS:
+            poll_until(
+                lambda name=each: len(_list_running(rig, name)) == 1, f"one replica of {each} runs", within_s=_ROUND_S
+            )
+        times = _scale(rig, mode, scalers[mode])
+        found += [times] if number > 1 else []
+        progress.show(number + 1, 2 * rounds + 2, f"{mode} {times.running_s:.1f} s")
+        scalers[mode](1)
     rig.client.cancel_workload(key)
     rig.ray.request("/api/serve/applications/", method="DELETE")
     return found
 
 
-def _scale(rig: _Rig, key: str) -> ReplicaTimes:
+def _scale_alone(rig: _Rig, replicas: int) -> None:
+    """Tells Serve itself."""
+    path = "/api/v1/applications/serve/deployments/Echo/scale"
+    status, answer = rig.ray.request(path, method="POST", body={"target_num_replicas": replicas})
+    if status != 200:
+        raise Unusable(f"Serve does not scale: {answer}")
+
+
+def _scale(rig: _Rig, mode: str, scale: Callable[[int], object]) -> ReplicaTimes:
     """Scales to three and waits until they run."""
-    before, begun_s = _list_running(rig), time.time()
-    rig.client.scale_workload(key, _REPLICAS)
-    poll_until(lambda: rig.echo()["target_num_replicas"] == _REPLICAS, "Serve aims at three", within_s=_ROUND_S)
+    before, begun_s = _list_running(rig, mode), time.time()
+    scale(_REPLICAS)
+    poll_until(lambda: rig.echo(mode)["target_num_replicas"] == _REPLICAS, "Serve aims at three", within_s=_ROUND_S)
     target_s = time.time()
     running = poll_until(
-        lambda: pids if len(pids := _list_running(rig)) == _REPLICAS else None, "three run", within_s=_ROUND_S
+        lambda: pids if len(pids := _list_running(rig, mode)) == _REPLICAS else None, "three run", within_s=_ROUND_S
     )
-    return split_replica_times(begun_s, target_s, time.time(), running - before, rig.ray.list("workers"))
+    return split_replica_times(
+        mode,
+        running - before,
+        begun_s=begun_s,
+        target_s=target_s,
+        running_s=time.time(),
+        workers=rig.ray.list("workers"),
+    )
 
 
-def _list_running(rig: _Rig) -> set[int]:
-    return {one["pid"] for one in rig.echo().get("replicas", ()) if one["state"] == "RUNNING"}
+def _list_running(rig: _Rig, application: str) -> set[int]:
+    return {one["pid"] for one in rig.echo(application).get("replicas", ()) if one["state"] == "RUNNING"}
 
 
 def _measure_energy(rig: _Rig, jobs: int, seconds: float) -> list[JobEnergy]:
@@ -282,11 +322,13 @@ def _report(starts: list[StartTimes], replicas: list[ReplicaTimes], jobs: list[J
         mine = [one for one in starts if one.mode == mode]
         reserved, started = spread([one.reserved_s for one in mine]), spread([one.started_s for one in mine])
         print(f"{name}: a GPU is reserved after {reserved} s, an actor answers after {started} s")
-    for field, words in (
-        ("target_s", "Serve aims at three replicas"), ("launched_s", "Ray has launched their workers"),
-        ("ready_s", "their workers are ready"), ("running_s", "all replicas run"),
-    ):  # fmt: skip
-        print(f"{words} after {spread([getattr(one, field) for one in replicas])} s")
+    for mode, name in zip(_SCALERS, ("by its workload", "by Serve's own endpoint"), strict=True):
+        those = [one for one in replicas if one.mode == mode]
+        for field, words in (
+            ("target_s", "Serve aims at three replicas"), ("launched_s", "Ray has launched their workers"),
+            ("ready_s", "their workers are ready"), ("running_s", "all replicas run"),
+        ):  # fmt: skip
+            print(f"{name}: {words} after {spread([getattr(one, field) for one in those])} s")
     print(f"a job of the Jobs API is a workload on its GPUs after {spread([one.known_s for one in jobs])} s")
     for gpus in sorted({one.gpus for one in jobs}):
         watts = [one.energy_j / one.held_s for one in jobs if one.gpus == gpus]
@@ -313,7 +355,9 @@ def main(options: Options) -> int:
         ("energy", jobs, JobEnergy),
     ):
         write_csv(options.out / f"{name}.csv", [one.name for one in fields(kind)], [astuple(one) for one in rows])
-    kept = statistics.median(one.running_s for one in replicas) <= _TARGET_S
+    ours_s, alone_s = (statistics.median(one.running_s for one in replicas if one.mode == mode) for mode in _SCALERS)
+    print(f"from 1 to 3 replicas: {ours_s / alone_s:.2f} times as long as by Serve's own endpoint")
+    kept = ours_s <= _TARGET_S
     return report_promise(f"from 1 to 3 replicas within {_TARGET_S:g} s", kept=kept)
 
 

@@ -50,10 +50,12 @@ class RayCluster:
             "PYTHONUNBUFFERED": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
+            "RAY_TMPDIR": str(self.folder),  # where it notes its address, in ray/, which it does not make
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "2",
             "RAY_metrics_report_interval_ms": "1000",
             "RAY_AUTH_MODE": "token" if token else "disabled",
         }
+        (self.folder / "ray").mkdir()
         if token:
             (self.folder / "token").write_text(token)
             self.environment["RAY_AUTH_TOKEN_PATH"] = str(self.folder / "token")

@@ -46,10 +46,22 @@ def _find_daemon(name):
     return next((path for path in paths if path.exists()), None)
 
 
-class SlurmCluster:
-    """One cluster, in a new folder; `types` are the GRES types of its nodes n0, n1, and so on."""
+def find_cgroups():
+    """Returns the folder of a hierarchy of version 1 in which this user may make cgroups for processes; None without one."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, folder, kind, options, *_ = line.split()
+        if kind == "cgroup" and "freezer" in options.split(",") and os.access(folder, os.W_OK):
+            return Path(folder).parent
+    return None
 
-    def __init__(self, *, types=("a100", "a100", "h100"), lease=None, extra="", database=False):
+
+class SlurmCluster:
+    """One cluster, in a new folder; `types` are the GRES types of its nodes n0, n1, and so on.
+
+    With `cgroups` each step is in a cgroup of its own, in the folder of that hierarchy of version 1 (`find_cgroups`).
+    """
+
+    def __init__(self, *, types=("a100", "a100", "h100"), lease=None, extra="", database=False, cgroups=None):
         # Steps listen at SPOOL/NODE_JOB.STEP, and a path of more than 107 bytes is no socket: then launches fail and jobs are
         # requeued and held. pytest's own folders are too long for that.
         self.folder = folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
@@ -68,6 +80,7 @@ class SlurmCluster:
             link = folder / "bin" / name
             if not link.is_symlink() and (found := _find_daemon(name)) is not None:
                 link.symlink_to(found)
+        self._cgroups = cgroups
         self.database, self._mariadb = folder / "database" if database else None, None
         self.conf = folder / "etc" / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
@@ -107,7 +120,7 @@ class SlurmCluster:
             SlurmctldLogFile={folder}/log/slurmctld.log
             SlurmdLogFile={folder}/log/slurmd.%n.log
             MpiDefault=none
-            ProctrackType=proctrack/linuxproc
+            ProctrackType=proctrack/{"linuxproc" if self._cgroups is None else "cgroup"}
             TaskPlugin=task/none
             SwitchType=switch/none
             JobAcctGatherType=jobacct_gather/none
@@ -136,7 +149,10 @@ class SlurmCluster:
         lines = [line.strip() for line in settings.splitlines()]
         self.conf.write_text("\n".join([*lines, *nodes, extra, ""]))
         (folder / "etc" / "gres.conf").write_text("\n".join(gres) + "\n")
-        (folder / "etc" / "cgroup.conf").write_text("ConstrainDevices=no\nCgroupAutomount=no\n")
+        lines = ["ConstrainDevices=no", "CgroupAutomount=no"]
+        if self._cgroups is not None:
+            lines += ["CgroupPlugin=cgroup/v1", f"CgroupMountpoint={self._cgroups}"]
+        (folder / "etc" / "cgroup.conf").write_text("\n".join([*lines, ""]))
         plugin = _PLUGIN.read_text()
         assert _LEASE in plugin
         (folder / "etc" / "job_submit.lua").write_text(plugin.replace(_LEASE, f'"{self.lease}"'))

@@ -331,8 +331,21 @@ def _serve_leases(
     def find_kubelet_problem() -> str:
         return "" if kubelet is None or kubelet.containers is not None else kubelet.problem
 
-    engines = {SLURM_ENGINE: SlurmOwners().ask}
-    checks = run_owner_checks(leases, engines, find_kubelet_problem, on_change=node.on_leases_changed, adopt=adopt)
+    slurm = SlurmOwners()
+
+    async def adopt_running() -> None:
+        """A machine runs one slurmd; of several simulated nodes none is its."""
+        if alone:
+            await slurm.adopt_jobs(leases, node.name, node.inventory.gpus)
+
+    checks = run_owner_checks(
+        leases,
+        {SLURM_ENGINE: slurm.ask},
+        find_kubelet_problem,
+        on_change=node.on_leases_changed,
+        adopt=adopt,
+        adopt_running=adopt_running,
+    )
     if config.lease_socket is None or not alone:
         return (checks,)
     # The default is an offer, and some containers and units have no place for it.

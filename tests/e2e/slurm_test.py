@@ -318,6 +318,52 @@ def test_advice_holds_nothing_and_has_slurm_prefer_nodes_by_weights_that_are_put
     assert set(weights(slurm).values()) == {1}
 
 
+def priorities(slurm):
+    """By job that waits its priority, and how much of it is its site factor."""
+    lines = slurm.run("sprio", "-h", "-o", "%i %Y %S").splitlines()
+    return {job: (int(priority), int(site)) for job, priority, site in map(str.split, lines)}
+
+
+def test_advice_has_slurm_try_jobs_in_the_order_of_their_queues_and_gives_their_priorities_back(tmp_path):
+    factors = "PriorityType=priority/multifactor\nPriorityWeightPartition=1000"
+    with SlurmCluster(types=("a100",), extra=factors) as slurm, Cluster(tmp_path) as cluster:
+        running = slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=guests")
+        wait_running(slurm, running)
+        first, second = (slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=guests") for _ in range(2))
+        owner = slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=owners")
+        stranger = slurm.submit("sleep 600", f"--gres=gpu:{GPUS}", "--account=owners", steered=False)
+        before = priorities(slurm)
+        assert {site for _, site in before.values()} == {0}
+        options = (
+            "--slurm-conf",
+            str(slurm.conf),
+            "--slurm-lease",
+            str(slurm.lease),
+            "--slurm-mode",
+            "advise",
+            *OPTIONS,
+        )
+        controller = cluster.controller("--slurm", *options)
+        own_queues(cluster, owners=4, guests=4)
+
+        def order():
+            found = priorities(slurm)
+            assert found[stranger] == before[stranger]
+            return sorted((first, second, owner), key=lambda job: -found[job][0])
+
+        # Guests have the GPUs, so that it is the others' turn.
+        poll_until(lambda: order() == [owner, first, second], "the jobs are ordered", within_s=60.0)
+        assert all(priority <= before[job][0] for job, (priority, _) in priorities(slurm).items())
+        slurm.run("scancel", stranger)
+        slurm.run("scancel", running)
+        wait_running(slurm, owner)
+        # Now the owners have them.
+        assert {slurm.state(first), slurm.state(second)} == {"PENDING"}
+        controller.signal(15)
+        controller.process.wait(30)
+        assert {job: site for job, (_, site) in priorities(slurm).items()} == {first: 0, second: 0}
+
+
 def test_dependencies_and_begin_times_are_waited_for_before_anything_is_placed(slurm, cluster):
     first = slurm.submit("sleep 600", "--gres=gpu:a100:1")
     wait_running(slurm, first)

@@ -35,7 +35,7 @@ class Node:
 
     def __init__(self, cluster, folder, gpus):
         self.cluster, self.socket = cluster, folder / "lease.sock"
-        node = {"name": "box", "cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": gpus}]}
+        node = {"name": "n0", "cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": gpus}]}
         self.fleet = fleet_of(cluster.folder / "fleet.json", [node])
         cluster.controller()
         self.start_agent()
@@ -109,7 +109,7 @@ def test_a_second_engine_gets_what_is_free_and_is_told_who_has_the_rest(cluster,
     assert node.leases()[used] == ("local", f"{first}/0/1")
     # The controller knows of the lease: the other job waits, and is not tried there.
     assert node.waits(second)
-    told = cluster.eelctl("describe", "gpu", "box/0").stdout
+    told = cluster.eelctl("describe", "gpu", "n0/0").stdout
     assert "leased to ray head since" in told
     refused = node.lease("take", "--engine", "slurm", "--owner", "12", "--gpu", "1", code=3)
     assert f"is leased to local {first}/0/1 since" in refused
@@ -195,15 +195,18 @@ def test_slurm_and_the_local_engine_share_a_node_and_never_a_gpu(cluster, short,
         poll_until(lambda: len(node.leases()) == 2, "the local jobs have given back their GPUs")
         slurm.run("scontrol", "update", "NodeName=n0", "State=RESUME")
 
-        # Not told to start now: slurmd runs no prolog for a job whose old credential it still knows, so no lease is taken.
+        # Told to start at once, while slurmd still knows the job's old credential: it runs no prolog at launch then, so nothing
+        # asks for a lease, and the agent leases what it finds the job to have.
+        slurm.run("scontrol", "update", f"JobId={other}", "StartTime=now")
         poll_until(lambda: slurm.state(other) == "RUNNING", "the second job of Slurm runs", within_s=180.0)
-        # Slurm calls it running while its prolog still asks.
         both = {("slurm", job), ("slurm", other)}
         poll_until(
             lambda: set(node.leases().values()) == both and len(node.leases()) == 4,
             "each has its two GPUs",
             within_s=120.0,
         )
+        if not flags:
+            assert f"event=lease_adopted engine=slurm owner={other}" in node.agent.text()
         slurm.run("scancel", job)
         poll_until(lambda: set(node.leases().values()) == {("slurm", other)}, "the epilog has given back the GPUs")
         # One whose epilog is lost: slurmctld says that the job has ended.

@@ -169,5 +169,11 @@ class SlurmInMemory:
     async def weigh_nodes(self, weight, nodes):
         raise SlurmFailed("is not simulated")
 
+    async def read_priorities(self):
+        raise SlurmFailed("is not simulated")
+
+    async def rank_jobs(self, factors):
+        raise SlurmFailed("is not simulated")
+
     async def set_nodes_power(self, nodes, *, on):
         raise SlurmFailed("is not simulated")

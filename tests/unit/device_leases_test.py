@@ -30,6 +30,7 @@ from eelgrid_agent.node.lease_owners import (
     SlurmOwners,
     adopt_slurm_jobs,
     check_owners,
+    read_indexes,
     read_start_ticks,
 )
 from eelgrid_agent.node.lease_socket import LeaseSocket, LeaseSocketError, ask_agent
@@ -336,6 +337,83 @@ def test_slurm_says_whether_a_job_holds_its_devices(tmp_path, answer, code, stat
         )
     unnumbered = replace(lease, holder=LeaseHolder("slurm", "a b"))
     assert asyncio.run(owners.ask(unnumbered)).state is OwnerState.UNKNOWN
+
+
+SHOWN = (
+    "JobId=30 JobState=RUNNING TRES=gres/gpu=3 Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:a100:1(IDX:1) "
+    "Nodes=n[0,2] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:1(IDX:0),shard:0 MinCPUsNode=1"
+)
+
+
+def write_job(proc, pid, *words):
+    (proc / str(pid)).mkdir(parents=True, exist_ok=True)
+    (proc / str(pid) / "environ").write_bytes(b"\0".join(word.encode() for word in ("A=1", *words, "")))
+
+
+def open_slurm(tmp_path, shown=SHOWN):
+    """What asks a slurmctld that knows one job, and notes each question."""
+    program = tmp_path / "scontrol"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n'
+        f"case \"$*\" in *hostnames*) printf 'n0\\nn2\\n' ;; *'job 30') echo '{shown}' ;; *) echo 'Invalid job id specified'; exit 1 ;; esac\n"
+    )
+    program.chmod(0o755)
+    return SlurmOwners(program=str(program), proc=tmp_path / "proc", uuids=tmp_path / "uuids")
+
+
+@pytest.mark.parametrize(("node", "gpu"), [("n0", "GPU-0"), ("n1", "GPU-1"), ("n2", "GPU-0"), ("n3", None)])
+def test_a_job_that_slurmd_started_without_a_prolog_gets_the_lease_of_what_slurm_gave_it(tmp_path, node, gpu):
+    write_job(tmp_path / "proc", 77, "SLURM_JOB_ID=30", "SLURM_JOB_GPUS=5")
+    leases = open_leases()
+    owners = open_slurm(tmp_path)
+    asyncio.run(owners.adopt_jobs(leases, node, GPUS))
+    assert held(leases) == ([(gpu, "slurm", "30")] if gpu else [])
+    asked = (tmp_path / "asked").read_text()
+    asyncio.run(owners.adopt_jobs(leases, node, GPUS))
+    # Who has a lease is not asked about again.
+    assert ((tmp_path / "asked").read_text() == asked) is (gpu is not None)
+
+
+def test_what_another_engine_has_stays_with_it_and_is_named_as_used_by_two(tmp_path):
+    write_job(tmp_path / "proc", 77, "SLURM_JOB_ID=30", "SLURM_JOB_GPUS=0")
+    leases = open_leases()
+    leases.take(OTHER, ["0"])
+    asyncio.run(open_slurm(tmp_path).adopt_jobs(leases, "n0", GPUS))
+    assert held(leases) == [("GPU-0", *OTHER)]
+    (why,) = leases.disputes.values()
+    assert "is leased to" in why
+
+
+def test_a_users_word_for_a_job_takes_no_lease(tmp_path):
+    """An environment is its user's: slurmctld says what a job has, and here it says that it has ended, or knows none."""
+    write_job(tmp_path / "proc", 77, "SLURM_JOB_ID=30", "SLURM_JOB_GPUS=0")
+    write_job(tmp_path / "proc", 78, "SLURM_JOB_ID=31", "SLURM_STEP_GPUS=0")
+    write_job(tmp_path / "proc", 79, "SLURM_JOB_ID=x;y", "SLURM_STEP_GPUS=0")
+    write_job(tmp_path / "proc", 80, "SLURM_JOB_ID=32")  # without GPUs
+    leases = open_leases()
+    asyncio.run(open_slurm(tmp_path, SHOWN.replace("RUNNING", "COMPLETING")).adopt_jobs(leases, "n0", GPUS))
+    assert held(leases) == []
+    assert (tmp_path / "asked").read_text().splitlines() == ["-d -o show job 30", "-d -o show job 31"]
+
+
+def test_many_pretended_jobs_do_not_keep_a_real_one_from_its_turn(tmp_path):
+    for number in range(70):
+        write_job(tmp_path / "proc", number, f"SLURM_JOB_ID={1000 + number}", "SLURM_JOB_GPUS=0")
+    write_job(tmp_path / "proc", 99, "SLURM_JOB_ID=30", "SLURM_JOB_GPUS=0")
+    leases, owners = open_leases(), open_slurm(tmp_path)
+    owners._asked_last = 1000  # the others first
+    for _ in range(3):
+        asyncio.run(owners.adopt_jobs(leases, "n0", GPUS))
+    assert held(leases) == [("GPU-0", "slurm", "30")]
+
+
+def test_indexes_are_those_of_the_nodes_own_list_where_eelgrid_changes_its_layout(tmp_path):
+    (tmp_path / "uuids").write_text("0 GPU-1\n1 MIG-1\nx\n")
+    write_job(tmp_path / "proc", 77, "SLURM_JOB_ID=30", "SLURM_JOB_GPUS=0")
+    leases = open_leases()
+    asyncio.run(open_slurm(tmp_path).adopt_jobs(leases, "n0", GPUS))
+    assert held(leases) == [("GPU-1", "slurm", "30")]
+    assert read_indexes("0-2,7,x,3-,9999999") == [0, 1, 2, 7]
 
 
 @contextlib.asynccontextmanager

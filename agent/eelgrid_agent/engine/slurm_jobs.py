@@ -27,6 +27,8 @@ from pathlib import Path
 
 from eelgrid_agent.state_files import replace_file
 
+# The UUID of each index of a GRES, on a node whose MIG layout Eelgrid changes.
+UUIDS_FILE = Path("/run/eelgrid-slurmd/uuids")
 JOBS_MOST = 1024
 DEVICES_MOST = 256
 _BYTES_MOST = 16 * 1024

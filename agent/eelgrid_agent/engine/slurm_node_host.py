@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eelgrid_agent.enforce.mig.host import CapabilityNodes
+from eelgrid_agent.engine.slurm_jobs import UUIDS_FILE
 from eelgrid_agent.engine.slurm_node import (
     SLURM_NODE_FILE,
     SLURM_NODE_JOURNAL,
@@ -75,7 +76,7 @@ class SlurmNodeSettings:
     whole_type: str = ""
     slurm_conf: Path = _SLURM_CONF
     gres_file: Path = Path("/etc/slurm/gres.conf")
-    uuids_file: Path = Path("/run/eelgrid-slurmd/uuids")
+    uuids_file: Path = UUIDS_FILE
     options_file: Path = Path("/run/eelgrid-slurmd/options")
     start: tuple[str, ...] = ("systemctl", "start", "slurmd")
     stop: tuple[str, ...] = ("systemctl", "stop", "slurmd")

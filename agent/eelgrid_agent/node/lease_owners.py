@@ -10,12 +10,18 @@ if its owner is provably gone, and kept, and named with the reason, if that cann
     Slurm job    slurmctld knows it no more or says that it has ended or waits, and no process of it is on this machine
     else         not known
 
+slurmd starts some jobs without a prolog (one that was sent back and is told to start at once), and these ask for nothing. So
+processes that say they belong to a job with GPUs make the agent ask slurmctld what that job has on this node, and that is leased
+to it. What the processes say is a hint only, since an environment is its user's.
+
 A look at an owner takes time; a lease that its owner took again meanwhile has another serial number and stays. So an owner
 that is gone has no lease two rounds later, and no other way leads to losing one.
 """
 
 import asyncio
+import bisect
 import contextlib
+import logging
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,10 +36,13 @@ from eelgrid_agent.enforce.lease_table import (
     LOCAL_ENGINE,
     LeaseEntry,
     LeaseHolder,
+    find_lease_device,
     find_place_device,
 )
+from eelgrid_agent.engine.slurm_jobs import UUIDS_FILE
 from eelgrid_protos.messages import Gpu
 
+_LOG = logging.getLogger("eelgrid.agent")
 ROUND_S = 10.0
 _ADOPT_AGAIN_S = 0.1
 SLURM_ENGINE = "slurm"
@@ -43,6 +52,12 @@ _ANSWER_S = 10.0
 _ANSWER_BYTES_MOST = 64 * 1024
 _JOB = re.compile(r"\d{1,12}")
 _STATE = re.compile(r"\bJobState=(\w+)")
+# Of each node of a job: its expression of names, and its GRES with the indexes of that node.
+_NODE_GRES = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_GPU_INDEXES = re.compile(r"\bgpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
+_INDEX_SPAN = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+_HAS_GPUS = (b"SLURM_JOB_GPUS=", b"SLURM_STEP_GPUS=")
+_ENVIRONMENT_BYTES_MOST = 256 * 1024
 _UNKNOWN_JOB = "Invalid job id specified"
 # Slurm's states in which a job has its devices; in COMPLETING its epilog has not ended.
 _HOLDING = frozenset({
@@ -90,8 +105,10 @@ def ask_process(lease: LeaseEntry, proc: Path = Path("/proc")) -> OwnerAnswer:
 class SlurmOwners:
     """Asks slurmctld about jobs, by `scontrol`."""
 
-    def __init__(self, *, program: str | None = None, proc: Path = Path("/proc")) -> None:
-        self._program, self._proc = program or shutil.which("scontrol"), proc
+    def __init__(self, *, program: str | None = None, proc: Path = Path("/proc"), uuids: Path = UUIDS_FILE) -> None:
+        """`uuids` has the UUID of each index of a GRES, on a node whose MIG layout Eelgrid changes."""
+        self._program, self._proc, self._uuids = program or shutil.which("scontrol"), proc, uuids
+        self._asked_last = 0
 
     async def ask(self, lease: LeaseEntry) -> OwnerAnswer:
         """Returns whether a job holds its devices."""
@@ -113,6 +130,50 @@ class SlurmOwners:
         if pid:
             return OwnerAnswer(OwnerState.UNKNOWN, f"job {job} has ended in Slurm, and process {pid} of it is here")
         return OwnerAnswer(OwnerState.GONE)
+
+    async def adopt_jobs(self, leases: DeviceLeases, node: str, gpus: Iterable[Gpu]) -> None:
+        """Leases what jobs have on this node without a lease; what another engine has is named as used by two.
+
+        Each call asks about some jobs at most, and the next one goes on where it ended.
+        """
+        if self._program is None:
+            return
+        known = {lease.holder.owner for lease in leases.table.of_engine(SLURM_ENGINE)}
+        found = await asyncio.to_thread(list_gpu_jobs, self._proc)
+        jobs = sorted(int(job) for job in found if job not in known)
+        begin = bisect.bisect_right(jobs, self._asked_last)
+        for job in [*jobs[begin:], *jobs[:begin]][:_ASKED_MOST]:
+            self._asked_last = job
+            names = await self._list_gpus(str(job), node)
+            devices = [device for name in names if (device := find_lease_device(name, gpus)) is not None]
+            if devices:
+                _LOG.info("event=lease_adopted engine=slurm owner=%d devices=%s", job, ",".join(names))
+            for device in devices:
+                is_shared = any(
+                    lease.is_shared and lease.device.overlaps(device) for lease in leases.table.of_engine(SLURM_ENGINE)
+                )
+                leases.adopt(LeaseHolder(SLURM_ENGINE, str(job)), (device,), is_shared=is_shared)
+
+    async def _list_gpus(self, job: str, node: str) -> list[str]:
+        """Returns the GPUs of a running job on this node, by index or UUID, as slurmctld knows them."""
+        program = self._program or ""
+        code, text = await self._run(program, "-d", "-o", "show", "job", job)
+        state = _STATE.search(text)
+        # In COMPLETING the epilog may have given them back already.
+        if code != 0 or state is None or state[1] not in _HOLDING - {"COMPLETING"}:
+            return []
+        names = read_device_names(self._uuids)
+        for expression, gres in _NODE_GRES.findall(text):
+            if node in await self._expand(expression):
+                indexes = [index for one in _GPU_INDEXES.findall(gres) for index in read_indexes(one)]
+                return [names.get(index, str(index)) for index in indexes]
+        return []
+
+    async def _expand(self, expression: str) -> list[str]:
+        if "[" not in expression and "," not in expression:
+            return [expression]
+        code, text = await self._run(self._program or "", "show", "hostnames", expression)
+        return text.split() if code == 0 else []
 
     async def _run(self, *command: str) -> tuple[int | None, str]:
         try:
@@ -146,6 +207,38 @@ def find_job_process(job: str, proc: Path = Path("/proc")) -> int:
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     return int(entry.name)
     return 0
+
+
+def list_gpu_jobs(proc: Path = Path("/proc")) -> frozenset[str]:
+    """Returns the Slurm jobs to which processes with GPUs say that they belong."""
+    found = set[str]()
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError), (entry / "environ").open("rb") as file:
+                words = file.read(_ENVIRONMENT_BYTES_MOST).split(b"\0")
+                if any(word.startswith(_HAS_GPUS) for word in words):
+                    found |= {word[13:].decode(errors="replace") for word in words if word.startswith(b"SLURM_JOB_ID=")}
+    return frozenset(job for job in found if _JOB.fullmatch(job))
+
+
+def read_indexes(text: str) -> list[int]:
+    """Reads indexes as Slurm writes them, such as `0-1,3`; what is none of them is left out."""
+    found = set[int]()
+    for part in text.split(","):
+        span = _INDEX_SPAN.fullmatch(part)
+        if span is not None:
+            found.update(range(int(span[1]), int(span[2] or span[1]) + 1))
+    return sorted(found)
+
+
+def read_device_names(path: Path) -> Mapping[int, str]:
+    """Reads the UUID of each index of a GRES; empty where the layout is not Eelgrid's."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    pairs = (line.split() for line in lines)
+    return {int(pair[0]): pair[1] for pair in pairs if len(pair) == 2 and pair[0].isdigit()}
 
 
 def adopt_slurm_jobs(leases: DeviceLeases, folder: Path, gpus: Iterable[Gpu]) -> None:
@@ -209,11 +302,13 @@ async def run_owner_checks(
     *,
     on_change: Callable[[], None],
     adopt: Callable[[], bool] = lambda: True,
+    adopt_running: Callable[[], Awaitable[None]] | None = None,
     round_s: float = ROUND_S,
 ) -> None:
     """Asks about owners until cancelled; `on_change` is called on this loop after leases have changed.
 
-    `adopt` is called until it says that all that stands was adopted, for a table that is not complete.
+    `adopt` is called until it says that all that stands was adopted, for a table that is not complete; `adopt_running` before
+    each round, for work that began without asking.
     """
     loop = asyncio.get_running_loop()
 
@@ -228,5 +323,7 @@ async def run_owner_checks(
         else:
             await asyncio.sleep(_ADOPT_AGAIN_S)
     while True:
+        if adopt_running is not None:
+            await adopt_running()
         await check_owners(leases, engines, kubelet_problem())
         await asyncio.sleep(round_s)

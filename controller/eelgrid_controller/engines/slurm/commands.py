@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.engines.element_lists import UnreadableAnswer
+from eelgrid_controller.engines.slurm.advice import PRIORITY_FORM, allows_factors
 from eelgrid_controller.engines.slurm.answers import ANSWER_BYTES_MOST, STEP_COLUMNS, SlurmJob, parse_step_nodes
 from eelgrid_controller.engines.slurm.job_table import COLUMNS, TIME_FORMAT
 
@@ -81,6 +82,12 @@ class SlurmCommands(Protocol):
 
     async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
         """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
+
+    async def read_priorities(self) -> str:
+        """Returns the priorities of waiting jobs, a line each by PRIORITY_FORM; empty where Slurm takes no site factors from us."""
+
+    async def rank_jobs(self, factors: Mapping[str, int]) -> None:
+        """Gives waiting jobs site factors, which are added to their priorities; one that fails keeps no other from it."""
 
     async def set_nodes_power(self, nodes: Sequence[str], *, on: bool) -> None:
         """Has Slurm power nodes down once nothing runs there, or up."""
@@ -187,6 +194,17 @@ class SlurmCommandLine:
     async def weigh_nodes(self, weight: int, nodes: Sequence[str]) -> None:
         """Gives nodes a weight, by which Slurm prefers those with a lower one, until slurmctld restarts."""
         await self._run("scontrol", "update", f"NodeName={','.join(nodes)}", f"Weight={weight}")
+
+    async def read_priorities(self) -> str:
+        """Returns the priorities of waiting jobs, a line each by PRIORITY_FORM; empty where Slurm takes no site factors from us."""
+        if not allows_factors((await self._run("scontrol", "show", "config")).decode(errors="replace")):
+            return ""
+        return (await self._run("sprio", "--noheader", "--format", PRIORITY_FORM)).decode(errors="replace")
+
+    async def rank_jobs(self, factors: Mapping[str, int]) -> None:
+        """Gives waiting jobs site factors, which are added to their priorities; one that fails keeps no other from it."""
+        lines = (f"update JobId={job} SiteFactor={factor}\n" for job, factor in factors.items())
+        await self._run("scontrol", text="".join(lines))
 
     async def set_nodes_power(self, nodes: Sequence[str], *, on: bool) -> None:
         """Has Slurm power nodes down once nothing runs there, or up."""

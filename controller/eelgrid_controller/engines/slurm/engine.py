@@ -21,7 +21,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -39,7 +39,15 @@ from eelgrid_controller.engines.node_reports import (
     carry_out_report,
     map_gpus_by_index,
 )
-from eelgrid_controller.engines.slurm.advice import plan_weights, select_kinds
+from eelgrid_controller.engines.slurm.advice import (
+    has_opted_in,
+    parse_priorities,
+    plan_factors,
+    plan_order,
+    plan_weights,
+    select_kinds,
+    select_ordered,
+)
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNodes, SlurmUnreadable, parse_jobs, parse_nodes
 from eelgrid_controller.engines.slurm.commands import JobPlacement, SlurmCommands, SlurmFailed
 from eelgrid_controller.engines.slurm.dependencies import Dependencies
@@ -171,6 +179,7 @@ class SlurmCounts:
     shrunk: int = 0
     kept: int = 0
     weighed: int = 0
+    ranked: int = 0
     powered_down: int = 0
     powered_up: int = 0
     # Layouts of nodes that were changed for jobs that wait.
@@ -207,7 +216,7 @@ class SlurmEngine:
         self._table, self._full_s, self._full_takes_s = JobTable(), -math.inf, 0.0
         self._looked_s, self._apart_s = -math.inf, settings.poll_s
         self._nodes, self._nodes_read_s = SlurmNodes(nodes=()), -math.inf
-        self._advised_s = -math.inf
+        self._advised_s = self._ordered_s = -math.inf
         self._accepted: dict[tuple[object, ...], float] = {}
         loop.listeners.append(self._on_commit)
 
@@ -283,6 +292,7 @@ class SlurmEngine:
         self.counts.looks += 1
         if self._settings.advises:
             await self._advise(self._table.jobs)
+            await self._advise_order(self._table.jobs)
         else:
             self._renew_lease(now_s)
 
@@ -417,6 +427,33 @@ class SlurmEngine:
         if await self._weigh(preferred):
             self._advised_s = now_s
 
+    async def _advise_order(self, jobs: Sequence[SlurmJob]) -> None:
+        """Has Slurm try the jobs that opted in by the order of their queues, where there are any."""
+        now_ns, now_s = self._clock.now_ns(), self._clock.monotonic_s()
+        waiting, running = select_ordered(jobs, now_ns / 1e9)
+        if not waiting or now_s - self._ordered_s < self._settings.advice_s:
+            return
+        self._ordered_s = now_s
+        priorities = parse_priorities(await self._commands.read_priorities())
+        copied = await self._loop.read(lambda core: core.state.copy() if priorities and core.queues.is_active else None)
+        order = list[str]()
+        if copied is not None:
+            standing = [self._steering.adopt_job(job, None) for job in running]
+            requests = [build_request(job, self._settings.steering) for job in waiting]
+
+            def plan() -> list[str]:
+                return plan_order(self._loop.make_core(copied), standing, requests, now_ns=now_ns)
+
+            order = [*list_job_ids(await asyncio.to_thread(plan))]
+        await self._rank(plan_factors(order, [job.job_id for job in waiting], priorities))
+
+    async def _rank(self, factors: Mapping[str, int]) -> None:
+        """Writes site factors."""
+        if factors:
+            await self._commands.rank_jobs(factors)
+            self.counts.ranked += len(factors)
+            self._log.info("slurm=ranked jobs=%d", len(factors))
+
     async def _weigh(self, preferred: Collection[str]) -> bool:
         """Writes the weights that differ; returns whether any did."""
         changes = plan_weights(self._nodes.nodes, preferred)
@@ -437,8 +474,12 @@ class SlurmEngine:
             if self._settings.advises:
                 self._nodes = await asyncio.to_thread(parse_nodes, await self._commands.read_nodes())
                 await self._weigh(())
+                jobs = (await asyncio.to_thread(parse_jobs, await self._commands.read_jobs())).jobs
+                waiting = [job.job_id for job in jobs if job.is_pending and has_opted_in(job)]
+                priorities = parse_priorities(await self._commands.read_priorities()) if waiting else {}
+                await self._rank(plan_factors((), waiting, priorities))
         except (SlurmFailed, SlurmUnreadable) as error:
-            self._log.warning("slurm=weights taken_back=no error=%s: restart slurmctld, or start and stop again", error)
+            self._log.warning("slurm=advice taken_back=no error=%s: start and stop again", error)
 
     async def _read_jobs(self) -> None:
         """Brings the jobs up to date: by columns, and by a full answer where these do not tell all, or after an interval.

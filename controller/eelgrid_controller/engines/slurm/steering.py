@@ -332,7 +332,7 @@ class Steering:
             workload = workloads.get(name_workload(job))
             if workload is not None and workload.phase is WorkloadPhase.PENDING and not workload.preempted_for:
                 ended_s = job.end_s if job.has_ended else 2**62
-                found.append((ended_s, job.start_s, self._adopt(job, workload)))
+                found.append((ended_s, job.start_s, self.adopt_job(job, workload)))
         return [one for _, _, one in sorted(found, key=lambda one: one[:2])]
 
     def list_next(self, jobs: Iterable[SlurmJob], workloads: Mapping[str, Workload]) -> list[list[AdoptJob]]:
@@ -342,7 +342,7 @@ class Steering:
             workload = workloads.get(name_workload(job)) if job.is_pending and not job.is_held else None
             if workload is None or not is_released(job) or workload.phase is not WorkloadPhase.PENDING:
                 continue
-            one = (job.submit_s, _order(job.job_id), self._adopt(job, workload))
+            one = (job.submit_s, _order(job.job_id), self.adopt_job(job, workload))
             found.setdefault(job.required_nodes, []).append(one)
         return [[one for _, _, one in sorted(waiting, key=lambda one: one[:2])] for waiting in found.values()]
 
@@ -468,9 +468,9 @@ class Steering:
                 yield shrinks
             if isinstance(shrinks, ShrinkJob):
                 return
-        yield self._adopt(job, workload)
+        yield self.adopt_job(job, workload)
 
-    def _adopt(self, job: SlurmJob, workload: Workload | None) -> AdoptJob:
+    def adopt_job(self, job: SlurmJob, workload: Workload | None) -> AdoptJob:
         """Returns the adoption of a job where it runs, or where it ran unseen: there it holds devices until its end is reported.
 
         One that waits here has not been reported as external usage, unless it could not be adopted at an earlier look.
