@@ -21,11 +21,14 @@ from bench.processes import spread
 from bench.runner import Options, benchmark
 from bench.tables import write_csv
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.migration_planner import build_requests
 from eelgrid_controller.placement.planner import WORK_MOST, PlacementDecision, Planner
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_kernels.arrays import Nodes, TermPrices
 from eelgrid_kernels.gang import choose_linked_gpus, divide_replicas
-from eelgrid_kernels.node_cost import node_fragmentation, node_power, stranded_gpus
+from eelgrid_kernels.move_costs import node_terms
+from eelgrid_kernels.move_setup import build_search_ground
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     OBJECTIVES,
@@ -90,13 +93,11 @@ def small_case(draw: random.Random, kind: str) -> tuple[Core, WorkloadSpec] | No
     return (core, gang) if Planner().decide_placement(core.snapshot(), gang, WEIGHTS).placements else None
 
 
-def _potential_w(snapshot: Snapshot, nodes: object, row: int) -> float:
+def _potential_w(snapshot: Snapshot, nodes: Nodes, row: int) -> float:
     """What the state of one node costs; the cost of placing is its difference."""
-    stranded = stranded_gpus(nodes, snapshot.mix, row, int(nodes.gpu_free[row].sum()))  # type: ignore[attr-defined]
-    fragments = node_fragmentation(nodes, snapshot.mix, row) / snapshot.mix.total / 1000
-    return float(
-        WEIGHTS.power * node_power(nodes, row) + WEIGHTS.fragmentation_w * fragments + WEIGHTS.stranding_w * stranded
-    )
+    prices = TermPrices(WEIGHTS.power, WEIGHTS.fragmentation_w, WEIGHTS.stranding_w, block_w=0.0)
+    terms = node_terms(build_search_ground(nodes, snapshot.mix, prices, build_requests((), snapshot.models)), row)
+    return float(sum(weight * term for weight, term in zip(prices, terms, strict=True)))
 
 
 def _states(free: tuple[int, ...], count: int, milli: int) -> Iterator[tuple[int, ...]]:

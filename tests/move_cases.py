@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eelgrid_kernels.arrays import (
-    CLOCK,
-    PROGRESS,
+    MOVE_UNIT,
+    REQUEST,
     ChurnLimits,
     Mix,
-    MovableUnits,
     MoveNodes,
     MoveSearch,
     Nodes,
-    ReplicaRequests,
     TermPrices,
 )
-from eelgrid_kernels.move_search import OVERLAPS, RELEASES, STAYS, search_moves
-from eelgrid_kernels.node_cost import BLOCK_LEAST, GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, weigh_board
+from eelgrid_kernels.move_costs import BLOCK_LEAST
+from eelgrid_kernels.move_search import EVERY, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
+from eelgrid_kernels.move_setup import build_move_search, build_search_ground
+from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE
 from tests import naive
 
 WATTS = ((10.0, 70.0), (30.0, 150.0), (50.0, 400.0))
@@ -119,12 +119,11 @@ def draw_case(
         ((1.0, 80.0, 200.0, 0.0), (1.0, 20.0, 50.0, 0.0), (0.1, 100.0, 200.0, 0.0), (1.0, 0.0, 0.0, 0.0))
     )
     prices = (*prices[:3], 25.0) if blocks else prices
-    return Case(fleet, placed, mix, prices, ChurnLimits(moves, rng.choice((1500, 100_000)), 1.0, False, 4096))
+    return Case(fleet, placed, mix, prices, ChurnLimits(moves, rng.choice((1500, 100_000)), 1.0, 4096, 200_000))
 
 
 def arrays(case: Case) -> tuple[MoveNodes, MoveSearch]:
     """The case as the kernel takes it."""
-    width = len(case.nodes[0].gpus)
 
     def cells(read, absent, dtype):
         return np.array([[absent if gpu is None else read(gpu) for gpu in node.gpus] for node in case.nodes], dtype)
@@ -149,52 +148,38 @@ def arrays(case: Case) -> tuple[MoveNodes, MoveSearch]:
                   for model in range(2)], np.int64),
         np.array([entry.weight for entry in case.mix], np.int64), max(1, sum(entry.weight for entry in case.mix)),
     )  # fmt: skip
-    requests = ReplicaRequests(
-        *(np.array([getattr(task, name) for task in _tasks(case)], np.int64)
-          for name in ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli")),
-        np.array(allowed, np.int64).reshape(len(case.units), 2),
-    )  # fmt: skip
+    requests = np.zeros(len(case.units), REQUEST)
+    for name in ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli"):
+        requests[name] = [getattr(task, name) for task in _tasks(case)]
+    requests["models"] = [sum(1 << model for model in range(2) if yes[model]) for yes in allowed]
     first = np.cumsum([0, *(len(unit.slots) for unit in case.units)])
-    most = max([1, *(unit.task.gpu_count for unit in case.units)])
-    slots = np.full((int(first[-1]), most), -1, np.int64)
+    ground = build_search_ground(nodes, mix, TermPrices(*case.prices), requests, replicas=int(first[-1]) + 20)
+    slots = np.full((int(first[-1]), ground.slots.shape[1]), -1, np.int64)
     for row, held in enumerate(held for unit in case.units for held in unit.slots):
         slots[row, : len(held)] = held
-    home = np.array([unit.home for unit in case.units], np.int64)
-    listed = np.argsort(home, kind="stable").astype(np.int64)
-    at = np.searchsorted(home[listed], np.arange(len(case.nodes) + 1)).astype(np.int64)
-    units = MovableUnits(
-        np.arange(len(case.units)), first.astype(np.int64), home,
-        np.array([unit.manner for unit in case.units], np.uint8),
-        np.array([unit.restart_w for unit in case.units], np.float64), slots,
-    )  # fmt: skip
-    count = len(case.nodes)
-    ground = MoveNodes(
-        nodes, mix, TermPrices(*case.prices), requests, np.zeros(count), np.zeros((len(case.units), count)),
-        np.zeros(count, np.int64), np.zeros(1, CLOCK), np.zeros(99, np.int64), np.zeros(99),
-        np.zeros((2, max(most, width)), np.int64),
-    )  # fmt: skip
-    search = MoveSearch(
-        units, case.limits, at, listed, np.zeros(1, PROGRESS), np.zeros(len(case.units), np.bool_),
-        np.zeros(len(slots), np.int64), np.zeros((len(slots), max(most, width)), np.int64),
-        np.zeros(max(1, len(case.units)), np.int64), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64),
-        np.zeros(max(1, len(case.units)), np.int64),
-    )  # fmt: skip
-    return ground, search
+    units = np.zeros(len(case.units), MOVE_UNIT)
+    units["kind"], units["first"], units["end"] = np.arange(len(case.units)), first[:-1], first[1:]
+    units["home"] = [unit.home for unit in case.units]
+    units["manner"] = [unit.manner for unit in case.units]
+    units["restart_w"] = [unit.restart_w for unit in case.units]
+    return ground, build_move_search(ground, case.limits, units, slots)
 
 
 def _tasks(case: Case) -> list[naive.Task]:
     return [unit.task for unit in case.units]
 
 
-def searched(case: Case) -> list[tuple[int, list[tuple[int, list[int]]]]]:
+def searched(case: Case, way: int = GREEDY) -> list[tuple[int, list[tuple[int, list[int]]]]]:
     """What the kernel finds: unit by unit in order, the place of each replica."""
     ground, search = arrays(case)
-    weigh_board(ground)
+    search_moves(ground, search, WEIGH)
     found = []
-    for unit in search.log[: search_moves(ground, search)].tolist():
-        items = range(search.units.first[unit], search.units.first[unit + 1])
+    for unit in search.log[: search_moves(ground, search, way)].tolist():
+        items = range(search.units[unit].first, search.units[unit].end)
         count = case.units[unit].task.gpu_count
         found.append((unit, [(int(search.to_node[i]), search.to_slots[i, :count].tolist()) for i in items]))
+    if way == EVERY:
+        assert search.progress[0].tried <= case.limits.tries, "not every sequence was tried"
     return found
 
 

@@ -81,41 +81,73 @@ class TermPrices(NamedTuple):
     block_w: float  # watts that a free GPU of a block is worth
 
 
-class ReplicaRequests(NamedTuple):
-    """What replicas ask for, by kind."""
-
-    cpu_milli: Ints  # (R,)
-    memory_bytes: Ints  # (R,)
-    gpu_count: Ints  # (R,)
-    gpu_milli: Ints  # (R,) of each GPU
-    allows: Ints  # (R, M) 1 where the model may be used
-
-
-class MovableUnits(NamedTuple):
-    """What runs, and how it may move."""
-
-    kind: Ints  # (U,)
-    first: Ints  # (U + 1,) unit u has the replicas first[u] to first[u + 1] - 1
-    home: Ints  # (U,) node on which all of its replicas stand
-    manner: NDArray[np.uint8]  # (U,) STAYS, OVERLAPS or RELEASES
-    restart_w: Floats  # (U,) what moving it costs, in watts-equivalent
-    slots: Ints  # (I, W) GPUs of each replica at home, -1 beyond the last
-
-
 class ChurnLimits(NamedTuple):
     """The churn budget, and how dear it is held."""
 
     replicas: int  # that may move
     gpu_milli: int  # that may move
     thrift: float  # 0 takes the chain of the largest gain first, 1 that of the largest gain for its share of the budget
-    deep: bool  # whether chains for which another unit makes room are weighed from the beginning, or only in the end
     ejections: int  # of such chains, the most that are weighed in one search
+    tries: int  # moves that a search of every sequence may try
 
+
+# A node on which moves are tried. Nodes are in the order of rank: of equals the first is taken.
+MOVE_NODE = record_dtype(
+    ("cpu_capacity", np.int64),  # milli
+    ("cpu_free", np.int64),
+    ("memory_free", np.int64),  # bytes
+    ("family", np.int64),  # row of the groups and of the feed: what models its GPUs are of
+    ("available", np.int64),  # 1 if it takes new tasks
+    ("stamp", np.int64),  # when it was last touched: at the present clock, its column of the board is stale
+    ("cost_w", np.float64),  # present potential
+)
+
+# A GPU slot of such a node.
+MOVE_GPU = record_dtype(
+    ("state", np.int64),  # GPU_ABSENT, GPU_PLACEABLE or GPU_PARTITIONED
+    ("model", np.int64),
+    ("free", np.int64),  # milli
+    ("idle_w", np.float64),
+    ("busy_w", np.float64),
+)
+
+# What a replica of a kind asks for.
+REQUEST = record_dtype(
+    ("cpu_milli", np.int64),
+    ("memory_bytes", np.int64),
+    ("gpu_count", np.int64),
+    ("gpu_milli", np.int64),  # of each GPU
+    ("models", np.int64),  # that may be used, as bits
+)
+
+# What moves at once: replicas of one kind on one node.
+MOVE_UNIT = record_dtype(
+    ("kind", np.int64),
+    ("first", np.int64),  # it has the replicas first to end - 1
+    ("end", np.int64),
+    ("home", np.int64),  # node on which all of them are
+    ("manner", np.int64),  # STAYS, OVERLAPS or RELEASES
+    ("moved", np.int64),  # 1 once it has moved for good
+    ("restart_w", np.float64),  # what moving it costs, in watts-equivalent
+)
+
+# The best chain of a node.
+CHAIN = record_dtype(
+    ("first", np.int64),  # the node is home to the units listed[first] to listed[end - 1]
+    ("end", np.int64),
+    ("chain", np.int64),
+    ("units", np.int64),  # that it moves
+    ("worth", np.float64),  # net watts by the share of the budget that it takes, -inf where nothing gains
+)
+
+# A node that was touched, and what it cost before.
+TRAIL = record_dtype(("node", np.int64), ("cost_w", np.float64))
 
 # The time of a search.
 CLOCK = record_dtype(
     ("now", np.int64),
     ("touches", np.int64),  # since the trail began
+    ("marked", np.int64),  # nodes touched at the present time
 )
 
 # How far a search came.
@@ -125,41 +157,21 @@ PROGRESS = record_dtype(
     ("ejections", np.int64),  # weighed
     ("steps", np.int64),  # of the log
     ("queued", np.int64),  # units in the queue
+    ("tried", np.int64),  # moves of the search of every sequence
+    ("gain_w", np.float64),  # the most that it found
 )
 
-
-class MoveNodes(NamedTuple):
-    """The nodes while work comes and goes on them; mix, prices and requests are only read, the rest changes."""
-
-    nodes: Nodes  # what is free changes
-    mix: Mix
-    prices: TermPrices
-    requests: ReplicaRequests
-    cost_w: Floats  # (N,) present potential of each node
-    board_w: Floats  # (R, N) what the potential gains by one more of the kind, inf where it does not fit
-    stamp: Ints  # (N,) when the node was last touched: at the present clock, its column of the board is stale
-    clock: Records  # (1,) CLOCK
-    trail: Ints  # (L,) nodes touched, in order; L is enough for every replica to come and go twice
-    trail_w: Floats  # (L,) what they cost before
-    slots: Ints  # (2, W) scratch
-
-
-class MoveSearch(NamedTuple):
-    """A search under way; units, limits, at and listed are only read, the rest changes."""
-
-    units: MovableUnits
-    limits: ChurnLimits
-    at: Ints  # (N + 1,) node n is home to listed[at[n]] to listed[at[n + 1] - 1]
-    listed: Ints  # (U,) units by home
-    progress: Records  # (1,) PROGRESS
-    moved: NDArray[np.bool_]  # (U,)
-    to_node: Ints  # (I,)
-    to_slots: Ints  # (I, W)
-    queue: Ints  # (Q,) units of the chain under way; Q is the most that one node is home to, at least 1
-    worth: Floats  # (N,) the best chain of each node: net watts by the share of the budget that it takes
-    chain: Ints  # (N,) that chain
-    chain_units: Ints  # (N,) and how many of its units
-    log: Ints  # (U,) units moved for good, in order
+# A replica that a search of every sequence has placed, or is about to.
+FRAME = record_dtype(
+    ("unit", np.int64),
+    ("replica", np.int64),
+    ("node", np.int64),
+    ("gpus", np.int64),  # as bits, -1 before the first choice on the node
+    ("touches", np.int64),  # of the trail, before the unit moved
+    ("replicas", np.int64),  # moved before the unit
+    ("gpu_milli", np.int64),
+    ("gain_w", np.float64),  # before the unit
+)
 
 
 # Terms of the cost, in the order of TERMS; stranding has a second weight, that in a full fleet.
@@ -295,6 +307,44 @@ class ClassArrays(NamedTuple):
     beside_milli: Floats  # (C,) that must be free on a GPU in use to wake none: 0 without GPU, too many for several
     wanted: Floats  # (M + 1, C) weight where nodes of a model can serve it; last for nodes without GPU
     offers: Floats  # (C,) watts that a class costs elsewhere
+
+
+class MoveNodes(NamedTuple):
+    """The nodes while work comes and goes on them; requests, prices, groups and feed are only read, the rest changes."""
+
+    nodes: Records  # (N,) MOVE_NODE
+    gpus: Records  # (N, G) MOVE_GPU
+    requests: Records  # (R,) REQUEST
+    prices: TermPrices
+    groups: GroupArrays
+    feed: FeedArrays
+    mix_weight: int  # of all classes of the mix
+    fragmentation_scale: float  # what F is divided by
+    board_w: Floats  # (R, N) what the potential gains by one more of the kind, inf where it does not fit
+    least_w: Floats  # (R, B) the least of each block of the board
+    clock: Records  # (1,) CLOCK
+    trail: Records  # (L,) TRAIL, in order; L is enough for every replica to come and go twice
+    marked: Ints  # (N,) nodes touched at the present time, each once
+    slots: Ints  # (2, W) scratch
+
+
+class MoveSearch(NamedTuple):
+    """A search under way; limits, listed and slots are only read, the rest changes."""
+
+    units: Records  # (U,) MOVE_UNIT
+    limits: ChurnLimits
+    chains: Records  # (N,) CHAIN
+    listed: Ints  # (U,) units by home
+    progress: Records  # (1,) PROGRESS
+    slots: Ints  # (I, W) GPUs of each replica at home, -1 beyond the last
+    to_node: Ints  # (I,)
+    to_slots: Ints  # (I, W)
+    queue: Ints  # (2, Q) units of the chain under way, and of the one before; Q is the most on one node, at least 1
+    seen: Ints  # (G + Q,) chains of the node that were weighed already, as bits of their units
+    touched: Ints  # (N,) nodes that the chain moved last has touched
+    log: Ints  # (U,) units moved for good, in order
+    frames: Records  # (I,) FRAME, those of a search of every sequence
+    best: Ints  # (I, 2 + W) rows of the best sequence so far: unit, node and GPUs of each replica
 
 
 class CostIndex(NamedTuple):

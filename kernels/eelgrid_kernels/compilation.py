@@ -33,6 +33,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import codegen, types
 from numba.core.compiler import Compiler, CompileResult
+from numba.core.types.misc import unliteral
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -174,7 +175,16 @@ class Kernel:
     def part(self) -> Any:
         """The form for calls from other kernels: a dispatcher that Python cannot call."""
         wanted = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}
-        return numba.njit(**wanted, **self._options)(self._function)
+        dispatcher = numba.njit(**wanted, **self._options)(self._function)
+        resolve = dispatcher.get_call_template
+
+        def resolve_without_constants(args: Any, kws: Any) -> Any:
+            """One version for an argument, whether it is a constant or not: numba compiles one for each constant."""
+            plain = {name: unliteral(value) for name, value in dict(kws).items()}
+            return resolve(tuple(unliteral(value) for value in args), plain)
+
+        dispatcher.get_call_template = resolve_without_constants
+        return dispatcher
 
     @property
     def _numba_type_(self) -> types.Dispatcher:

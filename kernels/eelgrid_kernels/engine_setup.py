@@ -36,8 +36,7 @@ from eelgrid_kernels.arrays import (
     Records,
 )
 from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
-from eelgrid_kernels.cost_terms import SEVERAL, STRANDED_UNIT, WHOLE
-from eelgrid_kernels.node_cost import feed_by_cpu, feed_share
+from eelgrid_kernels.cost_terms import FEED_MILLI, FEED_SHARE, SEVERAL, STRANDED_UNIT, WHOLE
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
@@ -184,6 +183,16 @@ def _build_groups(mix: Mix, families: Sequence[int]) -> GroupArrays:
     return groups
 
 
+def _feed_share(asked: int, total: int) -> int:
+    """A class's share of the demand for GPU, rounded, in FEED_SHARE."""
+    return (2 * FEED_SHARE * asked + total) // (2 * total)
+
+
+def _feed_by_cpu(share: int, gpu_milli: int, cpu_milli: int) -> int:
+    """What a milli-CPU feeds of a class that asks for so much GPU and CPU, by its share, in thousandths of a milli-GPU."""
+    return max(1, share * gpu_milli * FEED_MILLI // cpu_milli)
+
+
 def _build_feed(mix: Mix, families: Sequence[int]) -> FeedArrays:
     """What CPU feeds, by family of nodes: a class counts where one of the models serves it, a block where all do."""
     asked = (mix.weight * mix.gpu_count * mix.gpu_milli).tolist()
@@ -194,16 +203,16 @@ def _build_feed(mix: Mix, families: Sequence[int]) -> FeedArrays:
         served = [t for t in range(len(asked)) if asked[t] and any(mix.allows[model, t] for model in models)]
         total, fed = sum(asked[t] for t in served), []
         for t in served:
-            share = feed_share(asked[t], total)
+            share = _feed_share(asked[t], total)
             if share and mix.cpu_milli[t] > 0:
-                fed.append((share, feed_by_cpu(share, each[t], int(mix.cpu_milli[t]))))
+                fed.append((share, _feed_by_cpu(share, each[t], int(mix.cpu_milli[t]))))
         fed.sort(key=lambda pair: Fraction(*pair), reverse=True)
         for place, pair in enumerate(fed):
             feed.gpu[family, place], feed.cpu[family, place] = pair
         blocks = [t for t in served if mix.gpu_count[t] > 1 and all(mix.allows[model, t] for model in models)]
         for place, t in enumerate(blocks):
             feed.block_gpus[family, place], feed.block_cpu[family, place] = mix.gpu_count[t], mix.cpu_milli[t]
-            feed.block_worth[family, place] = int(mix.gpu_count[t]) * feed_share(asked[t], sum(asked))
+            feed.block_worth[family, place] = int(mix.gpu_count[t]) * _feed_share(asked[t], sum(asked))
     return feed
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
-from eelgrid_kernels.arrays import Mix, Nodes, Task
+from eelgrid_kernels.arrays import MOVE_UNIT, REQUEST, ChurnLimits, Mix, MoveNodes, MoveSearch, Nodes, Task, TermPrices
 from eelgrid_kernels.baselines import EELGRID, PlacementPolicy
 from eelgrid_kernels.candidates import CandidateIndex, count_candidates
 from eelgrid_kernels.compilation import mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
+from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
+from eelgrid_kernels.move_search import GREEDY, OVERLAPS, search_moves
+from eelgrid_kernels.move_setup import build_move_search, build_search_ground
 from eelgrid_kernels.node_cost import (
     CONSTRAINTS,
     GPU_PLACEABLE,
@@ -37,6 +40,19 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return view
 
 
+def _search_small() -> tuple[MoveNodes, MoveSearch]:
+    """One replica on one node, which may move."""
+    one, slots = np.full(1, 1000, np.int64), np.full((1, 1), 1000, np.int64)
+    state, code, watts = np.full((1, 1), GPU_PLACEABLE, np.uint8), np.zeros((1, 1), np.int64), np.ones((1, 1))
+    nodes = Nodes(np.ones(1, np.bool_), one, one, one, state, code, slots, watts, watts, one)
+    mix = Mix(one, np.ones(1, np.int64), one, np.ones((1, 1), np.int64), one, 1000)
+    requests, units = np.zeros(1, REQUEST), np.zeros(1, MOVE_UNIT)
+    requests["gpu_count"], requests["gpu_milli"], requests["models"] = 1, 1000, 1
+    units["end"], units["manner"] = 1, OVERLAPS
+    ground = build_search_ground(nodes, mix, TermPrices(1.0, 1.0, 1.0, 1.0), requests, replicas=1)
+    return ground, build_move_search(ground, ChurnLimits(1, 1000, 1.0, 1, 1), units, np.zeros((1, 1), np.int64))
+
+
 def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> tuple[str, ...]:
     """Compiles, or loads from the cache, every kernel; returns their names. Tells how many of all are done."""
     one = _frozen(np.full(1, 1000, np.int64))
@@ -52,6 +68,7 @@ def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total:
     policy = PlacementPolicy("", EELGRID, np.ones(3))
     candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), policy)
     kind = candidates.register_kind(task, allows)
+    ground, search = _search_small()
     calls: tuple[tuple[Callable[..., Any], Callable[[], object]], ...] = (
         (adopt_nodes, lambda: None),  # by the index
         (refresh_fragmentation, lambda: refresh_fragmentation(nodes, mix, rows, fragments)),
@@ -73,6 +90,10 @@ def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total:
             divide_replicas,
             lambda: divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64)),
         ),
+        (search_moves, lambda: search_moves(ground, search, GREEDY)),
+        (place_tasks, lambda: place_tasks(ground, rows, fragments)),
+        (node_terms, lambda: node_terms(ground, 0)),
+        (sum_terms, lambda: sum_terms(ground, np.zeros(4))),
         (simulate_queue, lambda: simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))),
     )
     for done, (_, call) in enumerate(calls, 1):

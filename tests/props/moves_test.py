@@ -5,6 +5,7 @@ Run with NUMBA_DISABLE_JIT=1 as well: the same code, interpreted.
 
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,23 +14,25 @@ from tests import naive
 from tests.move_cases import Case, arrays, best_gain_w, block, draw_case, gained_w, lifted, moved, searched, spent
 
 from eelgrid_controller.placement.migration_planner import MIGRATION_GOALS
-from eelgrid_kernels.move_search import STAYS
-from eelgrid_kernels.node_cost import added_w, node_cost_w, node_terms, place_tasks, sum_terms, weigh_board
+from eelgrid_kernels.move_costs import added_w, node_cost_w, node_terms, place_tasks, sum_terms
+from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, STAYS, WEIGH, search_moves
 
+# Interpreted, every sequence of a few moves is a minute.
+PART = 10 if numba.config.DISABLE_JIT else 1
 quiet = settings(deadline=None, max_examples=60)
 SEEDS = st.integers(0, 10**6)
-WAYS = [(1.0, False), (0.0, False), (1.0, True), (0.0, True)]
+WAYS = [(1.0, GREEDY), (0.0, GREEDY), (1.0, DEEP), (0.0, DEEP)]
 
 
-def in_way(case: Case, thrift: float, deep: bool) -> Case:
-    return replace(case, limits=case.limits._replace(thrift=thrift, deep=deep))
+def in_way(case: Case, thrift: float, way: int) -> list:
+    return searched(replace(case, limits=case.limits._replace(thrift=thrift)), way)
 
 
 @quiet
 @given(SEEDS, st.sampled_from(WAYS), st.integers(1, 8), st.integers(2, 5), st.booleans())
 def test_every_move_is_possible_in_its_turn_within_the_budget_and_gains_what_it_says(seed, way, moves, nodes, blocks):
-    case = in_way(draw_case(seed, nodes=nodes, units=8, moves=moves, blocks=blocks), *way)
-    found = searched(case)
+    case = draw_case(seed, nodes=nodes, units=8, moves=moves, blocks=blocks)
+    found = in_way(case, *way)
     state = case.nodes
     for unit, places in found:
         state = moved(case, state, case.units[unit], places)
@@ -64,8 +67,7 @@ def test_the_potential_is_that_of_the_twin(seed, blocks):
     terms = np.zeros(4)
     total = sum(entry.weight for entry in case.mix)
     for index, node in enumerate(case.nodes):
-        found = node_terms(ground.nodes, ground.mix, index, True)
-        assert node_terms(ground.nodes, ground.mix, index, False) == (found[0], 0.0, *found[2:])
+        found = node_terms(ground, index)
         wanted = [
             naive.node_power(node),
             naive.fragmentation(node, case.mix) / (1000.0 * total),
@@ -73,8 +75,8 @@ def test_the_potential_is_that_of_the_twin(seed, blocks):
             -block(node),
         ]
         assert found == pytest.approx(wanted)
-        assert node_cost_w(ground.nodes, ground.mix, ground.prices, index) == pytest.approx(case.cost_w([node]))
-    sum_terms(ground.nodes, ground.mix, terms)
+        assert node_cost_w(ground, index) == pytest.approx(case.cost_w([node]))
+    sum_terms(ground, terms)
     assert float((terms * np.array(case.prices)).sum()) == pytest.approx(case.cost_w(case.nodes))
 
 
@@ -83,8 +85,8 @@ def test_the_potential_is_that_of_the_twin(seed, blocks):
 def test_what_a_task_adds_is_what_placement_weighs_for_an_arrival(seed):
     """One measure for arrivals and for moves: a term that only placement knew would fail here."""
     case = draw_case(seed, nodes=4, units=6)
-    ground, _ = arrays(case)
-    weigh_board(ground)
+    ground, search = arrays(case)
+    search_moves(ground, search, WEIGH)
     for kind, unit in enumerate(case.units):
         for index, node in enumerate(case.nodes):
             slots = np.zeros(ground.slots.shape[1], np.int64)
@@ -110,11 +112,11 @@ def test_a_stream_fills_as_the_twin_fills(seed):
     accepted = np.zeros(12, np.int64)
     place_tasks(ground, kinds, accepted)
     for index, node in enumerate(case.nodes):
-        assert ground.nodes.cpu_free[index] >= 0
+        assert ground.nodes[index].cpu_free >= 0
         held = sum(case.units[kind].task.cpu_milli for kind, yes in zip(kinds, accepted, strict=True) if yes)
-        assert held == sum(one.cpu_free for one in case.nodes) - int(ground.nodes.cpu_free.sum())
+        assert held == sum(one.cpu_free for one in case.nodes) - int(ground.nodes["cpu_free"].sum())
         for slot, gpu in enumerate(node.gpus):
-            assert gpu is None or 0 <= ground.nodes.gpu_free[index, slot] <= gpu.free
+            assert gpu is None or 0 <= ground.gpus[index, slot].free <= gpu.free
     for kind, yes in zip(kinds[-1:], accepted[-1:], strict=True):
         if not yes:  # the last that was refused still fits nowhere
             fits = [added_w(ground, kind, index, -1, ground.slots[0]) < np.inf for index in range(4)]
@@ -133,7 +135,7 @@ def test_the_best_of_all_ways_is_best_in_nine_of_ten_small_cases():
     cases = [draw_case(seed, units=5, moves=3, gangs=False) for seed in range(1000, 1040)]
     found = [
         max(
-            gained_w(case, searched(in_way(replace(case, prices=guide), *way)))
+            gained_w(case, in_way(replace(case, prices=guide), *way))
             for guide in dict.fromkeys((case.prices, *map(tuple, MIGRATION_GOALS.values())))
             for way in WAYS
         )
@@ -144,3 +146,22 @@ def test_the_best_of_all_ways_is_best_in_nine_of_ten_small_cases():
     assert sum(most > 1.0 for most in best) >= 20, "the cases have something to gain"
     assert sum(mine >= most - 1e-6 for mine, most in zip(found, best, strict=True)) >= 36
     assert sum(found) >= 0.95 * sum(best)
+
+
+def test_where_every_sequence_is_tried_the_best_set_of_moves_is_found():
+    """Against the twin's own enumeration, with gangs of one replica and work that may release its place first."""
+    for seed in range(2000, 2000 + 30 // PART):
+        case = draw_case(seed, units=5, moves=3, gangs=False)
+        found = searched(case, EVERY)
+        assert gained_w(case, found) == pytest.approx(best_gain_w(case), abs=1e-5), seed
+
+
+@quiet
+@given(SEEDS, st.integers(1, 4 if PART == 1 else 2))
+def test_moves_of_gangs_are_possible_and_no_worse_than_chains_where_every_sequence_is_tried(seed, moves):
+    case = draw_case(seed, nodes=3, units=4, moves=moves)
+    found = searched(case, EVERY)
+    assert gained_w(case, found) >= max(gained_w(case, in_way(case, *way)) for way in WAYS) - 1e-5
+    replicas, milli = spent(case, [unit for unit, _ in found])
+    assert replicas <= case.limits.replicas
+    assert milli <= case.limits.gpu_milli

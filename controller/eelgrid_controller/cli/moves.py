@@ -5,6 +5,7 @@ moves are found. Only `apply` executes moves: those of a recommendation by its i
 or those of a new one.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from eelgrid_controller.cli.connection import (
     output_option,
     remedy_if_not_found,
 )
-from eelgrid_controller.cli.output import TableColumn, print_document, table_lines
+from eelgrid_controller.cli.output import TableColumn, echo, print_document, table_lines
 from eelgrid_controller.formatting import count_noun, format_gpu, format_power
 from eelgrid_protos.messages import (
     MOVES_MOST,
@@ -34,6 +35,8 @@ from eelgrid_protos.messages import (
 _GOALS = [goal.name.lower() for goal in MoveGoal if goal]
 # A search takes longer than other calls: seconds for a thousand nodes.
 _SEARCH_S = 300.0
+# After which a line says what is waited for.
+_SILENT_S = 2.0
 
 
 def _format_placement(placement: Placement) -> str:
@@ -113,7 +116,14 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
             f"{found.movable:,} may move, at most {found.moves_most:,} at once."
         )
         return
-    yield from table_lines(settings, _COLUMNS, list(_lines(found)))
+    budget = f"{found.moving:,} of {count_noun(found.running, 'replica')} to move (at most {found.moves_most:,})"
+    yield f"{budget}, with {format_gpu(found.moving_gpu_milli)} GPUs."
+    yield (
+        f"Net gain {format_power(found.gain_w)}-equivalent for the goal {found.goal.name.lower()}, after "
+        f"{format_power(found.restart_w)} for restarts ({found.restart_s:g} s each, to be recovered within {found.horizon_s:g} s)."
+    )
+    if found.gain_most_w is not None:
+        yield "Every sequence of moves within the budget was tried: none gains more."
     yield ""
     columns: list[TableColumn[tuple[str, str, str, str]]] = [
         TableColumn("THE CLUSTER", lambda row: row[0]),
@@ -123,12 +133,8 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     ]
     yield from table_lines(settings, columns, list(_standings(found)))
     yield ""
-    budget = f"{found.moving:,} of {count_noun(found.running, 'replica')} to move (at most {found.moves_most:,})"
-    yield f"{budget}, with {format_gpu(found.moving_gpu_milli)} GPUs."
-    yield (
-        f"Net gain {format_power(found.gain_w)}-equivalent for the goal {found.goal.name.lower()}, after "
-        f"{format_power(found.restart_w)} for restarts ({found.restart_s:g} s each, to be recovered within {found.horizon_s:g} s)."
-    )
+    yield from table_lines(settings, _COLUMNS, list(_lines(found)))
+    yield ""
     yield f"Nothing was moved. To execute the moves: eelctl moves apply {found.recommendation_id}"
 
 
@@ -164,7 +170,13 @@ def _budget(text: str, option: str) -> tuple[int, float]:
 
 
 def _search(client: Any, settings: CliSettings, asked: RecommendMovesRequest) -> Recommendation:
-    found: Recommendation = client.recommend_moves(asked, timeout=max(settings.timeout_s, _SEARCH_S)).recommendation
+    waiting = threading.Timer(_SILENT_S, echo, args=("searching for moves ...",), kwargs={"err": True})
+    waiting.daemon = True
+    waiting.start()
+    try:
+        found: Recommendation = client.recommend_moves(asked, timeout=max(settings.timeout_s, _SEARCH_S)).recommendation
+    finally:
+        waiting.cancel()
     return found
 
 

@@ -31,34 +31,27 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.planner import count_fitting_tasks, make_task
+from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_kernels.arrays import (
-    CLOCK,
-    PROGRESS,
+    MOVE_UNIT,
+    REQUEST,
     ChurnLimits,
     Mix,
-    MovableUnits,
     MoveNodes,
     MoveSearch,
     Nodes,
-    ReplicaRequests,
+    Records,
     TermPrices,
 )
 from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W
-from eelgrid_kernels.move_search import OVERLAPS, RELEASES, STAYS, search_moves
-from eelgrid_kernels.node_cost import (
-    GPU_PLACEABLE,
-    GPU_WHOLE_MILLI,
-    book_replica,
-    cluster_power,
-    node_terms,
-    place_tasks,
-    sum_terms,
-    weigh_board,
-)
+from eelgrid_kernels.engine_setup import encode_models
+from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
+from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
+from eelgrid_kernels.move_setup import build_move_search, build_search_ground, copy_mix, order_by_rank
+from eelgrid_kernels.node_cost import GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.messages import (
     HORIZON_S,
     MOVES_MOST,
@@ -103,32 +96,6 @@ def copy_nodes(nodes: Nodes) -> Nodes:
     return Nodes._make(np.array(array, order="C") for array in nodes)
 
 
-def copy_mix(mix: Mix) -> Mix:
-    """Returns a copy of the mix in one array type, whoever created it."""
-    return Mix._make([*(np.array(array, np.int64, order="C") for array in mix[:-1]), mix.total])
-
-
-def build_search_ground(
-    nodes: Nodes, mix: Mix, prices: TermPrices, requests: ReplicaRequests, *, replicas: int = 0
-) -> MoveNodes:
-    """Returns working arrays for a search on a copy of the nodes, in which `replicas` replicas may move."""
-    count, width = nodes.gpu_state.shape
-    most = int(max(1, width, *requests.gpu_count.tolist()))
-    return MoveNodes(
-        nodes=copy_nodes(nodes),
-        mix=copy_mix(mix),
-        prices=TermPrices(*(float(price) for price in prices)),
-        requests=requests,
-        cost_w=np.zeros(count),
-        board_w=np.zeros((len(requests.cpu_milli), count)),
-        stamp=np.zeros(count, np.int64),
-        clock=np.zeros(1, CLOCK),
-        trail=np.zeros(4 * replicas + 4, np.int64),
-        trail_w=np.zeros(4 * replicas + 4),
-        slots=np.zeros((2, most), np.int64),
-    )
-
-
 def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
     """Returns arriving classes (T,) in order: as much GPU as is free on open nodes, at most STREAM_MOST tasks."""
     placeable = (nodes.gpu_state == GPU_PLACEABLE) & nodes.available[:, None]
@@ -147,16 +114,30 @@ def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
     return np.array(chosen, np.int64)
 
 
+def build_requests(requests: Sequence[ResourceRequest], models: Mapping[str, int]) -> Records:
+    """Returns what these requests ask for, as REQUEST (R,)."""
+    found = np.zeros(len(requests), REQUEST)
+    for field in ("cpu_milli", "memory_bytes", "gpu_count", "gpu_milli"):
+        found[field] = [getattr(request, field) for request in requests]
+    every = (1 << max(1, len(models))) - 1
+    found["models"] = [
+        sum(1 << models[model] for model in request.gpu_models if model in models) if request.gpu_models else every
+        for request in requests
+    ]
+    return found
+
+
 def measure_headroom(nodes: Nodes, mix: Mix, kinds: Ints) -> Headroom:
     """Measures how much of a stream of classes (T,) fits on these nodes."""
-    asked, own = mix.gpu_count * mix.gpu_milli, copy_mix(mix)
-    # The mix does not include memory.
-    memory_bytes = np.zeros(len(mix.weight), np.int64)
-    allows = np.array(mix.allows.T, np.int64, order="C")
-    requests = ReplicaRequests(own.cpu_milli, memory_bytes, own.gpu_count, own.gpu_milli, allows)
+    requests = np.zeros(len(mix.weight), REQUEST)  # the mix does not include memory
+    for field in ("cpu_milli", "gpu_count", "gpu_milli"):
+        requests[field] = getattr(mix, field)
+    requests["models"] = [encode_models(allowed) for allowed in mix.allows.T]
     accepted = np.zeros(len(kinds), np.int64)
     if len(kinds):
-        place_tasks(build_search_ground(nodes, mix, _ARRIVALS, requests), kinds, accepted)
+        ordered = Nodes._make(array[order_by_rank(nodes)] for array in nodes)
+        place_tasks(build_search_ground(ordered, mix, _ARRIVALS, requests), kinds, accepted)
+    asked = mix.gpu_count * mix.gpu_milli
     return Headroom(int(accepted.sum()), int((accepted * asked[kinds]).sum()))
 
 
@@ -234,7 +215,7 @@ def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: Reco
         devices=tuple(snapshot.devices),
         models=dict(snapshot.models),
         units=units,
-        limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, False, 0),
+        limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, 0, 0),
         running=running,
         restart_s=restart_s,
         horizon_s=horizon_s,
@@ -294,18 +275,21 @@ def _held_w(nodes: Nodes, row: int, slots: Sequence[int], request: ResourceReque
     return gpu_w + CPU_PACKAGE_FULL_W * request.cpu_milli / _CPU_MILLI_PER_PACKAGE
 
 
-# Of a larger fleet, the nodes with the most to gain; a search over them takes under a minute.
-SEARCHED_NODES_MOST = 2048
+# Of a larger fleet, the nodes with the most to gain: so many that the board of kinds and nodes has at most so many cells.
+BOARD_CELLS_MOST = 1 << 22
 # Kinds of request that may move; rarer kinds stay.
 REQUEST_KINDS_MOST = 2048
-# (thrift, deep). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by three
-# guides, in 94 (tests/props/moves_test.py).
-_WAYS = ((1.0, False), (0.0, False), (1.0, True), (0.0, True))
+# (thrift, way). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by three
+# guides, in 94 (tests/props/moves_test.py): every sequence is tried there instead, if they are few enough.
+_WAYS = ((1.0, GREEDY), (0.0, GREEDY), (1.0, DEEP), (0.0, DEEP))
 
 
 # Units times nodes up to which every ejection is evaluated at least once; and the number of ejections evaluated in a
 # larger cluster, where each takes most of a millisecond and some other node has space anyway.
 _SMALL, _EJECTIONS = 4096, 256
+# Moves that the search of every sequence tries before it gives up, at a microsecond each; and GPUs of a node up to which
+# every choice of them is listed.
+_TRIES_MOST, _CHOICE_GPUS_MOST = 200_000, 16
 
 
 class _Step(NamedTuple):
@@ -315,129 +299,116 @@ class _Step(NamedTuple):
     places: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def _rows(problem: MigrationProblem) -> Ints:
-    """Returns the nodes to search, by row: all, or those with the most to gain."""
-    nodes = problem.nodes
-    count = len(problem.names)
-    if count <= SEARCHED_NODES_MOST:
-        return np.arange(count)
+def _choose_rows(problem: MigrationProblem, kinds: int) -> Ints:
+    """Returns the nodes to search, by row in the order of rank: all, or those with the most to gain."""
+    nodes, most = problem.nodes, BOARD_CELLS_MOST // max(1, kinds)
+    order = order_by_rank(nodes)
+    if len(order) <= most:
+        return order
     held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
     # Watts of GPUs that are only partly allocated, and all other terms that the weights price.
     spare_w = (held * (nodes.gpu_busy_w - nodes.gpu_idle_w) * nodes.gpu_free / GPU_WHOLE_MILLI).sum(axis=1)
+    ground = build_search_ground(nodes, problem.mix, problem.prices, build_requests((), problem.models))
+    terms = np.array([node_terms(ground, row) for row in range(len(order))])
     prices = problem.prices
-    waste_w = spare_w * prices.power
-    for row in range(count):
-        _, fragmented, stranded, _ = node_terms(nodes, problem.mix, row, prices.fragmentation_w != 0.0)
-        waste_w[row] += prices.fragmentation_w * fragmented + prices.stranding_w * stranded
-    return np.sort(np.argsort(-waste_w, kind="stable")[:SEARCHED_NODES_MOST])
+    waste_w = spare_w * prices.power + terms[:, 1] * prices.fragmentation_w + terms[:, 2] * prices.stranding_w
+    kept = np.argsort(-waste_w, kind="stable")[:most]
+    return kept[np.argsort(nodes.rank[kept], kind="stable")]
 
 
-def _requests(problem: MigrationProblem, units: Sequence[int]) -> tuple[ReplicaRequests, list[int]]:
-    """Returns the kinds of request of these units, and the kind of each; -1 for kinds beyond the bound."""
+def _number_requests(problem: MigrationProblem) -> tuple[Records, list[int]]:
+    """Returns the kinds of request that may move, and the kind of each unit; -1 for one that stays."""
     numbers: dict[ResourceRequest, int] = {}
-    for unit in units:
-        request = problem.units[unit].workload.spec.request
-        numbers[request] = numbers.get(request, 0) + 1
+    for unit in problem.units:
+        if unit.manner != STAYS:
+            request = unit.workload.spec.request
+            numbers[request] = numbers.get(request, 0) + 1
     kept = sorted(numbers, key=lambda request: -numbers[request])[:REQUEST_KINDS_MOST]
     number = {request: kind for kind, request in enumerate(kept)}
-    allows = [[not r.gpu_models or model in r.gpu_models for model in problem.models] or [True] for r in kept]
-    return (
-        ReplicaRequests(
-            cpu_milli=np.array([request.cpu_milli for request in kept], np.int64),
-            memory_bytes=np.array([request.memory_bytes for request in kept], np.int64),
-            gpu_count=np.array([request.gpu_count for request in kept], np.int64),
-            gpu_milli=np.array([request.gpu_milli for request in kept], np.int64),
-            allows=np.array(allows, np.int64).reshape(len(kept), max(1, len(problem.models))),
-        ),
-        [number.get(problem.units[unit].workload.spec.request, -1) for unit in units],
-    )
+    kinds = [-1 if unit.manner == STAYS else number.get(unit.workload.spec.request, -1) for unit in problem.units]
+    return build_requests(kept, problem.models), kinds
 
 
-def _search_of(
+def _build_search(
     problem: MigrationProblem, ground: MoveNodes, rows: Ints, chosen: list[int], kinds: list[int]
 ) -> MoveSearch:
     units = [problem.units[unit] for unit in chosen]
-    width = ground.slots.shape[1]
     first = np.cumsum([0, *(len(unit.slots) for unit in units)])
-    slots = np.full((int(first[-1]), width), -1, np.int64)
+    slots = np.full((int(first[-1]), ground.slots.shape[1]), -1, np.int64)
     for item, held in enumerate(held for unit in units for held in unit.slots):
         slots[item, : len(held)] = held
-    home = np.searchsorted(rows, np.array([unit.row for unit in units], np.int64))
-    listed = np.argsort(home, kind="stable").astype(np.int64)
-    at = np.searchsorted(home[listed], np.arange(len(rows) + 1)).astype(np.int64)
-    return MoveSearch(
-        units=MovableUnits(
-            kind=np.array(kinds, np.int64),
-            first=first.astype(np.int64),
-            home=home.astype(np.int64),
-            manner=np.array([unit.manner for unit in units], np.uint8),
-            restart_w=np.array([unit.restart_w for unit in units], np.float64),
-            slots=slots,
-        ),
-        limits=problem.limits,
-        at=at,
-        listed=listed,
-        progress=np.zeros(1, PROGRESS),
-        moved=np.zeros(len(units), np.bool_),
-        to_node=np.zeros(len(slots), np.int64),
-        to_slots=np.zeros((len(slots), width), np.int64),
-        queue=np.zeros(max(1, int(np.diff(at).max(initial=1))), np.int64),
-        worth=np.zeros(len(rows)),
-        chain=np.zeros(len(rows), np.int64),
-        chain_units=np.zeros(len(rows), np.int64),
-        log=np.zeros(len(units), np.int64),
-    )
+    place = np.zeros(len(problem.names), np.int64)
+    place[rows] = np.arange(len(rows))
+    moving = np.zeros(len(units), MOVE_UNIT)
+    moving["kind"], moving["first"], moving["end"] = [kinds[unit] for unit in chosen], first[:-1], first[1:]
+    moving["home"] = place[[unit.row for unit in units]]
+    moving["manner"] = [unit.manner for unit in units]
+    moving["restart_w"] = [unit.restart_w for unit in units]
+    return build_move_search(ground, problem.limits, moving, slots)
 
 
-def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
-    """Returns the best moves that any search variant finds, and how many nodes were searched."""
-    rows = _rows(problem)
+class _SearchResult(NamedTuple):
+    """What a search found, and the most that any could: None where that is not known."""
+
+    steps: list[_Step]
+    nodes: int
+    gain_most_w: float | None
+
+
+def _search_steps(problem: MigrationProblem) -> _SearchResult:
+    """Returns the best moves that any search variant finds."""
+    requests, kinds = _number_requests(problem)
+    rows = _choose_rows(problem, len(requests))
     inside = set(rows.tolist())
-    chosen = [
-        number for number, unit in enumerate(problem.units) if unit.manner != STAYS and unit.row in inside
-    ]  # units that stay need no number: they are subtracted from what is free
-    requests, kinds = _requests(problem, chosen)
-    common = [place for place, kind in enumerate(kinds) if kind >= 0]
-    chosen, kinds = [chosen[place] for place in common], [kinds[place] for place in common]
+    # Units that stay need no number: they are subtracted from what is free.
+    chosen = [number for number, unit in enumerate(problem.units) if kinds[number] >= 0 and unit.row in inside]
     if not chosen:
-        return [], len(rows)
+        return _SearchResult([], len(rows), 0.0)
     replicas = sum(len(problem.units[unit].slots) for unit in chosen)
     nodes = Nodes._make(array[rows] for array in problem.nodes)
     is_small = len(chosen) * len(rows) <= _SMALL
-    best: list[_Step] = []
-    best_w = 0.0
     # A large cluster is searched by its own weights and without ejections, which would cover too little of it.
     # Every result is judged by the problem's own weights, whatever guided the search.
     guides = tuple(dict.fromkeys((problem.prices, *MIGRATION_GOALS.values()))) if is_small else (problem.prices,)
+    ways = _WAYS if is_small else _WAYS[:2]
+    best: list[_Step] = []
+    best_w = 0.0
     for guide in guides:
         begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas)
-        weigh_board(begun)
-        for thrift, deep in _WAYS if is_small else _WAYS[:2]:
-            ground = _own_ground(begun)
-            search = _search_of(problem, ground, rows, chosen, kinds)
+        fresh = _build_search(problem, begun, rows, chosen, kinds)
+        search_moves(begun, fresh, WEIGH)
+        is_listed = is_small and guide == problem.prices and begun.gpus.shape[1] <= _CHOICE_GPUS_MOST
+        for thrift, way in ((0.0, EVERY), *ways) if is_listed else ways:
+            search = _copy_search(fresh)
             search = search._replace(
-                limits=search.limits._replace(thrift=thrift, deep=deep, ejections=_SMALL if is_small else _EJECTIONS)
+                limits=search.limits._replace(
+                    thrift=thrift, ejections=_SMALL if is_small else _EJECTIONS, tries=_TRIES_MOST
+                )
             )
-            order = search.log[: search_moves(ground, search)].tolist()
+            order = search.log[: search_moves(_copy_ground(begun), search, way)].tolist()
             found = [_make_step(problem, search, rows, chosen, unit) for unit in order]
             gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
             if gain_w > best_w:
                 best, best_w = found, gain_w
-    return best, len(rows)
+            if way == EVERY and search.progress[0].tried <= _TRIES_MOST:
+                return _SearchResult(best, len(rows), best_w)
+    return _SearchResult(best, len(rows), None)
 
 
-def _own_ground(begun: MoveNodes) -> MoveNodes:
+def _copy_ground(begun: MoveNodes) -> MoveNodes:
     """Returns a copy of the arrays that a search changes; read-only arrays are shared."""
-    changed = ("cost_w", "board_w", "stamp", "clock", "trail", "trail_w", "slots")
-    return begun._replace(
-        nodes=Nodes._make(array.copy() for array in begun.nodes),
-        **{name: getattr(begun, name).copy() for name in changed},
-    )
+    changed = ("nodes", "gpus", "board_w", "least_w", "clock", "trail", "marked", "slots")
+    return begun._replace(**{name: getattr(begun, name).copy() for name in changed})
+
+
+def _copy_search(fresh: MoveSearch) -> MoveSearch:
+    """Returns a copy of a search that has not begun."""
+    return MoveSearch._make(value.copy() if isinstance(value, np.ndarray) else value for value in fresh)
 
 
 def _make_step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen: list[int], unit: int) -> _Step:
     count = problem.units[chosen[unit]].workload.spec.request.gpu_count
-    items = range(search.units.first[unit], search.units.first[unit + 1])
+    items = range(search.units[unit].first, search.units[unit].end)
     return _Step(
         chosen[unit],
         tuple((int(rows[search.to_node[item]]), tuple(search.to_slots[item, :count].tolist())) for item in items),
@@ -447,10 +418,48 @@ def _make_step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen
 # Result of the search
 
 
-def _terms(problem: MigrationProblem, nodes: Nodes, row: int) -> Floats:
-    """Returns the terms of a node's cost, in watts-equivalent."""
-    weighed: Floats = np.array(node_terms(nodes, problem.mix, row, True)) * np.array(problem.prices)
-    return weighed
+class _Standings:
+    """The nodes while moves are made on them one by one, and what they cost."""
+
+    def __init__(self, problem: MigrationProblem) -> None:
+        requests = list(dict.fromkeys(unit.workload.spec.request for unit in problem.units))
+        self._kinds = {request: kind for kind, request in enumerate(requests)}
+        self._weights = np.array(problem.prices)
+        self._ground = build_search_ground(
+            problem.nodes, problem.mix, problem.prices, build_requests(requests, problem.models)
+        )
+
+    def book(self, request: ResourceRequest, row: int, slots: Sequence[int], sign: int) -> None:
+        """Puts a replica on a node (sign 1) or takes it off (-1)."""
+        here, gpus = self._ground.nodes[row], self._ground.gpus
+        here.cpu_free -= sign * request.cpu_milli
+        here.memory_free -= sign * request.memory_bytes
+        gpus["free"][row, list(slots)] -= sign * request.gpu_milli
+
+    def terms_w(self, row: int) -> Floats:
+        """Returns the terms of a node's cost, in watts-equivalent."""
+        weighed: Floats = np.array(node_terms(self._ground, row)) * self._weights
+        return weighed
+
+    def power_w(self, rows: set[int]) -> float:
+        """Returns the modelled watts of some of the nodes."""
+        return sum(node_terms(self._ground, row)[0] for row in sorted(rows))
+
+    def sum_terms(self) -> Floats:
+        """Returns the terms of all nodes, without weights."""
+        terms = np.zeros(len(MIGRATION_COST_TERMS))
+        sum_terms(self._ground, terms)
+        return terms
+
+    def copy_nodes(self, nodes: Nodes) -> Nodes:
+        """Returns these nodes with what is free now."""
+        own = self._ground
+        free = {
+            "cpu_free": own.nodes["cpu_free"],
+            "memory_free": own.nodes["memory_free"],
+            "gpu_free": own.gpus["free"],
+        }
+        return nodes._replace(**{name: np.array(column, order="C") for name, column in free.items()})
 
 
 def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_w: Floats) -> Candidate:
@@ -465,26 +474,26 @@ def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_
     )
 
 
-def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], Nodes]:
-    """Returns each step with its gain at its position in the sequence, and the nodes after all of them."""
-    nodes = copy_nodes(problem.nodes)
-    return tuple(_move(problem, nodes, step) for step in steps), nodes
+def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], _Standings]:
+    """Returns each step with its gain at its position in the sequence, and how the nodes are after all of them."""
+    standings = _Standings(problem)
+    return tuple(_move(problem, standings, step) for step in steps), standings
 
 
-def _move(problem: MigrationProblem, nodes: Nodes, step: _Step) -> Move:
+def _move(problem: MigrationProblem, standings: _Standings, step: _Step) -> Move:
     unit = problem.units[step.unit]
-    task = make_task(unit.workload.spec.request)
+    request = unit.workload.spec.request
     touched = {unit.row, *(row for row, _ in step.places)}
-    before_w = sum_power_w(nodes, touched)
+    before_w = standings.power_w(touched)
     gain_w, replicas = -unit.restart_w, []
     for placement, held, (row, slots) in zip(unit.placements, unit.slots, step.places, strict=True):
         # Costs of the replica at source and target, each on the cluster without it.
-        here_w = _terms(problem, nodes, unit.row)
-        book_replica(nodes, task, unit.row, np.array(held, np.int64), -1)
-        without_w = _terms(problem, nodes, unit.row)
-        there_w = _terms(problem, nodes, row)
-        book_replica(nodes, task, row, np.array(slots, np.int64), 1)
-        added_w = _terms(problem, nodes, row) - there_w
+        here_w = standings.terms_w(unit.row)
+        standings.book(request, unit.row, held, -1)
+        without_w = standings.terms_w(unit.row)
+        there_w = standings.terms_w(row)
+        standings.book(request, row, slots, 1)
+        added_w = standings.terms_w(row) - there_w
         saved_w = here_w - without_w
         gain_w += float(saved_w.sum() - added_w.sum())
         devices = problem.devices[row]
@@ -504,21 +513,13 @@ def _move(problem: MigrationProblem, nodes: Nodes, step: _Step) -> Move:
         name=unit.workload.spec.name,
         replicas=tuple(replicas),
         release_first=unit.manner == RELEASES,
-        power_w=before_w - sum_power_w(nodes, touched),
+        power_w=before_w - standings.power_w(touched),
         restart_w=unit.restart_w,
         gain_w=gain_w,
     )
 
 
-def sum_power_w(nodes: Nodes, rows: set[int]) -> float:
-    """Returns the modelled watts of some of the nodes."""
-    picked = np.array(sorted(rows), np.int64)
-    return float(cluster_power(Nodes._make(array[picked] for array in nodes)))
-
-
-def _standing(problem: MigrationProblem, nodes: Nodes, found: Headroom) -> Standing:
-    terms = np.zeros(len(MIGRATION_COST_TERMS))
-    sum_terms(nodes, problem.mix, terms)
+def _standing(problem: MigrationProblem, nodes: Nodes, terms: Floats, found: Headroom) -> Standing:
     return Standing(
         power_w=float(terms[0]),
         fragmented_gpus=float(terms[1]),
@@ -536,8 +537,10 @@ def _standing(problem: MigrationProblem, nodes: Nodes, found: Headroom) -> Stand
 
 def recommend_moves(problem: MigrationProblem) -> Recommendation:
     """Searches for moves; equal problems give equal recommendations."""
-    steps, considered = _steps(problem)
-    moves, after = _moves(problem, steps)
+    steps, considered, gain_most_w = _search_steps(problem)
+    before_terms = _Standings(problem).sum_terms()
+    moves, standings = _moves(problem, steps)
+    after = standings.copy_nodes(problem.nodes)
     kinds = generate_task_stream(problem.nodes, problem.mix)
     asked = problem.mix.gpu_count * problem.mix.gpu_milli
     rooms = [measure_headroom(nodes, problem.mix, kinds) for nodes in (problem.nodes, after)]
@@ -548,8 +551,8 @@ def recommend_moves(problem: MigrationProblem) -> Recommendation:
         goal=problem.goal,
         weights=GoalWeights(**problem.prices._asdict()),
         moves=moves,
-        before=_standing(problem, problem.nodes, rooms[0]),
-        after=_standing(problem, after, rooms[1]),
+        before=_standing(problem, problem.nodes, before_terms, rooms[0]),
+        after=_standing(problem, after, standings.sum_terms(), rooms[1]),
         gain_w=sum(move.gain_w for move in moves),
         restart_w=sum(move.restart_w for move in moves),
         running=problem.running,
@@ -566,6 +569,7 @@ def recommend_moves(problem: MigrationProblem) -> Recommendation:
         typical_asked_tasks=len(kinds),
         typical_asked_gpu_milli=int(asked[kinds].sum()),
         nodes_considered=considered,
+        gain_most_w=gain_most_w,
     )
     text = f"{problem.revision} {problem.prices} {moves}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -404,6 +404,7 @@ class Recommendation:
     typical_asked_tasks: Uint32
     typical_asked_gpu_milli: Uint64
     nodes_considered: Uint32
+    gain_most_w: CostWatts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
