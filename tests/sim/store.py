@@ -43,6 +43,8 @@ class _Content:
     epoch: int = 0
     holder: str = ""
     timeline: int = 1
+    # That on which the term began; 0 before the first.
+    led_on: int = 0
     expires_ns: int = 0
 
 
@@ -116,7 +118,8 @@ class Store:
             self.open.remove(transaction)
             self.ended_blockers += 1
         found = self.content
-        self.put(replace(found, epoch=found.epoch + 1, holder=holder, expires_ns=self._from_now_ns()))
+        epoch, expires_ns = found.epoch + 1, self._from_now_ns()
+        self.put(replace(found, epoch=epoch, holder=holder, led_on=found.timeline, expires_ns=expires_ns))
         return self.read_term()
 
     def read_term(self) -> LeaderTerm:
@@ -172,17 +175,20 @@ class LeaseWatch:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._seen = (-1, -1)
+        self._seen = (-1, -1, -1)
         self._since_ns = 0
 
     @property
     def is_over(self) -> bool:
         """Whether the lease was released, or its leader must have stopped deciding."""
         found, now_ns = self._store.content, self._clock.monotonic_ns()
-        if (found.epoch, found.expires_ns) != self._seen:
-            self._seen, self._since_ns = (found.epoch, found.expires_ns), now_ns
+        seen = found.epoch, found.expires_ns, found.timeline
+        if seen != self._seen:
+            self._seen, self._since_ns = seen, now_ns
         has_expired = self._store.clock.wall_ns() > found.expires_ns
         unchanged_ns = now_ns - self._since_ns
+        if found.timeline > max(1, found.led_on):
+            return unchanged_ns >= seconds(TTL_S)
         return found.expires_ns == 0 or unchanged_ns >= seconds(DEADLINE_S if has_expired else TTL_S)
 
 
@@ -243,7 +249,7 @@ class TermJournal:
         self._connect()
         found = self.store.content
         timeline = max(found.timeline, above.timeline)
-        self.store.put(replace(found, epoch=max(found.epoch, above.epoch) + 1, timeline=timeline))
+        self.store.put(replace(found, epoch=max(found.epoch, above.epoch) + 1, timeline=timeline, led_on=timeline))
         self.term = replace(self.store.read_term(), timeline=max(self.term.timeline, above.timeline))
         return self.term
 
@@ -279,7 +285,7 @@ class TermJournal:
                 self.store.open.remove(transaction)
         if is_answer_lost or not is_done:
             self._is_unsettled = True
-            is_done = self._was_committed(len(entries))
+            is_done = self._was_committed(transaction.rows)
         if not is_done:
             raise JournalUnavailable(self.path, "the connection broke within the write", "wait")
         self._is_unsettled = False
@@ -290,7 +296,7 @@ class TermJournal:
         """Both at once."""
         return self.finish(self.begin(), entries)
 
-    def _was_committed(self, rows: int) -> bool:
+    def _was_committed(self, rows: tuple[Row, ...]) -> bool:
         """On a new connection: whether a write is on disk whose end was not learnt; raises JournalFenced where it is not."""
         try:
             self.store.check_reachable(self._name)
@@ -299,14 +305,13 @@ class TermJournal:
         self._generation = self.store.generation
         found = self.store.content.rows
         if self.store.is_fenced(self.term):
-            at = self.last + rows
-            if len(found) < at or found[at - 1].epoch != self.term.epoch:
+            if not rows or found[self.last : self.last + len(rows)][-1:] != rows[-1:]:
                 raise self._fence("another leads")
             return True
         if len(found) < self.last or self.is_replaced:
             raise self._fence("a standby has replaced the server")
-        self._is_unsettled = len(found) not in {self.last, self.last + rows}
-        return len(found) == self.last + rows
+        self._is_unsettled = len(found) not in {self.last, self.last + len(rows)}
+        return len(found) == self.last + len(rows)
 
     def _connect(self) -> None:
         """What each transaction begins with: a connection to a server that lacks nothing, and the term."""

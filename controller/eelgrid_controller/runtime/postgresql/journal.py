@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -197,7 +197,7 @@ class PostgresJournal(JournalReader):
                 if audited:
                     self.audit_table.insert(audited)
         except _FateUnknown:
-            if not self._was_committed(len(rows), len(audited)):
+            if not self._was_committed(rows, len(audited)):
                 raise
         self._last += len(rows)
         if audited:
@@ -250,7 +250,7 @@ class PostgresJournal(JournalReader):
         with self._transaction() as connection:
             connection.execute(insert(meta).values(key="moved_to", value=target))
 
-    def _was_committed(self, rows: int, audited: int) -> bool:
+    def _was_committed(self, rows: Sequence[Mapping[str, Any]], audited: int) -> bool:
         """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell.
 
         Raises JournalFenced where it is not, and another leads.
@@ -262,18 +262,23 @@ class PostgresJournal(JournalReader):
                 return self._was_left(connection, rows, error)
             last, number = self._last_rows(connection)
             self._is_unsettled = False
-            return (last, number) == (self._last + rows, self.audit_table.last + audited)
+            return (last, number) == (self._last + len(rows), self.audit_table.last + audited)
         return False
 
-    def _was_left(self, connection: Connection, rows: int, fenced: JournalFenced) -> bool:
-        """As `_was_committed`, after another took over: it waited for the write, and entries keep their writer's epoch."""
+    def _was_left(self, connection: Connection, rows: Sequence[Mapping[str, Any]], fenced: JournalFenced) -> bool:
+        """As `_was_committed`, after another took over: it waited for the write, so its last entry is there or is not.
+
+        The epoch alone does not tell whose it is: a promoted standby that lacks the last terms counts them again.
+        """
         if not rows:
             fenced.is_certain = False
             raise fenced
-        epoch = connection.execute(select(journal.c.epoch).where(journal.c.seq == self._last + rows)).scalar()
-        if epoch != self._term.epoch:
+        wanted = rows[-1]
+        columns = select(journal.c.epoch, journal.c.kind, journal.c.body)
+        found = connection.execute(columns.where(journal.c.seq == wanted["seq"])).first()
+        if found is None or tuple(found) != (wanted["epoch"], wanted["kind"], wanted["body"]):
             # Whoever leads may have removed it with older entries by now; then nobody can tell.
-            fenced.is_certain = epoch is not None or self._is_end(connection)
+            fenced.is_certain = found is not None or self._is_end(connection)
             raise fenced
         return True
 

@@ -10,7 +10,9 @@ The lease is only a matter of manners: while it runs, nobody tries to take over.
 read with `clock_timestamp()` after its row is locked, since `now()` is the time at which the transaction began. A leader
 stops deciding at a deadline before its end, counted on its own clock from before the renewal was sent. That clock may be
 set, and the deadline does not know of it, so whoever would lead also waits until it has seen the row unchanged for as long
-by its own clock (`LeaseWatch`). A lease that ran out without a successor may be renewed: nobody else has led, since whoever
+by its own clock (`LeaseWatch`). A promoted standby may show an earlier lease, even one that was released, while its leader
+still decides by what it knew; so a lease that is older than the server's timeline is waited for, whatever it says. A lease that
+ran out without a successor may be renewed: nobody else has led, since whoever
 does has another epoch.
 
 Locks are those of rows, at READ COMMITTED; nothing needs serializable transactions, or locks that belong to a session.
@@ -131,7 +133,7 @@ class BlockerWatch:
 
 
 class LeaseWatch:
-    """When a lease was last seen to change, by this process's own clock; the server's may be set.
+    """When a lease, or the server that has it, was last seen to change, by this process's own clock; the server's may be set.
 
     Set forwards, a lease would seem over whose leader still decides; set back, one would seem to run whose leader is gone.
     """
@@ -139,7 +141,7 @@ class LeaseWatch:
     def __init__(self, times: LeaseTimes, *, now_s: Callable[[], float] = boottime_s) -> None:
         self._times = times
         self._now_s = now_s
-        self._seen: tuple[int, str] | None = None
+        self._seen: tuple[int, str, int] | None = None
         self._since_s = 0.0
 
     def is_over(self, connection: Connection) -> bool:
@@ -148,12 +150,19 @@ class LeaseWatch:
         Waits for nobody. Raises SQLAlchemyError.
         """
         expires_at = lease.c.expires_at
-        epoch, seen, is_released, has_expired = connection.execute(
-            select(lease.c.epoch, cast(expires_at, Text), expires_at == _RELEASED, func.clock_timestamp() > expires_at)
-        ).one()
-        if (epoch, seen) != self._seen:
-            self._seen, self._since_s = (epoch, seen), self._now_s()
+        epoch, seen, is_released, has_expired, led_on = connection.execute(
+            select(
+                lease.c.epoch, cast(expires_at, Text), expires_at == _RELEASED, func.clock_timestamp() > expires_at,
+                select(term.c.timeline).scalar_subquery(),
+            )
+        ).one()  # fmt: skip
+        timeline = int(connection.execute(_TIMELINE).scalar_one())
+        if (epoch, seen, timeline) != self._seen:
+            self._seen, self._since_s = (epoch, seen, timeline), self._now_s()
         unchanged_s = self._now_s() - self._since_s
+        # The first timeline has no standby before it, and a term that nobody has had yet is of none.
+        if timeline > max(1, led_on):
+            return unchanged_s >= self._times.ttl_s
         return bool(is_released) or unchanged_s >= (self._times.deadline_s if has_expired else self._times.ttl_s)
 
 
