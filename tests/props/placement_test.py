@@ -282,9 +282,13 @@ def test_warming_names_every_kernel():
         "exchange_gpus",
         "node_fragmentation",
         "node_power",
+        "node_terms",
+        "place_tasks",
         "refresh_fragmentation",
         "replica_room",
+        "search_moves",
         "simulate_queue",
+        "sum_terms",
     }
 
 
