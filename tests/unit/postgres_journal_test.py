@@ -26,7 +26,7 @@ from eelgrid_protos.messages import AuditEntry
 if not postgres_rig.find_missing():
     from alembic.autogenerate import compare_metadata
     from alembic.runtime.migration import MigrationContext
-    from sqlalchemy import event
+    from sqlalchemy import event, text
 
     from eelgrid_controller.runtime.postgresql import connections, leadership, schema
 
@@ -440,6 +440,43 @@ def test_a_lease_is_over_when_it_was_seen_unchanged_for_long_enough_whatever_the
     store.run("UPDATE eelgrid.lease SET epoch = epoch + 1")
     assert not is_over()
     engine.dispose()
+
+
+def test_after_a_promotion_a_lease_of_before_is_waited_for_even_one_that_was_released(store, monkeypatch):
+    """The standby may lack the term of a leader that still decides, and all that it shows is older."""
+    store.open().close()
+    engine = connections.make_engine(connections.parse_url(store.url))
+    clock = _Clock()
+    watch = leadership.LeaseWatch(leadership.LeaseTimes(), now_s=clock)
+
+    def is_over():
+        with engine.connect() as connection:
+            return watch.is_over(connection)
+
+    assert is_over()
+    clock.now_s += 100.0
+    monkeypatch.setattr(leadership, "_TIMELINE", text("SELECT 2"))
+    assert not is_over()
+    clock.now_s += 9.9
+    assert not is_over()
+    clock.now_s += 0.2
+    assert is_over()
+    # Who leads since then has released it.
+    store.run("UPDATE eelgrid.term SET timeline = 2")
+    assert is_over()
+    engine.dispose()
+
+
+def test_a_write_that_another_has_followed_is_told_by_its_entry_and_not_by_its_epoch(store):
+    """Whoever leads on a promoted standby that lacks the last terms counts their epochs again."""
+    with closing(store.open()) as journal:
+        row = journal._entry_row(1, entries("mine")[0])
+        store.run("UPDATE eelgrid.term SET holder = 'another'")
+        store.run(f"INSERT INTO eelgrid.journal VALUES (1, {row['epoch']}, '{row['kind']}', '{{}}', 0)")
+        with pytest.raises(JournalFenced, match="another"):
+            journal._was_committed([row], 0)
+        store.run(f"UPDATE eelgrid.journal SET body = '{row['body']}'")
+        assert journal._was_committed([row], 0)
 
 
 @pytest.mark.parametrize("times", [(10, 8, 7), (5, 2, 7), (10, 0, 7), (10, 6, 7)])
