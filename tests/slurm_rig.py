@@ -46,6 +46,19 @@ def _find_daemon(name):
     return next((path for path in paths if path.exists()), None)
 
 
+def write_handover(folder):
+    """Writes a prolog and an epilog that hand jobs over in a folder of it; returns that, and the lines of slurm.conf for them."""
+    jobs = folder / "jobs"
+    jobs.mkdir(mode=0o700)
+    lines = ["PrologFlags=Alloc"]
+    for name in ("prolog", "epilog"):
+        path = folder / name
+        path.write_text(f"#!/bin/sh\nEELGRID_SLURM_FOLDER={jobs} exec {_PLUGIN.parent / name}\n")
+        path.chmod(0o755)
+        lines.append(f"{name.title()}={path}")
+    return jobs, "\n".join(lines)
+
+
 def find_cgroups():
     """Returns the folder of a hierarchy of version 1 in which this user may make cgroups for processes; None without one."""
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -5,16 +5,14 @@ Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from tests.e2e.processes import Cluster, fleet_of, scrape
-from tests.slurm_rig import GPUS, SlurmCluster, find_cgroups, find_missing
+from tests.slurm_rig import GPUS, SlurmCluster, find_cgroups, find_missing, write_handover
 from tests.waiting import poll_until
 
 ROOT = ("--allow-root",) if os.geteuid() == 0 else ()
 MISSING = find_missing()
-SCRIPTS = Path(__file__).parent.parent.parent / "deploy" / "slurm"
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}"),
     pytest.mark.skipif(find_cgroups() is None, reason="no cgroups of version 1 that this user may make"),
@@ -29,16 +27,9 @@ STEPS = "".join(
 @pytest.fixture
 def handed(tmp_path):
     """A Slurm whose prolog hands jobs over in a folder."""
-    folder = tmp_path / "jobs"
-    folder.mkdir(mode=0o700)
-    lines = ["PrologFlags=Alloc"]
-    for name in ("prolog", "epilog"):
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\nEELGRID_SLURM_FOLDER={folder} exec {SCRIPTS / name}\n")
-        path.chmod(0o755)
-        lines.append(f"{name.title()}={path}")
+    folder, lines = write_handover(tmp_path)
     with (
-        SlurmCluster(types=("a10",), extra="\n".join(lines), cgroups=find_cgroups()) as slurm,
+        SlurmCluster(types=("a10",), extra=lines, cgroups=find_cgroups()) as slurm,
         Cluster(tmp_path) as cluster,
     ):
         yield slurm, cluster, folder

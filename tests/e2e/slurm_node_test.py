@@ -4,17 +4,15 @@ Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 """
 
 import json
-from pathlib import Path
 
 import pytest
 from tests.e2e.processes import Cluster, fleet_of, scrape
-from tests.slurm_rig import GPUS, SlurmCluster, find_missing
+from tests.slurm_rig import GPUS, SlurmCluster, find_missing, write_handover
 from tests.waiting import poll_until
 
 from eelgrid_protos.messages import GetInventoryRequest
 
 MISSING = find_missing()
-SCRIPTS = Path(__file__).parent.parent.parent / "deploy" / "slurm"
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")
 # An H100 as it comes, in watts.
 FOUND_W = 700.0
@@ -78,15 +76,8 @@ class HandedNode:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("handed")
-    folder = tmp_path / "jobs"
-    folder.mkdir(mode=0o700)
-    lines = ["PrologFlags=Alloc"]
-    for name in ("prolog", "epilog"):
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\nEELGRID_SLURM_FOLDER={folder} exec {SCRIPTS / name}\n")
-        path.chmod(0o755)
-        lines.append(f"{name.title()}={path}")
-    with SlurmCluster(types=("h100",), extra="\n".join(lines)) as slurm, Cluster(tmp_path) as cluster:
+    folder, lines = write_handover(tmp_path)
+    with SlurmCluster(types=("h100",), extra=lines) as slurm, Cluster(tmp_path) as cluster:
         node = HandedNode(slurm, cluster, folder)
         node.start_agent()
         yield node

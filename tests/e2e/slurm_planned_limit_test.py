@@ -6,11 +6,10 @@ Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from tests.fake_controller import EACH_SECOND, serving
-from tests.slurm_rig import GPUS, SlurmCluster, find_missing
+from tests.slurm_rig import GPUS, SlurmCluster, find_missing, write_handover
 from tests.waiting import wait_until
 
 from eelgrid_protos.messages import (
@@ -25,7 +24,6 @@ from eelgrid_protos.messages import (
 )
 
 MISSING = find_missing()
-SCRIPTS = Path(__file__).parent.parent.parent / "deploy" / "slurm"
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")
 # One step of the guard's below the 700 W of an H100.
 PLANNED_W = 600.0
@@ -39,15 +37,8 @@ NODE = {
 
 @pytest.fixture
 def handed(tmp_path):
-    folder = tmp_path / "jobs"
-    folder.mkdir(mode=0o700)
-    lines = ["PrologFlags=Alloc"]
-    for name in ("prolog", "epilog"):
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\nEELGRID_SLURM_FOLDER={folder} exec {SCRIPTS / name}\n")
-        path.chmod(0o755)
-        lines.append(f"{name.title()}={path}")
-    with SlurmCluster(types=("h100",), extra="\n".join(lines)) as slurm:
+    folder, lines = write_handover(tmp_path)
+    with SlurmCluster(types=("h100",), extra=lines) as slurm:
         yield slurm, folder
 
 
