@@ -411,12 +411,9 @@ def test_a_leader_that_cannot_renew_stops_deciding_at_its_deadline(store):
         engine.dispose()
 
 
-@pytest.mark.parametrize(
-    ("expires", "waits_s"), [("now() - interval '1 hour'", 7.0), ("now() + interval '1 hour'", 10.0)]
-)
-def test_a_lease_is_over_when_it_was_seen_unchanged_for_long_enough_whatever_the_servers_clock_says(
-    store, expires, waits_s
-):
+@pytest.fixture
+def watched(store):
+    """A lease that was released, as one process watches it by a clock that the test sets."""
     store.open().close()
     engine = connections.make_engine(connections.parse_url(store.url))
     clock = _Clock()
@@ -426,6 +423,17 @@ def test_a_lease_is_over_when_it_was_seen_unchanged_for_long_enough_whatever_the
         with engine.connect() as connection:
             return watch.is_over(connection)
 
+    yield clock, is_over
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("expires", "waits_s"), [("now() - interval '1 hour'", 7.0), ("now() + interval '1 hour'", 10.0)]
+)
+def test_a_lease_is_over_when_it_was_seen_unchanged_for_long_enough_whatever_the_servers_clock_says(
+    store, watched, expires, waits_s
+):
+    clock, is_over = watched
     assert is_over(), "a clean stop lets another lead at once"
     store.run(f"UPDATE eelgrid.lease SET expires_at = {expires}")
     assert not is_over()
@@ -439,20 +447,11 @@ def test_a_lease_is_over_when_it_was_seen_unchanged_for_long_enough_whatever_the
     assert is_over()
     store.run("UPDATE eelgrid.lease SET epoch = epoch + 1")
     assert not is_over()
-    engine.dispose()
 
 
-def test_after_a_promotion_a_lease_of_before_is_waited_for_even_one_that_was_released(store, monkeypatch):
+def test_after_a_promotion_a_lease_of_before_is_waited_for_even_one_that_was_released(store, watched, monkeypatch):
     """The standby may lack the term of a leader that still decides, and all that it shows is older."""
-    store.open().close()
-    engine = connections.make_engine(connections.parse_url(store.url))
-    clock = _Clock()
-    watch = leadership.LeaseWatch(leadership.LeaseTimes(), now_s=clock)
-
-    def is_over():
-        with engine.connect() as connection:
-            return watch.is_over(connection)
-
+    clock, is_over = watched
     assert is_over()
     clock.now_s += 100.0
     monkeypatch.setattr(leadership, "_TIMELINE", text("SELECT 2"))
@@ -464,7 +463,6 @@ def test_after_a_promotion_a_lease_of_before_is_waited_for_even_one_that_was_rel
     # Who leads since then has released it.
     store.run("UPDATE eelgrid.term SET timeline = 2")
     assert is_over()
-    engine.dispose()
 
 
 def test_a_write_that_another_has_followed_is_told_by_its_entry_and_not_by_its_epoch(store):
