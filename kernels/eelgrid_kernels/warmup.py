@@ -2,11 +2,13 @@
 
 Owns one call of each kernel with the argument types that the controller uses:
 numba compiles a version for each combination of types, and read-only arrays
-are types of their own. Knows nothing of results.
+are types of their own. What decides comes first: the kernels of moves and of the
+simulator may be compiled while decisions are made. Knows nothing of results.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -40,6 +42,7 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return view
 
 
+@cache
 def _search_small() -> tuple[MoveNodes, MoveSearch]:
     """One replica on one node, which may move."""
     one, slots = np.full(1, 1000, np.int64), np.full((1, 1), 1000, np.int64)
@@ -53,8 +56,49 @@ def _search_small() -> tuple[MoveNodes, MoveSearch]:
     return ground, build_move_search(ground, ChurnLimits(1, 1000, 1.0, 1, 1), units, np.zeros((1, 1), np.int64))
 
 
-def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> tuple[str, ...]:
-    """Compiles, or loads from the cache, every kernel; returns their names. Tells how many of all are done."""
+# What the program prints once a controller could decide.
+COMPILED_DECIDING = "compiled: what decides"
+_Calls: TypeAlias = tuple[tuple[Callable[..., Any], Callable[[], object]], ...]
+
+
+def _ignore_progress(_done: int, _total: int) -> None:
+    """Nobody waits."""
+
+
+def warm_kernels(
+    on_progress: Callable[[int, int], None] = _ignore_progress, on_decides: Callable[[], None] = lambda: None
+) -> tuple[str, ...]:
+    """Compiles, or loads from the cache, every kernel; returns their names.
+
+    Tells how many of all are done, and when those that decide are.
+    """
+    deciding, others = _call_deciding_kernels(), _call_other_kernels()
+    for done, (_, call) in enumerate((*deciding, *others), 1):
+        call()
+        on_progress(done, len(deciding) + len(others))
+        if done == len(deciding):
+            on_decides()
+    mark_cache_complete()
+    return tuple(kernel.__name__ for kernel, _ in (*deciding, *others))
+
+
+def warm_deciding_kernels() -> None:
+    """Compiles, or loads from the cache, the kernels without which nothing is decided."""
+    for _, call in _call_deciding_kernels():
+        call()
+
+
+def _call_other_kernels() -> _Calls:
+    return (
+        (search_moves, lambda: search_moves(*_search_small(), GREEDY)),
+        (place_tasks, lambda: place_tasks(_search_small()[0], np.zeros(1, np.int64), np.zeros(1, np.int64))),
+        (node_terms, lambda: node_terms(_search_small()[0], 0)),
+        (sum_terms, lambda: sum_terms(_search_small()[0], np.zeros(4))),
+        (simulate_queue, lambda: simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))),
+    )
+
+
+def _call_deciding_kernels() -> _Calls:
     one = _frozen(np.full(1, 1000, np.int64))
     slots = _frozen(np.full((1, 1), 1000, np.int64))
     watts = _frozen(np.ones((1, 1)))
@@ -68,8 +112,7 @@ def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total:
     policy = PlacementPolicy("", EELGRID, np.ones(3))
     candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), policy)
     kind = candidates.register_kind(task, allows)
-    ground, search = _search_small()
-    calls: tuple[tuple[Callable[..., Any], Callable[[], object]], ...] = (
+    return (
         (adopt_nodes, lambda: None),  # by the index
         (refresh_fragmentation, lambda: refresh_fragmentation(nodes, mix, rows, fragments)),
         (replica_room, lambda: replica_room(nodes, task, allows, 1)),
@@ -90,14 +133,4 @@ def warm_kernels(on_progress: Callable[[int, int], None] = lambda _done, _total:
             divide_replicas,
             lambda: divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64)),
         ),
-        (search_moves, lambda: search_moves(ground, search, GREEDY)),
-        (place_tasks, lambda: place_tasks(ground, rows, fragments)),
-        (node_terms, lambda: node_terms(ground, 0)),
-        (sum_terms, lambda: sum_terms(ground, np.zeros(4))),
-        (simulate_queue, lambda: simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))),
     )
-    for done, (_, call) in enumerate(calls, 1):
-        call()
-        on_progress(done, len(calls))
-    mark_cache_complete()
-    return tuple(kernel.__name__ for kernel, _ in calls)

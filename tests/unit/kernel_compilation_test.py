@@ -8,7 +8,8 @@ import sys
 import psutil
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.runtime.kernel_compilation import compile_in_child
+from eelgrid_controller.runtime import kernel_compilation
+from eelgrid_controller.runtime.kernel_compilation import compile_in_child, load_kernels
 from eelgrid_kernels import compilation
 
 LOG = logging.getLogger("eelgrid.test.kernels")
@@ -23,6 +24,38 @@ def test_progress_is_logged_once_and_then_now_and_then(caplog):
     asyncio.run(compile_by("for i in range(1, 19): print(f'compiling kernels, once: {i}/18', flush=True)"))
     (line,) = caplog.messages
     assert line == "kernels=compiling done=1/18 seconds=0 note='once for this version'"
+
+
+def test_what_decides_is_told_before_the_rest_is_compiled():
+    told = []
+    text = (
+        "import sys; from eelgrid_kernels.warmup import COMPILED_DECIDING;"
+        "print(COMPILED_DECIDING, flush=True); print('compiling kernels, once: 18/22', flush=True)"
+    )
+    command = (sys.executable, "-c", text)
+    asyncio.run(compile_in_child(Clock(), LOG, command, lambda: told.append(True)))
+    assert told == [True]
+
+
+def test_a_start_waits_for_what_decides_and_the_compiler_goes_on_until_the_end_or_a_stop(tmp_path, monkeypatch):
+    path = tmp_path / "number"
+    text = (
+        f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid()));"
+        "from eelgrid_kernels.warmup import COMPILED_DECIDING; print(COMPILED_DECIDING, flush=True); time.sleep(600)"
+    )
+    monkeypatch.setattr(kernel_compilation, "is_cache_complete", lambda: False)
+    monkeypatch.setattr(compile_in_child, "__defaults__", ((sys.executable, "-c", text), lambda: None))
+
+    async def start():
+        compiling = await load_kernels(Clock(), LOG)
+        goes_on, number = not compiling.done(), int(path.read_text())
+        compiling.cancel()
+        await asyncio.wait([compiling])
+        return goes_on, number
+
+    goes_on, number = asyncio.run(start())
+    assert goes_on
+    assert not psutil.pid_exists(number)
 
 
 def test_a_failed_compiler_is_logged_and_left_to_the_caller(caplog):
