@@ -149,6 +149,8 @@ def _parse(words):
         if not words:
             assert command.invoke_without_command, f"{context.command_path} needs a command"
             return
+        if words[0] == "--cluster":
+            words = words[2:]
         if words[0].startswith("-"):
             break
         name, following, rest = command.resolve_command(context, words)

@@ -16,7 +16,7 @@ from eelgrid_controller.__main__ import main as controller
 
 FOLDER = ROOT / "deploy" / "systemd"
 GUIDE = (DOCS / "how-to" / "install-bare-metal.md").read_text()
-DAEMONS = ("agent", "controller", "ingest")
+DAEMONS = ("agent", "controller", "front", "ingest")
 # An ingest process is the controller's program.
 PROGRAMS = {"ingest": "controller"}
 # Each of these keeps NVML from its devices; ProtectClock allows the clock's device and with that no other.
