@@ -34,7 +34,7 @@ from eelgrid_protos.certificate import PEM_PROPERTY, CertificateUnreadable, read
 from eelgrid_protos.faults import Fault, ResourceExhausted
 from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.rpc import Context, abort_call
-from eelgrid_protos.sockets import PeerAddress, end_accepted, list_accepted, list_descriptors, parse_peer
+from eelgrid_protos.sockets import PeerAddress, count_descriptors, end_accepted, list_accepted, parse_peer
 
 _CALL, _WATCH, _TWO_WAY = "call", "watch", "two_way"
 # What `parse_peer` returns for a Unix socket, which has no port to identify it.
@@ -328,7 +328,7 @@ class PeerGuard:
     async def _relieve(self, now_s: float) -> None:
         """Ends connections without a call when descriptors run short, since no new peer could connect then."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if len(list_descriptors()) < _CROWDED_RATIO * most:
+        if count_descriptors() < _CROWDED_RATIO * most:
             self._seen_s.clear()
             return
         busy = {entry.connection.key for entry in self._entries}

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 # Host and port of the other side.
 PeerAddress = tuple[str, int]
-_FOLDER = "/dev/fd"
+_FOLDER = Path("/dev/fd")
 _MAPPED = "::ffff:"
 # A million, as systemd's default for its own: each costs a kernel's kilobyte only when it is used.
 _DESCRIPTORS_MOST = 1 << 20
@@ -65,16 +65,16 @@ def parse_peer(text: str) -> PeerAddress:
     return host.strip("[]").removeprefix(_MAPPED).partition("%")[0], int(port)
 
 
-def list_descriptors() -> list[Path]:
-    """Lists the descriptors of this process; the one for reading the list is among them."""
-    return list(Path(_FOLDER).iterdir())
+def count_descriptors() -> int:
+    """Counts the descriptors of this process: the folder's size says how many since Linux 6.2, in a microsecond."""
+    return _FOLDER.stat().st_size or sum(1 for _ in os.scandir(_FOLDER))
 
 
 def _connections(port: int) -> Iterator[tuple[PeerAddress, socket.socket]]:
     """Established connections to our port; the caller uses each before it takes the next."""
-    for path in list_descriptors():
+    for name in [one.name for one in os.scandir(_FOLDER)]:
         try:
-            copy = os.dup(int(path.name))
+            copy = os.dup(int(name))
         except (OSError, ValueError):
             continue
         if not stat.S_ISSOCK(os.fstat(copy).st_mode):
