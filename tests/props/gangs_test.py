@@ -284,3 +284,15 @@ class Gangs(RuleBasedStateMachine):
 
 TestGangs = Gangs.TestCase
 TestGangs.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+
+
+def test_a_part_that_its_gang_started_without_makes_no_part_of_it_end():
+    """The second part has the higher priority and room nowhere else; what it could take is what the gang needs."""
+    state = Gangs()
+    state.begin(gpus=[2, 2], has_queues=True)
+    state.submit_part(gpus=2, least=1, name="y", parts=2, priority=0, queue="b", replicas=2)
+    state.submit_part(gpus=1, least=0, name="y", parts=2, priority=1, queue="b", replicas=1)
+    state.restart()
+    assert state.core.workload("w-1").phase is WorkloadPhase.PLACED
+    assert state.core.workload("w-2").phase is WorkloadPhase.PENDING
+    state.teardown()

@@ -329,7 +329,8 @@ class Preemptions:
             return PreemptionPlan(problem=self._in_vain[shape])
         plan = yield from self._search(workload, queue, rules, now_ns)
         self.checks += plan.checks
-        if plan.place is None:
+        # A part of a gang has fewer to choose from than others of its shape.
+        if plan.place is None and self._state.gangs.find(workload) is None:
             self._in_vain[shape] = plan.problem
         return plan
 
@@ -374,6 +375,10 @@ class Preemptions:
         gainer = PreemptionGainer(queue=queue, priority=spec.priority, amounts=count_request(spec))
         permitted = PreemptionRules(self._queues.tree, gainer, rules, self._make_exchange(rules, now_ns))
         candidates, ending = self._list_candidates(gainer, rules, now_ns)
+        own = self._state.gangs.find(workload)
+        if own is not None:
+            # A part that its gang has started without makes none of it end.
+            candidates = [one for one in candidates if one.workload_id not in own.live]
         ordered = order_candidates(candidates, now_ns)
         self._work += 2 * len(candidates)
         yield
