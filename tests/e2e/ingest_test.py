@@ -1,5 +1,7 @@
 """Agents behind real ingest processes under mutual TLS: placed, taken on by another when one is killed, back after the leader is."""
 
+import contextlib
+
 import pytest
 from tests.builders.cluster import build_request
 from tests.certificates_rig import Authority
@@ -32,6 +34,14 @@ def test_agents_move_from_a_killed_ingest_process_to_another_and_outlive_the_lea
             address, metrics = free_address(), free_address()
             flags = ("--ingest", cluster.address, "--listen", address, "--metrics", metrics, *cluster._tls_flags(relay))
             relays[address] = cluster.run(f"ingest-{name}", "-m", "eelgrid_controller", *flags), metrics
+
+        def is_connected(address):
+            with contextlib.suppress(OSError):
+                return metric(address, "eelgrid_ingest_connected") == 1
+            return False
+
+        # An agent that finds its first one away stays with the other for minutes.
+        cluster.until(lambda: all(is_connected(metrics) for _, metrics in relays.values()), what="both are connected")
         fleet = fleet_of(tmp_path / "fleet.json", [NODE])
         cluster.run(
             "fleet", "-m", "eelgrid_agent", "--controller", ",".join(relays), "--simulate", str(fleet),
