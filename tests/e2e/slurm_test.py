@@ -414,7 +414,11 @@ def test_the_watchdog_releases_what_is_held_when_the_lease_is_over_and_not_befor
     slurm.run("scontrol", "requeuehold", jobs[0])
     placed = slurm.submit("sleep 600", "--hold")
     slurm.run("scontrol", "update", f"JobId={placed}", "AdminComment=eelgrid:placed:n1", "ReqNodeList=n1")
-    poll_until(lambda: slurm.jobs()[jobs[0]]["restart_cnt"] == 1, "it is requeued")
+    # Its restart is counted while its processes still end; held it is only after that.
+    poll_until(
+        lambda: (slurm.jobs()[jobs[0]]["restart_cnt"], slurm.state(jobs[0])) == (1, "PENDING"),
+        "it is requeued and held",
+    )
     assert slurm.run(str(WATCHDOG), str(slurm.lease)).split() == ["released", jobs[0], "released", placed]
     wait_running(slurm, placed)
 
@@ -454,7 +458,10 @@ def test_a_node_that_is_drained_gets_nothing_new_and_says_why(slurm, cluster):
         slurm.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=broken fan")
     job = slurm.submit("sleep 600", "--gres=gpu:a100:1")
     poll_until(lambda: waits_in_core(cluster, job))
-    assert "let node n0 accept work again" in cluster.eelctl("explain", f"slurm-{job}").stdout
+    # The core may decide on the job before it has read that the nodes are drained.
+    poll_until(
+        lambda: "let node n0 accept work again" in cluster.eelctl("explain", f"slurm-{job}").stdout, "it says why"
+    )
     slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
     wait_running(slurm, job)
     assert slurm.jobs()[job]["nodes"] == "n1"
