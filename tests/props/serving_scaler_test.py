@@ -7,12 +7,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from eelgrid_controller.objectives.services.autoscaler import (
+    RESERVE_MOST,
+    RESERVE_PERIOD_S,
+    RESERVE_STEP,
     LoadObserved,
+    RateReserve,
     ReplicaScaler,
     ReplicasReady,
     ScalerPhase,
     ScalerTick,
     ScalingLimits,
+    decay_reserve,
+    raise_reserve,
 )
 
 quiet = settings(deadline=None, max_examples=30)
@@ -172,3 +178,16 @@ def test_no_traffic_ends_at_the_least(limits, rate_hz):
     state, _, at_s = play(scaler, scaler.initial_state(needed(rate_hz)), [rate_hz] * 30)
     _, targets, _ = play(scaler, state, [0.0] * 400, began_s=at_s)
     assert targets[-1] == limits.least
+
+
+@quiet
+@given(st.lists(st.floats(1.0, 2.0 * RESERVE_PERIOD_S), min_size=1, max_size=60), st.floats(0.0, RESERVE_MOST))
+def test_promises_are_broken_at_most_once_a_period_in_the_long_run(gaps_s, kept_by):
+    """A load that breaks promises, at whatever times, while the reserve is below `kept_by`, and never from there on."""
+    reserve, broken, began_s = RateReserve(), 0, 0.0
+    for at_s in itertools.accumulate(gaps_s):
+        reserve = decay_reserve(reserve, at_s)
+        assert 0.0 <= reserve.share <= RESERVE_MOST
+        if reserve.share < kept_by:
+            reserve, broken = raise_reserve(reserve, at_s), broken + 1
+        assert broken <= math.ceil(kept_by / RESERVE_STEP) + 1 + (at_s - began_s) / RESERVE_PERIOD_S

@@ -7,14 +7,20 @@ import pytest
 
 from eelgrid_controller.objectives.services.autoscaler import (
     FORECAST_RATIO_MOST,
+    RESERVE_MOST,
+    RESERVE_PERIOD_S,
+    RESERVE_STEP,
     LoadObserved,
+    RateReserve,
     RateTrend,
     ReplicaScaler,
     ReplicasReady,
     ScalerPhase,
     ScalerTick,
     ScalingLimits,
+    decay_reserve,
     forecast_rate,
+    raise_reserve,
     update_trend,
 )
 from eelgrid_controller.profiles.points import InvalidServingValue
@@ -173,3 +179,63 @@ def test_the_forecast_is_bounded_and_sees_a_step():
     assert 100.0 <= forecast_rate(trend, 1e6).upper_hz <= FORECAST_RATIO_MOST * 100.0
     assert update_trend(trend, 5.0, 299.0) is trend
     assert forecast_rate(RateTrend(), 60.0) == (0.0, 0.0)
+
+
+def test_a_broken_promise_is_answered_with_a_reserve_that_stays_when_the_burst_is_over():
+    scaler = _scaler(start_s=60.0)
+    state, at_s = _steady(scaler, 99.0)
+    assert state.target == 10
+    broken = LoadObserved(at_s + 15.0, 99.0, is_promise_broken=True)
+    state, decision = scaler.scale_replicas(state, broken)
+    assert state.reserve.share == RESERVE_STEP
+    assert f"with {100.0 * RESERVE_STEP:.0f} % in reserve" in decision.reason
+    state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 1000.0, 199.0))
+    assert decision.replicas >= math.ceil(19.9 * (1.0 + 0.9 * RESERVE_STEP))
+
+
+def test_a_burst_raises_the_reserve_once_while_replicas_start():
+    scaler = _scaler(start_s=60.0)
+    state, at_s = _steady(scaler, 40.0)
+    for number in range(1, 5):
+        state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 15.0 * number, 40.0, is_promise_broken=True))
+    assert state.reserve.share == pytest.approx(RESERVE_STEP, rel=1e-3)
+    state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 90.0, 40.0, is_promise_broken=True))
+    assert state.reserve.share == pytest.approx(2.0 * RESERVE_STEP, rel=1e-3)
+
+
+def test_a_period_without_a_broken_promise_takes_one_step_of_the_reserve_away():
+    once = raise_reserve(RateReserve(), 100.0)
+    twice = raise_reserve(once, 200.0)
+    assert decay_reserve(twice, 200.0 + RESERVE_PERIOD_S).share == pytest.approx(twice.share - RESERVE_STEP)
+    assert decay_reserve(once, 100.0 + 2.0 * RESERVE_PERIOD_S).share == 0.0
+    assert decay_reserve(twice, 50.0) == twice  # time that went back changes nothing
+
+
+def test_the_reserve_is_bounded():
+    reserve = RateReserve()
+    for number in range(100):
+        reserve = raise_reserve(reserve, 60.0 * number)
+    assert reserve.share == RESERVE_MOST
+
+
+def test_what_a_lost_replica_breaks_raises_no_reserve():
+    scaler = _scaler(start_s=60.0)
+    state, at_s = _steady(scaler, 40.0)
+    target = state.target
+    state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 15.0, 40.0, is_promise_broken=True))
+    assert state.reserve.share > 0.0  # nobody has seen the loss yet
+    state, _ = scaler.scale_replicas(state, ReplicasReady(at_s + 20.0, target - 2))
+    assert state.reserve.share == 0.0
+    state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 90.0, 40.0, is_promise_broken=True))
+    assert state.reserve.share == 0.0  # until others serve
+    state, _ = scaler.scale_replicas(state, ReplicasReady(at_s + 95.0, state.target))
+    state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 180.0, 40.0, is_promise_broken=True))
+    assert state.reserve.share > 0.0
+
+
+def test_a_service_at_its_most_replicas_gathers_no_reserve():
+    scaler = _scaler(most=4)
+    state, at_s = _steady(scaler, 90.0, begun=4)
+    assert state.target == 4
+    state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 15.0, 90.0, is_promise_broken=True))
+    assert state.reserve.share == 0.0

@@ -80,6 +80,7 @@ from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerAdvice,
     AutoscalerState,
     AutoscalerTarget,
+    RateReserve,
     ReplicaDecision,
     on_ready_replicas,
     on_tick,
@@ -142,10 +143,11 @@ class ServiceControllers:
             limits = event.promised.limits
             state = known.watch.state
             target = min(limits.most, max(limits.least, state.target))
-            # A correction is of a profile; a new profile has none yet.
+            state = replace(state, target=target)
+            # A correction and a reserve are of a profile; a new profile has none yet.
             same = known.promised.model == event.promised.model
-            watch = replace(known.watch, state=replace(state, target=target))
-            known.watch = watch if same else AutoscalerState(watch.state)
+            fresh = AutoscalerState(replace(state, reserve=RateReserve()))
+            known.watch = replace(known.watch, state=state) if same else fresh
             known.promised = event.promised
             known.decision = ReplicaDecision(target, "its promise has changed")
             return self._due_instructions(event.name, known, event.at_s)

@@ -65,6 +65,40 @@ def forecast_rate(trend: RateTrend, horizon_s: float) -> RateForecast:
     return RateForecast(rate_hz, max(trend.newest_hz, upper_hz))
 
 
+RESERVE_STEP = 0.05  # of the rate, for a broken promise
+RESERVE_MOST = 0.25
+RESERVE_PERIOD_S = 3 * 86_400.0  # in which one broken promise is what the reserve settles at
+_RESERVE_TOLD = 0.005
+OVERLOAD_QUEUE_S = 60.0  # within which the loss of a replica is seen
+
+
+class RateReserve(NamedTuple):
+    """What is planned for above the forecast, as a share of it, because the promise was broken: integral action.
+
+    A broken promise adds RESERVE_STEP, and RESERVE_PERIOD_S without one takes it away again, evenly. So in any time
+    in which it is not at RESERVE_MOST there is at most one broken promise in each period, beside the first
+    RESERVE_MOST / RESERVE_STEP, whatever the load does: adaptive conformal inference (Gibbs and Candes 2021) with
+    the margin in place of the quantile.
+    """
+
+    share: float = 0.0
+    at_s: float = 0.0
+    broken_at_s: float = -math.inf  # of the last broken promise that counted
+
+
+def decay_reserve(reserve: RateReserve, at_s: float) -> RateReserve:
+    """The reserve at a later time."""
+    gap_s = max(0.0, at_s - reserve.at_s)
+    left = max(0.0, reserve.share - RESERVE_STEP * gap_s / RESERVE_PERIOD_S)
+    return reserve._replace(share=left, at_s=max(at_s, reserve.at_s))
+
+
+def raise_reserve(reserve: RateReserve, at_s: float) -> RateReserve:
+    """The reserve after a promise was broken in the window that ended at `at_s`."""
+    now = decay_reserve(reserve, at_s)
+    return RateReserve(min(RESERVE_MOST, now.share + RESERVE_STEP), now.at_s, at_s)
+
+
 _KEPT_MOST = 512  # windows that a state remembers
 
 
@@ -143,6 +177,8 @@ class ScalerState:
     rose_at_s: float = -math.inf
     fell_at_s: float = -math.inf
     risen_from: int = 0  # what a rise of this start is a multiple of
+    reserve: RateReserve = field(default_factory=RateReserve)
+    is_short: bool = False  # replicas were lost and others do not serve yet
 
 
 class ReplicaDecision(NamedTuple):
@@ -172,12 +208,29 @@ class ReplicaScaler:
             case LoadObserved():
                 return self._on_load(state, event)
             case ReplicasReady():
-                ready = replace(state, ready=event.replicas)
-                if ready.phase is ScalerPhase.RISING and event.replicas >= state.target:
-                    ready = replace(ready, phase=ScalerPhase.STEADY)
-                return ready, ReplicaDecision(ready.target, f"{event.replicas} of {ready.target} serve")
+                return self._on_ready(state, event)
             case ScalerTick():
                 return self._on_tick(state, event.at_s)
+
+    def _on_ready(self, state: ScalerState, event: ReplicasReady) -> tuple[ScalerState, ReplicaDecision]:
+        ready = replace(state, ready=event.replicas, is_short=state.is_short and event.replicas < state.target)
+        if ready.phase is ScalerPhase.RISING and event.replicas >= state.target:
+            ready = replace(ready, phase=ScalerPhase.STEADY)
+        if event.replicas < min(state.ready, state.target):
+            # More rate in reserve would not have kept what a loss broke, before it was seen or after.
+            reserve = state.reserve
+            if event.at_s - reserve.broken_at_s <= OVERLOAD_QUEUE_S:
+                reserve = reserve._replace(share=max(0.0, reserve.share - RESERVE_STEP))
+            ready = replace(ready, is_short=True, reserve=reserve)
+        return ready, ReplicaDecision(ready.target, f"{event.replicas} of {ready.target} serve")
+
+    def _reserve(self, state: ScalerState, event: LoadObserved) -> RateReserve:
+        """The reserve after a window; what a burst breaks while replicas start counts once."""
+        is_one_burst = event.at_s - state.reserve.broken_at_s <= self.limits.start_s
+        is_futile = state.is_short or state.target >= self.limits.most
+        if not event.is_promise_broken or is_one_burst or is_futile:
+            return decay_reserve(state.reserve, event.at_s)
+        return raise_reserve(state.reserve, event.at_s)
 
     def _on_tick(self, state: ScalerState, at_s: float) -> tuple[ScalerState, ReplicaDecision]:
         last_s = state.trend.at_s
@@ -197,19 +250,22 @@ class ReplicaScaler:
         # What was seen before a blind time says nothing of now: the look-back begins anew.
         trend = update_trend(RateTrend() if was_blind else state.trend, event.arrived_hz, event.at_s)
         began_s = event.at_s if was_blind or state.began_s is None else state.began_s
-        expected = forecast_rate(trend, limits.start_s)
+        reserve = self._reserve(state, event)
+        upper_hz = forecast_rate(trend, limits.start_s).upper_hz * (1.0 + reserve.share)
         backlog_hz = max(0.0, event.waiting or 0.0) / limits.drain_s
-        up = self._clamp_replicas(self._needed(expected.upper_hz + backlog_hz))
-        keep_hz = max(expected.upper_hz, event.arrived_hz * (1.0 + limits.band))
+        up = self._clamp_replicas(self._needed(upper_hz + backlog_hz))
+        keep_hz = max(upper_hz, event.arrived_hz * (1.0 + limits.band))
         keep = max(up, self._clamp_replicas(self._needed(keep_hz + backlog_hz)))
-        reason = f"{expected.upper_hz:.3g} requests a second in {limits.start_s:g} s need {up}"
+        reason = f"{upper_hz:.3g} requests a second in {limits.start_s:g} s need {up}"
+        if reserve.share >= _RESERVE_TOLD:
+            reason = f"{reason}, with {100.0 * reserve.share:.0f} % in reserve after broken promises"
         if backlog_hz > 0.0:
             reason = f"{event.waiting:g} wait; {reason}"
         if event.is_promise_broken and event.at_s - state.rose_at_s >= limits.start_s:
             up, reason = max(up, self._clamp_replicas(state.target + 1)), f"the promise is broken; {reason}"
         fresh = (need for need in state.needs if not was_blind and event.at_s - need.at_s < limits.hold_s)
         needs = (*fresh, _Need(event.at_s, max(keep, up)))[-_KEPT_MOST:]
-        known = replace(state, phase=ScalerPhase.STEADY, trend=trend, needs=needs, began_s=began_s)
+        known = replace(state, phase=ScalerPhase.STEADY, trend=trend, needs=needs, began_s=began_s, reserve=reserve)
         if up > state.target:
             return self._rise(known, event.at_s, up, reason)
         return self._fall(known, event, reason)
@@ -253,7 +309,6 @@ class ReplicaScaler:
         return min(self.limits.most, max(self.limits.least, replicas))
 
 
-OVERLOAD_QUEUE_S = 60.0  # within which the loss of a replica is seen
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
 
 
