@@ -188,7 +188,7 @@ def test_a_broken_promise_is_answered_with_a_reserve_that_stays_when_the_burst_i
     broken = LoadObserved(at_s + 15.0, 99.0, is_promise_broken=True)
     state, decision = scaler.scale_replicas(state, broken)
     assert state.reserve.share == RESERVE_STEP
-    assert f"with {100.0 * RESERVE_STEP:.0f} % in reserve" in decision.reason
+    assert f"; {100.0 * RESERVE_STEP:.0f} % in reserve, as its promise was broken" in decision.reason
     state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 1000.0, 199.0))
     assert decision.replicas >= math.ceil(19.9 * (1.0 + 0.9 * RESERVE_STEP))
 

@@ -82,6 +82,7 @@ from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerTarget,
     RateReserve,
     ReplicaDecision,
+    decay_reserve,
     on_ready_replicas,
     on_tick,
     on_window,
@@ -218,6 +219,7 @@ class ServiceControllers:
             serving=state.ready,
             target=state.target,
             reason=service.decision.reason,
+            reserve=decay_reserve(state.reserve, now_s).share,
         )
 
     def _due_instructions(self, name: str, service: _ServiceController, at_s: float) -> list[ScaleService]:

@@ -454,6 +454,7 @@ class ObjectiveMetrics:
         yield build_family("eelgrid_service_window_age_seconds", ages)
         yield build_family("eelgrid_service_replicas", replicas)
         yield build_family("eelgrid_service_slowness_ratio", _known({one.name: one.factor for one in shown}))
+        yield build_family("eelgrid_service_reserve_ratio", {one.name: one.reserve for one in shown})
 
 
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:

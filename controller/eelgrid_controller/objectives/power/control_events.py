@@ -330,6 +330,7 @@ class ServiceControlStatus:
     serving: int
     target: int
     reason: str
+    reserve: float = 0.0  # share of the forecast rate that is planned for on top, as the promise was broken
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def forecast_rate(trend: RateTrend, horizon_s: float) -> RateForecast:
 
 RESERVE_STEP = 0.05  # of the rate, for a broken promise
 RESERVE_MOST = 0.25
-RESERVE_PERIOD_S = 3 * 86_400.0  # in which one broken promise is what the reserve settles at
+RESERVE_PERIOD_S = 3 * 86_400.0  # one broken promise in it is what the reserve settles at
 _RESERVE_TOLD = 0.005
 OVERLOAD_QUEUE_S = 60.0  # within which the loss of a replica is seen
 
@@ -75,10 +75,10 @@ OVERLOAD_QUEUE_S = 60.0  # within which the loss of a replica is seen
 class RateReserve(NamedTuple):
     """What is planned for above the forecast, as a share of it, because the promise was broken: integral action.
 
-    A broken promise adds RESERVE_STEP, and RESERVE_PERIOD_S without one takes it away again, evenly. So in any time
-    in which it is not at RESERVE_MOST there is at most one broken promise in each period, beside the first
-    RESERVE_MOST / RESERVE_STEP, whatever the load does: adaptive conformal inference (Gibbs and Candes 2021) with
-    the margin in place of the quantile.
+    A broken promise adds RESERVE_STEP, and RESERVE_PERIOD_S without one takes it away again, evenly. So a load that
+    a reserve of RESERVE_MOST - RESERVE_STEP is enough for breaks promises RESERVE_MOST / RESERVE_STEP times at
+    first and once in each period from then on, at most, whatever it does: adaptive conformal inference (Gibbs and
+    Candes 2021) with the margin in place of the quantile.
     """
 
     share: float = 0.0
@@ -257,8 +257,6 @@ class ReplicaScaler:
         keep_hz = max(upper_hz, event.arrived_hz * (1.0 + limits.band))
         keep = max(up, self._clamp_replicas(self._needed(keep_hz + backlog_hz)))
         reason = f"{upper_hz:.3g} requests a second in {limits.start_s:g} s need {up}"
-        if reserve.share >= _RESERVE_TOLD:
-            reason = f"{reason}, with {100.0 * reserve.share:.0f} % in reserve after broken promises"
         if backlog_hz > 0.0:
             reason = f"{event.waiting:g} wait; {reason}"
         if event.is_promise_broken and event.at_s - state.rose_at_s >= limits.start_s:
@@ -266,9 +264,13 @@ class ReplicaScaler:
         fresh = (need for need in state.needs if not was_blind and event.at_s - need.at_s < limits.hold_s)
         needs = (*fresh, _Need(event.at_s, max(keep, up)))[-_KEPT_MOST:]
         known = replace(state, phase=ScalerPhase.STEADY, trend=trend, needs=needs, began_s=began_s, reserve=reserve)
-        if up > state.target:
-            return self._rise(known, event.at_s, up, reason)
-        return self._fall(known, event, reason)
+        after, decision = (
+            self._rise(known, event.at_s, up, reason) if up > state.target else self._fall(known, event, reason)
+        )
+        if reserve.share >= _RESERVE_TOLD:
+            told = f"{decision.reason}; {100.0 * reserve.share:.0f} % in reserve, as its promise was broken"
+            decision = decision._replace(reason=told)
+        return after, decision
 
     def _rise(self, state: ScalerState, at_s: float, up: int, reason: str) -> tuple[ScalerState, ReplicaDecision]:
         limits = self.limits

@@ -503,6 +503,13 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             ("workload",),
         ),
         MetricDescription(
+            "eelgrid_service_reserve_ratio",
+            _G,
+            "Request rate that a service is planned for above its forecast because its objective was missed, as a share "
+            "of the forecast",
+            ("workload",),
+        ),
+        MetricDescription(
             "eelgrid_job_slowdown_ratio",
             _G,
             "Time of a job so far relative to its time at the largest measured limit, minus one",
