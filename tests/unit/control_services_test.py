@@ -17,7 +17,12 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceWindow,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase, ScalingLimits
+from eelgrid_controller.objectives.services.autoscaler import (
+    RESERVE_STEP,
+    AutoscalerTarget,
+    ScalerPhase,
+    ScalingLimits,
+)
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution
 from eelgrid_controller.objectives.services.service_model import RequestService
 from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation
@@ -115,6 +120,20 @@ def test_a_service_may_promise_something_else():
     steering = steered(10)
     lower = AutoscalerTarget(PROMISED.model, replace(LIMITS, most=4))
     assert [one.replicas for one in steering.handle_event(ServiceStarted(10.0, "s", lower, 10))] == [4]
+
+
+def test_operators_see_the_reserve_of_a_broken_promise_and_a_new_profile_has_none():
+    steering = steered()
+    slow = LiveDistribution((0.6, 5.0, math.inf), (0.0, 1000.0, 1000.0))
+    steering.handle_event(ServiceWindow(30.0, "s", seen(1.0, response=slow)))
+    assert standing(steering).reserve == RESERVE_STEP
+    assert "in reserve, as its promise was broken" in standing(steering).reason
+    wider = replace(PROMISED, limits=replace(LIMITS, most=50))
+    steering.handle_event(ServiceStarted(40.0, "s", wider, 2))
+    assert standing(steering).reserve == pytest.approx(RESERVE_STEP, rel=1e-3)
+    other = replace(wider, model=replace(PROMISED.model, replica=replace(REPLICA, service_s=0.2)))
+    steering.handle_event(ServiceStarted(50.0, "s", other, 2))
+    assert standing(steering).reserve == 0.0
 
 
 def test_operators_see_the_live_quantile_beside_the_model():
