@@ -9,7 +9,6 @@ Beyond those (invariants.py):
 """
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +17,17 @@ from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import event_from_plain
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
-from eelgrid_protos.messages import ConnectResponse, Hello, NodePlan, SampleBatch
+from eelgrid_protos.messages import ConnectResponse, Hello, NodePlan
 from tests.sim.agent import Agent, _Stream
 from tests.sim.broken import Broken, demand
 from tests.sim.clock import SECOND_NS, Clock, seconds
 from tests.sim.faults import Faults
-from tests.sim.invariants import check_end, check_served, check_state
+from tests.sim.invariants import check_end, check_freshness, check_served, check_state
 from tests.sim.ledger import Ledger
 from tests.sim.network import Network, Weather
 from tests.sim.pair import LeaderLife, Pair, Seat
 from tests.sim.store import TTL_S, Row, Store, read_rows
+from tests.sim.ticks import TickBook
 from tests.sim.timeline import Timeline
 from tests.sim.users import Users
 from tests.sim.world import Failure
@@ -42,28 +41,11 @@ _GIB = 2**30
 _PRODUCTS = (("openb-t4", "T4"), ("h100-sxm5-80gb", "H100"))
 
 
-class _NoTicks:
-    """Readings have the world with one controller to themselves."""
-
-    is_fair = False
-
-    def __init__(self) -> None:
-        self.running: defaultdict[str, _NoTicks] = defaultdict(lambda: self)
-
-    def conserve(self) -> None:
-        """Nothing is counted."""
-
-    def ignore(self, *_: object) -> None:
-        """Nothing is noted."""
-
-    began = took = pulled = died = ignore
-
-
 class PairLedger(Ledger):
     """What an observer of both controllers and of the store knows."""
 
-    def __init__(self) -> None:
-        super().__init__(_NoTicks())  # type: ignore[arg-type]
+    def __init__(self, ticks: TickBook) -> None:
+        super().__init__(ticks)
         self.store: Store
         self.is_teller_current = True
         self.undone = 0
@@ -103,10 +85,6 @@ class PairLedger(Ledger):
         for _, entry in read_rows(self.store, 0, state.revision):
             expected.apply(event_from_plain(entry.kind, entry.body))
         demand(3, state.digest() == expected.digest(), f"recovered state of revision {state.revision} differs")
-
-    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
-        """Hands a batch to the telemetry."""
-        return telemetry.receive_batch(hello.inventory.node_name, batch, now_s=clock.monotonic_s())
 
     def joined(self, hello: Hello, record: NodeRecord) -> None:
         """An agent was welcomed; who was followed, or whose server was replaced, ends before it places anything."""
@@ -289,7 +267,7 @@ class PairWorld:
         self.is_harsh = rng.random() < 0.3
         weather = Weather(drop_p=0.02, duplicate_p=0.02, reorder_p=0.05) if self.is_harsh else Weather()
         self.network = Network(timeline, weather)
-        self.ledger = ledger = PairLedger()
+        self.ledger = ledger = PairLedger(TickBook(is_fair=not self.is_harsh))
         clock = Clock(lambda: timeline.now_ns, drift_ppm=rng.randint(-200, 200))
         self.store = ledger.store = parts.store(lambda: timeline.now_ns, clock, ledger.stored)
         self.pair = Pair(
@@ -361,7 +339,11 @@ class PairWorld:
             check_state(self.pair, self.agents, self.ledger)  # type: ignore[arg-type]
             self.timeline.mark(life.core.state.digest().encode())
         if self.timeline.steps % _CHECK_EVERY == 0:
+            if (seat := self.pair.leader) is not None:
+                check_freshness(seat, self.ledger)
             check_served(self.pair)  # type: ignore[arg-type]
+            for process in self.ledger.ticks.running.values():
+                process.conserve()
 
     def heal(self) -> None:
         """Faults stop; from here on everything has to come right."""
