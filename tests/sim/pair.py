@@ -303,6 +303,7 @@ class Seat(PausableProcess, Controller):
         """An observer is told by whom the next plan or Welcome is: one may have been followed, and not know it yet."""
         assert self.life is not None
         self.ledger.is_teller_current = self.life.is_current
+        self.ledger.teller = self.life.journal.term
 
     def _look(self) -> None:
         """See `JournalStandby._look`."""

@@ -17,7 +17,7 @@ from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import event_from_plain
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_protos.messages import ConnectResponse, Hello, NodePlan
+from eelgrid_protos.messages import ConnectResponse, Hello, LeaderTerm, NodePlan
 from tests.sim.agent import Agent, _Stream
 from tests.sim.broken import Broken, demand
 from tests.sim.clock import SECOND_NS, Clock, seconds
@@ -38,6 +38,8 @@ CONVERGED_WITHIN_NS = seconds(300)
 _CHECK_EVERY = 25
 _USER_NS = seconds(2)
 _GIB = 2**30
+# Of a term, as its order has it.
+Token = tuple[int, int]
 _PRODUCTS = (("openb-t4", "T4"), ("h100-sxm5-80gb", "H100"))
 
 
@@ -48,6 +50,10 @@ class PairLedger(Ledger):
         super().__init__(ticks)
         self.store: Store
         self.is_teller_current = True
+        # Whose the next plan is.
+        self.teller = LeaderTerm()
+        # Of each plan that was sent, the highest term of those who sent it.
+        self._senders: dict[tuple[str, int], list[tuple[NodePlan, Token]]] = {}
         self.undone = 0
         self._epoch = 0
 
@@ -93,6 +99,7 @@ class PairLedger(Ledger):
 
     def plan_sent(self, plan: NodePlan) -> None:
         """An epoch has one content; that of who was followed by another may be old, and agents refuse it."""
+        self._senders.setdefault((plan.node_name, plan.epoch), []).append((plan, self.teller.token))
         if self.is_teller_current:
             super().plan_sent(plan)
             return
@@ -100,11 +107,17 @@ class PairLedger(Ledger):
         known = before == plan or plan in self._lost_plans or self.rollbacks > 0
         demand(4, known, f"{plan.node_name}: epoch {plan.epoch} was sent with two contents")
 
+    def sender_of(self, plan: NodePlan) -> Token:
+        """The latest leader that sent this plan, whoever handed it on."""
+        sent = self._senders.get((plan.node_name, plan.epoch), ())
+        return max((token for known, token in sent if known == plan), default=(0, 0))
+
 
 class PairAgent(Agent):
     """A machine whose agent knows both controllers."""
 
-    obeyed = (0, 0)
+    ledger: PairLedger
+    obeyed: Token = (0, 0)
 
     @property
     def address(self) -> str:  # type: ignore[override]
@@ -125,6 +138,9 @@ class PairAgent(Agent):
         if node.guard.plan is not before:
             assert term is not None
             demand(11, term.token >= self.obeyed, f"{self.name} obeys {term} after {self.obeyed}")
+            plan = node.guard.plan
+            sender = self.obeyed if plan is None else self.ledger.sender_of(plan)
+            demand(11, sender >= self.obeyed, f"{self.name} obeys a plan of {sender} after it has met {self.obeyed}")
 
 
 class PairFaults(Faults):
@@ -202,8 +218,13 @@ class PairFaults(Faults):
         else:
             self._timeline.after(seconds(0.005), lambda: self._watch_for_write(seat, looks - 1))
 
-    def _pause(self, seat: Seat) -> None:
-        seat.stop_process()
+    def suspend(self) -> None:
+        """The leader's machine is suspended: by its monotonic clock, which then stands still, its lease goes on."""
+        if (seat := self._pair.leader) is not None:
+            self._pause(seat, suspends_machine=True)
+
+    def _pause(self, seat: Seat, *, suspends_machine: bool = False) -> None:
+        seat.stop_process(suspends_machine=suspends_machine)
         self._end_for_sure(self._rng.choice((3.0, 3.0 * TTL_S)), lambda: self._continue(seat))
 
     def _continue(self, seat: Seat) -> None:
@@ -256,6 +277,7 @@ class PairParts:
     life: type[LeaderLife] = LeaderLife
     agent: type[PairAgent] = PairAgent
     store: type[Store] = Store
+    faults: type[PairFaults] = PairFaults
 
 
 class PairWorld:
@@ -287,7 +309,7 @@ class PairWorld:
             ],
         )
         self.agents: list[Agent] = [
-            parts.agent(
+            self._agent_type(parts)(
                 timeline,
                 self.network,
                 ledger,
@@ -300,11 +322,18 @@ class PairWorld:
         ]
         models = tuple(sorted({gpu.model for agent in self.agents for gpu in agent.spec.gpus}))
         self.users = Users(timeline, ledger, self.pair, models=models)
-        self.faults = PairFaults(timeline, self.network, self.pair, self.agents, self.store, ledger)
+        self.faults = self._build_faults(parts)
         by_name = {agent.name: agent for agent in self.agents}
         ledger.held_on = lambda name: by_name[name].held if name in by_name else ()
         self.healed_ns = 0
         self._checked: tuple[object, int] = (None, -1)
+
+    def _agent_type(self, parts: PairParts) -> type[Agent]:
+        """Of the next agent."""
+        return parts.agent
+
+    def _build_faults(self, parts: PairParts) -> PairFaults:
+        return parts.faults(self.timeline, self.network, self.pair, self.agents, self.store, self.ledger)
 
     def _spec(self, index: int) -> NodeSpec:
         rng = self.timeline.rng
@@ -382,6 +411,12 @@ class PairWorld:
 def run_pair(seed: int, steps: int, *, parts: PairParts = PairParts(), heals: bool = True) -> PairWorld:
     """A whole run, or without `heals` the first part alone; raises Failure."""
     world = PairWorld(seed, parts=parts)
+    play(world, seed, steps, heals=heals)
+    return world
+
+
+def play(world: PairWorld, seed: int, steps: int, *, heals: bool, flags: str = "") -> None:
+    """Runs a world that has not begun; raises Failure, which names the command's further flags."""
     try:
         world.begin()
         for _ in range(steps):
@@ -391,5 +426,4 @@ def run_pair(seed: int, steps: int, *, parts: PairParts = PairParts(), heals: bo
             world.converge()
     except Exception as error:
         recent = list(world.timeline.recent)
-        raise Failure(seed, steps, world.timeline.steps, error, recent, flags=" --pair") from error
-    return world
+        raise Failure(seed, steps, world.timeline.steps, error, recent, flags=f" --pair{flags}") from error
