@@ -35,9 +35,11 @@ class PairIngestFaults(IngestFaults, PairFaults):
 
     def _watch_for_frame(self, looks: int) -> None:
         seat = self._pair.leader
-        if seat is not None and (not looks or any(ingest.holds_frames for ingest in self.ingests)):
+        if self._is_over:
+            return
+        if seat is not None and any(ingest.holds_frames for ingest in self.ingests):
             self._pause(seat)
-        elif looks and not self._is_over:
+        elif looks:
             self._timeline.after(seconds(0.01), lambda: self._watch_for_frame(looks - 1))
 
     def pause_both(self) -> None:

@@ -3,6 +3,7 @@
 Owns what a kernel does for a stopped process: what reaches it waits, and it goes on where it was.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from tests.sim.clock import Clock, seconds
@@ -23,14 +24,33 @@ class PausableProcess:
     title = ""
     is_running = is_stopped = False
     _starts = 0
+    # What came while it was stopped, and messages of these that it has not read since it went on.
     _waiting: list[tuple[bool, Callable[[], None]]]
+    _inbox: deque[Callable[[], None]]
+    _read_ns = 0
 
     def enter(self, action: Callable[[], None], *, is_timer: bool = False) -> None:
-        """Something reaches the process: at once, or when it goes on."""
+        """Something reaches the process: at once, or when it goes on, and no message before one that came earlier."""
         if self.is_stopped:
             self._waiting.append((is_timer, action))
+        elif self.is_running and self._inbox and not is_timer:
+            self._read_in(self._read_ns - self.timeline.now_ns, action)
         elif self.is_running:
             self._run(action)
+
+    def _read_in(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._take_in(delay_ns)
+
+    def _take_in(self, delay_ns: int) -> None:
+        self._read_ns = self.timeline.now_ns + max(0, delay_ns)
+        starts = self._starts
+        self.timeline.after(delay_ns, lambda: self._take() if starts == self._starts else None)
+
+    def _take(self) -> None:
+        """Takes the next message that waits; where the process has been stopped again, it goes on waiting."""
+        if self._inbox and not self.is_stopped:
+            self._run(self._inbox.popleft())
 
     def _run(self, action: Callable[[], None]) -> None:
         action()
@@ -59,22 +79,25 @@ class PausableProcess:
         waiting, self._waiting = self._waiting, []
         starts = self._starts
         message_ns = 0
+        for _ in range(len(self._inbox)):
+            message_ns += self.timeline.draw_ns(_WAKE_NS)
+            self._take_in(message_ns)
         for is_timer, action in waiting:
-            message_ns += 0 if is_timer else self.timeline.draw_ns(_WAKE_NS)
-            delay_ns = self.timeline.draw_ns(_LATE_NS) if is_timer else message_ns
-            self.timeline.after(
-                delay_ns,
-                lambda is_timer=is_timer, action=action: (
-                    self.enter(action, is_timer=is_timer) if starts == self._starts else None
-                ),
-            )
+            if is_timer:
+                self.timeline.after(
+                    self.timeline.draw_ns(_LATE_NS),
+                    lambda action=action: self.enter(action, is_timer=True) if starts == self._starts else None,
+                )
+            else:
+                message_ns += self.timeline.draw_ns(_WAKE_NS)
+                self._read_in(message_ns, action)
 
     def _begin(self) -> None:
         self.is_running = True
-        self._waiting = []
+        self._waiting, self._inbox = [], deque()
 
     def _die(self) -> None:
         self._starts += 1
         self.is_running = self.is_stopped = False
-        self._waiting = []
+        self._waiting, self._inbox = [], deque()
         self.clock.resume()
