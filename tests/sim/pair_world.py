@@ -84,6 +84,8 @@ class PairLedger(Ledger):
         if left < len(self.entries):
             self.rolled_back(left)
         self.committed([entry for _, entry in read_rows(self.store, left, len(rows))])
+        # What a leader had removed and the standby still has was placed before the loss, not since.
+        self.left = max(self.left, len(rows)) if self.rollbacks else self.left
 
     def recovered(self, state: ClusterState) -> None:
         """A state that came back is what the rows up to its revision lead to."""
