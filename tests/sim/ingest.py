@@ -160,6 +160,7 @@ class IngestProcess(PausableProcess):
     """One ingest process: start it, stop it, crash it. It looks for the controller that leads among several."""
 
     builder_type: type[FrameBuilder] = FrameBuilder
+    end_type: type[_AgentEnd] = _AgentEnd
 
     def __init__(self, timeline: Timeline, network: Network, number: int, *, controllers: Sequence[str]) -> None:
         self.name = self.address = f"{_NAME}{number}"
@@ -197,7 +198,7 @@ class IngestProcess(PausableProcess):
         if not self.is_running:
             self._begin()
             self._search = ControllerAddresses(self._controllers).begin_search()
-            self._network.listeners[self.address] = lambda connection: _AgentEnd(self, connection)
+            self._network.listeners[self.address] = lambda connection: self.end_type(self, connection)
             self._open_link()
 
     def crash(self) -> None:
