@@ -107,7 +107,7 @@ test-ha: $(VENV)/installed-dev
 	    && sed -i 's/^#*create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf \
 	    && apt-get install -y -qq --no-install-recommends postgresql; }
 	@$(BIN)/python -m eelgrid_kernels
-	@$(BIN)/python -m pytest -q tests/contracts/journal_contract_test.py tests/unit/postgres_*_test.py tests/unit/store_*_test.py tests/unit/stale_reads_test.py tests/sim/pair_test.py \
+	@$(BIN)/python -m pytest -q tests/contracts/journal_contract_test.py tests/unit/postgres_*_test.py tests/unit/store_*_test.py tests/unit/stale_reads_test.py tests/sim/pair_test.py tests/sim/pair_ingest_test.py \
 	  tests/unit/leader_terms_test.py tests/unit/controller_addresses_test.py \
 	  tests/e2e/postgres_leaders_test.py tests/e2e/failover_test.py
 

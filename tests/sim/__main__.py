@@ -1,6 +1,6 @@
 """A swarm of seeds from the command line: prints each seed that fails and how to see it again.
 
-python -m tests.sim --seeds 0:1000 --steps 2000 [--pair | --ingest 2]
+python -m tests.sim --seeds 0:1000 --steps 2000 [--pair] [--ingest 2]
 """
 
 import argparse
@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.sim.pair_ingest import run_pair_ingest
 from tests.sim.pair_world import PairWorld, run_pair
 from tests.sim.world import Failure, World, run
 
@@ -34,7 +35,9 @@ def main() -> int:
     for seed in flags.seeds:
         try:
             world: World | PairWorld
-            if flags.pair:
+            if flags.pair and flags.ingest:
+                world = run_pair_ingest(seed, flags.steps, ingests=flags.ingest, heals=not flags.unhealed)
+            elif flags.pair:
                 world = run_pair(seed, flags.steps, heals=not flags.unhealed)
             else:
                 with tempfile.TemporaryDirectory() as directory:

@@ -27,10 +27,13 @@ class Clock:
         self._booted_ns = true_ns()
         self._stepped_ns = 0
         self._drift_ppm = drift_ppm
+        self._suspended_ns = 0
+        self._suspended_at_ns: int | None = None
 
     def monotonic_ns(self) -> int:
         """Since the machine booted."""
-        return (self._true_ns() - self._booted_ns) * (_MILLION + self._drift_ppm) // _MILLION
+        true_ns = self._true_ns() if self._suspended_at_ns is None else self._suspended_at_ns
+        return (true_ns - self._booted_ns - self._suspended_ns) * (_MILLION + self._drift_ppm) // _MILLION
 
     def monotonic_s(self) -> float:
         """The same in seconds."""
@@ -46,7 +49,17 @@ class Clock:
 
     def reboot(self) -> None:
         """The monotonic clock begins anew."""
-        self._booted_ns = self._true_ns()
+        self._booted_ns, self._suspended_ns = self._true_ns(), 0
+
+    def suspend(self) -> None:
+        """The machine is suspended: its monotonic clock stands still, as Linux has it."""
+        self._suspended_at_ns = self._true_ns()
+
+    def resume(self) -> None:
+        """The machine goes on, if it was suspended."""
+        if self._suspended_at_ns is not None:
+            self._suspended_ns += self._true_ns() - self._suspended_at_ns
+            self._suspended_at_ns = None
 
     def true_delay_ns(self, delay_ns: int) -> int:
         """True time until this machine believes that `delay_ns` have passed; never too short."""

@@ -89,7 +89,6 @@ class Controller:
             demand(9, self.untold is None, f"{self.untold} was lost and acknowledged, and the start says nothing")
         self.untold = None
         life = self._life_type(self.timeline, self.clock, journal, self.ledger)
-        self.ledger.ticks.controller_started()
         self.ledger.recovered(life.core.state)
         self.life, self.sessions = life, Sessions(life)
         self._network.listeners[self.address] = self.accept

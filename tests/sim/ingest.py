@@ -9,14 +9,25 @@ acknowledged in time.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.server.ingest.frames import FrameBuilder, unpack_block
-from eelgrid_controller.server.ingest.relay import _FRAME_S, _FRAMES_MOST, _INVENTORY, _SAMPLES, _UNREAD_MOST, _WELCOME
+from eelgrid_controller.server.ingest.relay import (
+    _ANSWER_WITHIN_S,
+    _FRAME_S,
+    _FRAMES_MOST,
+    _INVENTORY,
+    _LINK_WITHIN_S,
+    _ONLY_ANSWER_WITHIN_S,
+    _PAUSE_S,
+    _SAMPLES,
+    _UNREAD_MOST,
+    _WELCOME,
+)
 from eelgrid_controller.state.telemetry import PackedTick
 from eelgrid_protos.codec import decode_message, encode_message
-from eelgrid_protos.controller_addresses import order_addresses
+from eelgrid_protos.controller_addresses import ControllerAddresses, order_addresses
 from eelgrid_protos.messages import (
     Acknowledgement,
     ConnectRequest,
@@ -32,40 +43,48 @@ from eelgrid_protos.messages import (
     TickFrame,
 )
 from tests.sim.agent import Agent
-from tests.sim.clock import seconds
+from tests.sim.clock import Clock, seconds
 from tests.sim.controller import Controller
 from tests.sim.faults import Faults
 from tests.sim.network import AGENT, CONTROLLER, Connection, End, Network
+from tests.sim.process import PausableProcess
 from tests.sim.sessions import Session, Sessions
 from tests.sim.timeline import Timeline
 
 __all__ = ["IngestAgent", "IngestFaults", "IngestProcess", "serve_links"]
 
 _NAME = "ingest-"
-_LINK_AGAIN_S = 1.0
 _FRAME_WITHIN_S = 45.0
 
 
 class _AgentEnd:
     """One agent's stream at an ingest process."""
 
-    def __init__(self, owner: "IngestProcess", connection: Connection, number: int) -> None:
+    def __init__(self, owner: "IngestProcess", connection: Connection) -> None:
         self._owner = owner
         self._connection = connection
         self._inbox: deque[bytes] = deque()
         self._is_changing = False
-        self.number = number
+        # By which the controller knows it; 0 while no controller does.
+        self.number = 0
         self.is_welcomed = self.is_over = False
         self.sequence = self.unacknowledged = self.unread = 0
+        owner.enter(lambda: owner.admit(self))
 
     def received(self, data: bytes) -> None:
         """The agent's next message."""
+        self._owner.enter(lambda: self._receive(data))
+
+    def _receive(self, data: bytes) -> None:
         self._inbox.append(data)
         self.pump()
 
     def closed(self, reason: str) -> None:
         """The agent is gone."""
         del reason
+        self._owner.enter(self._leave)
+
+    def _leave(self) -> None:
         if not self.is_over:
             self.is_over = True
             self._owner.agent_left(self)
@@ -100,7 +119,7 @@ class _AgentEnd:
 
     def pump(self) -> None:
         """Hands on what may go now."""
-        while self._inbox and not self.is_over:
+        while self._inbox and self.number and not self.is_over:
             data = self._inbox[0]
             is_sample = data[:1] == _SAMPLES
             if self._is_changing and self.unread:
@@ -122,70 +141,121 @@ class _AgentEnd:
             self._owner.send(ForwardRequest(messages=(ForwardedMessage(stream=self.number, message=data),)))
 
 
-class IngestProcess:
-    """One ingest process: start it, crash it."""
+class _LeaderEnd:
+    """The end of one link at an ingest process; what comes on it after the next one was opened is not heard."""
+
+    def __init__(self, process: "IngestProcess") -> None:
+        self._process = process
+
+    def received(self, data: bytes) -> None:
+        """The controller's next message."""
+        self._process.enter(lambda: self._process.hear(data) if self._process.is_end(self) else None)
+
+    def closed(self, reason: str) -> None:
+        """The controller is gone."""
+        self._process.enter(lambda: self._process.lose_link(reason) if self._process.is_end(self) else None)
+
+
+class IngestProcess(PausableProcess):
+    """One ingest process: start it, stop it, crash it. It looks for the controller that leads among several."""
 
     builder_type: type[FrameBuilder] = FrameBuilder
+    end_type: type[_AgentEnd] = _AgentEnd
 
-    def __init__(self, timeline: Timeline, network: Network, number: int, *, controller: str) -> None:
+    def __init__(self, timeline: Timeline, network: Network, number: int, *, controllers: Sequence[str]) -> None:
         self.name = self.address = f"{_NAME}{number}"
-        self.is_running = False
+        self.title = f"ingest {self.name}"
         self.links = 0
-        self._timeline = timeline
+        self.timeline = timeline
+        self.clock = Clock(lambda: timeline.now_ns)
         self._network = network
-        self._controller = controller
-        self._life = 0
+        self._controllers = controllers
         self._numbers = 0
         self._forget_link()
 
     def _forget_link(self) -> None:
         self.is_linked = False
         self._link: Connection | None = None
+        self._end: _LeaderEnd | None = None
         self._streams: dict[int, _AgentEnd] = {}
+        # Agents that wait for a link.
+        self._waiting_agents: list[_AgentEnd] = []
         self._builder = self.builder_type(has_every_tick=True)
         self._frames = 0
         self._unacknowledged: dict[int, dict[int, list[int]]] = {}
         self._every = 1
+        # Of answers of the controller: whether one is due, and which.
+        self._is_answer_due = False
+        self._answers = 0
+
+    @property
+    def holds_frames(self) -> bool:
+        """Whether frames are under way that the controller has not acknowledged."""
+        return bool(self._unacknowledged)
 
     def start(self) -> None:
         """The process starts, unless it runs."""
         if not self.is_running:
-            self.is_running = True
-            self._life += 1
-            self._network.listeners[self.address] = self._accept
+            self._begin()
+            self._search = ControllerAddresses(self._controllers).begin_search()
+            self._network.listeners[self.address] = lambda connection: self.end_type(self, connection)
             self._open_link()
 
     def crash(self) -> None:
         """The process dies at once; the kernel ends its streams."""
         if not self.is_running:
             return
-        self.is_running = False
-        self._life += 1
+        self._die()
         self._network.listeners.pop(self.address, None)
         if self._link is not None:
             self._link.close(AGENT, "connection reset")
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self._waiting_agents):
             stream.is_over = True
         for connection in self._network.connections:
             if connection.address == self.address:
                 connection.close(CONTROLLER, "connection reset")
         self._forget_link()
 
-    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
-        life = self._life
-        self._timeline.after(seconds(delay_s), lambda: action() if life == self._life else None)
-
     # The link
 
     def _open_link(self) -> None:
-        self._link = self._network.connect(self.name, self, self._controller)
+        self._end = _LeaderEnd(self)
+        self._link = self._network.connect(self.name, self._end, self._search.address)
+        self._expect_answer()
 
-    def received(self, data: bytes) -> None:
+    def is_end(self, end: _LeaderEnd) -> bool:
+        """Whether this is the end of the link that is in use."""
+        return end is self._end
+
+    def _expect_answer(self) -> None:
+        if not self._is_answer_due:
+            self._is_answer_due = True
+            link, answers = self._link, self._answers
+            within_s = _ANSWER_WITHIN_S if self._search.is_choice else _ONLY_ANSWER_WITHIN_S
+            self.later(seconds(within_s), lambda: self._check_answer(link, answers))
+
+    def _check_answer(self, link: Connection | None, answers: int) -> None:
+        if self._is_answer_due and answers == self._answers:
+            self._give_up(link, "it did not answer in time")
+
+    def _give_up(self, link: Connection | None, reason: str) -> None:
+        if link is self._link and link is not None:
+            link.close(AGENT, reason)
+            self.lose_link(reason)
+
+    def hear(self, data: bytes) -> None:
         """The controller's next message."""
         response = decode_message(ForwardResponse, data)
+        self._is_answer_due = False
+        self._answers += 1
         if not self.is_linked:
             self.is_linked = True
             self.links += 1
+            self._search.succeed()
+            self.timeline.note(f"{self.name} linked leader={self._search.address}")
+            waiting, self._waiting_agents = self._waiting_agents, []
+            for stream in waiting:
+                self._open_stream(stream)
         self._every = max(1, response.batches_per_acknowledgement)
         for message in response.messages:
             if (stream := self._streams.get(message.stream)) is not None:
@@ -208,32 +278,45 @@ class IngestProcess:
         if self._builder.batches and len(self._unacknowledged) < _FRAMES_MOST:
             self.cut_frame()
 
-    def closed(self, reason: str) -> None:
-        """The link is lost: every agent connects again."""
-        self._timeline.note(f"{self.name} link lost reason={reason}")
-        streams = list(self._streams.values())
+    def lose_link(self, reason: str) -> None:
+        """The link is lost: every agent that used it connects again."""
+        self.timeline.note(f"{self.name} link lost leader={self._search.address} reason={reason}")
+        streams, waiting = list(self._streams.values()), self._waiting_agents
         self._forget_link()
+        self._waiting_agents = waiting
         for stream in streams:
             stream.close("the controller was lost")
-        self._later(_LINK_AGAIN_S, self._open_link)
+        pause_s = self._search.move_on(reason, jitter=self.timeline.rng.random)
+        self.later(seconds(_PAUSE_S if pause_s is None else pause_s), self._open_link)
 
     def send(self, request: ForwardRequest) -> None:
         """Tells the controller."""
+        if request.messages or request.frame is not None:
+            self._expect_answer()
         if self._link is not None:
             self._link.send(AGENT, encode_message(request))
 
     # Agents
 
-    def _accept(self, connection: Connection) -> End:
-        self._numbers += 1
-        stream = _AgentEnd(self, connection, self._numbers)
+    def admit(self, stream: _AgentEnd) -> None:
+        """An agent connects; it waits a while for a controller."""
         if self.is_linked:
+            self._open_stream(stream)
+            return
+        self._waiting_agents.append(stream)
+        self.later(seconds(_LINK_WITHIN_S), lambda: self._refuse(stream))
+
+    def _refuse(self, stream: _AgentEnd) -> None:
+        if not stream.number:
+            stream.close("no controller takes what this process hands on")
+
+    def _open_stream(self, stream: _AgentEnd) -> None:
+        if not stream.is_over:
+            self._numbers += 1
+            stream.number = self._numbers
             self._streams[stream.number] = stream
             self.send(ForwardRequest(opened=(ForwardedStream(stream=stream.number),)))
-        else:
-            # Not before it is the connection's end.
-            self._later(0.0, lambda: stream.close("no controller takes what this process hands on"))
-        return stream
+            stream.pump()
 
     def agent_left(self, stream: _AgentEnd) -> None:
         """An agent ended its stream."""
@@ -246,7 +329,7 @@ class IngestProcess:
             return
         self._builder.add(stream.number, batch)
         if self._builder.batches == 1:
-            self._later(_FRAME_S, self._on_frame_due)
+            self.later(seconds(_FRAME_S), self._on_frame_due)
 
     def _on_frame_due(self) -> None:
         if len(self._unacknowledged) < _FRAMES_MOST:
@@ -261,12 +344,11 @@ class IngestProcess:
         number, link = self._frames, self._link
         self._unacknowledged[number] = builder.sequences
         self.send(ForwardRequest(frame=builder.build(number)))
-        self._later(_FRAME_WITHIN_S, lambda: self._check_frame(link, number))
+        self.later(seconds(_FRAME_WITHIN_S), lambda: self._check_frame(link, number))
 
     def _check_frame(self, link: Connection | None, number: int) -> None:
-        if link is self._link and link is not None and number in self._unacknowledged:
-            link.close(AGENT, "a frame was not acknowledged")
-            self.closed("a frame was not acknowledged")
+        if number in self._unacknowledged:
+            self._give_up(link, "a frame was not acknowledged")
 
 
 # The controller's side
@@ -291,7 +373,7 @@ class _ForwardedConnection:
 
 
 class _ForwardedSession(Session):
-    """One agent's stream; says what it has dealt with."""
+    """One agent's stream; says what it has dealt with. Mixed into the sessions of agents that come directly."""
 
     def __init__(self, owner: Sessions, link: "_LinkEnd", number: int) -> None:
         super().__init__(owner, _ForwardedConnection(link, number))  # type: ignore[arg-type]
@@ -329,6 +411,7 @@ class _LinkEnd:
         self._sessions = sessions
         self._connection = connection
         self._streams: dict[int, _ForwardedSession] = {}
+        self._session_type = type("_Session", (_ForwardedSession, sessions.session_type), {})
         sessions.life.later(0, lambda: self.tell(ForwardResponse()))
 
     def received(self, data: bytes) -> None:
@@ -338,7 +421,7 @@ class _LinkEnd:
         request = decode_message(ForwardRequest, data)
         for opened in request.opened:
             if opened.stream not in self._streams:
-                self._streams[opened.stream] = _ForwardedSession(self._sessions, self, opened.stream)
+                self._streams[opened.stream] = self._session_type(self._sessions, self, opened.stream)
         for message in request.messages:
             if (session := self._streams.get(message.stream)) is not None:
                 session.received(message.message)
@@ -415,13 +498,19 @@ class IngestFaults(Faults):
     def begin(self) -> None:
         """See `Faults`."""
         if self.crash_ingest.__name__ not in {kind.__name__ for _, kind in self._kinds}:
-            self._kinds += ((10, self.crash_ingest), (6, self.break_link), (6, self.partition_link))
+            self._kinds += (
+                (10, self.crash_ingest),
+                (6, self.pause_ingest),
+                (6, self.break_link),
+                (6, self.partition_link),
+            )
         super().begin()
 
     def heal(self) -> None:
         """See `Faults`."""
         super().heal()
         for ingest in self.ingests:
+            ingest.continue_process()
             ingest.start()
 
     def _ingest(self, what: str) -> IngestProcess:
@@ -434,6 +523,12 @@ class IngestFaults(Faults):
         ingest = self._ingest("crash_ingest")
         ingest.crash()
         self._end(15.0, ingest.start)
+
+    def pause_ingest(self) -> None:
+        """An ingest process is stopped, for longer than agents and the controller wait for it, or for less."""
+        ingest = self._ingest("pause_ingest")
+        ingest.stop_process()
+        self._end(self._rng.choice((3.0, 40.0)), ingest.continue_process)
 
     def break_link(self) -> None:
         """The stream between an ingest process and the controller breaks."""

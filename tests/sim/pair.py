@@ -23,7 +23,8 @@ from tests.sim.clock import Clock, seconds
 from tests.sim.controller import Controller
 from tests.sim.ledger import Ledger
 from tests.sim.life import Life, _Command
-from tests.sim.network import CONTROLLER, Connection, Network
+from tests.sim.network import CONTROLLER, Connection, End, Network
+from tests.sim.process import PausableProcess
 from tests.sim.sessions import Session, Sessions
 from tests.sim.store import RENEW_S, LeaseWatch, Row, Store, TermJournal, Transaction, read_checkpoint, read_rows
 from tests.sim.timeline import Timeline
@@ -34,8 +35,6 @@ __all__ = ["LeaderLife", "Pair", "Seat"]
 _POLL_NS = seconds(0.5)
 _STATEMENT_NS = seconds(0.02)
 _CHECK_NS = seconds(1)
-# Of a process that goes on: between two messages that waited, and until its timers run.
-_WAKE_NS, _LATE_NS = seconds(0.01), seconds(1)
 _RESTART_NS = seconds(3)
 # Entries that are compared at each look.
 _COMPARED = 1024
@@ -166,14 +165,14 @@ class _Socket:
 
     def __init__(self, seat: "Seat", connection: Connection) -> None:
         self._seat = seat
-        self._session: Session | None = None
+        self._session: End | None = None
         seat.enter(lambda: self._accept(connection))
 
     def _accept(self, connection: Connection) -> None:
         if self._seat.life is None:
             connection.close(CONTROLLER, "this controller follows")
         else:
-            self._session = self._seat.sessions.accept(connection)
+            self._session = self._seat.accept(connection)
 
     def received(self, data: bytes) -> None:
         """The next message."""
@@ -219,7 +218,7 @@ class _Follower:
         self._known = rows
 
 
-class Seat(Controller):
+class Seat(PausableProcess, Controller):
     """One machine, and the process that runs on it, if one does."""
 
     life: LeaderLife | None
@@ -241,66 +240,33 @@ class Seat(Controller):
         self.clock = Clock(lambda: timeline.now_ns, drift_ppm=drift_ppm)
         self.life = None
         self.transaction: Transaction | None = None
-        self.is_running = self.is_stopped = False
         self.crashes = self.terms = self.rebuilds = 0
         self._kept = {}
         self._life_type = life_type
         self._network = network
         self._store = store
-        self._starts = 0
-        self._waiting: list[tuple[bool, Callable[[], None]]] = []
 
-    def enter(self, action: Callable[[], None], *, is_timer: bool = False) -> None:
-        """Something reaches the process: at once, or when it goes on."""
-        if self.is_stopped:
-            self._waiting.append((is_timer, action))
-        elif self.is_running:
-            try:
-                action()
-            except JournalFenced as error:
-                self.end(str(error))
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """See `PausableProcess`."""
+        return f"controller {self.address} leading={self.life is not None}"
 
-    def later(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Runs the action after a while, unless the process has died by then."""
-        starts = self._starts
-        delay_ns = self.clock.true_delay_ns(delay_ns)
-        self.timeline.after(delay_ns, lambda: self.enter(action, is_timer=True) if starts == self._starts else None)
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except JournalFenced as error:
+            self.end(str(error))
 
     def start(self) -> None:
         """A process starts to follow, unless one runs."""
         if self.is_running:
             return
-        self.is_running = True
+        self._begin()
         self._network.listeners[self.address] = lambda connection: _Socket(self, connection)
         self.timeline.note(f"controller {self.address} started")
         self._follower: _Follower | None = None
         self._watch = LeaseWatch(self._store, self.clock)
         self._look()
-
-    def stop_process(self) -> None:
-        """SIGSTOP."""
-        if self.is_running and not self.is_stopped:
-            self.is_stopped = True
-            self.timeline.note(f"controller {self.address} stopped leading={self.life is not None}")
-
-    def continue_process(self) -> None:
-        """SIGCONT: messages that waited are taken in their order, and timers that are due come in between."""
-        if not self.is_stopped:
-            return
-        self.timeline.note(f"controller {self.address} continues")
-        self.is_stopped = False
-        waiting, self._waiting = self._waiting, []
-        starts = self._starts
-        message_ns = 0
-        for is_timer, action in waiting:
-            message_ns += 0 if is_timer else self.timeline.draw_ns(_WAKE_NS)
-            delay_ns = self.timeline.draw_ns(_LATE_NS) if is_timer else message_ns
-            self.timeline.after(
-                delay_ns,
-                lambda is_timer=is_timer, action=action: (
-                    self.enter(action, is_timer=is_timer) if starts == self._starts else None
-                ),
-            )
 
     def crash(self) -> None:
         """The process dies at once; the kernel ends its streams, and its connection to the store."""
@@ -309,9 +275,7 @@ class Seat(Controller):
         if self.life is not None:
             self.life.is_dead = True
         self.life = None
-        self._starts += 1
-        self.is_running = self.is_stopped = False
-        self._waiting.clear()
+        self._die()
         self._kept.clear()
         self.crashes += 1
         if self.transaction is not None and self.transaction in self._store.open:
@@ -339,6 +303,7 @@ class Seat(Controller):
         """An observer is told by whom the next plan or Welcome is: one may have been followed, and not know it yet."""
         assert self.life is not None
         self.ledger.is_teller_current = self.life.is_current
+        self.ledger.teller = self.life.journal.term
 
     def _look(self) -> None:
         """See `JournalStandby._look`."""

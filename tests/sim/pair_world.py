@@ -9,7 +9,6 @@ Beyond those (invariants.py):
 """
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +17,17 @@ from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import event_from_plain
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.telemetry import BatchReceipt, Telemetry
-from eelgrid_protos.messages import ConnectResponse, Hello, NodePlan, SampleBatch
+from eelgrid_protos.messages import ConnectResponse, Hello, LeaderTerm, NodePlan
 from tests.sim.agent import Agent, _Stream
 from tests.sim.broken import Broken, demand
 from tests.sim.clock import SECOND_NS, Clock, seconds
 from tests.sim.faults import Faults
-from tests.sim.invariants import check_end, check_served, check_state
+from tests.sim.invariants import check_end, check_freshness, check_served, check_state
 from tests.sim.ledger import Ledger
 from tests.sim.network import Network, Weather
 from tests.sim.pair import LeaderLife, Pair, Seat
 from tests.sim.store import TTL_S, Row, Store, read_rows
+from tests.sim.ticks import TickBook
 from tests.sim.timeline import Timeline
 from tests.sim.users import Users
 from tests.sim.world import Failure
@@ -39,33 +38,22 @@ CONVERGED_WITHIN_NS = seconds(300)
 _CHECK_EVERY = 25
 _USER_NS = seconds(2)
 _GIB = 2**30
+# Of a term, as its order has it.
+Token = tuple[int, int]
 _PRODUCTS = (("openb-t4", "T4"), ("h100-sxm5-80gb", "H100"))
-
-
-class _NoTicks:
-    """Readings have the world with one controller to themselves."""
-
-    is_fair = False
-
-    def __init__(self) -> None:
-        self.running: defaultdict[str, _NoTicks] = defaultdict(lambda: self)
-
-    def conserve(self) -> None:
-        """Nothing is counted."""
-
-    def ignore(self, *_: object) -> None:
-        """Nothing is noted."""
-
-    began = took = pulled = died = ignore
 
 
 class PairLedger(Ledger):
     """What an observer of both controllers and of the store knows."""
 
-    def __init__(self) -> None:
-        super().__init__(_NoTicks())  # type: ignore[arg-type]
+    def __init__(self, ticks: TickBook) -> None:
+        super().__init__(ticks)
         self.store: Store
         self.is_teller_current = True
+        # Whose the next plan is.
+        self.teller = LeaderTerm()
+        # Of each plan that was sent, the highest term of those who sent it.
+        self._senders: dict[tuple[str, int], list[tuple[NodePlan, Token]]] = {}
         self.undone = 0
         self._epoch = 0
 
@@ -96,6 +84,8 @@ class PairLedger(Ledger):
         if left < len(self.entries):
             self.rolled_back(left)
         self.committed([entry for _, entry in read_rows(self.store, left, len(rows))])
+        # What a leader had removed and the standby still has was placed before the loss, not since.
+        self.left = max(self.left, len(rows)) if self.rollbacks else self.left
 
     def recovered(self, state: ClusterState) -> None:
         """A state that came back is what the rows up to its revision lead to."""
@@ -104,10 +94,6 @@ class PairLedger(Ledger):
             expected.apply(event_from_plain(entry.kind, entry.body))
         demand(3, state.digest() == expected.digest(), f"recovered state of revision {state.revision} differs")
 
-    def receive(self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock) -> BatchReceipt:
-        """Hands a batch to the telemetry."""
-        return telemetry.receive_batch(hello.inventory.node_name, batch, now_s=clock.monotonic_s())
-
     def joined(self, hello: Hello, record: NodeRecord) -> None:
         """An agent was welcomed; who was followed, or whose server was replaced, ends before it places anything."""
         if self.is_teller_current:
@@ -115,6 +101,7 @@ class PairLedger(Ledger):
 
     def plan_sent(self, plan: NodePlan) -> None:
         """An epoch has one content; that of who was followed by another may be old, and agents refuse it."""
+        self._senders.setdefault((plan.node_name, plan.epoch), []).append((plan, self.teller.token))
         if self.is_teller_current:
             super().plan_sent(plan)
             return
@@ -122,11 +109,17 @@ class PairLedger(Ledger):
         known = before == plan or plan in self._lost_plans or self.rollbacks > 0
         demand(4, known, f"{plan.node_name}: epoch {plan.epoch} was sent with two contents")
 
+    def sender_of(self, plan: NodePlan) -> Token:
+        """The latest leader that sent this plan, whoever handed it on."""
+        sent = self._senders.get((plan.node_name, plan.epoch), ())
+        return max((token for known, token in sent if known == plan), default=(0, 0))
+
 
 class PairAgent(Agent):
     """A machine whose agent knows both controllers."""
 
-    obeyed = (0, 0)
+    ledger: PairLedger
+    obeyed: Token = (0, 0)
 
     @property
     def address(self) -> str:  # type: ignore[override]
@@ -147,6 +140,9 @@ class PairAgent(Agent):
         if node.guard.plan is not before:
             assert term is not None
             demand(11, term.token >= self.obeyed, f"{self.name} obeys {term} after {self.obeyed}")
+            plan = node.guard.plan
+            sender = self.obeyed if plan is None else self.ledger.sender_of(plan)
+            demand(11, sender >= self.obeyed, f"{self.name} obeys a plan of {sender} after it has met {self.obeyed}")
 
 
 class PairFaults(Faults):
@@ -224,8 +220,13 @@ class PairFaults(Faults):
         else:
             self._timeline.after(seconds(0.005), lambda: self._watch_for_write(seat, looks - 1))
 
-    def _pause(self, seat: Seat) -> None:
-        seat.stop_process()
+    def suspend(self) -> None:
+        """The leader's machine is suspended: by its monotonic clock, which then stands still, its lease goes on."""
+        if (seat := self._pair.leader) is not None:
+            self._pause(seat, suspends_machine=True)
+
+    def _pause(self, seat: Seat, *, suspends_machine: bool = False) -> None:
+        seat.stop_process(suspends_machine=suspends_machine)
         self._end_for_sure(self._rng.choice((3.0, 3.0 * TTL_S)), lambda: self._continue(seat))
 
     def _continue(self, seat: Seat) -> None:
@@ -278,6 +279,7 @@ class PairParts:
     life: type[LeaderLife] = LeaderLife
     agent: type[PairAgent] = PairAgent
     store: type[Store] = Store
+    faults: type[PairFaults] = PairFaults
 
 
 class PairWorld:
@@ -289,7 +291,7 @@ class PairWorld:
         self.is_harsh = rng.random() < 0.3
         weather = Weather(drop_p=0.02, duplicate_p=0.02, reorder_p=0.05) if self.is_harsh else Weather()
         self.network = Network(timeline, weather)
-        self.ledger = ledger = PairLedger()
+        self.ledger = ledger = PairLedger(TickBook(is_fair=not self.is_harsh))
         clock = Clock(lambda: timeline.now_ns, drift_ppm=rng.randint(-200, 200))
         self.store = ledger.store = parts.store(lambda: timeline.now_ns, clock, ledger.stored)
         self.pair = Pair(
@@ -309,7 +311,7 @@ class PairWorld:
             ],
         )
         self.agents: list[Agent] = [
-            parts.agent(
+            self._agent_type(parts)(
                 timeline,
                 self.network,
                 ledger,
@@ -322,11 +324,18 @@ class PairWorld:
         ]
         models = tuple(sorted({gpu.model for agent in self.agents for gpu in agent.spec.gpus}))
         self.users = Users(timeline, ledger, self.pair, models=models)
-        self.faults = PairFaults(timeline, self.network, self.pair, self.agents, self.store, ledger)
+        self.faults = self._build_faults(parts)
         by_name = {agent.name: agent for agent in self.agents}
         ledger.held_on = lambda name: by_name[name].held if name in by_name else ()
         self.healed_ns = 0
         self._checked: tuple[object, int] = (None, -1)
+
+    def _agent_type(self, parts: PairParts) -> type[Agent]:
+        """Of the next agent."""
+        return parts.agent
+
+    def _build_faults(self, parts: PairParts) -> PairFaults:
+        return parts.faults(self.timeline, self.network, self.pair, self.agents, self.store, self.ledger)
 
     def _spec(self, index: int) -> NodeSpec:
         rng = self.timeline.rng
@@ -361,7 +370,11 @@ class PairWorld:
             check_state(self.pair, self.agents, self.ledger)  # type: ignore[arg-type]
             self.timeline.mark(life.core.state.digest().encode())
         if self.timeline.steps % _CHECK_EVERY == 0:
+            if (seat := self.pair.leader) is not None:
+                check_freshness(seat, self.ledger)
             check_served(self.pair)  # type: ignore[arg-type]
+            for process in self.ledger.ticks.running.values():
+                process.conserve()
 
     def heal(self) -> None:
         """Faults stop; from here on everything has to come right."""
@@ -400,6 +413,12 @@ class PairWorld:
 def run_pair(seed: int, steps: int, *, parts: PairParts = PairParts(), heals: bool = True) -> PairWorld:
     """A whole run, or without `heals` the first part alone; raises Failure."""
     world = PairWorld(seed, parts=parts)
+    play(world, seed, steps, heals=heals)
+    return world
+
+
+def play(world: PairWorld, seed: int, steps: int, *, heals: bool, flags: str = "") -> None:
+    """Runs a world that has not begun; raises Failure, which names the command's further flags."""
     try:
         world.begin()
         for _ in range(steps):
@@ -409,5 +428,4 @@ def run_pair(seed: int, steps: int, *, parts: PairParts = PairParts(), heals: bo
             world.converge()
     except Exception as error:
         recent = list(world.timeline.recent)
-        raise Failure(seed, steps, world.timeline.steps, error, recent, flags=" --pair") from error
-    return world
+        raise Failure(seed, steps, world.timeline.steps, error, recent, flags=f" --pair{flags}") from error

@@ -12,6 +12,7 @@ or died with it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
@@ -114,7 +115,7 @@ class TickBook:
         # The one that runs on each node, and every one that ever did by its incarnation.
         self.running: dict[str, Process] = {}
         self.processes: dict[int, Process] = {}
-        self.feeds: dict[str, _Feed] = {}
+        self._feeds: WeakKeyDictionary[Telemetry, dict[str, _Feed]] = WeakKeyDictionary()
         self.taken = 0
         self.received = 0
         self.died_with_agent = 0
@@ -177,16 +178,16 @@ class TickBook:
 
     # The controller's side
 
-    def controller_started(self) -> None:
-        """A controller that knows no tick."""
-        self.feeds.clear()
+    def feeds(self, telemetry: Telemetry) -> dict[str, _Feed]:
+        """What one life of a controller heard, by node; a new one knows no tick."""
+        return self._feeds.setdefault(telemetry, {})
 
     def receive(
         self, telemetry: Telemetry, hello: Hello, batch: SampleBatch, clock: Clock, *, tick: PackedTick | None = None
     ) -> BatchReceipt:
         """Hands a batch, or what an ingest process handed on of it, to the telemetry and checks what became of it."""
         name, ticks = hello.inventory.node_name, len(batch.time_ns)
-        feed = self.feeds.setdefault(name, _Feed(hello.incarnation))
+        feed = self.feeds(telemetry).setdefault(name, _Feed(hello.incarnation))
         feed.incarnation = hello.incarnation
         received, lost = telemetry.tick_counts(name)
         try:

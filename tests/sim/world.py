@@ -92,7 +92,7 @@ class World:
         )
         ticks_most = rng.choice((15, 60, 600))
         self.ingests = [
-            parts.ingest(self.timeline, self.network, number, controller=self.controller.address)
+            parts.ingest(self.timeline, self.network, number, controllers=(self.controller.address,))
             for number in range(ingests)
         ]
         agent_type = parts.agent
