@@ -627,7 +627,7 @@ def main(**given: Any) -> None:
     """Place and power GPU work; serve agents and operators over gRPC.
 
     The exit code is 0 after SIGTERM or SIGINT, 2 if an option, a file or an address cannot be used (an address that is
-    in use among them), and 1 after any other failure.
+    in use among them), and 1 after any other failure, such as a stop that takes longer than 50 s.
     """
     try:
         controllers = _read_ingest(given)
