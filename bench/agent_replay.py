@@ -1,10 +1,10 @@
 """Load of many agents: what one real agent sent, replayed with a connection and a stream for each.
 
-Records a real agent's Hello and batches from a loopback stream, and sends them again under other names, numbers and times,
-as fast as the agent would or as many at once as it is told. Knows nothing of who takes them. A stream that ends after its
-welcome is counted and not opened again. SIGUSR1: sends no more, and says what was sent.
+Records a real agent's Hello and batches from a loopback stream, and sends them again under other names, numbers and times.
+Knows nothing of who takes them. Streams are those of real agents (`Uplink`): each is opened again by their rule, and what
+was not acknowledged is sent again. SIGUSR2: sends from now on. SIGUSR1: sends no more, and says what was sent.
 
-python -m bench.agent_replay --frames FILE --controller HOST:PORT[,...] --agents N [--first I] [--interval S]
+python -m bench.agent_replay --frames FILE --controller HOST:PORT[,...] --agents N [--first I] [--interval S] [--welcomes FILE]
 """
 
 import argparse
@@ -15,35 +15,36 @@ import logging
 import random
 import signal
 import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TextIO
 
 import grpc
 import grpc.aio
 
 from bench.processes import fleet_file, free_port, running
+from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.uplink import Uplink, know_controllers, open_channels
 from eelgrid_protos import codec
-from eelgrid_protos.controller_addresses import order_addresses
 from eelgrid_protos.messages import (
     Acknowledgement,
     Cadence,
     ConnectRequest,
     ConnectResponse,
     Hello,
+    Resume,
     SampleBatch,
     Welcome,
 )
-from eelgrid_protos.rpc import AGENT_SERVICE, Context, build_handler
-from eelgrid_protos.transport import listen_on_address, open_channel, server_options
+from eelgrid_protos.rpc import AGENT_SERVICE, Context, Encoded, build_handler
+from eelgrid_protos.transport import listen_on_address, server_options
 from eelgrid_protos.wire import node_pb2
 
 _SAMPLES_TAG = b"\x1a"
-_ACKNOWLEDGEMENT_TAG = b"\x12"
-# Connections that are being opened at one time, as an agent's back-off spreads them.
-_CONNECTS_AT_ONCE = 64
-_AGAIN_S = 5.0
+# Agents that start in a second.
+_STARTS_PER_S = 250.0
 
 
 class _Recorder:
@@ -136,102 +137,160 @@ class _Template:
         return _SAMPLES_TAG + _varint(len(inner)) + inner
 
 
-class _ReplayedAgent:
-    """One agent: a connection, a stream, and its batches."""
+class _ReplayedNode(AgentNode):
+    """One node: its opening, and a batch for each interval, which waits until it is acknowledged.
 
-    def __init__(self, name: str, hello: Hello, templates: Sequence[_Template], interval_s: float) -> None:
+    Its stream is a real agent's (`Uplink`), which asks a node only for what is here.
+    """
+
+    def __init__(self, name: str, hello: Hello, templates: Sequence[_Template], told: TextIO | None) -> None:
         gpus = tuple(replace(gpu, uuid=f"GPU-{name}-{gpu.index}") for gpu in hello.inventory.gpus)
-        opening = replace(hello, inventory=replace(hello.inventory, node_name=name, gpus=gpus))
-        self.name = name
-        self._hello = codec.encode_message(ConnectRequest(message=opening))
+        inventory = replace(hello.inventory, node_name=name, gpus=gpus)
+        self._name = name
+        self._hello = replace(hello, inventory=inventory)
+        self._digest = codec.digest_message(inventory)
         self._templates = templates
-        self._interval_s = interval_s
-        self.sequence = self.acknowledged = self.ticks = 0
-        self.ended = ""
-        self.is_welcomed = False
-        # Streams that ended before they were welcomed.
-        self.refusals = 0
+        self._told = told
+        self._resumes = False
+        self._term = None
+        self.wake = _nothing
+        self.connected = False
+        self.sequence = self.ticks = self.ended = 0
+        # Batches that are not acknowledged, by number, with their times; those from `_next` on are not sent either.
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._next = 1
 
-    async def run(self, address: str, gate: asyncio.Semaphore, begin: asyncio.Event, stop: asyncio.Event) -> None:
-        """Connects, and sends from `begin` until `stop`; the stream stays open. One that is refused is opened again."""
-        while not self.is_welcomed:
-            self.refusals += self.ended != ""
-            await self._run_once(address, gate, begin, stop)
-            if not self.is_welcomed:
-                await asyncio.sleep(_AGAIN_S * random.random())
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
 
-    async def _run_once(self, address: str, gate: asyncio.Semaphore, begin: asyncio.Event, stop: asyncio.Event) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        path = AGENT_SERVICE.path(AGENT_SERVICE.methods[0])
-        async with open_channel(address, tls=None, options=options) as channel:
-            call: Any = channel.stream_stream(path)()
-            try:
-                async with gate:
-                    await call.write(self._hello)
-                    while not isinstance(codec.decode_message(ConnectResponse, await call.read()).message, Welcome):
-                        pass
-                self.is_welcomed, self.ended = True, ""
-                reader = asyncio.create_task(self._read(call))
-                gate.welcomed += 1  # type: ignore[attr-defined]
-                await begin.wait()
-                # Each at a moment of its own.
-                due_s = asyncio.get_running_loop().time() + random.random() * self._interval_s
-                while not reader.done():
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(due_s):
-                            await stop.wait()
-                    if stop.is_set():
-                        break
-                    self.sequence += 1
-                    template = self._templates[self.sequence % len(self._templates)]
-                    await call.write(template.fill(self.sequence, time.time_ns()))
-                    self.ticks += template.ticks
-                    due_s += self._interval_s
-                await reader
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TypeError) as error:
-                self.ended = repr(error)[:200]
+    async def add_batches(self, begin: asyncio.Event, stop: asyncio.Event, interval_s: float) -> None:
+        """Adds a batch each interval, from `begin` until `stop`, at moments of its own."""
+        await begin.wait()
+        due_s = asyncio.get_running_loop().time() + random.random() * interval_s
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await stop.wait()
+            if stop.is_set():
+                return
+            due_s += interval_s
+            self.sequence += 1
+            self.ticks += self._templates[0].ticks
+            self._waiting.append((self.sequence, time.time_ns()))
+            self.wake()
 
-    async def _read(self, call: Any) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
-            if data[:1] == _ACKNOWLEDGEMENT_TAG:
-                message = codec.decode_message(ConnectResponse, data).message
-                assert isinstance(message, Acknowledgement)
-                self.acknowledged = message.sequence
-        self.ended = f"{await call.code()} {await call.details()}"
+    def build_hello(self) -> ConnectRequest:
+        """Opens a stream with the inventory."""
+        return ConnectRequest(message=replace(self._hello, term=self._term))
+
+    def build_resume(self, digest: object) -> ConnectRequest | None:
+        """Opens a stream by the fingerprint of the inventory, after the first one."""
+        del digest
+        if not self._resumes:
+            return None
+        incarnation = self._hello.incarnation
+        resume = Resume(incarnation=incarnation, node_name=self.name, inventory_digest=self._digest, term=self._term)
+        return ConnectRequest(message=resume)
+
+    def on_refused(self) -> None:
+        """As a real one: the next stream begins with all of it."""
+        self._resumes = False
+
+    def on_welcome(self, message: Welcome) -> None:
+        """Sends again what this controller lacks."""
+        self._resumes, self.connected, self._term = message.resumes, True, message.term
+        if self._told is not None:
+            self._told.write(f"{time.monotonic()} {self.name}\n")
+        self._forget(message.acknowledged_sequence)
+        self._next = message.acknowledged_sequence + 1
+
+    def on_disconnected(self) -> None:
+        """Counts it."""
+        self.ended += self.connected
+        self.connected = False
+
+    def on_message(self, response: ConnectResponse) -> None:
+        """Takes acknowledgements."""
+        if isinstance(response.message, Acknowledgement):
+            self._forget(response.message.sequence)
+
+    def _forget(self, sequence: int) -> None:
+        while self._waiting and self._waiting[0][0] <= sequence:
+            self._waiting.popleft()
+
+    def next_message(self) -> Any:
+        """The next batch that is not sent, encoded."""
+        if not self._waiting or self._next > self.sequence:
+            return None
+        sequence, time_ns = self._waiting[max(0, self._next - self._waiting[0][0])]
+        self._next = sequence + 1
+        return Encoded(self._templates[sequence % len(self._templates)].fill(sequence, time_ns))
 
 
-async def _replay(flags: argparse.Namespace, lines: Sequence[bytes]) -> None:
+def _nothing() -> None:
+    pass
+
+
+async def _replay(flags: argparse.Namespace, lines: Sequence[bytes], told: TextIO | None) -> None:
     messages = [codec.decode_message(ConnectRequest, line).message for line in lines]
     hello = messages[0]
     assert isinstance(hello, Hello)
     templates = [_Template(message) for message in messages[1:] if isinstance(message, SampleBatch)]
-    names = [f"node-{flags.first + index:05}" for index in range(flags.agents)]
-    agents = [_ReplayedAgent(name, hello, templates, flags.interval) for name in names]
-    gate, begin, stop = asyncio.Semaphore(_CONNECTS_AT_ONCE), asyncio.Event(), asyncio.Event()
-    gate.welcomed = 0  # type: ignore[attr-defined]
+    nodes = [_ReplayedNode(f"node-{flags.first + index:05}", hello, templates, told) for index in range(flags.agents)]
+    begin, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR2, begin.set)
     loop.add_signal_handler(signal.SIGUSR1, stop.set)
-    addresses = flags.controller.split(",")
-    tasks = [
-        asyncio.create_task(agent.run(order_addresses(addresses, agent.name)[0], gate, begin, stop)) for agent in agents
-    ]
-    while not stop.is_set():
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await stop.wait()
-        print(json.dumps({"welcomed": gate.welcomed}), flush=True)  # type: ignore[attr-defined]
-    await asyncio.sleep(1.0)
-    ended = [agent.ended for agent in agents if agent.ended]
-    said = {
-        "batches": sum(agent.sequence for agent in agents),
-        "ticks": sum(agent.ticks for agent in agents),
-        "ended": len(ended),
-        "refusals": sum(agent.refusals for agent in agents),
-        "reason": ended[0] if ended else "",
-    }
-    print(json.dumps(said), flush=True)
-    await asyncio.gather(*tasks)
+    controllers = know_controllers(flags.controller.split(","), certificates=None, insecure=False)
+    open_one = open_channels(certificates=None, insecure=False, is_choice=len(controllers.all) > 1)
+    reasons: Counter[str] = Counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for node in nodes:
+            own = controllers.order_for(node.name)
+            uplink = Uplink(
+                node,
+                open_one,
+                controllers=own,
+                gate=_Open(),
+                jitter=random.random,
+                report=lambda why: reasons.update((why[:300],)),
+            )
+            tasks.append(group.create_task(_start_in_turn(uplink, len(nodes))))
+            tasks.append(group.create_task(node.add_batches(begin, stop, flags.interval)))
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await stop.wait()
+            print(json.dumps({"connected": sum(node.connected for node in nodes)}), flush=True)
+            if told is not None:
+                told.flush()
+        await asyncio.sleep(1.0)
+        said = {
+            "batches": sum(node.sequence for node in nodes),
+            "ticks": sum(node.ticks for node in nodes),
+            "ended": sum(node.ended for node in nodes),
+            "reasons": reasons.most_common(5),
+        }
+        print(json.dumps(said), flush=True)
+
+
+class _Open(asyncio.Semaphore):
+    """Agents are machines of their own: none waits for another."""
+
+    async def acquire(self) -> Literal[True]:
+        """At once."""
+        return True
+
+    def release(self) -> None:
+        """Nothing was taken."""
+
+
+async def _start_in_turn(uplink: Uplink, agents: int) -> None:
+    await asyncio.sleep(random.random() * agents / _STARTS_PER_S)
+    await uplink.run()
 
 
 def main() -> None:
@@ -242,9 +301,13 @@ def main() -> None:
     parser.add_argument("--agents", type=int, required=True)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--interval", type=float, default=5.0)
+    parser.add_argument(
+        "--welcomes", type=Path, help="File for a line at each Welcome: the monotonic clock, and the node."
+    )
     flags = parser.parse_args()
     lines = [bytes.fromhex(line) for line in Path(flags.frames).read_text().splitlines()]
-    asyncio.run(_replay(flags, lines))
+    with contextlib.nullcontext() if flags.welcomes is None else flags.welcomes.open("a") as told:
+        asyncio.run(_replay(flags, lines, told))
 
 
 if __name__ == "__main__":

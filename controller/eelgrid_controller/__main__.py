@@ -30,7 +30,7 @@ from eelgrid_controller.runtime.config import (
     SlurmConfig,
     WebhookConfig,
 )
-from eelgrid_controller.runtime.interpreter import settle_interpreter
+from eelgrid_controller.runtime.interpreter import bound_stop, settle_interpreter
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
 from eelgrid_protos.roles import RoleRules
@@ -63,6 +63,7 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
     await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     start_s = time.perf_counter()
+    bound_stop(log)
     await controller.stop()
     log.info("event=stopped seconds=%.2f", time.perf_counter() - start_s)
     if failed.done():
@@ -83,11 +84,13 @@ async def _serve_ingest(config: IngestConfig, *, tls: TlsFiles | None, insecure:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    process = IngestProcess(config, tls=tls, insecure=insecure, clock=Clock(), log=logging.getLogger("eelgrid.ingest"))
+    log = logging.getLogger("eelgrid.ingest")
+    process = IngestProcess(config, tls=tls, insecure=insecure, clock=Clock(), log=log)
     line = await process.start()
     settle_interpreter()
     click.echo(line)
     await stop.wait()
+    bound_stop(log)
     await process.stop()
 
 
@@ -624,7 +627,7 @@ def main(**given: Any) -> None:
     """Place and power GPU work; serve agents and operators over gRPC.
 
     The exit code is 0 after SIGTERM or SIGINT, 2 if an option, a file or an address cannot be used (an address that is
-    in use among them), and 1 after any other failure.
+    in use among them), and 1 after any other failure, such as a stop that takes longer than 50 s.
     """
     try:
         controllers = _read_ingest(given)

@@ -149,7 +149,7 @@ def request_bytes_most() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An answer that is encoded already: a listing encodes its elements while it counts their bytes.
+    """A message that is encoded already: a listing encodes its elements while it counts their bytes.
 
     `omitted` elements were left out of it; `reasons` are the first of their violations.
     """
@@ -339,8 +339,8 @@ def build_encoded_handler(
 
 
 def _encode_sized(method: RpcMethod, request: object) -> bytes:
-    """Encodes a request; raises ContractError if no server would accept it."""
-    data = codec.encode_message(request)
+    """Encodes a request that is not; raises ContractError if no server would accept it."""
+    data = request.data if isinstance(request, Encoded) else codec.encode_message(request)
     codec.check_size(method.request.__name__, data, method.request_bytes_most)
     return data
 
