@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.moves.scenes import fill_cluster
-from bench.openb.joint import COURSE_X
 from bench.openb.times import compare_times
 from bench.openb.traces import csv_folder
 from eelgrid_controller.placement.migration_planner import recommend_moves
@@ -22,6 +21,8 @@ from eelgrid_controller.replay.openb import read_tasks, task_list_name
 from eelgrid_controller.replay.openb_protocol import TraceArrays
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, value_at
 from eelgrid_protos.messages import MoveGoal, RecommendMovesRequest
+
+MOVE_X = (0.2, 0.4, 0.6, 0.8)
 
 
 class Moved(NamedTuple):
@@ -41,10 +42,10 @@ class Timed(NamedTuple):
 
 
 def measure_moves(trace: TraceArrays, seeds: range, ratio: float, reference: ArrivalCurves) -> Moved:
-    """Moves of at most that part of the running tasks, at every load but the full one."""
+    """Moves of at most that part of the running tasks, at every load of MOVE_X."""
     moves, gains = [], []
     for seed in seeds:
-        for load, core in fill_cluster(trace, seed, COURSE_X[:-1]):
+        for load, core in fill_cluster(trace, seed, MOVE_X):
             found = recommend_moves(core.survey_moves(RecommendMovesRequest(goal=MoveGoal.POWER, moves_ratio=ratio)))
             moves.append(found.moving)
             saved_w = found.before.power_w - found.after.power_w
