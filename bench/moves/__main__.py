@@ -20,26 +20,14 @@ from typing import NamedTuple
 import click
 from joblib import Parallel, delayed
 
+from bench.moves.scenes import fill_cluster
 from bench.openb.traces import load_trace
 from bench.runner import Options, benchmark, data_option, processes_option, seeds_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.migration_planner import recommend_moves
-from eelgrid_controller.replay.openb import openb_product_key
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order
-from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_protos import catalogue
-from eelgrid_protos.messages import (
-    Gpu,
-    Inventory,
-    MoveGoal,
-    RecommendMovesRequest,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadPhase,
-    WorkloadSpec,
-)
-from eelgrid_protos.quantities import MIB
+from eelgrid_protos.messages import MoveGoal, RecommendMovesRequest
 
 LOADS = (0.5, 0.8, 1.0)
 BUDGETS = (0.01, 0.05, 0.10)
@@ -69,59 +57,17 @@ class Row(NamedTuple):
     search_s: float
 
 
-def _inventories(trace: TraceArrays) -> Iterator[Inventory]:
-    fleet = trace.fleet
-    products = catalogue.load_catalogue().products
-    for number, count in enumerate(fleet.gpu_count.tolist()):
-        model = trace.models[fleet.model[number]] if count else ""
-        key = openb_product_key(model, products) if count else ""
-        gpus = (
-            Gpu(uuid=f"GPU-{number}-{i}", index=i, product=key, model=model, catalogue_key=key) for i in range(count)
-        )
-        yield Inventory(
-            node_name=f"node-{number:04d}",
-            cpu_milli=int(fleet.cpu_milli[number]),
-            memory_bytes=int(fleet.memory_mib[number]) * MIB,
-            gpus=tuple(gpus),
-        )
-
-
-def _submission(trace: TraceArrays, kind: int) -> SubmitWorkloadRequest:
-    specs = trace.specs
-    allowed = tuple(model for model, yes in zip(trace.models, specs.allows[kind], strict=True) if yes)
-    count = int(specs.gpu_count[kind])
-    request = ResourceRequest(
-        cpu_milli=int(specs.cpu_milli[kind]),
-        memory_bytes=int(specs.memory_mib[kind]) * MIB,
-        gpu_count=count,
-        gpu_milli=int(specs.gpu_milli[kind]),
-        gpu_models=() if not count or len(allowed) == len(trace.models) else allowed,
-    )
-    return SubmitWorkloadRequest(spec=WorkloadSpec(name="task", request=request))
-
-
 def _scenes(trace: TraceArrays, seed: int) -> Iterator[tuple[str, float, Core]]:
     """The cluster at each load, first as it fills, then as it empties."""
-    core = Core(ClusterState(ended_most=0), catalogue.load_catalogue())
-    for inventory in _inventories(trace):
-        core.register_node(inventory, now_ns=1)
-    order = arrival_order(trace, seed).tolist()
-    milli, capacity = trace.task_milli.tolist(), trace.fleet.gpu_milli
-    arrived, done = 0, 0
-    for load_ in LOADS:
-        while done < len(order) and arrived + milli[order[done]] <= load_ * capacity:
-            workload = core.submit(_submission(trace, order[done]), now_ns=done + 2).result
-            if workload.phase is WorkloadPhase.PENDING:  # refused, in the protocol's words
-                core.cancel(workload.workload_id, now_ns=done + 2)
-            arrived += milli[order[done]]
-            done += 1
+    for load_, core in fill_cluster(trace, seed, LOADS):
         yield "placed", load_, core
+    filled_ns = len(arrival_order(trace, seed)) + 3
     leaving = list(core.state.workloads)
     random.Random(seed).shuffle(leaving)
     for load_ in sorted(LOADS[:-1], reverse=True):
-        while sum(record.allocated_gpu_milli for record in core.state.nodes.values()) > load_ * capacity:
+        while sum(record.allocated_gpu_milli for record in core.state.nodes.values()) > load_ * trace.fleet.gpu_milli:
             for _ in range(25):
-                core.cancel(leaving.pop(), now_ns=done + 3)
+                core.cancel(leaving.pop(), now_ns=filled_ns)
         yield "thinned", load_, core
 
 

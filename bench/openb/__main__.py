@@ -2,6 +2,9 @@
 
 Owns the command. Writes summary.csv, savings.csv, runs.csv, curves.csv, bounds.csv
 and, where published results lie beside the lists, published.csv; pictures too.
+In the same table stand the distance to the joint LP of saving and allocation without migration (--joint-seeds,
+bench.openb.joint), ours with migration (--move-seeds, --moves) and energy with departures (--times-seeds,
+--times-nodes; bench.openb.times). 0 seeds leave one out.
 FGD is what savings are measured against: it runs even if it was not asked for.
 With --mixes N, mixes drawn from the lists (bench.openb.mixes) take the place of the traces: ours beside FGD and the
 best mix of PWR on each, in mixes.csv.
@@ -16,8 +19,11 @@ import click
 import numpy as np
 
 from bench.openb import report
+from bench.openb.joint import JointGap, JointJob, bound_jointly
+from bench.openb.lines import Moved, Timed, measure_moves, measure_times
 from bench.openb.measure import Bounds, figures, mean_bounds
 from bench.openb.mix_comparison import compare_mixes
+from bench.openb.policies import OURS, REFERENCE, choose_names, chosen_policies
 from bench.openb.published import distances, plain_policy, results_folder
 from bench.openb.runs import BoundJob, BoundResult, Job, Result, everything
 from bench.openb.traces import load_trace, trace_names
@@ -34,9 +40,7 @@ from bench.runner import (
 from eelgrid_controller.replay.csv_reader import TraceError
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, mean_curves
-from eelgrid_kernels.baselines import find_policy, policy_names
 
-REFERENCE = "fgd"
 _SEEDS_MOST = 1000
 
 
@@ -47,6 +51,9 @@ class Outcome(NamedTuple):
     policies: tuple[str, ...]
     results: Mapping[tuple[str, str], list[Result]]  # by trace and policy, one a seed
     bounds: Mapping[str, list[BoundResult]]  # by trace, one for each of the first seeds
+    gaps: Sequence[JointGap] = ()
+    moved: Mapping[str, Moved] = {}  # by trace, of ours
+    timed: Mapping[str, Mapping[str, Timed]] = {}  # by trace and policy
 
     def mean(self, trace: str, policy: str, seeds: Iterable[int] | None = None) -> ArrivalCurves:
         """The mean curves over the seeds, over all of them by default."""
@@ -59,31 +66,17 @@ class Outcome(NamedTuple):
         return mean_bounds([one.bounds for one in found]) if found else None
 
 
-def _chosen(asked: str, every: Sequence[str]) -> tuple[str, ...]:
-    """The names in a list with commas, each once; every one there is for `all`."""
-    wanted = tuple(dict.fromkeys(name.strip() for name in asked.split(",") if name.strip()))
-    if not wanted:
-        raise Unusable(f"an empty list of names; write all, or some of {', '.join(every)}")
-    return tuple(every) if wanted == ("all",) else wanted
-
-
-def chosen_policies(asked: str) -> tuple[str, ...]:
-    """What was asked for; what a name may be is for eelgrid_kernels.baselines to say."""
-    chosen = _chosen(asked, policy_names())
-    for name in chosen:
-        try:
-            find_policy(name)
-        except ValueError as unknown:
-            raise Unusable(str(unknown)) from None
-    return chosen
-
-
 def _work(options: Options) -> Outcome:
     """Makes every run; all that can be refused is refused before the first."""
-    if not 1 <= options.seeds <= _SEEDS_MOST or options.processes < 1 or options.bound_seeds < 0:
-        raise Unusable(f"take 1 to {_SEEDS_MOST} seeds, at least one process and no negative number of bounds")
+    some = min(options.bound_seeds, options.joint_seeds, options.move_seeds, options.times_seeds)
+    if not 1 <= options.seeds <= _SEEDS_MOST or options.processes < 1 or some < 0:
+        raise Unusable(
+            f"take 1 to {_SEEDS_MOST} seeds, at least one process and no negative number of seeds for a line"
+        )
+    if not (0.0 <= options.moves <= 100.0 and options.times_nodes >= 1):
+        raise Unusable("--moves is 0 to 100 per cent of the running tasks, --times-nodes at least 1")
     policies = chosen_policies(options.policies)
-    traces = tuple(load_trace(options.data, name) for name in _chosen(options.traces, trace_names(options.data)))
+    traces = tuple(load_trace(options.data, name) for name in choose_names(options.traces, trace_names(options.data)))
     seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
     for trace in traces:
         for seed in seeds:
@@ -101,7 +94,36 @@ def _work(options: Options) -> Outcome:
     bounds: dict[str, list[BoundResult]] = {}
     for found in bounded:
         bounds.setdefault(found.trace, []).append(found)
-    return Outcome(traces, policies, results, bounds)
+    return _add_lines(options, Outcome(traces, policies, results, bounds))
+
+
+def _add_lines(options: Options, outcome: Outcome) -> Outcome:
+    """The joint bound, migration and departures, each for its first seeds."""
+    seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
+    jobs = [
+        JointJob(
+            trace, seed, tuple((name, _run_of(outcome, trace.name, name, seed).course) for name in outcome.policies)
+        )
+        for trace in outcome.traces
+        for seed in seeds[: options.joint_seeds]
+    ]
+    gaps = bound_jointly(jobs, options.processes, Progress("joint bounds").show) if jobs else []
+    moved, timed = {}, {}
+    for trace in outcome.traces:
+        if options.move_seeds and OURS in outcome.policies:
+            reference = outcome.mean(trace.name, REFERENCE)
+            moved[trace.name] = measure_moves(trace, seeds[: options.move_seeds], options.moves / 100.0, reference)
+        if options.times_seeds:
+            names = tuple(dict.fromkeys((REFERENCE, *outcome.policies)))
+            fleet, first = options.times_nodes, seeds[: options.times_seeds]
+            timed[trace.name] = measure_times(
+                options.data, trace.name, fleet, names, seeds=first, processes=options.processes
+            )
+    return outcome._replace(gaps=gaps, moved=moved, timed=timed)
+
+
+def _run_of(outcome: Outcome, trace: str, policy: str, seed: int) -> Result:
+    return next(run for run in outcome.results[trace, policy] if run.seed == seed)
 
 
 def _row(outcome: Outcome, trace: TraceArrays, policy: str) -> report.Row:
@@ -117,7 +139,18 @@ def _row(outcome: Outcome, trace: TraceArrays, policy: str) -> report.Row:
         bounded,
     )
     p50_ns, p99_ns = np.percentile(np.concatenate([run.decision_ns for run in runs]), (50, 99))
-    return report.Row(trace.name, policy, len(runs), judged, float(p50_ns) / 1e3, float(p99_ns) / 1e3)
+    gaps = [gap.gap_pct for gap in outcome.gaps if (gap.trace, gap.policy) == (trace.name, policy)]
+    return report.Row(
+        trace.name,
+        policy,
+        len(runs),
+        judged,
+        float(p50_ns) / 1e3,
+        float(p99_ns) / 1e3,
+        float(np.mean(gaps)) if gaps else None,
+        outcome.moved.get(trace.name) if policy == OURS else None,
+        outcome.timed.get(trace.name, {}).get(policy),
+    )
 
 
 def _run_row(outcome: Outcome, trace: TraceArrays, run: Result) -> report.RunRow:
@@ -154,6 +187,7 @@ def _write(outcome: Outcome, out: Path) -> list[report.Row]:
         out / "bounds.csv",
         ((one.trace, one.seed, one.bounds) for found in outcome.bounds.values() for one in found),
     )
+    report.write_joint(out / "joint.csv", outcome.gaps)
     return rows
 
 
@@ -196,6 +230,11 @@ def _draw(outcome: Outcome, rows: Sequence[report.Row], out: Path) -> None:
 @click.option("--policies", default="all", help="names of policies, with commas")
 @seeds_option(len(SEEDS), f"how many, from {SEEDS[0]} up")
 @click.option("--bound-seeds", default=2, help="how many of them get bounds; 0 for none")
+@click.option("--joint-seeds", default=1, help="how many of them get the joint bound, for each policy; 0 for none")
+@click.option("--move-seeds", default=1, help="how many of them are moved; 0 for none")
+@click.option("--moves", default=5.0, help="most moves, in per cent of the running tasks")
+@click.option("--times-seeds", default=1, help="how many of them are played with departures; 0 for none")
+@click.option("--times-nodes", default=60, help="nodes of the fleet that is played with departures")
 @click.option("--mixes", default=0, help="how many mixes to draw in place of the traces")
 @click.option("--seed", default=1, help="of the mixes")
 @processes_option

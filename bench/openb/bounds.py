@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize
-from scipy.sparse import coo_array, csr_array, vstack
+from scipy.sparse import block_diag, coo_array, csr_array, eye_array, kron, vstack
 
 from bench.openb.cutting_stock import HIGHS_OPTIMAL, SharePrices
 from bench.openb.measure import Bounds
@@ -53,6 +53,16 @@ GAIN_LEAST, PATIENCE = 5e-5, 2
 WHOLE_SECONDS_MOST = 10.0
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 HIGHS_STOPPED, HIGHS_INFEASIBLE = 1, 2
+
+
+class Held(NamedTuple):
+    """The least that must be held of the work that has arrived; who refuses work is compared at what it holds."""
+
+    gpu_milli: float
+    cpu_milli: float  # of tasks without GPU
+
+
+ALL_HELD, NOTHING_HELD = Held(math.inf, math.inf), Held(0.0, 0.0)
 
 
 class Shapes(NamedTuple):
@@ -108,6 +118,8 @@ class Relaxation:
         self._slot = np.searchsorted(self._sizes, specs.gpu_milli)
         volume = (specs.gpu_count * specs.gpu_milli)[self._task] / GPU_WHOLE_MILLI
         self._volume = csr_array(np.concatenate([volume, np.zeros(2 * self._kinds)])[None, :])
+        cores = np.where(specs.gpu_count == 0, specs.cpu_milli, 0)[self._task] / MILLI_PER_CORE
+        self._cores = csr_array(np.concatenate([cores, np.zeros(2 * self._kinds)])[None, :])
         self._share_prices = SharePrices(self._sizes)
         self._fixed, self._fixed_most = self._capacity_rows()
         # Rows that are looked at once a solution breaks them; priced is the shape of a price, -1 for a rounding.
@@ -128,31 +140,59 @@ class Relaxation:
 
         Who refuses work is compared at what it holds.
         """
-        cost = np.concatenate(
-            [
-                np.zeros(self._pairs),
-                self._shapes.busy_w - self._shapes.idle_w,
-                np.full(self._kinds, CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W),
-            ]
-        )
-        found = self._tightened(cost, counts, math.inf if allocated_milli is None else allocated_milli)
+        held = ALL_HELD if allocated_milli is None else Held(allocated_milli, 0.0)
+        found = self._tightened(self._watts(), counts, held)
         return math.inf if found is None else self.idle_w + found
+
+    def course_power_w(self, counts: Ints, held: Sequence[Held], weights: Floats) -> float:
+        """Least weighted watts of a course without migration that at load l holds at least held[l] of counts (L, S).
+
+        Nothing leaves and nothing moves: z_im of a load is at most that of the next, so that what saves watts now
+        is paid for by what it leaves to the loads to come. The counts of a load are at most those of the next; which
+        work is refused is for the course to say. One LP decides all loads; inf where there is no solution.
+        """
+        for load, least in zip(counts, held, strict=True):  # finds the cuts, which hold for every load
+            if self._tightened(self._watts(), load, least) is None:
+                return math.inf
+        loads, tasks, width = len(held), counts.shape[1], self._pairs + 2 * self._kinds
+        blocks, most = zip(*(self._rows(load, least) for load, least in zip(counts, held, strict=True)), strict=True)
+        stays = csr_array(eye_array(self._pairs, width))
+        steps = eye_array(loads - 1, loads) - eye_array(loads - 1, loads, k=1)
+        solved = optimize.linprog(
+            np.concatenate([weight * self._watts() for weight in weights]),
+            A_ub=vstack([block_diag(blocks), kron(steps, stays)], format="csr"),
+            b_ub=np.concatenate([*most, np.zeros((loads - 1) * self._pairs)]),
+            bounds=np.column_stack([np.zeros(loads * width), np.tile(self._upper(), loads)]),
+            method="highs-ipm",
+        )
+        if solved.status == HIGHS_INFEASIBLE:
+            return math.inf
+        if solved.status != HIGHS_OPTIMAL:
+            raise RuntimeError(f"the bound of a course over {loads} loads, {tasks} classes: {solved.message}")
+        return float(weights.sum() * self.idle_w + solved.fun)
+
+    def _watts(self) -> Floats:
+        """What each column costs over idle."""
+        busy_w = self._shapes.busy_w - self._shapes.idle_w
+        return np.concatenate(
+            [np.zeros(self._pairs), busy_w, np.full(self._kinds, CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W)]
+        )
 
     def allocated_milli(self, counts: Ints, *, whole: bool = False) -> float:
         """Most milli-GPU that can be allocated to some of the counts (S,) of tasks."""
         cost = -self._volume.toarray()[0]
-        found = self._tightened(cost, counts, 0.0)
+        found = self._tightened(cost, counts, NOTHING_HELD)
         if found is None:  # nothing placed is a solution
             raise RuntimeError("the allocation bound has no solution")
         if whole:
             found = max(found, self._solve_whole(cost, counts))
         return -found * GPU_WHOLE_MILLI
 
-    def _tightened(self, cost: Floats, counts: Ints, least_milli: float) -> float | None:
+    def _tightened(self, cost: Floats, counts: Ints, held: Held) -> float | None:
         """The least cost after the cuts that its solutions break; None where there is no solution."""
         before, patience = -math.inf, PATIENCE
         while True:
-            solved = self._solve(cost, counts, least_milli)
+            solved = self._solve(cost, counts, held)
             if solved is None:
                 return None
             gain = solved.fun - before
@@ -161,11 +201,11 @@ class Relaxation:
             if not (self._cutting and patience > 0 and self._cut(solved.x)):
                 return before
 
-    def _solve(self, cost: Floats, counts: Ints, least_milli: float) -> optimize.OptimizeResult | None:
-        """The LP with the cuts so far; all tasks are placed where least_milli is inf; None without solution."""
-        rows, most = self._rows(counts, least_milli)
+    def _solve(self, cost: Floats, counts: Ints, held: Held) -> optimize.OptimizeResult | None:
+        """The LP with the cuts so far; None without solution."""
+        rows, most = self._rows(counts, held)
         tasks, upper = counts.shape[0], self._upper()
-        whole = math.isinf(least_milli)
+        whole = held is ALL_HELD
         for method in ("highs-ds", "highs-ipm"):  # where one stumbles over rounding, the other may not
             solved = optimize.linprog(
                 cost,
@@ -184,7 +224,7 @@ class Relaxation:
 
     def _solve_whole(self, cost: Floats, counts: Ints) -> float:
         """A bound on the cost with whole z; -inf where HiGHS finds none in time."""
-        rows, most = self._rows(counts, 0.0)
+        rows, most = self._rows(counts, NOTHING_HELD)
         integrality = np.zeros(cost.shape[0])
         integrality[: self._pairs] = 1
         solved = optimize.milp(
@@ -198,13 +238,15 @@ class Relaxation:
         stated = solved.status in {HIGHS_OPTIMAL, HIGHS_STOPPED} and solved.mip_dual_bound is not None
         return float(solved.mip_dual_bound) if stated else -math.inf
 
-    def _rows(self, counts: Ints, least_milli: float) -> tuple[csr_array, Floats]:
+    def _rows(self, counts: Ints, held: Held) -> tuple[csr_array, Floats]:
         """Every row and the most it may be; the tasks' are first."""
         width = self._pairs + 2 * self._kinds
         of_task = coo_array((np.ones(self._pairs), (self._task, np.arange(self._pairs))), (counts.shape[0], width))
-        held = 0.0 if math.isinf(least_milli) else least_milli / GPU_WHOLE_MILLI
-        rows = vstack([of_task, -self._volume, self._fixed, self._lazy[self._binding]], format="csr")
-        return rows, np.concatenate([counts, [-held], self._fixed_most, self._lazy_most[self._binding]])
+        gpus, cores = (
+            (0.0, 0.0) if held is ALL_HELD else (held.gpu_milli / GPU_WHOLE_MILLI, held.cpu_milli / MILLI_PER_CORE)
+        )
+        rows = vstack([of_task, -self._volume, -self._cores, self._fixed, self._lazy[self._binding]], format="csr")
+        return rows, np.concatenate([counts, [-gpus, -cores], self._fixed_most, self._lazy_most[self._binding]])
 
     def _upper(self) -> Floats:
         """The most of each column: GPUs and packages are as many as there are."""

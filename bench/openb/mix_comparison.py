@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from bench.openb.measure import Figures, figures, mean_curves
 from bench.openb.mixes import BASE, NAMING, Proportions, TaskPools, build_pools, draw_proportions, draw_tasks
+from bench.openb.policies import OURS, REFERENCE
 from bench.openb.runs import Job, everything
 from bench.openb.traces import csv_folder
 from bench.runner import Options, Progress, report_promise
@@ -22,7 +23,6 @@ from eelgrid_controller.replay.openb import NODE_LIST, TraceNode, read_nodes, re
 from eelgrid_controller.replay.openb_protocol import build_trace
 from eelgrid_kernels.baselines import policy_names
 
-REFERENCE, OURS = "fgd", "eelgrid"
 PWR_MIXES = tuple(name for name in policy_names() if name.startswith("pwr"))
 BELOW_FGD_PP_MOST = 0.1
 SEEDS_APART = 1000  # first arrivals of two seeds of mixes

@@ -1,6 +1,6 @@
 """The figures of all policies as files and as a table to read.
 
-Owns the columns of summary.csv, savings.csv, runs.csv, curves.csv and
+Owns the columns of summary.csv, savings.csv, runs.csv, curves.csv, joint.csv and
 published.csv, and the printed tables. Must not know how anything was measured.
 """
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.openb.joint import JointGap
+from bench.openb.lines import Moved, Timed
 from bench.openb.measure import DENSE_X, SAVING_X, Bounds, Figures
 from bench.openb.published import Distance
 from bench.tables import format_table, write_csv
@@ -20,6 +22,7 @@ __all__ = [
     "table",
     "write_bounds",
     "write_curves",
+    "write_joint",
     "write_published",
     "write_runs",
     "write_savings",
@@ -43,6 +46,14 @@ class Row(NamedTuple):
     figures: Figures
     decision_p50_us: float
     decision_p99_us: float
+    gap_joint_pct: float | None = None  # mean watts over the joint LP's, see bench.openb.joint
+    moved: Moved | None = None
+    timed: Timed | None = None
+
+    @property
+    def saving_moved_pct(self) -> float | None:
+        """The mean saving with what moves gain."""
+        return None if self.moved is None else self.figures.saving_mean_pct + self.moved.gain_pct
 
 
 class RunRow(NamedTuple):
@@ -82,6 +93,11 @@ def write_summary(path: Path, rows: Iterable[Row]) -> None:
                 "alloc_130_pct": _cell(row.figures.alloc_130_pct, 3),
                 "gap_power_pct": _cell(row.figures.gap_power_pct, 3),
                 "gap_alloc_pp": _cell(row.figures.gap_alloc_pp, 3),
+                "gap_joint_pct": _cell(row.gap_joint_pct, 3),
+                "moves": _cell(row.moved and row.moved.moves, 1),
+                "saving_moved_pct": _cell(row.saving_moved_pct, 3),
+                "over_idle_kwh": _cell(row.timed and row.timed.energy_kwh, 3),
+                "saving_kwh_pct": _cell(row.timed and row.timed.saving_pct, 3),
                 "decision_p50_us": _cell(row.decision_p50_us, 2),
                 "decision_p99_us": _cell(row.decision_p99_us, 2),
             }
@@ -140,6 +156,15 @@ def write_bounds(path: Path, found: Iterable[tuple[str, int, Bounds]]) -> None:
     )
 
 
+def write_joint(path: Path, gaps: Iterable[JointGap]) -> None:
+    """Mean watts of each policy beside the joint LP's, one line an order of arrivals."""
+    write_csv(
+        path,
+        ("trace", "policy", "seed", "power_w", "power_w_least", "gap_joint_pct"),
+        ((*gap[:3], f"{gap.power_w:.1f}", f"{gap.power_w_least:.1f}", f"{gap.gap_pct:.3f}") for gap in gaps),
+    )
+
+
 def write_published(path: Path, found: Iterable[Distance]) -> None:
     """Every published number beside ours."""
     write_csv(
@@ -177,6 +202,11 @@ def table(rows: Iterable[Row]) -> str:
             **{f"W/GPU {x:g}": _cell(value, 1) for x, value in zip(DENSE_X, row.figures.gpu_w, strict=True)},
             "gap W": _cell(row.figures.gap_power_pct, 2) or "-",
             "gap GPU": _cell(row.figures.gap_alloc_pp, 2) or "-",
+            "gap joint": _cell(row.gap_joint_pct, 2) or "-",
+            "moves": _cell(row.moved and row.moved.moves, 0) or "-",
+            "moved": _cell(row.saving_moved_pct, 2) or "-",
+            "kWh": _cell(row.timed and row.timed.energy_kwh, 0) or "-",
+            "of kWh": _cell(row.timed and row.timed.saving_pct, 2) or "-",
             "p50 us": _cell(row.decision_p50_us, 1),
             "p99 us": _cell(row.decision_p99_us, 1),
         }

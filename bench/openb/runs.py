@@ -23,6 +23,7 @@ from numba import njit
 
 from bench.kernel_clock import WALL, now_ns
 from bench.openb import bounds as relaxations
+from bench.openb.joint import Course, record_course
 from bench.openb.measure import Bounds
 from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order, node_order
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, compute_curves, empty_power_w
@@ -60,6 +61,7 @@ class Result(NamedTuple):
     policy: str
     seed: int
     curves: ArrivalCurves
+    course: Course
     placed: int
     decision_ns: Ints  # (A,)
     idle_ns: Ints  # (A,) of the work between decisions
@@ -106,8 +108,10 @@ def run(job: Job) -> Result:
     begun = time.perf_counter()
     _timed(scene, order, course, decision_ns, idle_ns)
     run_s = time.perf_counter() - begun
-    mine = compute_curves(course, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
-    return Result(trace.name, job.policy, job.seed, mine, int(course.placed.sum()), decision_ns, idle_ns, run_s)
+    empty_w = empty_power_w(trace.fleet)
+    mine = compute_curves(course, trace.fleet.gpu_milli, empty_w)
+    held, placed = record_course(trace, order, course, empty_w), int(course.placed.sum())
+    return Result(trace.name, job.policy, job.seed, mine, held, placed, decision_ns, idle_ns, run_s)
 
 
 def bound(job: BoundJob) -> BoundResult:

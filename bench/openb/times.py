@@ -10,11 +10,12 @@ evenly over the list. What placement decides is the energy over idle.
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import click
 
-from bench.openb.__main__ import REFERENCE, chosen_policies
+from bench.openb.policies import REFERENCE, chosen_policies
 from bench.openb.traces import csv_folder
 from bench.runner import Options, Progress, Unusable, benchmark, data_option, seeds_option
 from bench.tables import format_table, write_csv
@@ -59,12 +60,17 @@ def _mean(runs: Sequence[TimedRunResult], value: str) -> float:
     return statistics.fmean(getattr(run.summary, value) for run in runs)
 
 
-def _rows(how: TimedScenario, names: Sequence[str], seeds: range, processes: int | None) -> list[Row]:
-    """Every policy on one trace and fleet."""
+def compare_times(
+    folder: Path, name: str, fleet: int, names: Sequence[str], *, seeds: range, processes: int | None
+) -> list[Row]:
+    """Every policy on one trace and a fleet of so many of the nodes; raises TraceMalformed for a list without times."""
+    tasks = read_tasks(folder / task_list_name(name))
+    trace = build_trace(name, sample_nodes_evenly(read_nodes(folder / NODE_LIST), fleet), tasks)
+    plan = build_schedule(trace, tasks)
+    how = TimedScenario(trace, plan, plan.end_s, (), None, 1.0)
     done = execute_runs(list_runs(how, names, seeds), RunBackend.PROCESSES, processes, lambda _: None)
     runs = {name: [run for run in done if isinstance(run, TimedRunResult) and run.policy == name] for name in names}
     reference = runs[REFERENCE]
-    trace = how.trace
     return [
         Row(
             trace=trace.name,
@@ -115,16 +121,12 @@ def main(options: Options) -> int:
     if min(fleets) < 1 or options.seeds < 1:
         raise Unusable("take at least one node and one seed")
     folder = csv_folder(options.data)
-    nodes = read_nodes(folder / NODE_LIST)
     rows: list[Row] = []
     progress = Progress("policies")
     for trace in options.traces.split(","):
-        tasks = read_tasks(folder / task_list_name(trace))
         for fleet in fleets:
-            built = build_trace(trace, sample_nodes_evenly(nodes, fleet), tasks)
-            plan = build_schedule(built, tasks)
-            how = TimedScenario(built, plan, plan.end_s, (), None, 1.0)
-            rows += _rows(how, names, range(SEEDS[0], SEEDS[0] + options.seeds), options.processes)
+            seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
+            rows += compare_times(folder, trace, fleet, names, seeds=seeds, processes=options.processes)
             progress.show(len(rows), len(options.traces.split(",")) * len(fleets) * len(names))
     cells = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
     write_csv(options.out / "times.csv", Row._fields, cells)

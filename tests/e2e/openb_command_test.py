@@ -15,7 +15,8 @@ from eelgrid_protos.quantities import MIB
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
     "trace,policy,seeds,saving_mean_pct,saving_per_gpu_pct,grar_1,alloc_100_pct,alloc_130_pct,"
-    "gap_power_pct,gap_alloc_pp,decision_p50_us,decision_p99_us"
+    "gap_power_pct,gap_alloc_pp,gap_joint_pct,moves,saving_moved_pct,over_idle_kwh,saving_kwh_pct,"
+    "decision_p50_us,decision_p99_us"
 )
 
 
@@ -31,6 +32,18 @@ def data(tmp_path_factory):
         lines = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli"]
         lines += [f"{t.name},{t.cpu_milli},{t.memory_bytes // MIB},{t.gpu_count},{t.gpu_milli}" for t in kept]
         (folder / task_list_name(name)).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def timed(data, tmp_path_factory):
+    """The list of whole tasks with arrivals a minute apart, each for two hours, on the same nodes."""
+    folder = tmp_path_factory.mktemp("timed")
+    (folder / NODE_LIST).write_text((data / NODE_LIST).read_text())
+    titles, *rows = (data / task_list_name("whole")).read_text().splitlines()
+    timed = [f"{titles},creation_time,deletion_time"]
+    timed += [f"{row},{60 * i},{60 * i + 7200}" for i, row in enumerate(rows)]
+    (folder / task_list_name("whole")).write_text("\n".join(timed) + "\n")
     return folder
 
 
@@ -78,9 +91,40 @@ def test_no_policy_passes_the_bound_where_all_was_placed(compared):
     assert checked == 2 * 4 * 3
 
 
+def test_the_joint_bound_is_below_every_policy(compared):
+    gaps = read_csv(compared / "joint.csv")
+    assert [(row["trace"], row["policy"], row["seed"]) for row in gaps] == [
+        (trace, policy, "42") for trace in ("shares", "whole") for policy in ("eelgrid", "fgd", "pwr", "pwr200")
+    ]
+    assert all(float(row["power_w"]) > float(row["power_w_least"]) > 0.0 for row in gaps)
+    told = {(row["trace"], row["policy"]): row["gap_joint_pct"] for row in read_csv(compared / "summary.csv")}
+    assert told == {(row["trace"], row["policy"]): row["gap_joint_pct"] for row in gaps}
+
+
+def test_moves_are_told_with_what_they_save(compared):
+    for row in read_csv(compared / "summary.csv"):
+        if row["policy"] == "eelgrid":
+            assert float(row["moves"]) > 0.0
+            assert float(row["saving_moved_pct"]) > float(row["saving_mean_pct"])
+        else:
+            assert row["moves"] == row["saving_moved_pct"] == ""
+        assert row["over_idle_kwh"] == row["saving_kwh_pct"] == ""  # the lists have no times
+
+
+def test_departures_are_told_in_kwh(timed, tmp_path):
+    none = ["--bound-seeds", "0", "--joint-seeds", "0", "--move-seeds", "0", "--no-plots", "--processes", "1"]
+    asked = ["--data", str(timed), "--traces", "whole", "--policies", "pwr,eelgrid", "--seeds", "1", *none]
+    assert main([*asked, "--times-nodes", "8", "--out", str(tmp_path / "out")]) == 0
+    for row in read_csv(tmp_path / "out" / "summary.csv"):
+        assert float(row["over_idle_kwh"]) > 0.0
+        assert float(row["saving_kwh_pct"]) != 0.0
+        assert row["gap_joint_pct"] == row["moves"] == ""
+
+
 def test_two_processes_give_the_same_curves_as_one(data, compared, tmp_path):
     command = [sys.executable, "-m", "bench.openb", "--data", data, "--traces", "whole,shares", "--out", tmp_path]
     command += ["--policies", "fgd,pwr,pwr200,eelgrid", "--seeds", "2", "--bound-seeds", "0", "--no-plots"]
+    command += ["--joint-seeds", "0", "--move-seeds", "0", "--times-seeds", "0"]
     finished = subprocess.run([*command, "--processes", "2"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert (tmp_path / "curves.csv").read_bytes() == (compared / "curves.csv").read_bytes()

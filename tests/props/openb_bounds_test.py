@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.openb.bounds import Relaxation, bounds_of, shapes_of
+from bench.openb.bounds import Held, Relaxation, bounds_of, shapes_of
 from bench.openb.cutting_stock import PRICE_STEP, SharePrices, dearest_pattern
 from bench.openb.traces import load_trace
 from hypothesis import example, given, settings
@@ -47,6 +47,15 @@ FLEETS = st.lists(nodes(), min_size=1, max_size=3)
 WORK = st.lists(tasks(), min_size=1, max_size=5)
 
 
+SHARE, WHOLE = naive.Task(5000, 1, 1, 500, None), naive.Task(5000, 1, 1, 1000, None)
+ANY, FRUGAL = naive.Task(1000, 1, 1, 1000, None), naive.Task(1000, 1, 1, 1000, {0})
+
+
+def one_node_of_each_kind():
+    """A GPU of 60 W over idle, and one of 270."""
+    return [naive.Node(32_000, 32_000, 100, [naive.Gpu(m, 1000, *WATTS[m]), None]) for m in range(MODELS)]
+
+
 def relaxation(fleet, work, **options):
     """The bounds' view of the same fleet, and a spec for each task."""
     first = [next(iter([gpu for gpu in node.gpus if gpu]), None) for node in fleet]
@@ -83,6 +92,70 @@ def outcomes(fleet, work):
                         seen[repr(after), more, complete] = (after, more, complete)
         states = list(seen.values())
     return [(sum(map(naive.node_power, cluster)), held, complete) for cluster, held, complete in states]
+
+
+def courses(fleet, arrivals):
+    """(watts, GPU and CPU of tasks without GPU held) after each step, for every way to place or refuse without moves."""
+    states = [(fleet, 0, 0, ())]
+    for batch in arrivals:
+        for task in batch:
+            seen = {}
+            for cluster, gpu, cpu, told in states:
+                seen[repr(cluster), gpu, cpu, told] = (cluster, gpu, cpu, told)
+                for index, node in enumerate(cluster):
+                    if naive.verdict(node, task) is None:
+                        for slots in naive.choices(node, task):
+                            after = [*cluster[:index], naive.placed(node, slots, task), *cluster[index + 1 :]]
+                            more = gpu + task.gpu_count * task.gpu_milli
+                            cores = cpu + (0 if task.gpu_count else task.cpu_milli)
+                            seen[repr(after), more, cores, told] = (after, more, cores, told)
+            states = list(seen.values())
+        states = [
+            (cluster, gpu, cpu, (*told, (sum(map(naive.node_power, cluster)), Held(gpu, cpu))))
+            for cluster, gpu, cpu, told in states
+        ]
+    return [told for _, _, _, told in states]
+
+
+@quiet
+@example((one_node_of_each_kind(), [[SHARE], [SHARE, WHOLE]]))
+@given(
+    st.tuples(
+        st.lists(nodes(), min_size=1, max_size=2), st.lists(st.lists(tasks(), max_size=2), min_size=2, max_size=2)
+    )
+)
+def test_no_course_without_migration_passes_the_joint_bound(case):
+    fleet, arrivals = case
+    work = [task for batch in arrivals for task in batch]
+    if not work:
+        return
+    found = courses(fleet, arrivals)
+    first = len(arrivals[0])
+    counts = np.array([[1] * first + [0] * (len(work) - first), [1] * len(work)])
+    bounds, weights = relaxation(fleet, work), np.array([0.75, 0.25])
+    for held in {tuple(held for _, held in told) for told in found}:
+        least_w = min(
+            weights @ [watts for watts, _ in told]
+            for told in found
+            if all(
+                h.gpu_milli >= g.gpu_milli and h.cpu_milli >= g.cpu_milli for (_, h), g in zip(told, held, strict=True)
+            )
+        )
+        assert bounds.course_power_w(counts, held, weights) <= least_w + SLACK
+        alone = sum(w * bounds.power_w(c, h.gpu_milli) for w, c, h in zip(weights, counts, held, strict=True))
+        assert bounds.course_power_w(counts, held, weights) >= alone - SLACK
+
+
+def test_what_saves_at_first_is_paid_for_later_without_migration():
+    """The frugal model is the only one that the second task may use: it must stay free, or be moved."""
+    fleet = one_node_of_each_kind()
+    bounds, counts = relaxation(fleet, [ANY, FRUGAL]), np.array([[1, 0], [1, 1]])
+    held, weights = (Held(1000, 0), Held(2000, 0)), np.array([1.0, 1.0])
+    least_w = min(sum(w for w, _ in told) for told in courses(fleet, [[ANY], [FRUGAL]]) if told[1][1].gpu_milli == 2000)
+    assert bounds.course_power_w(counts, held, weights) == pytest.approx(least_w)
+    # Each load alone would have the first task on the frugal GPU, and move it: 210 W less at the first load.
+    alone = sum(bounds.power_w(count, hold.gpu_milli) for count, hold in zip(counts, held, strict=True))
+    assert least_w - alone == pytest.approx(210.0)
 
 
 def one_gpu(share):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from bench.openb import measure, published, report
+from bench.openb import lines, measure, published, report
 from bench.openb.measure import Bounds
 
 from eelgrid_controller.replay.csv_reader import TraceMalformed
@@ -139,9 +139,14 @@ def test_the_summary_has_the_columns_that_were_promised(tmp_path):
     (line,) = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
     assert ",".join(line) == (
         "trace,policy,seeds,saving_mean_pct,saving_per_gpu_pct,grar_1,alloc_100_pct,alloc_130_pct,"
-        "gap_power_pct,gap_alloc_pp,decision_p50_us,decision_p99_us"
+        "gap_power_pct,gap_alloc_pp,gap_joint_pct,moves,saving_moved_pct,over_idle_kwh,saving_kwh_pct,"
+        "decision_p50_us,decision_p99_us"
     )
-    assert ",".join(line.values()) == "default,pwr200,10,10.000,10.000,1.00000,100.000,100.000,,,12.35,98.70"
+    assert ",".join(line.values()) == "default,pwr200,10,10.000,10.000,1.00000,100.000,100.000,,,,,,,,12.35,98.70"
+    told = rows[0]._replace(gap_joint_pct=1.7, moved=lines.Moved(1, 300.0, 0.5), timed=lines.Timed(1, 80.0, 20.0))
+    report.write_summary(tmp_path / "summary.csv", [told])
+    (line,) = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
+    assert ",".join(line.values()).endswith(",,,1.700,300.0,10.500,80.000,20.000,12.35,98.70")
     report.write_savings(tmp_path / "savings.csv", rows)
     (line,) = csv.DictReader((tmp_path / "savings.csv").read_text().splitlines())
     assert (line["saving_pct_at_0.9"], line["w_per_allocated_gpu_at_0.90"]) == ("10.000", "100.000")
