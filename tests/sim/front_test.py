@@ -7,7 +7,7 @@ import pytest
 
 from eelgrid_controller.federation import dispatch as rules
 from eelgrid_controller.federation import dispatcher
-from eelgrid_controller.federation.affinity import DependencyState, list_dependencies
+from eelgrid_controller.federation.affinity import DependencyPlan, list_dependencies
 from eelgrid_controller.federation.dispatch import CopyPhase, Verb
 from eelgrid_protos.faults import DeadlineExceeded, Unavailable
 from tests.sim.front import Broken, run
@@ -80,7 +80,7 @@ def _believe_release(now, cluster, verb, fault):
 
 
 def _meet_all(now):
-    return DependencyState(met=tuple(one.workload_id for one in list_dependencies(now.request)))
+    return DependencyPlan(met=tuple(one.workload_id for one in list_dependencies(now.request)))
 
 
 PLANTS = {

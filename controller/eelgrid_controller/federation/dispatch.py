@@ -39,7 +39,8 @@ from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPha
 # Copies of one workload that are reserved, or may be, at one time.
 RESERVED_MOST = 2
 _PROBLEM_LETTERS_MOST = 500
-_DECISION_LINES_MOST = 32
+# Sentences of a decision.
+DECISION_LINES_MOST = 32
 # Answers that say that nothing was done, and that repeating the call as it is will not help.
 REFUSALS = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted)
 
@@ -213,8 +214,8 @@ def plan_calls(dispatch: Dispatch) -> tuple[ClusterCall, ...]:
 
 def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
     is_chosen = copy.cluster == dispatch.chosen
-    is_unwanted = dispatch.is_cancelled or (dispatch.is_decided and not is_chosen) or dispatch.is_astray(copy)
-    is_unwanted = is_unwanted or (dispatch.has_failed and not is_chosen)
+    is_superfluous = not is_chosen and (dispatch.is_decided or dispatch.has_failed)
+    is_unwanted = dispatch.is_cancelled or is_superfluous or dispatch.is_astray(copy)
     match copy.phase:
         case CopyPhase.SENT:
             return Verb.SUBMIT
@@ -289,7 +290,7 @@ def fail_dispatch(dispatch: Dispatch, reason: str) -> Dispatch:
     """Returns the dispatch as failed, unless a cluster was chosen; what is reserved anywhere is withdrawn."""
     if dispatch.chosen or dispatch.is_cancelled:
         return dispatch
-    return replace(dispatch, has_failed=True, decision=(reason, *dispatch.decision)[:_DECISION_LINES_MOST])
+    return replace(dispatch, has_failed=True, decision=(reason, *dispatch.decision)[:DECISION_LINES_MOST])
 
 
 def give_up(dispatch: Dispatch) -> Dispatch:

@@ -30,6 +30,7 @@ from eelgrid_controller.federation.affinity import (
     resolve_dependencies,
 )
 from eelgrid_controller.federation.dispatch import (
+    DECISION_LINES_MOST,
     ClusterCall,
     CopyPhase,
     Dispatch,
@@ -62,7 +63,6 @@ from eelgrid_protos.faults import (
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.openmetrics import MetricFamily
 
-_DECISION_LINES_MOST = 32
 _LINE_LETTERS_MOST = 1000
 _NO_GANG: GangKey = ("", "", "")
 # Looks at running work a second, over all workloads: with more, each is looked at less often.
@@ -312,7 +312,7 @@ class Dispatcher:
         lines = [one.describe() for one in ranked]
         lines += [f"{name} refuses: {fault.message}" for name, fault in refused.items()]
         lines += [f"{name} did not answer" for name in silent]
-        return ranked, lines[:_DECISION_LINES_MOST]
+        return ranked, lines[:DECISION_LINES_MOST]
 
     # Records
 
