@@ -23,7 +23,14 @@ from eelgrid_controller.federation.dispatch import (
 )
 from eelgrid_controller.federation.ranking import ClusterOffer, RankingWeights, estimate_power_w, price_now, rank_offers
 from eelgrid_controller.federation.record_store import decode_state, encode_state
-from eelgrid_protos.faults import DeadlineExceeded, FailedPrecondition, NotFound, PermissionDenied, Unavailable
+from eelgrid_protos.faults import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
 from eelgrid_protos.messages import EnergyPrices, JobDeadline, PricePeriod, Workload, WorkloadPhase
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -172,6 +179,7 @@ ANSWERS = st.sampled_from(
         Unavailable("cut off"),
         DeadlineExceeded("no answer"),
         NotFound("no such workload"),
+        AlreadyExists("with another spec"),
         PermissionDenied("no"),
         FailedPrecondition("it runs"),
     ]
@@ -240,7 +248,7 @@ def test_a_settled_record_asks_for_nothing_and_any_record_reads_back(history):
         assert decode_state(now.workload_id, now.request, encode_state(now)) == now
 
 
-def test_work_with_a_promised_deadline_is_sent_to_one_cluster_alone():
+def test_work_with_a_promised_deadline_is_sent_to_one_cluster_at_a_time():
     request = build_request("w-x", **DEADLINE)
     now = add_clusters(Dispatch(workload_id="w-x", request=request), CLUSTERS, ("why",))
     assert (now.chosen, plan_calls(now)) == ("a", (ClusterCall("a", Verb.SUBMIT),))
@@ -249,9 +257,26 @@ def test_work_with_a_promised_deadline_is_sent_to_one_cluster_alone():
     now = record_failure(now, "a", Verb.SUBMIT, DeadlineExceeded("no answer"))
     assert (now.chosen, plan_calls(now)) == ("a", (ClusterCall("a", Verb.SUBMIT),))
     now = record_failure(now, "a", Verb.SUBMIT, FailedPrecondition("too late"))
-    assert plan_calls(now) == (ClusterCall("a", Verb.CANCEL),)
-    now = record_failure(now, "a", Verb.CANCEL, NotFound("no such workload"))
-    assert (now.chosen, now.needs_clusters, now.has_failed, now.is_settled) == ("a", 0, True, True)
+    assert plan_calls(now) == (ClusterCall("a", Verb.WITHDRAW),)
+    # A cluster of an earlier version, which marks nothing.
+    unmarked = record_failure(now, "a", Verb.WITHDRAW, FailedPrecondition("too late"))
+    assert (unmarked.chosen, unmarked.needs_clusters, unmarked.has_failed, unmarked.is_settled) == ("a", 0, True, True)
+    # Once its id is marked there, another one may have it.
+    for marked in (
+        record_answer(now, "a", Verb.WITHDRAW, answer(WorkloadPhase.CANCELLED)),
+        record_failure(now, "a", Verb.WITHDRAW, AlreadyExists("with another spec")),
+    ):
+        assert (marked.chosen, marked.needs_clusters, marked.has_failed) == ("", 1, False)
+        again = add_clusters(marked, CLUSTERS, ("why",))
+        assert (again.chosen, plan_calls(again)) == ("b", (ClusterCall("b", Verb.SUBMIT),))
+
+
+@given(histories())
+def test_a_cluster_that_refused_is_asked_to_mark_the_id_until_it_has_answered(history):
+    for now in history:
+        refused = [copy.cluster for copy in now.copies if copy.phase is CopyPhase.REFUSED]
+        assert {ClusterCall(name, Verb.WITHDRAW) for name in refused} <= set(plan_calls(now))
+        assert not (refused and now.is_settled)
 
 
 def test_a_standby_stays_reserved_until_the_workload_has_started_elsewhere():

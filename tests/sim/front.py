@@ -57,17 +57,21 @@ class Site:
     # What a dry run does not know: a rule of the cluster that refuses new work.
     refuses: bool = False
     placed: set[str] = field(default_factory=set)
-    # What it refused once.
-    refused: set[str] = field(default_factory=set)
+    # Ids that it was asked to mark, and how many submissions with one came later.
+    marked: set[str] = field(default_factory=set)
+    late: int = 0
 
     def apply(self, verb, dispatch, now_ns):
         """Carries out one call as the controller does; raises Fault."""
         key = dispatch.workload_id
         if verb is Verb.SUBMIT:
+            self.late += key in self.marked
             if self.refuses and self.core.state.find_workload(key) is None:
-                self.refused.add(key)
                 raise FailedPrecondition(REFUSAL)
             return self.core.submit(dispatch.submission, now_ns=now_ns).result
+        if verb is Verb.WITHDRAW:
+            self.marked.add(key)
+            return self.core.submit(dispatch.withdrawal, now_ns=now_ns).result
         if verb is Verb.LOOK:
             return self.core.workload_or_array(key)
         if key in self.core.state.arrays:
@@ -347,9 +351,9 @@ class World:
             self.counts["cuts"] += 1
         elif dice < 0.055:
             self.cordon(self.chance.choice(list(self.sites.values())))
-        elif dice < 0.059:
+        elif dice < 0.062:
             self.turn_refusal()
-        elif dice < 0.064:
+        elif dice < 0.067:
             self.end_work(self.chance.choice(list(self.sites.values())))
         elif self.flying and (dice < 0.6 or not self.sleeping):
             self.flying.pop(self.chance.randrange(len(self.flying)))()
@@ -444,10 +448,7 @@ class World:
     def check_end(self):
         """Everything has ended; what was accepted ran, or was cancelled, and nothing is left behind."""
         left = sorted(
-            f"{site.name}/{key}"
-            for site in self.sites.values()
-            for key in self.disk
-            if self._is_there(site, key) and not self._came_late(site, key)
+            f"{site.name}/{key}" for site in self.sites.values() for key in self.disk if self._is_there(site, key)
         )
         if left:
             raise Broken(f"copies are left behind: {left}")
@@ -460,12 +461,6 @@ class World:
         }
         if idle := self.accepted - ran - self.cancelled - self.stopped():
             raise Broken(f"accepted and never run: {sorted(idle)}")
-
-    def _came_late(self, site, key):
-        """Whether a cluster refused a submission once and got it again when the front had its answer: it stays held there."""
-        dispatch = decode_state(key, *self.disk[key][:2])
-        is_held = dispatch.is_direct or bool(site.core.state.find_workload(key).held_by)
-        return is_held and key in site.refused
 
     def stopped(self):
         """What the records say was cancelled, although its user got no answer, and what its cluster refused after all."""

@@ -36,7 +36,10 @@ async def test_the_world_is_busy():
     for name, least in LEAST.items():
         assert sum(world.counts[name] for world in worlds) >= least, name
     assert sum(len(world.accepted) for world in worlds) >= 50
-    assert sum(len(site.placed) for world in worlds for site in world.sites.values()) >= 60
+    sites = [site for world in worlds for site in world.sites.values()]
+    assert sum(len(site.marked) for site in sites) >= 20
+    assert sum(site.late for site in sites) >= 2, "submissions that arrive after their cluster refused them"
+    assert sum(len(site.placed) for site in sites) >= 60
 
 
 async def test_the_same_seed_gives_the_same_world():
@@ -57,6 +60,15 @@ def _forget_silent(now, cluster, verb, fault):
     if isinstance(fault, DeadlineExceeded) and verb is Verb.SUBMIT:
         return rules.record_failure(now, cluster, verb, rules.FailedPrecondition("silent"))
     return rules.record_failure(now, cluster, verb, fault)
+
+
+def _believe_refusal(now, cluster, verb, fault):
+    """A cluster that refused a submission counts as one where nothing can start, though an earlier sending is on its way."""
+    found = rules.record_failure(now, cluster, verb, fault)
+    copies = tuple(
+        replace(one, phase=CopyPhase.ENDED) if one.phase is CopyPhase.REFUSED else one for one in found.copies
+    )
+    return replace(found, copies=copies)
 
 
 def _release_all(now):
@@ -88,6 +100,7 @@ PLANTS = {
     "parts of a gang go their own ways": {"get_gang_key": lambda _: None},
     "nothing waits for what it starts after": {"resolve_dependencies": lambda now, _: _meet_all(now)},
     "a silent cluster is believed to be idle": {"record_failure": _believe_silence},
+    "a refusal is believed": {"record_failure": _believe_refusal},
     "a standby is released as well": {"plan_calls": _release_all},
     "a silent cluster is forgotten": {"record_failure": _forget_silent},
 }

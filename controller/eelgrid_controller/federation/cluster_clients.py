@@ -106,6 +106,8 @@ class MemberCluster:
         match verb:
             case Verb.SUBMIT:
                 answer = await self._ask("submit_workload", dispatch.submission)
+            case Verb.WITHDRAW:
+                answer = await self._ask("submit_workload", dispatch.withdrawal)
             case Verb.RELEASE:
                 answer = await self._ask("release_workload", ReleaseWorkloadRequest(workload_id=key))
             case Verb.HOLD:

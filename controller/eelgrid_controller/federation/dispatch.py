@@ -3,8 +3,9 @@
 Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. A copy is reserved by submitting it held, with
 the id that it has everywhere, so that a repeated submission changes nothing. The second copy stays reserved until the chosen
 cluster has started the workload: until then it may go there. A copy that was cancelled stays known there by
-its id: it is the tombstone that keeps late submissions and releases from starting anything. Work with a
-promised deadline cannot be held; it is sent to the one cluster that was chosen before, and nowhere else even if that refuses. From
+its id: it is the tombstone that keeps late submissions and releases from starting anything. A cluster that refused a submission
+knows no id, so it is asked to record it as cancelled before anything else follows from the refusal. Work with a
+promised deadline cannot be held; it is sent to the one cluster that was chosen before. From
 this follow the rules, which hold whatever is lost, doubled or delayed on the way and wherever the front crashes:
 
 1. The record is on disk before a call that it permits is made.
@@ -53,7 +54,7 @@ class CopyPhase(enum.Enum):
     HELD = "held"
     # Nothing holds it: it waits there, or runs.
     RELEASED = "released"
-    # It refused the submission; a copy of an earlier sending, if there is one, is withdrawn.
+    # It refused the submission, and does not know the id yet: an earlier sending may arrive and be accepted.
     REFUSED = "refused"
     # Nothing of it runs there, nor will.
     ENDED = "ended"
@@ -74,6 +75,8 @@ class Verb(enum.Enum):
     RELEASE = "release"
     HOLD = "hold"
     CANCEL = "cancel"
+    # Submits it as cancelled, so that the id is known.
+    WITHDRAW = "withdraw"
     LOOK = "look"
 
 
@@ -132,6 +135,11 @@ class Dispatch:
             return sent
         after = tuple(one for one in schedule.after if one.workload_id not in self.met)
         return replace(sent, spec=replace(sent.spec, schedule=replace(schedule, after=after)))
+
+    @property
+    def withdrawal(self) -> SubmitWorkloadRequest:
+        """What a cluster that refused it is sent; held, for one of an earlier version, which knows no submission as cancelled."""
+        return replace(self.submission, hold=True, cancelled=True)
 
     @property
     def may_move(self) -> bool:
@@ -220,7 +228,7 @@ def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
         case CopyPhase.SENT:
             return Verb.SUBMIT
         case CopyPhase.REFUSED:
-            return Verb.CANCEL
+            return Verb.WITHDRAW
         case CopyPhase.HELD:
             if is_unwanted or (is_chosen and dispatch.may_leave):
                 return Verb.CANCEL
@@ -310,7 +318,7 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
         return dispatch
     started = copy.started or has_started(workload)
     if workload.phase.is_ended:
-        return _end_copy(dispatch, cluster, started=started)
+        return _end_copy(dispatch, cluster, started=started, is_known=True)
     is_chosen = cluster == dispatch.chosen
     is_held = workload.phase is WorkloadPhase.PENDING and bool(workload.held_by)
     # Whoever holds it there once it was released decides how long, if it was not the front.
@@ -327,7 +335,10 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
     return replace(found, moving_to="") if started else found
 
 
-def _end_copy(dispatch: Dispatch, cluster: str, *, started: bool, problem: str = "") -> Dispatch:
+def _end_copy(
+    dispatch: Dispatch, cluster: str, *, started: bool, is_known: bool = False, problem: str = ""
+) -> Dispatch:
+    """Returns the dispatch with a copy that has ended; `is_known` if the cluster knows its id and keeps it from starting again."""
     found = _alter_copy(
         dispatch,
         cluster,
@@ -341,9 +352,9 @@ def _end_copy(dispatch: Dispatch, cluster: str, *, started: bool, problem: str =
     if cluster != dispatch.chosen:
         return found
     before = dispatch.find_copy(cluster)
-    if before is not None and before.phase is CopyPhase.REFUSED:
-        # Nothing held marks its id there: a late submission may be accepted yet, so it goes nowhere else.
-        return replace(found, has_failed=True)
+    if before is not None and before.phase is CopyPhase.REFUSED and not started:
+        # Where nothing marks its id a late submission may be accepted yet, so it goes nowhere else.
+        return replace(found, chosen="") if is_known else replace(found, has_failed=True)
     if not dispatch.may_leave:
         return found
     # Rule 3: another one is chosen only if it never started here.
@@ -359,7 +370,8 @@ def record_failure(dispatch: Dispatch, cluster: str, verb: Verb, fault: Fault) -
         found = replace(dispatch, moving_to="") if cluster == dispatch.moving_to else dispatch
         return _alter_copy(found, cluster, lambda one: replace(one, phase=CopyPhase.REFUSED, problem=problem))
     if copy.phase is CopyPhase.REFUSED and isinstance(fault, REFUSALS):
-        return _end_copy(dispatch, cluster, started=False)
+        # That the id is taken keeps a late submission from being accepted as a mark does.
+        return _end_copy(dispatch, cluster, started=False, is_known=isinstance(fault, AlreadyExists))
     if isinstance(fault, NotFound):
         # It was there. Of the chosen one nobody can say whether it ran.
         return _end_copy(dispatch, cluster, started=copy.started or cluster == dispatch.chosen, problem=problem)
