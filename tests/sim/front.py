@@ -459,6 +459,9 @@ class World:
         ran = {
             self._find_submission(site.core.state.workloads[key]) for site in self.sites.values() for key in site.placed
         }
+        failed = {one.dispatch.workload_id for one in self.front.list_records() if one.dispatch.has_failed}
+        if both := failed & ran:
+            raise Broken(f"told to be refused, and ran: {sorted(both)}")
         if idle := self.accepted - ran - self.cancelled - self.stopped():
             raise Broken(f"accepted and never run: {sorted(idle)}")
 
@@ -468,7 +471,9 @@ class World:
         failed = [one for one in found if one.has_failed]
         for one in failed:
             # Nothing fails while a cluster is left that it may go to.
-            asked = {copy.cluster for copy in one.copies if copy.problem}
+            gang = one.request.spec.gang
+            parts = [one] if gang is None else [part for part in found if part.request.spec.gang == gang]
+            asked = {copy.cluster for part in parts for copy in part.copies if copy.problem}
             # Elements that pair with those of two arrays in two clusters can start in none.
             is_apart = not one.copies and any("runs in one cluster" in line for line in one.decision)
             if not (one.is_direct or is_apart or one.pinned_to in asked or asked == set(self.sites)):

@@ -246,7 +246,7 @@ def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
 
 def choose_cluster(dispatch: Dispatch) -> Dispatch:
     """Returns the dispatch with the first cluster that holds it as the chosen one, if one is to be chosen."""
-    if dispatch.chosen or dispatch.is_cancelled:
+    if dispatch.chosen or dispatch.is_cancelled or dispatch.has_failed:
         return dispatch
     # What somebody released there may run: no other may.
     loose = next((copy for copy in dispatch.copies if copy.phase is CopyPhase.RELEASED), None)
@@ -327,7 +327,9 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
     if workload.array is not None and is_chosen and copy.phase is CopyPhase.HELD and verb is not Verb.RELEASE:
         # Until the release of the whole array is answered, some of its elements may be held yet.
         phase = CopyPhase.HELD
-    found = _alter_copy(dispatch, cluster, lambda one: replace(one, phase=phase, started=started, problem=""))
+    # Why it failed is told after that too.
+    problem = copy.problem if dispatch.has_failed else ""
+    found = _alter_copy(dispatch, cluster, lambda one: replace(one, phase=phase, started=started, problem=problem))
     if not is_chosen:
         return found
     if verb is Verb.RELEASE and not is_held and not dispatch.moving_to:
