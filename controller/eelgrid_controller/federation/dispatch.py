@@ -8,7 +8,7 @@ knows no id, so it is asked to record it as cancelled before anything else follo
 promised deadline cannot be held; it is sent to the one cluster that was chosen before. From
 this follow the rules, which hold whatever is lost, doubled or delayed on the way and wherever the front crashes:
 
-1. The record is on disk before a call that it permits is made.
+1. The record is on disk before a call that it permits is made; only that a copy is held need not be, before it is chosen.
 2. Only the chosen cluster is ever told to release its copy.
 3. The choice changes only after the chosen cluster has confirmed that its copy ended and never started there.
 4. A cluster that a submission was sent to is not forgotten before it has answered: it gets the submission until then, and
@@ -174,10 +174,18 @@ class Dispatch:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What of it decides about calls: a record that differs in it is written before the next one."""
+        """What of it decides about calls."""
         copies = tuple((copy.cluster, copy.phase, copy.started) for copy in self.copies)
         where = (self.chosen, self.moving_to, self.may_hold, self.pinned_to, self.met)
         return copies, where, self.is_cancelled, self.has_failed
+
+    @property
+    def durable_progress(self) -> tuple[object, ...]:
+        """What of it must be on disk before the next call: all but that a copy is held, which another sending tells again."""
+        copies, *rest = self.progress
+        phases = {CopyPhase.HELD: CopyPhase.SENT}
+        assert isinstance(copies, tuple)
+        return tuple((name, phases.get(phase, phase), started) for name, phase, started in copies), *rest
 
     @property
     def is_decided(self) -> bool:

@@ -11,6 +11,7 @@ Must not know how a cluster is called, how records are stored, what clusters' of
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,6 +117,8 @@ class _Driven:
     # Set at each change of the record, and a fresh one then waits for the next.
     changed: asyncio.Event
     wake: asyncio.Event
+    # When a cluster last said what its copy is.
+    answered_s: dict[str, float] = field(default_factory=dict)
     released_s: float = 0.0
     asked_s: float = 0.0
 
@@ -385,10 +388,11 @@ class Dispatcher:
         async with driven.lock:
             new = change(driven.dispatch)
             is_changed = new.progress != driven.dispatch.progress
+            is_due = is_changed and new.durable_progress != driven.dispatch.durable_progress
             # Why it waits is not worth a write, but whoever waits for an answer is told.
             is_told = new.decision != driven.dispatch.decision
             has_news = latest is not None and (driven.latest is None or _is_news(driven.latest, latest))
-            if is_changed or has_news:
+            if is_due or has_news:
                 try:
                     await self._store.write(new, latest or driven.latest)
                 except StoreFault as fault:
@@ -471,7 +475,7 @@ class Dispatcher:
         before = driven.dispatch
         if not (before.chosen or before.is_cancelled or before.has_failed):
             await self._find_clusters(driven)
-        calls = plan_calls(driven.dispatch)
+        calls = tuple(call for call in plan_calls(driven.dispatch) if not self._is_known(driven, call))
         outcomes = await asyncio.gather(*(self._make_call(driven, call) for call in calls), return_exceptions=True)
         for error in filter(None, outcomes):
             raise error
@@ -486,6 +490,11 @@ class Dispatcher:
             await self._consider_move(driven)
         return driven.dispatch.progress != before.progress
 
+    def _is_known(self, driven: _Driven, call: ClusterCall) -> bool:
+        """Whether a look would ask for what a cluster has said just now."""
+        since_s = self._clock.monotonic_s() - driven.answered_s.get(call.cluster, -math.inf)
+        return call.verb is Verb.LOOK and since_s < self._settings.poll_s
+
     async def _make_call(self, driven: _Driven, call: ClusterCall) -> None:
         dispatch = driven.dispatch
         try:
@@ -496,6 +505,7 @@ class Dispatcher:
             fault = error
             await self._change(driven, lambda now: record_failure(now, call.cluster, call.verb, fault))
             return
+        driven.answered_s[call.cluster] = self._clock.monotonic_s()
         latest = workload if call.cluster == dispatch.chosen else None
         await self._change(driven, lambda now: record_answer(now, call.cluster, call.verb, workload), latest)
 
