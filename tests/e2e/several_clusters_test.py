@@ -141,15 +141,14 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     # Repeated with its id nothing changes, whoever asks.
     submit(front, "first")
     assert (cheap.placed(), dear.placed()) == ({"first"}, {"second"})
-    front.until(
-        lambda: cheap.all()["second"] is dear.all()["first"] is WorkloadPhase.CANCELLED, what="no copy is left behind"
-    )
+    # Each would start at once where it is, so no other cluster was asked to reserve it.
+    assert (set(cheap.all()), set(dear.all())) == ({"first"}, {"second"})
 
     table = front.eelctl("clusters").stdout.splitlines()
     assert [line.split()[:3] for line in table[1:]] == [["cheap", "ready", "1"], ["dear", "ready", "1"]]
     shown = front.eelctl("clusters", "second").stdout
     assert "cluster    dear" in shown
-    assert "copy       cheap: ended" in shown
+    assert "copy       dear: released" in shown
     assert "In cluster dear" in front.eelctl("explain", "second").stdout
     assert "second" in front.eelctl("workloads").stdout
     assert get(front, "second").placements[0].node_name == "dear-1"

@@ -1,6 +1,7 @@
 """The record of one workload that is placed into one of several clusters, and what is to be done next for it.
 
-Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. A copy is reserved by submitting it held, with
+Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. Where the best one would start it at once, the second
+one is asked only after that has not answered. A copy is reserved by submitting it held, with
 the id that it has everywhere, so that a repeated submission changes nothing. The second copy stays reserved until the chosen
 cluster has started the workload: until then it may go there. A copy that was cancelled stays known there by
 its id: it is the tombstone that keeps late submissions and releases from starting anything. A cluster that refused a submission
@@ -95,6 +96,11 @@ class Copy:
     def is_reserved(self) -> bool:
         """Whether it may be chosen, now or once it has answered."""
         return self.phase in {CopyPhase.SENT, CopyPhase.HELD}
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its cluster has not failed yet to answer the submission."""
+        return self.phase is CopyPhase.SENT and not self.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +210,8 @@ class Dispatch:
         """How many more clusters may be asked to reserve it, since none that did is left to be chosen."""
         held = (copy for copy in self.copies if copy.phase is CopyPhase.HELD)
         if self.chosen or self.is_cancelled or self.has_failed or any(self._may_choose(copy) for copy in held):
+            return 0
+        if any(copy.is_awaited and self._may_choose(copy) for copy in self.copies):
             return 0
         # What is pinned is in another cluster only while it is withdrawn there.
         if self.pinned_to and self.find_copy(self.pinned_to) is not None:

@@ -282,9 +282,12 @@ class Dispatcher:
     async def _ask_clusters(
         self, requests: Sequence[SubmitWorkloadRequest], known: Collection[str]
     ) -> tuple[list[str], Sequence[str]]:
-        """Returns the clusters that offer to take all of some workloads, the best first, and why; raises Fault if none does."""
+        """Returns the clusters to reserve some workloads in, the best first, and why; raises Fault if none takes all of them.
+
+        Where they would start at once, no second one is asked to reserve them before that has failed to answer.
+        """
         ranked, lines = await self._gather_offers(requests, tuple(name for name in self.clusters if name not in known))
-        return [one.offer.cluster for one in ranked], lines
+        return [one.offer.cluster for one in (ranked[:1] if ranked[0].wait_s <= 0 else ranked)], lines
 
     async def _ask_for_all(self, name: str, requests: Sequence[SubmitWorkloadRequest]) -> ClusterOffer:
         return join_offers(await asyncio.gather(*(self.clusters[name].ask_offer(one) for one in requests)))
