@@ -187,9 +187,12 @@ class Dispatch:
 
     @property
     def durable_progress(self) -> tuple[object, ...]:
-        """What of it must be on disk before the next call: all but that a copy is held, which another sending tells again."""
+        """What of it must be on disk before the next call.
+
+        All but that a copy is held, which another sending tells again; where a workload moves, that permits to cancel the other.
+        """
         copies, *rest = self.progress
-        phases = {CopyPhase.HELD: CopyPhase.SENT}
+        phases = {} if self.moving_to else {CopyPhase.HELD: CopyPhase.SENT}
         assert isinstance(copies, tuple)
         return tuple((name, phases.get(phase, phase), started) for name, phase, started in copies), *rest
 

@@ -560,6 +560,9 @@ class Dispatcher:
         """Pins a part to the cluster of its gang; once all parts are there, chooses that cluster for all of them."""
         gang = self._gangs[get_gang_key(driven.dispatch) or _NO_GANG]
         async with gang.lock:
+            if driven.dispatch.is_cancelled or driven.dispatch.has_failed:
+                # It was cancelled, or failed with another part, while that had the lock.
+                return
             plan = self._plan_gang(driven.dispatch)
             parts = [one for one in gang.parts.values() if not one.dispatch.is_cancelled]
             if plan.cluster and plan.may_start and driven.dispatch.find_copy(plan.cluster) is not None:
