@@ -24,6 +24,7 @@ from eelgrid_protos.messages import (
     GangPart,
     GetDispatchRequest,
     GetWorkloadRequest,
+    JobDeadline,
     JobDependency,
     JobSchedule,
     ListClustersRequest,
@@ -159,8 +160,21 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     assert front.eelctl("--cluster", "dear", "nodes").stdout.splitlines()[1].startswith("dear-1")
     assert "name one of cheap, dear" in front.eelctl("--cluster", "west", "nodes", code=4).stderr
     assert "eelctl --cluster NAME" in front.eelctl("nodes", code=5).stderr
-    with pytest.raises(faults.InvalidArgument, match="a front does not place this"):
-        front.operators.submit_workload(replace(build_request("held"), hold=True), timeout=10.0)
+
+    # Held, it waits at the front, and is placed by what holds when it is released.
+    request = build_request("held", gpus=0)
+    held = front.operators.submit_workload(replace(request, hold=True), timeout=10.0).workload
+    assert held.held_by
+    assert "waits at the front" in held.reason
+    assert "held" not in {*cheap.all(), *dear.all()}
+    assert "held: released" in front.eelctl("release", "held").stdout
+    front.until(lambda: "held" in {*cheap.placed(), *dear.placed()}, what="it runs once it is released")
+    assert front.eelctl("release", "held").stdout, "repeated it changes nothing"
+    assert "eelctl --cluster" in front.eelctl("hold", "held", code=5).stderr
+    front.eelctl("cancel", "--yes", "held")
+    by_night = build_request("late", deadline=JobDeadline(end_ns=time.time_ns() + 10**13), expected_runtime_s=60.0)
+    with pytest.raises(faults.InvalidArgument, match="deadline"):
+        front.operators.submit_workload(replace(by_night, hold=True), timeout=10.0)
     lone = front.eelctl("clusters", code=1, address=cheap.address).stderr
     assert "is no front of several clusters" in lone
 
@@ -176,7 +190,7 @@ def test_work_goes_to_the_cheaper_cluster_and_then_to_the_other_and_every_comman
     with Client(front.address) as client:
         assert client.get_summary().gpus == 2
         assert client.get_workload("by-night").spec.name == "job"
-        assert {one.workload_id for one in client.list_workloads()} == {"first", "second", "by-night"}
+        assert {one.workload_id for one in client.list_workloads()} == {"first", "second", "held", "by-night"}
         client.cancel_workload("by-night")
     front.until(lambda: not cheap.placed(), what="it has ended")
 

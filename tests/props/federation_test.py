@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,11 @@ from eelgrid_controller.federation.dispatch import (
     Verb,
     add_clusters,
     choose_cluster,
+    hold_dispatch,
     plan_calls,
     record_answer,
     record_failure,
+    release_dispatch,
     request_cancel,
     request_move,
 )
@@ -239,6 +242,27 @@ def test_at_most_two_are_reserved_and_what_ended_stays_so(history):
         for copy in before.copies:
             if copy.phase is CopyPhase.ENDED:
                 assert after.find_copy(copy.cluster).phase is CopyPhase.ENDED
+
+
+@given(histories())
+def test_what_permits_to_stop_or_cancel_the_chosen_copy_is_written_before(history):
+    for before, after in itertools.pairwise(history):
+        ours = {ClusterCall(after.chosen, verb) for verb in (Verb.HOLD, Verb.CANCEL)}
+        if not after.is_cancelled and ours & (set(plan_calls(after)) - set(plan_calls(before))):
+            assert before.durable_progress != after.durable_progress
+
+
+@given(histories())
+def test_what_is_held_at_the_front_goes_nowhere_before_it_is_released(history):
+    first = history[0]
+    held = hold_dispatch(replace(first, copies=(), chosen=""), "alice")
+    assert (held.needs_clusters, add_clusters(held, CLUSTERS, ("why",)), plan_calls(held)) == (0, held, ())
+    assert not held.is_settled
+    assert release_dispatch(held).needs_clusters
+    assert request_cancel(held).is_settled
+    for now in history[1:]:
+        if now.copies:
+            assert hold_dispatch(now, "alice") == now
 
 
 @given(histories())

@@ -11,6 +11,7 @@ cluster, or ended everywhere, and no copy is left behind anywhere.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -36,7 +37,7 @@ from tests.builders.cluster import build_core, build_node, build_request
 
 ENDED = DependencyCondition.ENDED
 _COUNTED = (
-    "crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct", "arrays", "gangs", "dependents", "repinned",
+    "crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct", "arrays", "gangs", "dependents", "repinned", "held",
 )  # fmt: skip
 INDEXES = "0-2"
 REFUSAL = "it refuses new work"
@@ -270,7 +271,9 @@ class World:
             self.counts["dependents"] += 1
             self._submit(key, self._build_dependent(gpus))
         else:
-            self._submit(key, build_request(gpus=gpus))
+            is_held = self.chance.random() < 0.3
+            self.counts["held"] += is_held
+            self._submit(key, build_request(gpus=gpus), held_by="somebody" if is_held else "")
 
     def _build_dependent(self, gpus):
         """Work that starts after one or two others, or an array whose elements start after those of another."""
@@ -280,10 +283,10 @@ class World:
         request = build_request(gpus=1 if is_paired else gpus, schedule=JobSchedule(after=after))
         return replace(request, array=JobArrayRequest(indexes=INDEXES)) if is_paired else request
 
-    def _submit(self, key, request):
+    def _submit(self, key, request, held_by=""):
         async def run():
             try:
-                await self.front.submit(key, request, owner="")
+                await self.front.submit(key, request, owner="", held_by=held_by)
             except Fault:
                 return
             self.accepted.add(key)
@@ -303,6 +306,18 @@ class World:
             except Fault:
                 return
             self.cancelled.add(key)
+
+        self._spawn(run())
+
+    def release(self):
+        """A user releases something, or holds it."""
+        if self.disk:
+            self._release(self.chance.choice(sorted(self.disk)), is_held=self.chance.random() < 0.3)
+
+    def _release(self, key, *, is_held=False):
+        async def run():
+            with contextlib.suppress(Fault):
+                await (self.front.hold(key, "somebody") if is_held else self.front.release(key))
 
         self._spawn(run())
 
@@ -355,6 +370,8 @@ class World:
             self.turn_refusal()
         elif dice < 0.067:
             self.end_work(self.chance.choice(list(self.sites.values())))
+        elif dice < 0.075:
+            self.release()
         elif self.flying and (dice < 0.6 or not self.sleeping):
             self.flying.pop(self.chance.randrange(len(self.flying)))()
         elif self.sleeping:
@@ -380,6 +397,8 @@ class World:
     def _check_start(self, workload):
         """What starts has no dependency that runs, or that waits in the cluster that its record names."""
         record = self.disk.get(self._find_submission(workload))
+        if record is not None and decode_state(self._find_submission(workload), *record[:2]).held_by:
+            raise Broken(f"{workload.workload_id} starts while it is held at the front")
         for one in () if record is None or record[0].spec.schedule is None else record[0].spec.schedule.after:
             keys = {one.workload_id} if not one.each else {f"{one.workload_id}_{workload.spec.array.index}"}
             for site in self.sites.values():
@@ -425,11 +444,20 @@ class World:
             for site in self.sites.values():
                 self.end_work(site)
             self.cancel_incomplete()
+            self.release_all()
             await self.settle()
             self.check()
             if not self.front.live and not self.users and not self.flying:
                 break
         self.check_end()
+
+    def release_all(self):
+        """Releases what is held at the front."""
+        if self.users:
+            return
+        for one in self.front.list_records():
+            if one.dispatch.held_by and not one.dispatch.is_settled:
+                self._release(one.dispatch.workload_id)
 
     def cancel_incomplete(self):
         """Cancels the parts of gangs that will never be complete."""

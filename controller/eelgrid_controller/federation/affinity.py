@@ -139,7 +139,7 @@ def get_gang_key(dispatch: Dispatch) -> GangKey | None:
 class GangPlan:
     """What the parts of a gang, as they are recorded, let the front do."""
 
-    # How many parts were not submitted yet.
+    # How many parts were not submitted yet, or are held at the front.
     missing: int = 0
     # The cluster that all parts are pinned to; empty if one is to be found among those that are not `refused`.
     cluster: str = ""
@@ -157,7 +157,7 @@ def plan_gang(parts: Iterable[Dispatch]) -> GangPlan:
     if bound:
         return GangPlan(cluster=bound, refused=refused, may_start=True)
     size = max((one.request.spec.gang.parts for one in live if one.request.spec.gang is not None), default=0)
-    missing = max(0, size - len(live))
+    missing = max(0, size - len(live)) + sum(bool(one.held_by) for one in live)
     target = next((one.pinned_to for one in live if one.pinned_to and one.pinned_to not in refused), "")
     held = [copy for one in live if (copy := one.find_copy(target)) is not None and copy.phase is CopyPhase.HELD]
     return GangPlan(

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.state.attempts import has_started
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import (
     AlreadyExists,
     FailedPrecondition,
@@ -129,6 +130,8 @@ class Dispatch:
     decision: tuple[str, ...] = ()
     # The one cluster that it may go to, since other work that it belongs with is there; empty for any.
     pinned_to: str = ""
+    # Who holds it at the front, where it waits in no cluster until it is released; empty for nobody.
+    held_by: str = ""
     # Dependencies that had ended as they must before it was sent: no cluster is told of them.
     met: tuple[str, ...] = ()
 
@@ -182,7 +185,7 @@ class Dispatch:
     def progress(self) -> tuple[object, ...]:
         """What of it decides about calls."""
         copies = tuple((copy.cluster, copy.phase, copy.started) for copy in self.copies)
-        where = (self.chosen, self.moving_to, self.may_hold, self.pinned_to, self.met)
+        where = (self.chosen, self.moving_to, self.may_hold, self.pinned_to, self.met, self.held_by)
         return copies, where, self.is_cancelled, self.has_failed
 
     @property
@@ -212,7 +215,13 @@ class Dispatch:
     def needs_clusters(self) -> int:
         """How many more clusters may be asked to reserve it, since none that did is left to be chosen."""
         held = (copy for copy in self.copies if copy.phase is CopyPhase.HELD)
-        if self.chosen or self.is_cancelled or self.has_failed or any(self._may_choose(copy) for copy in held):
+        if (
+            self.held_by
+            or self.chosen
+            or self.is_cancelled
+            or self.has_failed
+            or any(self._may_choose(copy) for copy in held)
+        ):
             return 0
         if any(copy.is_awaited and self._may_choose(copy) for copy in self.copies):
             return 0
@@ -294,6 +303,19 @@ def add_clusters(dispatch: Dispatch, clusters: Iterable[str], decision: Iterable
 def request_cancel(dispatch: Dispatch) -> Dispatch:
     """Returns the dispatch as one that its owner wants to end."""
     return replace(dispatch, is_cancelled=True)
+
+
+def hold_dispatch(dispatch: Dispatch, user: str) -> Dispatch:
+    """Returns the dispatch as held at the front; one that was sent to a cluster, has failed or was cancelled, as it is."""
+    if dispatch.held_by or dispatch.copies or dispatch.has_failed or dispatch.is_cancelled:
+        return dispatch
+    words = f"{PendingConstraint.HELD.describe(user=user)}: it waits at the front, and goes to a cluster once it is released"
+    return replace(dispatch, held_by=user, decision=(words,))
+
+
+def release_dispatch(dispatch: Dispatch) -> Dispatch:
+    """Returns the dispatch as one that nobody holds at the front."""
+    return replace(dispatch, held_by="", decision=()) if dispatch.held_by else dispatch
 
 
 def request_move(dispatch: Dispatch, cluster: str) -> Dispatch:

@@ -41,9 +41,11 @@ from eelgrid_controller.federation.dispatch import (
     choose_cluster,
     fail_dispatch,
     give_up,
+    hold_dispatch,
     plan_calls,
     record_answer,
     record_failure,
+    release_dispatch,
     request_cancel,
     request_move,
 )
@@ -55,6 +57,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import (
     AlreadyExists,
     DeadlineExceeded,
+    FailedPrecondition,
     Fault,
     InvalidArgument,
     NotFound,
@@ -209,10 +212,13 @@ class Dispatcher:
         """The number of workloads that are not settled."""
         return len(self._live)
 
-    async def submit(self, workload_id: str, request: SubmitWorkloadRequest, *, owner: str) -> StoredRecord:
+    async def submit(
+        self, workload_id: str, request: SubmitWorkloadRequest, *, owner: str, held_by: str = ""
+    ) -> StoredRecord:
         """Places a workload into a cluster; repeating it with its id changes nothing. Raises Fault.
 
-        Returns once the chosen cluster has it, or `answer_s` have passed: it is kept then, and goes on.
+        Returns once the chosen cluster has it, or `answer_s` have passed: it is kept then, and goes on. With `held_by` it
+        waits at the front until it is released.
         """
         if (found := self.find(workload_id)) is None:
             if len(self._live) >= self._settings.live_most:
@@ -220,7 +226,9 @@ class Dispatcher:
             new = Dispatch(
                 workload_id=workload_id, request=request, owner=owner, submitted_ns=max(0, self._clock.now_ns())
             )
-            if get_gang_key(new) is None and not list_anchors(request):
+            if held_by:
+                new = hold_dispatch(new, held_by)
+            elif get_gang_key(new) is None and not list_anchors(request):
                 ranked, lines = await self._ask_clusters((request,), ())
                 new = add_clusters(new, ranked, lines)
             # Another call with the same id may have come meanwhile; nothing is awaited from here to `_begin`.
@@ -251,6 +259,21 @@ class Dispatcher:
         """Ends a workload wherever it is; raises NotFound. A cluster that does not answer is told once it does."""
         await self._request(workload_id, request_cancel)
         return await self._wait_until(workload_id, _is_stopping)
+
+    async def hold(self, workload_id: str, user: str) -> StoredRecord:
+        """Holds a workload that is in no cluster yet; raises NotFound, and FailedPrecondition for another."""
+        record = await self._request(workload_id, lambda now: hold_dispatch(now, user))
+        if not record.dispatch.held_by:
+            raise FailedPrecondition(_describe_where(record.dispatch, "hold"))
+        return record
+
+    async def release(self, workload_id: str) -> StoredRecord:
+        """Lets a workload go that is held at the front; raises NotFound, and FailedPrecondition where its cluster holds it."""
+        record = await self._request(workload_id, lambda now: now)
+        if record.dispatch.copies and record.latest is not None and record.latest.held_by:
+            raise FailedPrecondition(_describe_where(record.dispatch, "release"))
+        await self._request(workload_id, release_dispatch)
+        return await self._wait_until(workload_id, lambda one: _is_with_cluster(one) or _waits_here(one))
 
     async def look(self, workload_id: str) -> StoredRecord:
         """Returns the record of a workload after its cluster was looked at, if that answers; raises NotFound."""
@@ -476,7 +499,7 @@ class Dispatcher:
     async def _make_round(self, driven: _Driven) -> bool:
         """Makes the calls that the record permits, and records what they say; returns whether it changed."""
         before = driven.dispatch
-        if not (before.chosen or before.is_cancelled or before.has_failed):
+        if not (before.held_by or before.chosen or before.is_cancelled or before.has_failed):
             await self._find_clusters(driven)
         calls = tuple(call for call in plan_calls(driven.dispatch) if not self._is_known(driven, call))
         outcomes = await asyncio.gather(*(self._make_call(driven, call) for call in calls), return_exceptions=True)
@@ -537,7 +560,8 @@ class Dispatcher:
         try:
             ranked, lines = await self._ask_clusters((dispatch.submission,), known)
         except Fault as fault:
-            self._log.debug("workload=%s offers=none reason=%r", dispatch.workload_id, fault.message)
+            words = (f"no cluster offers to take it ({fault.message})"[:_LINE_LETTERS_MOST],)
+            await self._change(driven, lambda now: now if now.copies else replace(now, decision=words))
             return
         await self._change(driven, lambda now: add_clusters(now, ranked, lines))
 
@@ -631,8 +655,16 @@ def _is_with_cluster(record: StoredRecord) -> bool:
     return copy is not None and copy.phase in {CopyPhase.RELEASED, CopyPhase.ENDED} and record.latest is not None
 
 
+def _describe_where(dispatch: Dispatch, verb: str) -> str:
+    """Returns why the front neither holds nor releases a workload, and who does."""
+    if dispatch.chosen and not dispatch.is_settled:
+        key, cluster = dispatch.workload_id, dispatch.chosen
+        return f"cluster {cluster} has {key}, and the front leaves it there: eelctl --cluster {cluster} {verb} {key}"
+    return f"workload {dispatch.workload_id} has ended or is on its way to a cluster; look again: eelctl explain"
+
+
 def _waits_here(record: StoredRecord) -> bool:
-    """Whether it is in no cluster yet, since it waits for other work."""
+    """Whether it is in no cluster yet, since it waits for other work, or is held."""
     return not record.dispatch.copies and bool(record.dispatch.decision)
 
 

@@ -69,6 +69,7 @@ def encode_state(dispatch: Dispatch) -> str:
             "has_failed": dispatch.has_failed,
             "decision": dispatch.decision,
             "pinned_to": dispatch.pinned_to,
+            "held_by": dispatch.held_by,
             "met": dispatch.met,
             "copies": [
                 {"cluster": one.cluster, "phase": one.phase.value, "started": one.started, "problem": one.problem}
@@ -83,7 +84,7 @@ def decode_state(workload_id: str, request: SubmitWorkloadRequest, text: str) ->
     """Decodes what `encode_state` made."""
     state: dict[str, Any] = json.loads(text)
     copies = tuple(Copy(**{**one, "phase": CopyPhase(one["phase"])}) for one in state.pop("copies"))
-    # Records of an older version say neither of what they are pinned to nor of what is met.
+    # Records of an older version do not say what they are pinned to, what is met and who holds it.
     decision, met = tuple(state.pop("decision")), tuple(state.pop("met", ()))
     return Dispatch(workload_id=workload_id, request=request, copies=copies, decision=decision, met=met, **state)
 
