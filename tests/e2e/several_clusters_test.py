@@ -4,8 +4,10 @@ import contextlib
 import functools
 import json
 import signal
+import ssl
 import threading
 import time
+import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -344,6 +346,18 @@ def _ran(site, key):
         return False
 
 
+def read_page(address, tls, *, authority=None):
+    """Status and text of the page with a viewer's certificate, or without one."""
+    context = ssl.create_default_context(cafile=(authority or tls).authority)
+    if tls is not None:
+        context.load_cert_chain(tls.certificate, tls.key)
+    try:
+        with urllib.request.urlopen(f"https://{address}/", timeout=10.0, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(world, tmp_path):
     from tests.certificates_rig import Authority
 
@@ -366,7 +380,7 @@ def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(wo
         site.tls = admin
         site.begin("--roles", "require", tls=server, agent_tls=agent)
     front.tls = admin
-    front.begin((cheap, dear), tls=ours)
+    front.begin((cheap, dear), "--page", front.page, tls=ours)
 
     front.eelctl(*JOB, "--id", "hers", "--namespace", "research", tls=alice)
     front.until(lambda: cheap.placed() == {"hers"}, what="it runs")
@@ -383,5 +397,13 @@ def test_a_caller_gets_no_more_than_both_his_certificate_and_the_fronts_allow(wo
     assert "alice" in front.eelctl("--cluster", "cheap", "cancel", "--yes", "hers", code=5, tls=bob).stderr
     unroled = party("unroled", ("CN", "carol"))
     assert "role" in front.eelctl("workloads", code=5, tls=unroled).stderr
+    # The page of all clusters is as closed as the calls.
+    status, shown = read_page(front.page, admin)
+    assert (status, "hers" in shown) == (200, True)
+    status, shown = read_page(front.page, unroled)
+    assert (status, "hers" in shown) == (403, False)
+    for stranger in (None, Authority().write(tmp_path / "stranger", ("O", "eelgrid:admin"))):
+        with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
+            read_page(front.page, stranger, authority=admin)
     front.eelctl("cancel", "--yes", "hers", tls=alice)
     front.until(lambda: not cheap.placed(), what="she ends it")
