@@ -58,15 +58,13 @@ class Site:
     # What a dry run does not know: a rule of the cluster that refuses new work.
     refuses: bool = False
     placed: set[str] = field(default_factory=set)
-    # Ids that it was asked to mark, and how many submissions with one came later.
+    # Ids that it was asked to mark.
     marked: set[str] = field(default_factory=set)
-    late: int = 0
 
     def apply(self, verb, dispatch, now_ns):
         """Carries out one call as the controller does; raises Fault."""
         key = dispatch.workload_id
         if verb is Verb.SUBMIT:
-            self.late += key in self.marked
             if self.refuses and self.core.state.find_workload(key) is None:
                 raise FailedPrecondition(REFUSAL)
             return self.core.submit(dispatch.submission, now_ns=now_ns).result
