@@ -26,13 +26,17 @@ RUN python -m venv /tmp/tools && /tmp/tools/bin/pip install --no-cache-dir --dis
     /opt/eelgrid/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-index /tmp/wheel/*.whl && \
     rm -rf /opt/eelgrid/lib/python3.13/site-packages/eelgrid /opt/eelgrid/lib/python3.13/site-packages/eelgrid_agent /opt/eelgrid/bin/eelgrid-agent \
            /opt/eelgrid/lib/python3.13/site-packages/pip* && \
-    /opt/eelgrid/bin/python -m compileall -q /opt/eelgrid
+    find /opt/eelgrid -name '*.py' -exec touch -d @1700000000 {} + && \
+    /opt/eelgrid/bin/python -m compileall -q /opt/eelgrid && \
+    EELGRID_PORTABLE_KERNELS=1 /opt/eelgrid/bin/python -m eelgrid_kernels
 
 FROM ${BASE}
 COPY --from=build /opt/eelgrid /opt/eelgrid
-# Compiled kernels depend on the machine's processor, so they are made at the first start, into this volume.
+# The image brings kernels for x86-64-v3 and arm64 along; a first start copies them into this volume. Older processors, and
+# EELGRID_PORTABLE_KERNELS=0, compile them there for the machine at hand. numba knows a kernel by the time of its source, of
+# which an image's layer keeps whole seconds: hence the touch above.
 ENV PATH=/opt/eelgrid/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/var/cache/eelgrid NUMBA_CACHE_DIR=/var/cache/eelgrid
+    HOME=/var/cache/eelgrid NUMBA_CACHE_DIR=/var/cache/eelgrid EELGRID_PORTABLE_KERNELS=1
 RUN install -d -o 65532 -g 65532 /var/cache/eelgrid /var/lib/eelgrid
 VOLUME ["/var/cache/eelgrid", "/var/lib/eelgrid"]
 USER 65532:65532

@@ -17,17 +17,22 @@ where they belong. The folder is below NUMBA_CACHE_DIR where that is set, else i
 the package's own __pycache__, else in the user's cache; if none can be written,
 as in a read-only image without a home, kernels are compiled anew in each process:
 slow to start, never stale. docs/adr/0015 has the why.
+
+Portable kernels (EELGRID_PORTABLE_KERNELS, which our image sets) are compiled for every
+processor of a kind instead of the one at hand. So an image brings them along in the
+package's own folder, and a first start copies them to the folder it may write to.
 """
 
 import hashlib
 import os
+import platform
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, update_wrapper
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, TypeVar, cast
 
 import numba
@@ -39,6 +44,30 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
 # Of sources that are no longer; each is some MiB. A process that still runs on one compiles in memory only.
 _FORMER_MOST = 4
+# The level of x86-64 that portable kernels are for, and what it has over the first as LLVM names it; source: the x86-64
+# psABI, 3.1.1. Servers have had it since Haswell (2013) and Zen (2017).
+_X86_LEVEL = "x86-64-v3"
+_X86_LEVEL_FEATURES = (
+    "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3", "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt",
+    "movbe", "xsave",
+)  # fmt: skip
+
+
+def choose_portable_processor(machine: str, features: Mapping[str, bool]) -> str | None:
+    """Returns what portable kernels are compiled for, as LLVM names it; None where this processor is below it."""
+    if machine in {"aarch64", "arm64"}:
+        return "generic"
+    has_level = machine == "x86_64" and all(features.get(name, False) for name in _X86_LEVEL_FEATURES)
+    return _X86_LEVEL if has_level else None
+
+
+def _select_processor() -> None:
+    """Sets what numba compiles for, unless its own variables say so or it is to be this very processor."""
+    wanted = os.environ.get("EELGRID_PORTABLE_KERNELS", "0") == "1"
+    if wanted and numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
+        name = choose_portable_processor(platform.machine(), codegen.ll.get_host_cpu_features())
+        if name is not None:
+            numba.config.CPU_NAME, numba.config.CPU_FEATURES = name, ""
 
 
 def _digest() -> str:
@@ -84,34 +113,55 @@ def cache_folder() -> Path | None:
             continue
         former = sorted((path for path in parent.glob(_PREFIX + "*") if path.name != name), key=_changed_at)
         for path in former[:-_FORMER_MOST]:
-            rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
         return parent / name
     return None
 
 
-def _marker() -> Path | None:
+def _marker(folder: Path) -> Path:
     """What says that every kernel was compiled for this processor by this numba."""
-    host = hashlib.sha256(repr((codegen.ll.get_host_cpu_name(), codegen.get_host_cpu_features())).encode()).hexdigest()
+    name = numba.config.CPU_NAME or codegen.ll.get_host_cpu_name()
+    features = numba.config.CPU_FEATURES
+    target = repr((name, codegen.get_host_cpu_features() if features is None else features))
     version = f"{sys.implementation.cache_tag}-numba-{numba.__version__}"
-    return None if _FOLDER is None else _FOLDER / f"complete-{version}-{host[:16]}"
+    return folder / f"complete-{version}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+
+
+def _copy_shipped(folder: Path) -> None:
+    """Copies the kernels that stand beside the sources, if all do, to a folder that has none.
+
+    Machine code comes before the index that names it, and each file is replaced whole: nothing is broken whoever dies.
+    """
+    shipped = Path(__file__).parent / "__pycache__" / folder.name
+    if shipped == folder or not _marker(shipped).exists() or any(folder.rglob("*.nbi")):
+        return
+    with suppress(OSError):  # a full disk: they are compiled, in memory
+        for path in sorted(shipped.rglob("*.nb?"), key=lambda one: one.suffix == ".nbi"):
+            target = folder / path.relative_to(shipped)
+            target.parent.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+                file.write(path.read_bytes())
+            Path(file.name).replace(target)
+        _marker(folder).touch()
 
 
 def is_cache_complete() -> bool:
     """Whether every kernel can be loaded; True also where nothing can be kept, since no other process could help."""
-    marker = _marker()
-    return marker is None or marker.exists()
+    return _FOLDER is None or _marker(_FOLDER).exists()
 
 
 def mark_cache_complete() -> None:
     """Notes that every kernel was compiled; a full disk costs the next start its time, and nothing else."""
-    marker = _marker()
-    if marker is not None:
+    if _FOLDER is not None:
         with suppress(OSError):
-            marker.touch()
+            _marker(_FOLDER).touch()
 
 
+_select_processor()
 # Read at once: what is compiled later is of the sources that are imported now.
 _FOLDER = cache_folder()
+if _FOLDER is not None:
+    _copy_shipped(_FOLDER)
 
 
 class _NoEngine:

@@ -57,7 +57,8 @@ def _believe_silence(now, cluster, verb, fault):
 def _forget_silent(now, cluster, verb, fault):
     """A cluster whose answer to a submission is lost counts as one that never got it."""
     if isinstance(fault, DeadlineExceeded) and verb is Verb.SUBMIT:
-        return rules.record_failure(now, cluster, verb, rules.FailedPrecondition("silent"))
+        copies = tuple(replace(one, phase=CopyPhase.ENDED) if one.cluster == cluster else one for one in now.copies)
+        return replace(now, copies=copies)
     return rules.record_failure(now, cluster, verb, fault)
 
 

@@ -1,6 +1,7 @@
 """A kernel's cache goes by every source of the package, not by its own file alone."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from llvmlite import binding
 
 import eelgrid_kernels
 from eelgrid_kernels import compilation
@@ -41,10 +43,10 @@ def toy(tmp_path):
     return folder
 
 
-def ask(toy, **env):
+def ask(toy, code=ASK, **env):
     there = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA")}
     there |= {"PYTHONPATH": str(toy.parent), "HOME": str(toy.parent / "home"), **env}
-    done = subprocess.run([sys.executable, "-c", ASK], env=there, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
@@ -64,6 +66,57 @@ def test_the_user_may_say_where(toy):
     assert ask(toy, NUMBA_CACHE_DIR=str(toy.parent / "mine"))[0] == "30"
     assert len(folders(toy.parent / "mine")) == 1
     assert folders(toy / "__pycache__") == []
+
+
+def ship(toy):
+    """What the build of an image does: every kernel, portable, beside the sources; nothing may be written there later."""
+    code = f"{ASK}; from toy.compilation import mark_cache_complete; mark_cache_complete()"
+    assert ask(toy, code, EELGRID_PORTABLE_KERNELS="1") == ["30", "0"]
+
+
+PORTABLE = pytest.mark.skipif(
+    compilation.choose_portable_processor(platform.machine(), binding.get_host_cpu_features()) is None,
+    reason="this processor compiles its own kernels",
+)
+
+
+@PORTABLE
+def test_kernels_that_an_image_brings_along_are_copied_to_the_volume_and_loaded(toy):
+    ship(toy)
+    volume = {"NUMBA_CACHE_DIR": str(toy.parent / "volume")}
+    assert ask(toy, EELGRID_PORTABLE_KERNELS="1", **volume) == ["30", "1"]
+    complete = f"{ASK}; from toy.compilation import is_cache_complete; print(is_cache_complete())"
+    assert ask(toy, complete, EELGRID_PORTABLE_KERNELS="1", **volume) == ["30", "1", "True"]
+    assert ask(toy, complete, **volume) == ["30", "0", "False"], "those of this very processor are others"
+    (toy / "other.py").write_text(OTHER.replace("2 * x", "5 * x"))
+    assert ask(toy, EELGRID_PORTABLE_KERNELS="1", **volume) == ["60", "0"], "those of other sources are not copied"
+
+
+@PORTABLE
+def test_a_volume_that_has_kernels_keeps_its_own(toy):
+    volume = {"NUMBA_CACHE_DIR": str(toy.parent / "volume")}
+    assert ask(toy, **volume) == ["30", "0"]
+    ship(toy)
+    assert ask(toy, EELGRID_PORTABLE_KERNELS="1", **volume) == ["30", "0"]
+    assert ask(toy, **volume) == ["30", "1"]
+
+
+@PORTABLE
+def test_numba_s_own_variables_come_first(toy):
+    target = "from toy.compilation import numba; print(numba.config.CPU_NAME, repr(numba.config.CPU_FEATURES))"
+    portable = compilation.choose_portable_processor(platform.machine(), binding.get_host_cpu_features())
+    assert ask(toy, target, EELGRID_PORTABLE_KERNELS="1") == [portable, "''"]
+    assert ask(toy, target, EELGRID_PORTABLE_KERNELS="1", NUMBA_CPU_NAME="x86-64") == ["x86-64", "None"]
+    assert ask(toy, target, EELGRID_PORTABLE_KERNELS="0") == ["None", "None"]
+
+
+def test_portable_kernels_are_for_processors_that_have_what_they_use():
+    level = dict.fromkeys(compilation._X86_LEVEL_FEATURES, True)
+    assert compilation.choose_portable_processor("x86_64", level | {"avx512f": False}) == "x86-64-v3"
+    for lacking in level:
+        assert compilation.choose_portable_processor("x86_64", level | {lacking: False}) is None, lacking
+    assert compilation.choose_portable_processor("aarch64", {}) == "generic"
+    assert compilation.choose_portable_processor("ppc64le", level) is None
 
 
 def test_where_nothing_can_be_written_kernels_still_work(toy):

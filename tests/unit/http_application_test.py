@@ -56,7 +56,7 @@ class Served:
         await self.endpoint.stop()
 
 
-async def ended(reader, *, within_s=10.0):
+async def ended(reader, *, within_s=60.0):
     """What was read until the other side ended the connection."""
     found = b""
     async with asyncio.timeout(within_s):

@@ -111,7 +111,7 @@ async def test_what_cannot_be_put_right_is_reported_and_made_again_only_where_it
 
         assert len(await wait_for(told)) == 1
         if wish:
-            await wait_until(lambda: uid not in station.held, within_s=10.0)
+            await wait_until(lambda: uid not in station.held)
             assert devices.recreated == 1
         else:
             await asyncio.sleep(0.5)
@@ -155,7 +155,7 @@ async def test_slices_are_given_gpu_by_gpu_and_the_one_that_was_planned(fake, tm
         assert station.unseen_most == 1
         assert planned(rig) == {}
         await cluster.create(PODS, kubernetes.build_pod("large", gpus=3, resource=SMALL))
-        await wait_until(lambda: part(rig, "slices").machine._told, within_s=10.0)
+        await wait_until(lambda: part(rig, "slices").machine._told)
         assert "large" not in {name for name, _ in station.held.values()}
         for name in ("s0", "s1"):
             await cluster.delete(PODS, name, namespace="default", grace_s=0)

@@ -57,7 +57,7 @@ def end_lease(store):
     store.run("UPDATE eelgrid.lease SET expires_at = '-infinity'")
 
 
-def check_leads(standby, leading, *, within_s=15.0):
+def check_leads(standby, leading, *, within_s=60.0):
     """It leads, and its state is what the journal leads to."""
     journal = leading.result(within_s)
     with contextlib.closing(journal):

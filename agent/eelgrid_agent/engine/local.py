@@ -54,6 +54,7 @@ from eelgrid_agent.engine.fork_server import REQUESTS_MOST, ForkServer, ForkServ
 from eelgrid_agent.engine.input import InputConnection
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key
+from eelgrid_agent.engine.process_environments import iterate_environments
 from eelgrid_agent.engine.users import JobUser, JobUsers, UserRefused
 from eelgrid_protos.messages import (
     Assignment,
@@ -734,13 +735,5 @@ def _modified_ns(folder: Path) -> int:
 def _find_left(environment: Mapping[str, str]) -> list[int]:
     """Returns processes that carry the variables of an attempt, whoever their parent is."""
     marks = [f"{name}={environment.get(name)}".encode() for name in ("EELGRID_CHECKPOINT_DIR", "EELGRID_ATTEMPT")]
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                variables = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if all(mark in variables for mark in marks):
-                found.append(int(entry.name))
-    return found
+    own = os.getpid()
+    return [pid for pid, variables in iterate_environments() if pid != own and all(mark in variables for mark in marks)]

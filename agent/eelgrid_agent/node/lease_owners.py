@@ -39,6 +39,7 @@ from eelgrid_agent.enforce.lease_table import (
     find_lease_device,
     find_place_device,
 )
+from eelgrid_agent.engine.process_environments import iterate_environments
 from eelgrid_agent.engine.slurm_jobs import UUIDS_FILE
 from eelgrid_protos.messages import Gpu
 
@@ -117,7 +118,7 @@ class SlurmOwners:
             return OwnerAnswer(OwnerState.UNKNOWN, "scontrol is not installed here; release the lease by hand")
         if not _JOB.fullmatch(job):
             return OwnerAnswer(OwnerState.UNKNOWN, "the owner is no number of a job; release the lease by hand")
-        code, text = await self._run(self._program, "-o", "show", "job", job)
+        code, text = await self._run("-o", "show", "job", job)
         state = _STATE.search(text)
         if code is None or (state is None and _UNKNOWN_JOB not in text):
             told = " ".join(text.split())[:120] or "no answer"
@@ -156,8 +157,7 @@ class SlurmOwners:
 
     async def _list_gpus(self, job: str, node: str) -> list[str]:
         """Returns the GPUs of a running job on this node, by index or UUID, as slurmctld knows them."""
-        program = self._program or ""
-        code, text = await self._run(program, "-d", "-o", "show", "job", job)
+        code, text = await self._run("-d", "-o", "show", "job", job)
         state = _STATE.search(text)
         # In COMPLETING the epilog may have given them back already.
         if code != 0 or state is None or state[1] not in _HOLDING - {"COMPLETING"}:
@@ -172,13 +172,15 @@ class SlurmOwners:
     async def _expand(self, expression: str) -> list[str]:
         if "[" not in expression and "," not in expression:
             return [expression]
-        code, text = await self._run(self._program or "", "show", "hostnames", expression)
+        code, text = await self._run("show", "hostnames", expression)
         return text.split() if code == 0 else []
 
-    async def _run(self, *command: str) -> tuple[int | None, str]:
+    async def _run(self, *words: str) -> tuple[int | None, str]:
+        assert self._program is not None
         try:
             process = await asyncio.create_subprocess_exec(
-                *command,
+                self._program,
+                *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -201,23 +203,15 @@ class SlurmOwners:
 def find_job_process(job: str, proc: Path = Path("/proc")) -> int:
     """Returns a process of a Slurm job on this machine, by its environment; 0 if there is none."""
     mark = f"SLURM_JOB_ID={job}".encode()
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    return int(entry.name)
-    return 0
+    return next((pid for pid, variables in iterate_environments(proc) if mark in variables), 0)
 
 
 def list_gpu_jobs(proc: Path = Path("/proc")) -> frozenset[str]:
     """Returns the Slurm jobs to which processes with GPUs say that they belong."""
     found = set[str]()
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError), (entry / "environ").open("rb") as file:
-                words = file.read(_ENVIRONMENT_BYTES_MOST).split(b"\0")
-                if any(word.startswith(_HAS_GPUS) for word in words):
-                    found |= {word[13:].decode(errors="replace") for word in words if word.startswith(b"SLURM_JOB_ID=")}
+    for _, variables in iterate_environments(proc, _ENVIRONMENT_BYTES_MOST):
+        if any(one.startswith(_HAS_GPUS) for one in variables):
+            found |= {one[13:].decode(errors="replace") for one in variables if one.startswith(b"SLURM_JOB_ID=")}
     return frozenset(job for job in found if _JOB.fullmatch(job))
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.slurm.answers import SlurmJob, SlurmNode
-from eelgrid_controller.engines.slurm.steering import AdoptJob
+from eelgrid_controller.engines.slurm.steering import AdoptJob, parse_job_id
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import SubmitWorkloadRequest
@@ -104,9 +104,7 @@ def has_opted_in(job: SlurmJob) -> bool:
 
 def select_ordered(jobs: Iterable[SlurmJob], now_s: float) -> tuple[list[SlurmJob], list[SlurmJob]]:
     """Returns the jobs that opted in: those that wait for their turn, the oldest of them, and those that run."""
-    mine = sorted(
-        (job for job in jobs if has_opted_in(job)), key=lambda one: (one.submit_s, int(one.job_id.split("_")[0]))
-    )
+    mine = sorted(filter(has_opted_in, jobs), key=lambda one: (one.submit_s, parse_job_id(one.job_id)))
     waiting = [
         job
         for job in mine

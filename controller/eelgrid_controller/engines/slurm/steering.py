@@ -289,7 +289,7 @@ class Steering:
         waiting = len(self._settled)
         changed = [(key, job) for key, job in by_id.items() if key not in self._settled]
         waiting += sum(key in workloads and workloads[key].phase is WorkloadPhase.PENDING for key, _ in changed)
-        for key, job in sorted(changed, key=lambda item: (item[1].submit_s, _order(item[1].job_id))):
+        for key, job in sorted(changed, key=lambda item: (item[1].submit_s, parse_job_id(item[1].job_id))):
             workload = workloads.get(key)
             found = list(self._steer(key, job, workload, around))
             for one in found:
@@ -342,7 +342,7 @@ class Steering:
             workload = workloads.get(name_workload(job)) if job.is_pending and not job.is_held else None
             if workload is None or not is_released(job) or workload.phase is not WorkloadPhase.PENDING:
                 continue
-            one = (job.submit_s, _order(job.job_id), self.adopt_job(job, workload))
+            one = (job.submit_s, parse_job_id(job.job_id), self.adopt_job(job, workload))
             found.setdefault(job.required_nodes, []).append(one)
         return [[one for _, _, one in sorted(waiting, key=lambda one: one[:2])] for waiting in found.values()]
 
@@ -561,7 +561,8 @@ def _list_places(workload: Workload) -> tuple[str, ...]:
     return tuple(dict.fromkeys(place.node_name for place in workload.placements))
 
 
-def _order(job_id: str) -> tuple[int, int]:
+def parse_job_id(job_id: str) -> tuple[int, int]:
+    """Returns the numbers of a job and of its task (0 without one), by which ids are in the order of their submission."""
     job, _, task = job_id.partition("_")
     return int(job), int(task or 0)
 

@@ -1,9 +1,11 @@
 """Telemetry of many agents as columns: packed by an ingest process, unpacked by the controller that leads.
 
 Of each batch its last tick is kept, which is all that the controller decides by, with how many ticks it had and since
-when no device was in use; the ticks before it go along only where the controller writes to long-term storage. Batches with the same readings and as many devices share a block, so that numbers are read, checked
-and summed by numpy for all of them at once. Blocks are read in their order, and a batch that comes before an earlier one
-of its agent counts that as lost: so a batch goes into no block before that of its agent's last one. Everything else goes as it is, some of it at a time. Must not know streams.
+when no device was in use; the ticks before it go along only where the controller writes to long-term storage. Batches
+with the same readings and as many devices share a block, so that numbers are read, checked and summed by numpy for all
+of them at once. Blocks are read in their order, and a batch that comes before an earlier one of its agent counts that as
+lost: so a batch goes into no block before that of its agent's last one. Everything else goes as it is, some of it at a
+time. Must not know streams.
 """
 
 from array import array
