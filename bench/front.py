@@ -10,12 +10,14 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 import psutil
 
+from bench.processes import cpu_s
 from bench.runner import Options, benchmark
 from bench.tables import write_csv
 
@@ -42,9 +44,8 @@ async def _submit_all(address: str, jobs: int, clients: int, round_number: int) 
         return time.perf_counter() - begun
 
 
-def _read_cpu_s(*processes: psutil.Process) -> float:
-    times = [one.cpu_times() for one in processes]
-    return float(sum(one.user + one.system for one in times))
+def _sum_cpu_s(processes: Iterable[psutil.Process]) -> float:
+    return sum(map(cpu_s, processes))
 
 
 @benchmark()
@@ -55,7 +56,7 @@ def main(options: Options) -> int:
     """Runs the rounds and writes a CSV."""
     from tests.e2e.several_clusters_test import Front, Site
 
-    rows: list[tuple[object, ...]] = []
+    rows: list[tuple[float, ...]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sites = [
@@ -70,17 +71,17 @@ def main(options: Options) -> int:
         others = [psutil.Process(site.process.process.pid) for site in sites]
         asyncio.run(_submit_all(front.address, options.clients, options.clients, 0))
         for number in range(1, options.rounds + 1):
-            before = _read_cpu_s(own), _read_cpu_s(*others)
+            before = cpu_s(own), _sum_cpu_s(others)
             taken_s = asyncio.run(_submit_all(front.address, options.jobs, options.clients, number))
             spent = [
                 1000 * (now - then) / options.jobs
-                for now, then in zip((_read_cpu_s(own), _read_cpu_s(*others)), before, strict=True)
+                for now, then in zip((cpu_s(own), _sum_cpu_s(others)), before, strict=True)
             ]
             rows.append((number, options.jobs / taken_s, *spent))
             print(
                 f"round {number}: {options.jobs / taken_s:.0f} a second, front {spent[0]:.1f} ms, controllers {spent[1]:.1f} ms of a processor each"
             )
-    medians = [statistics.median(float(str(row[at])) for row in rows) for at in (1, 2, 3)]
+    medians = [statistics.median(row[at] for row in rows) for at in (1, 2, 3)]
     print("median: {:.0f} a second, front {:.1f} ms, controllers {:.1f} ms".format(*medians))
     if options.out is not None:
         write_csv(options.out / "front.csv", _COLUMNS, rows)

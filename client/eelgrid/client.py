@@ -282,14 +282,20 @@ class Client:
         dry_run: bool = False,
         hold: bool = False,
         array: messages.JobArrayRequest | None = None,
+        cancelled: bool = False,
     ) -> messages.Workload:
         """Submits a workload, or an array of them; returns once it is stored and either placed or known to wait.
 
         The id makes the call idempotent: without one the client draws it, so that a lost answer is asked for again and
         nothing is submitted twice. To repeat a submission across restarts of your program, give an id of your own.
+
+        A workload that is submitted as cancelled never starts, and its id is used from then on: so a program that gave up an
+        earlier submission makes sure that it starts nothing if it arrives late.
         """
         key = workload_id or ("" if dry_run else f"c-{secrets.token_hex(8)}")
-        request = messages.SubmitWorkloadRequest(spec=spec, workload_id=key, dry_run=dry_run, hold=hold, array=array)
+        request = messages.SubmitWorkloadRequest(
+            spec=spec, workload_id=key, dry_run=dry_run, hold=hold, array=array, cancelled=cancelled
+        )
         answer = self._call(request, messages.SubmitWorkloadResponse, is_repeatable=True)
         return answer.workload
 

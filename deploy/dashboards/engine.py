@@ -360,9 +360,44 @@ _SIGHT = Row(
     ),
 )
 
+_FRONT = Row(
+    "Several clusters",
+    (
+        lines(
+            "Clusters of a front",
+            "1 while a cluster answers the front; empty without a front.",
+            "short",
+            Query(f"min by (cluster) ({of('eelgrid_front_cluster_up')})", "{{cluster}}"),
+            width=6,
+        ),
+        lines(
+            "Workloads by cluster",
+            "Unfinished workloads that the front has placed into each cluster.",
+            "short",
+            Query(f"sum by (cluster) ({of('eelgrid_front_workloads')})", "{{cluster}}"),
+            width=6,
+        ),
+        lines(
+            "Waiting and stuck at the front",
+            "Workloads without a cluster, and those whose cluster answers no call about them.",
+            "short",
+            Query(f"sum({of('eelgrid_front_workloads_waiting')})", "waiting"),
+            Query(f"sum by (cluster) ({of('eelgrid_front_stuck_workloads')})", "stuck in {{cluster}}"),
+            width=6,
+        ),
+        lines(
+            "Left out of decisions",
+            "Decisions that a cluster was left out of because it answered too late, per second.",
+            "ops",
+            Query(f"sum by (cluster) ({rate('eelgrid_front_left_out_total')})", "{{cluster}}"),
+            width=6,
+        ),
+    ),
+)
+
 PAGE = Page(
     "engine",
     "Eelgrid / Placement engine",
     "Whether the engine decides fast, well and durably: terms of the objective function, fragmentation, churn, the objectives loop, the journal, and telemetry. The cost terms of a single placement are in eelctl explain.",
-    (_NOW, _COST, _DECISIONS, _STEWARD, _JOURNAL, _SIGHT),
+    (_NOW, _COST, _DECISIONS, _STEWARD, _JOURNAL, _SIGHT, _FRONT),
 )

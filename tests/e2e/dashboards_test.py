@@ -29,11 +29,17 @@ PATIENCE_S, PAUSE_S = 180.0, 3.0
 # Why this scene has no data for a query; one that has some must leave the list.
 NOTHING_FAILS = "nothing is refused, put back or lost in this scene"
 NO_KUBERNETES = "there is no Kubernetes in this scene"
+NO_FRONT = "there is one cluster in this scene, and no front; tests/e2e/several_clusters_test.py reads its metrics"
 NO_XID = "simulated devices of a fleet file report no XID"
 EMPTY = {
     ("budget", "Put back, refused", "put back {{setting}}"): NOTHING_FAILS,
     ("budget", "Put back, refused", "refused {{rule}}"): NOTHING_FAILS,
+    ("engine", "Clusters of a front", "{{cluster}}"): NO_FRONT,
+    ("engine", "Left out of decisions", "{{cluster}}"): NO_FRONT,
     ("engine", "Refusals by rule", "{{command}}: {{rule}}"): NOTHING_FAILS,
+    ("engine", "Waiting and stuck at the front", "stuck in {{cluster}}"): NO_FRONT,
+    ("engine", "Waiting and stuck at the front", "waiting"): NO_FRONT,
+    ("engine", "Workloads by cluster", "{{cluster}}"): NO_FRONT,
     ("engine", "Turn, 99 %", "division"): "so small a fleet is divided within the turn",
     ("fleet", "Events of agents", "{{kind}}"): NOTHING_FAILS,
     ("node", "Held and idle since", "idle since"): "nothing is held and idle for five minutes in this scene",

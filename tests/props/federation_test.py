@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,15 +16,24 @@ from eelgrid_controller.federation.dispatch import (
     Verb,
     add_clusters,
     choose_cluster,
+    hold_dispatch,
     plan_calls,
     record_answer,
     record_failure,
+    release_dispatch,
     request_cancel,
     request_move,
 )
 from eelgrid_controller.federation.ranking import ClusterOffer, RankingWeights, estimate_power_w, price_now, rank_offers
 from eelgrid_controller.federation.record_store import decode_state, encode_state
-from eelgrid_protos.faults import DeadlineExceeded, FailedPrecondition, NotFound, PermissionDenied, Unavailable
+from eelgrid_protos.faults import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
 from eelgrid_protos.messages import EnergyPrices, JobDeadline, PricePeriod, Workload, WorkloadPhase
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -172,6 +182,7 @@ ANSWERS = st.sampled_from(
         Unavailable("cut off"),
         DeadlineExceeded("no answer"),
         NotFound("no such workload"),
+        AlreadyExists("with another spec"),
         PermissionDenied("no"),
         FailedPrecondition("it runs"),
     ]
@@ -234,13 +245,34 @@ def test_at_most_two_are_reserved_and_what_ended_stays_so(history):
 
 
 @given(histories())
+def test_what_permits_to_stop_or_cancel_the_chosen_copy_is_written_before(history):
+    for before, after in itertools.pairwise(history):
+        ours = {ClusterCall(after.chosen, verb) for verb in (Verb.HOLD, Verb.CANCEL)}
+        if not after.is_cancelled and ours & (set(plan_calls(after)) - set(plan_calls(before))):
+            assert before.durable_progress != after.durable_progress
+
+
+@given(histories())
+def test_what_is_held_at_the_front_goes_nowhere_before_it_is_released(history):
+    first = history[0]
+    held = hold_dispatch(replace(first, copies=(), chosen=""), "alice")
+    assert (held.needs_clusters, add_clusters(held, CLUSTERS, ("why",)), plan_calls(held)) == (0, held, ())
+    assert not held.is_settled
+    assert release_dispatch(held).needs_clusters
+    assert request_cancel(held).is_settled
+    for now in history[1:]:
+        if now.copies:
+            assert hold_dispatch(now, "alice") == now
+
+
+@given(histories())
 def test_a_settled_record_asks_for_nothing_and_any_record_reads_back(history):
     for now in history:
         assert not (now.is_settled and plan_calls(now))
         assert decode_state(now.workload_id, now.request, encode_state(now)) == now
 
 
-def test_work_with_a_promised_deadline_is_sent_to_one_cluster_alone():
+def test_work_with_a_promised_deadline_is_sent_to_one_cluster_at_a_time():
     request = build_request("w-x", **DEADLINE)
     now = add_clusters(Dispatch(workload_id="w-x", request=request), CLUSTERS, ("why",))
     assert (now.chosen, plan_calls(now)) == ("a", (ClusterCall("a", Verb.SUBMIT),))
@@ -249,9 +281,26 @@ def test_work_with_a_promised_deadline_is_sent_to_one_cluster_alone():
     now = record_failure(now, "a", Verb.SUBMIT, DeadlineExceeded("no answer"))
     assert (now.chosen, plan_calls(now)) == ("a", (ClusterCall("a", Verb.SUBMIT),))
     now = record_failure(now, "a", Verb.SUBMIT, FailedPrecondition("too late"))
-    assert plan_calls(now) == (ClusterCall("a", Verb.CANCEL),)
-    now = record_failure(now, "a", Verb.CANCEL, NotFound("no such workload"))
-    assert (now.chosen, now.needs_clusters, now.has_failed, now.is_settled) == ("a", 0, True, True)
+    assert plan_calls(now) == (ClusterCall("a", Verb.WITHDRAW),)
+    # A cluster of an earlier version, which marks nothing.
+    unmarked = record_failure(now, "a", Verb.WITHDRAW, FailedPrecondition("too late"))
+    assert (unmarked.chosen, unmarked.needs_clusters, unmarked.has_failed, unmarked.is_settled) == ("a", 0, True, True)
+    # Once its id is marked there, another one may have it.
+    for marked in (
+        record_answer(now, "a", Verb.WITHDRAW, answer(WorkloadPhase.CANCELLED)),
+        record_failure(now, "a", Verb.WITHDRAW, AlreadyExists("with another spec")),
+    ):
+        assert (marked.chosen, marked.needs_clusters, marked.has_failed) == ("", 1, False)
+        again = add_clusters(marked, CLUSTERS, ("why",))
+        assert (again.chosen, plan_calls(again)) == ("b", (ClusterCall("b", Verb.SUBMIT),))
+
+
+@given(histories())
+def test_a_cluster_that_refused_is_asked_to_mark_the_id_until_it_has_answered(history):
+    for now in history:
+        refused = [copy.cluster for copy in now.copies if copy.phase is CopyPhase.REFUSED]
+        assert {ClusterCall(name, Verb.WITHDRAW) for name in refused} <= set(plan_calls(now))
+        assert not (refused and now.is_settled)
 
 
 def test_a_standby_stays_reserved_until_the_workload_has_started_elsewhere():

@@ -11,6 +11,7 @@ cluster, or ended everywhere, and no copy is left behind anywhere.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -36,7 +37,7 @@ from tests.builders.cluster import build_core, build_node, build_request
 
 ENDED = DependencyCondition.ENDED
 _COUNTED = (
-    "crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct", "arrays", "gangs", "dependents", "repinned",
+    "crashes", "lost", "doubled", "moves", "cuts", "late", "both", "direct", "arrays", "gangs", "dependents", "repinned", "held",
 )  # fmt: skip
 INDEXES = "0-2"
 REFUSAL = "it refuses new work"
@@ -57,17 +58,19 @@ class Site:
     # What a dry run does not know: a rule of the cluster that refuses new work.
     refuses: bool = False
     placed: set[str] = field(default_factory=set)
-    # What it refused once.
-    refused: set[str] = field(default_factory=set)
+    # Ids that it was asked to mark.
+    marked: set[str] = field(default_factory=set)
 
     def apply(self, verb, dispatch, now_ns):
         """Carries out one call as the controller does; raises Fault."""
         key = dispatch.workload_id
         if verb is Verb.SUBMIT:
             if self.refuses and self.core.state.find_workload(key) is None:
-                self.refused.add(key)
                 raise FailedPrecondition(REFUSAL)
             return self.core.submit(dispatch.submission, now_ns=now_ns).result
+        if verb is Verb.WITHDRAW:
+            self.marked.add(key)
+            return self.core.submit(dispatch.withdrawal, now_ns=now_ns).result
         if verb is Verb.LOOK:
             return self.core.workload_or_array(key)
         if key in self.core.state.arrays:
@@ -266,7 +269,9 @@ class World:
             self.counts["dependents"] += 1
             self._submit(key, self._build_dependent(gpus))
         else:
-            self._submit(key, build_request(gpus=gpus))
+            is_held = self.chance.random() < 0.3
+            self.counts["held"] += is_held
+            self._submit(key, build_request(gpus=gpus), held_by="somebody" if is_held else "")
 
     def _build_dependent(self, gpus):
         """Work that starts after one or two others, or an array whose elements start after those of another."""
@@ -276,10 +281,10 @@ class World:
         request = build_request(gpus=1 if is_paired else gpus, schedule=JobSchedule(after=after))
         return replace(request, array=JobArrayRequest(indexes=INDEXES)) if is_paired else request
 
-    def _submit(self, key, request):
+    def _submit(self, key, request, held_by=""):
         async def run():
             try:
-                await self.front.submit(key, request, owner="")
+                await self.front.submit(key, request, owner="", held_by=held_by)
             except Fault:
                 return
             self.accepted.add(key)
@@ -299,6 +304,18 @@ class World:
             except Fault:
                 return
             self.cancelled.add(key)
+
+        self._spawn(run())
+
+    def release(self):
+        """A user releases something, or holds it."""
+        if self.disk:
+            self._release(self.chance.choice(sorted(self.disk)), is_held=self.chance.random() < 0.3)
+
+    def _release(self, key, *, is_held=False):
+        async def run():
+            with contextlib.suppress(Fault):
+                await (self.front.hold(key, "somebody") if is_held else self.front.release(key))
 
         self._spawn(run())
 
@@ -347,10 +364,12 @@ class World:
             self.counts["cuts"] += 1
         elif dice < 0.055:
             self.cordon(self.chance.choice(list(self.sites.values())))
-        elif dice < 0.059:
+        elif dice < 0.062:
             self.turn_refusal()
-        elif dice < 0.064:
+        elif dice < 0.067:
             self.end_work(self.chance.choice(list(self.sites.values())))
+        elif dice < 0.075:
+            self.release()
         elif self.flying and (dice < 0.6 or not self.sleeping):
             self.flying.pop(self.chance.randrange(len(self.flying)))()
         elif self.sleeping:
@@ -376,6 +395,8 @@ class World:
     def _check_start(self, workload):
         """What starts has no dependency that runs, or that waits in the cluster that its record names."""
         record = self.disk.get(self._find_submission(workload))
+        if record is not None and decode_state(self._find_submission(workload), *record[:2]).held_by:
+            raise Broken(f"{workload.workload_id} starts while it is held at the front")
         for one in () if record is None or record[0].spec.schedule is None else record[0].spec.schedule.after:
             keys = {one.workload_id} if not one.each else {f"{one.workload_id}_{workload.spec.array.index}"}
             for site in self.sites.values():
@@ -421,11 +442,20 @@ class World:
             for site in self.sites.values():
                 self.end_work(site)
             self.cancel_incomplete()
+            self.release_all()
             await self.settle()
             self.check()
             if not self.front.live and not self.users and not self.flying:
                 break
         self.check_end()
+
+    def release_all(self):
+        """Releases what is held at the front."""
+        if self.users:
+            return
+        for one in self.front.list_records():
+            if one.dispatch.held_by and not one.dispatch.is_settled:
+                self._release(one.dispatch.workload_id)
 
     def cancel_incomplete(self):
         """Cancels the parts of gangs that will never be complete."""
@@ -444,10 +474,7 @@ class World:
     def check_end(self):
         """Everything has ended; what was accepted ran, or was cancelled, and nothing is left behind."""
         left = sorted(
-            f"{site.name}/{key}"
-            for site in self.sites.values()
-            for key in self.disk
-            if self._is_there(site, key) and not self._came_late(site, key)
+            f"{site.name}/{key}" for site in self.sites.values() for key in self.disk if self._is_there(site, key)
         )
         if left:
             raise Broken(f"copies are left behind: {left}")
@@ -458,14 +485,11 @@ class World:
         ran = {
             self._find_submission(site.core.state.workloads[key]) for site in self.sites.values() for key in site.placed
         }
+        failed = {one.dispatch.workload_id for one in self.front.list_records() if one.dispatch.has_failed}
+        if both := failed & ran:
+            raise Broken(f"told to be refused, and ran: {sorted(both)}")
         if idle := self.accepted - ran - self.cancelled - self.stopped():
             raise Broken(f"accepted and never run: {sorted(idle)}")
-
-    def _came_late(self, site, key):
-        """Whether a cluster refused a submission once and got it again when the front had its answer: it stays held there."""
-        dispatch = decode_state(key, *self.disk[key][:2])
-        is_held = dispatch.is_direct or bool(site.core.state.find_workload(key).held_by)
-        return is_held and key in site.refused
 
     def stopped(self):
         """What the records say was cancelled, although its user got no answer, and what its cluster refused after all."""
@@ -473,7 +497,9 @@ class World:
         failed = [one for one in found if one.has_failed]
         for one in failed:
             # Nothing fails while a cluster is left that it may go to.
-            asked = {copy.cluster for copy in one.copies if copy.problem}
+            gang = one.request.spec.gang
+            parts = [one] if gang is None else [part for part in found if part.request.spec.gang == gang]
+            asked = {copy.cluster for part in parts for copy in part.copies if copy.problem}
             # Elements that pair with those of two arrays in two clusters can start in none.
             is_apart = not one.copies and any("runs in one cluster" in line for line in one.decision)
             if not (one.is_direct or is_apart or one.pinned_to in asked or asked == set(self.sites)):

@@ -7,11 +7,18 @@ from tests.builders.cluster import build_core, build_node, build_request, drop_q
 
 from eelgrid_controller.core import retry_rounds
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import PricesQuoted, WorkloadDeferred, WorkloadPlaced, WorkloadSubmitted
+from eelgrid_controller.state.events import (
+    PricesQuoted,
+    WorkloadCancelled,
+    WorkloadDeferred,
+    WorkloadPlaced,
+    WorkloadSubmitted,
+)
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from eelgrid_protos.messages import OBJECTIVES, Policy, PoolMode, WorkloadPhase
+from eelgrid_protos.messages import OBJECTIVES, JobArrayRequest, Policy, PoolMode, Queue, WorkloadPhase
 
 
 def test_a_submission_becomes_events_and_changes_one_plan():
@@ -30,6 +37,51 @@ def test_repeating_a_submission_is_harmless_and_another_spec_under_its_id_is_ref
     assert (again.events, again.result, again.nodes) == ((), first.result, frozenset())
     with pytest.raises(AlreadyExists, match="choose another id"):
         core.submit(build_request(gpus=2, key="job"), now_ns=3)
+
+
+@pytest.mark.parametrize("ended_most", [0, 10])
+def test_a_submission_that_is_cancelled_at_once_marks_its_id(ended_most):
+    core = build_core(build_node("a"), state=ClusterState(ended_most=ended_most))
+    request = build_request(gpus=1, key="job")
+    step = core.submit(replace(request, cancelled=True), now_ns=1)
+    assert [type(event) for event in step.events] == [WorkloadSubmitted, WorkloadCancelled]
+    assert (step.result.phase, step.nodes) == (WorkloadPhase.CANCELLED, frozenset())
+    assert core.state.live_workloads == 0
+    if ended_most:
+        # Repeated it changes nothing, and what comes late is refused, an array too.
+        assert core.submit(replace(request, cancelled=True), now_ns=2).events == ()
+        for array in (None, JobArrayRequest(indexes="0-1")):
+            with pytest.raises(AlreadyExists):
+                core.submit(replace(request, spec=replace(request.spec, priority=5), array=array), now_ns=3)
+        # One that asks for what the mark says is a repetition of it.
+        assert core.submit(request, now_ns=4).result.phase is WorkloadPhase.CANCELLED
+
+
+def test_work_that_has_the_id_of_a_submission_as_cancelled_stays_as_it_is():
+    core = build_core(build_node("a"))
+    request = build_request(gpus=1, key="job")
+    first = core.submit(request, now_ns=1)
+    assert core.submit(replace(request, cancelled=True), now_ns=2) == CoreStep((), first.result, frozenset())
+    with pytest.raises(AlreadyExists):
+        core.submit(replace(build_request(gpus=2, key="job"), cancelled=True), now_ns=3)
+    array = replace(build_request(key="many"), array=JobArrayRequest(indexes="0-1"))
+    core.submit(array, now_ns=4)
+    assert core.submit(replace(array, cancelled=True), now_ns=5).events == ()
+    with pytest.raises(InvalidArgument, match="nothing can be recorded"):
+        core.submit(replace(build_request(), cancelled=True), now_ns=6)
+
+
+def test_no_queue_refuses_a_submission_that_is_cancelled_at_once():
+    core = build_core(build_node("a"))
+    core.update_policy(Policy(queues=(Queue(name="research"),)), now_ns=1)
+    request = build_request(gpus=1, key="job")
+    request = replace(request, spec=replace(request.spec, queue="none"))
+    with pytest.raises(InvalidArgument):
+        core.submit(request, now_ns=2)
+    assert core.submit(replace(request, cancelled=True), now_ns=3).result.phase is WorkloadPhase.CANCELLED
+    following = build_request(gpus=1, key="next")
+    following = replace(following, spec=replace(following.spec, queue="research"))
+    assert core.submit(following, now_ns=4).result.phase is WorkloadPhase.PLACED
 
 
 def test_drawn_ids_pass_over_ids_that_users_chose():

@@ -30,6 +30,8 @@ from tests.deploy_rig import (
 
 from eelgrid_controller.__main__ import _OF_INGEST
 from eelgrid_controller.__main__ import main as controller
+from eelgrid_controller.federation.__main__ import main as front
+from eelgrid_controller.federation.__main__ import parse_clusters, parse_page_urls
 from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_protos.certificate import Certificate, read_certificate
 from eelgrid_protos.roles import Role, RoleRules, build_caller
@@ -137,6 +139,10 @@ def test_it_lints_clean(name):
             "given away twice",
         ),
         ("agent.pools[0].name=a,agent.pools[0].level=mig,agent.pools[0].devicePlugin=nvidia", "devicePlugin"),
+        ("front.enabled=true", "needs front.clusters"),
+        ("front.enabled=true,front.clusters.north=north", "clusters"),
+        ("front.clusters.north=n:7443,front.page.links.south=https://s/", "is none of front.clusters"),
+        ("front.grants={agent=CN:me}", "grants"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(setting, told):
@@ -186,7 +192,7 @@ def test_the_controller_takes_its_flags(name):
 @pytest.mark.parametrize("name", VALUES)
 def test_no_pod_has_more_than_it_says(name):
     for found in objects_of(name):
-        if found["kind"] not in {"Deployment", "DaemonSet"}:
+        if found["kind"] not in {"Deployment", "DaemonSet", "StatefulSet"}:
             continue
         spec = found["spec"]["template"]["spec"]
         assert not spec.get("hostNetwork")
@@ -198,7 +204,7 @@ def test_no_pod_has_more_than_it_says(name):
         is_controller = is_deployment and not found["metadata"]["name"].endswith("-ingest")
         is_driver = "--dra=on" in container(found)["args"]
         assert spec["automountServiceAccountToken"] == (is_driver or (is_controller and name != "agents"))
-        if is_deployment:
+        if found["kind"] != "DaemonSet":
             assert spec["securityContext"]["runAsNonRoot"] is True
             assert container(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
@@ -219,7 +225,7 @@ def test_a_journal_has_one_writer():
 @pytest.mark.parametrize(("name", "minor"), [one for one in RENDERED if one[1] in {"1.30", "1.36"}])
 def test_whatever_selects_pods_finds_some_and_ports_have_their_names(name, minor):
     objects = objects_of(name, f"{minor}.0")
-    pods = [one["spec"]["template"] for one in objects if one["kind"] in {"Deployment", "DaemonSet"}]
+    pods = [one["spec"]["template"] for one in objects if one["kind"] in {"Deployment", "DaemonSet", "StatefulSet"}]
 
     def ports_of(labels):
         # The leader's label is put on by the leader.
@@ -319,6 +325,59 @@ def test_ingest_processes_stand_between_agents_and_the_controller():
         grants = parse_user_grants(context.params["grants"])
     bare = Certificate(0.0, 1.0, alternatives=tuple(("DNS", name) for name in certificate["dnsNames"]))
     assert build_caller(bare, grants).roles == {Role.INGEST}
+
+
+def test_a_front_starts_with_its_flags_keeps_its_records_and_is_as_closed_as_the_api():
+    assert "eelgrid-front" not in json.dumps(objects_of("enforce"))
+    objects = objects_of("front")
+    found = pick(objects, "StatefulSet", "eelgrid-front")
+    assert container(found)["command"] == ["eelgrid-front"]
+    with front.make_context("eelgrid-front", list(container(found)["args"])) as context:
+        given = context.params
+        assert set(parse_clusters(given["clusters"])) == {"here", "north", "south"}
+        assert parse_clusters(given["clusters"])["north"] == ("north-1.example:7443", "north-2.example:7443")
+        assert parse_page_urls(given["page_urls"], ("north",)) == {"north": "https://north.example:8443/"}
+        assert (given["page"], given["move_after"]) == ("0.0.0.0:8445", 600.0)
+        grants, binds = parse_user_grants(given["grants"]), parse_bindings(given["binds"])
+        assert (len(grants), len(binds)) == (1, 1)
+        mounts = {one["mountPath"]: one["name"] for one in container(found)["volumeMounts"]}
+        assert mounts[str(given["data"])] == "records"
+        assert mounts[str(given["tls_key"].parent)] == "tls"
+    # A second one would choose for itself.
+    (claim,) = found["spec"]["volumeClaimTemplates"]
+    assert (found["spec"]["replicas"], claim["spec"]["accessModes"]) == (1, ["ReadWriteOncePod"])
+    # It calls no API server.
+    assert found["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    bindings = [one for one in objects if one["kind"] in {"RoleBinding", "ClusterRoleBinding"}]
+    assert "eelgrid-front" not in json.dumps([one["subjects"] for one in bindings])
+    rules = pick(objects, "NetworkPolicy", "eelgrid-front")["spec"]["ingress"]
+    ports = {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
+    assert set(ports) == {"grpc", "page", "metrics"}
+    assert ports["grpc"] == ports["page"] == _list_operators(objects)
+    nobody = objects_of("front", options=("--set-json", "networkPolicy.operatorsFrom=[]"))
+    (rule,) = pick(nobody, "NetworkPolicy", "eelgrid-front")["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": "metrics"}]
+    # The controller lets it in, and it stands there for users.
+    rules = pick(objects, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"]
+    assert '"app.kubernetes.io/component": "front"' in json.dumps(rules)
+    with controller.make_context("eelgrid-controller", list(container(_controller_of(objects))["args"])) as context:
+        assert parse_bindings(context.params["binds"])
+    alerts = json.dumps(pick(objects, "PrometheusRule")["spec"])
+    assert {"EelgridFrontClusterSilent", "EelgridFrontWorkStuck"} <= set(re.findall(r"EelgridFront\w+", alerts))
+
+
+def _list_operators(objects):
+    """Who may call the controller, beside pods of the release."""
+    rule = pick(objects, "NetworkPolicy", "eelgrid-controller")["spec"]["ingress"][0]
+    return [one for one in rule["from"] if "namespaceSelector" in one]
+
+
+def test_a_front_without_tls_gives_no_roles():
+    plain = objects_of("front", options=("--set", "tls.mode=none", "--set", "front.page.enabled=false"))
+    with front.make_context("eelgrid-front", list(container(pick(plain, "StatefulSet"))["args"])) as context:
+        given = context.params
+        assert (given["tls_key"], given["grants"], given["binds"], given["page"]) == (None, (), (), "")
+    assert "page" not in json.dumps(pick(plain, "Service", "eelgrid-front"))
 
 
 def test_certificates_name_what_clients_ask_for():

@@ -37,7 +37,7 @@ async def test_records_are_read_back_as_they_were_written(tmp_path):
     store = RecordStore(tmp_path)
     assert await store.open() == []
     latest = Workload(workload_id="w-x", spec=build_request().spec, phase=WorkloadPhase.PENDING, submitted_ns=5)
-    first = dispatch(moving_to="b", may_hold=True)
+    first = dispatch(moving_to="b", may_hold=True, held_by="alice")
     await store.write(first, None)
     await store.write(replace(first, is_cancelled=True), latest)
     await store.write(dispatch("w-y", has_failed=True, chosen=""), None)

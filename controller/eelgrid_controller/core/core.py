@@ -25,11 +25,13 @@ from eelgrid_controller.core.expected_starts import StartEstimator
 from eelgrid_controller.core.gang_starts import GangStarts, check_gang
 from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
 from eelgrid_controller.core.job_control import (
+    ON_SUBMISSION,
     JobControl,
     begin_workload,
     check_dependencies,
     make_waiting,
     plan_cancel,
+    plan_cancelled_submission,
     plan_end,
     plan_hold,
     plan_release,
@@ -52,6 +54,7 @@ from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.core.workloads import (
     check_feasibility,
+    check_live_room,
     find_existing_workload,
     get_workload,
     get_workload_or_array,
@@ -129,7 +132,6 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _Result = TypeVar("_Result")
-
 
 LIVE_WORKLOADS_MOST = 1_000_000
 NODES_MOST = 100_000
@@ -230,6 +232,10 @@ class Core:
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
         """Accepts a workload, or an array of them, and places it or lets it wait; repeating it with its id changes nothing."""
+        begun = plan_cancelled_submission(self.state, request, owner, now_ns=now_ns) if request.cancelled else None
+        if begun is not None:
+            nodes, ended = self._apply_all(begun), self.cancel(request.workload_id, now_ns=now_ns, reason=ON_SUBMISSION)
+            return replace(ended, events=(*begun, *ended.events), nodes=nodes | ended.nodes)
         if request.array is not None:
             return self._submit_array(request, owner, now_ns)
         request = resolve_priority_class(self.state, resolve_models(self.state, self.snapshot, request))
@@ -241,7 +247,7 @@ class Core:
         if self.queues.is_active:
             spec = self.queues.check_submission(spec, owner, self._starts.list_models)
         check_dependencies(self.state, spec)
-        self._refuse_too_many()
+        check_live_room(self.state, 1, self._live_most)
         # Numbers only rise, past every generated id that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
         waiting = make_waiting(key, spec, owner, is_held=request.hold, now_ns=now_ns)
@@ -295,19 +301,13 @@ class Core:
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
         if request.workload_id not in self.state.workloads:
-            self._refuse_too_many()
+            check_live_room(self.state, 1, self._live_most)
         with suppress(InvalidArgument):  # it runs, whatever GPU it names
             request = resolve_models(self.state, self.snapshot, request)
         request = replace(request, spec=self.queues.qualify(request.spec))
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
         frees = bool(events) and adoption.frees_capacity(request.spec.request)
         return self._finish_step(events, request.workload_id, now_ns, frees=frees)
-
-    def _refuse_too_many(self) -> None:
-        if self.state.live_workloads >= self._live_most:
-            raise ResourceExhausted(
-                f"{self.state.live_workloads} workloads wait or run, which is the limit; cancel some and submit again"
-            )
 
     def _submit_sliced(self, workload: Workload, reason: str, now_ns: int, *, dry_run: bool) -> CoreStep[Workload]:
         """Accepts a workload that waits for the partition planner, or before that for what keeps it from starting."""

@@ -26,7 +26,13 @@ from eelgrid_controller.core.job_control import (
 )
 from eelgrid_controller.core.preemptions import resolve_priority_class
 from eelgrid_controller.core.start_decision import StartDecider
-from eelgrid_controller.core.workloads import check_feasibility, get_workload_or_array, resolve_models, validate_spec
+from eelgrid_controller.core.workloads import (
+    check_feasibility,
+    check_live_room,
+    get_workload_or_array,
+    resolve_models,
+    validate_spec,
+)
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.job_arrays import ElementParameters, JobArray, parse_job_array
@@ -41,7 +47,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, ResourceExhausted
+from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import (
     ARRAY_VARIABLE_PREFIX,
     JobArrayRequest,
@@ -115,7 +121,7 @@ class ArrayPlanner:
         if self._queues.is_active:
             event = replace(event, spec=self._queues.check_submission(event.spec, owner, self._starts.list_models))
         check_dependencies(self._state, event.spec, tuple(element.index for element in elements))
-        self._check_room(len(elements), live_most)
+        check_live_room(self._state, len(elements), live_most)
         check_feasibility(self._state, self._chooser, event.spec)
         return self._give_reason(event, is_held=request.hold)
 
@@ -198,13 +204,6 @@ class ArrayPlanner:
                     "drawn, or cancel it first"
                 )
         return True
-
-    def _check_room(self, count: int, live_most: int) -> None:
-        if self._state.live_workloads + count > live_most:
-            raise ResourceExhausted(
-                f"{self._state.live_workloads} workloads wait or run, and {count} more are above the limit of "
-                f"{live_most}; cancel some, or submit fewer elements"
-            )
 
     def _give_reason(self, event: ArraySubmitted, *, is_held: bool) -> ArraySubmitted:
         """Returns the event with the reason for which its elements wait until each is tried."""

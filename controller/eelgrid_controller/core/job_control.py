@@ -32,12 +32,14 @@ from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
-from eelgrid_protos.messages import DependencyCondition, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import DependencyCondition, SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
 
 # Looked at in one step; each costs some tens of microseconds.
 _SETTLED_MOST = 512
 # Who holds work, where the caller has no certificate.
+# Why work that was submitted as cancelled has ended.
+ON_SUBMISSION = "submitted as cancelled"
 _UNNAMED = "an operator"
 
 
@@ -139,6 +141,26 @@ def plan_cancel(
     if workload.phase.is_ended:
         return None
     return WorkloadCancelled(time_ns=now_ns, workload_id=workload.workload_id, reason=reason)
+
+
+def plan_cancelled_submission(
+    state: ClusterState, request: SubmitWorkloadRequest, owner: str, *, now_ns: int
+) -> tuple[Event, ...] | None:
+    """Returns the events that record a submission which is cancelled at once; None if its id is that of other work.
+
+    Raises InvalidArgument. Only what marks the id is kept, so that a later submission with it is refused as one with another spec.
+    """
+    key = request.workload_id
+    if not key or request.dry_run:
+        field, remedy = ("workload_id", "name the submission") if not key else ("dry_run", "leave one of them out")
+        violation = Violation(field, "does not go with cancelled, which marks an id as used", remedy)
+        raise InvalidArgument("nothing can be recorded as cancelled", (violation,))
+    spec = request.spec
+    bare = WorkloadSpec(name=spec.name, request=spec.request, namespace=spec.namespace, user=spec.user)
+    if key in state.arrays or key in state.workloads:
+        known = state.workloads.get(key)
+        return () if known is not None and known.phase is WorkloadPhase.CANCELLED and known.spec == bare else None
+    return begin_workload(make_waiting(key, bare, owner, is_held=False, now_ns=now_ns))
 
 
 def plan_release(workload: Workload, *, now_ns: int) -> tuple[Event, ...]:

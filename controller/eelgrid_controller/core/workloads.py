@@ -56,7 +56,7 @@ from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power
 from eelgrid_protos.catalogue import GpuNameError, is_canonical_model, resolve_gpu_models
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from eelgrid_protos.faults import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     Gpu,
     Mobility,
@@ -85,6 +85,19 @@ def get_workload_or_array(state: ClusterState, workload_id: str) -> Workload:
     if workload is None:
         raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
     return workload
+
+
+def check_live_room(state: ClusterState, count: int, live_most: int) -> None:
+    """Checks that so many more workloads may wait or run; raises ResourceExhausted."""
+    live = state.live_workloads
+    if live + count <= live_most:
+        return
+    if count == 1:
+        raise ResourceExhausted(f"{live} workloads wait or run, which is the limit; cancel some and submit again")
+    raise ResourceExhausted(
+        f"{live} workloads wait or run, and {count} more are above the limit of {live_most}; cancel some, or submit fewer "
+        "elements"
+    )
 
 
 def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) -> Workload | None:

@@ -51,7 +51,7 @@ def list_anchors(request: SubmitWorkloadRequest) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DependencyState:
+class DependencyPlan:
     """What the work that a workload names lets the front do with it; at most one of `waits_for` and `failure` is set."""
 
     # Dependencies that have ended as they must.
@@ -72,7 +72,7 @@ def find_outcome(record: StoredRecord) -> WorkloadPhase | None:
     return latest.phase if latest is not None and latest.phase.is_ended else WorkloadPhase.CANCELLED
 
 
-def resolve_dependencies(dispatch: Dispatch, find: FindRecord) -> DependencyState:
+def resolve_dependencies(dispatch: Dispatch, find: FindRecord) -> DependencyPlan:
     """Returns where a workload may go by the work that it names, or why it waits or never starts."""
     request = dispatch.request
     met: list[str] = []
@@ -85,14 +85,14 @@ def resolve_dependencies(dispatch: Dispatch, find: FindRecord) -> DependencyStat
             met.append(key)
             continue
         if record is None:
-            return DependencyState(failure=f"dependency_failed: the front keeps no record of {key} any more")
+            return DependencyPlan(failure=f"dependency_failed: the front keeps no record of {key} any more")
         outcome = find_outcome(record)
         cluster = record.dispatch.chosen if record.dispatch.is_decided else ""
         if one.each and cluster:
             needed.setdefault(cluster, key)
         elif outcome is not None:
             if (failure := describe_failed_dependency(one, outcome)) is not None:
-                return DependencyState(failure=failure)
+                return DependencyPlan(failure=failure)
             met.append(key)
         elif cluster:
             awaited.setdefault(cluster, key)
@@ -101,20 +101,20 @@ def resolve_dependencies(dispatch: Dispatch, find: FindRecord) -> DependencyStat
     if request.array is not None and (key := request.array.rerun_of):
         record = find(key)
         if record is None or not record.dispatch.chosen:
-            return DependencyState(failure=f"dependency_failed: the front does not know where {key} ran")
+            return DependencyPlan(failure=f"dependency_failed: the front does not know where {key} ran")
         needed.setdefault(record.dispatch.chosen, key)
     if len(needed) > 1:
         places = " and ".join(f"{key} in {cluster}" for cluster, key in sorted(needed.items()))
-        return DependencyState(failure=f"dependency_failed: it needs {places}, and runs in one cluster")
+        return DependencyPlan(failure=f"dependency_failed: it needs {places}, and runs in one cluster")
     clusters = sorted({*needed, *awaited})
     if undecided or len(clusters) > 1:
         places = " and ".join(f"{(needed | awaited)[cluster]} in {cluster}" for cluster in clusters)
         waits_for = undecided or f"dependency: starts after {places}, and runs in one cluster"
-        return DependencyState(met=tuple(met), waits_for=waits_for)
-    return DependencyState(met=tuple(met), cluster=clusters[0] if clusters else "")
+        return DependencyPlan(met=tuple(met), waits_for=waits_for)
+    return DependencyPlan(met=tuple(met), cluster=clusters[0] if clusters else "")
 
 
-def apply_dependencies(dispatch: Dispatch, state: DependencyState) -> Dispatch:
+def apply_dependencies(dispatch: Dispatch, state: DependencyPlan) -> Dispatch:
     """Returns the dispatch as one that may be sent, or that waits, or that has failed; once it was sent, it stays as it is."""
     if dispatch.copies or dispatch.is_cancelled:
         return dispatch
@@ -139,7 +139,7 @@ def get_gang_key(dispatch: Dispatch) -> GangKey | None:
 class GangPlan:
     """What the parts of a gang, as they are recorded, let the front do."""
 
-    # How many parts were not submitted yet.
+    # How many parts were not submitted yet, or are held at the front.
     missing: int = 0
     # The cluster that all parts are pinned to; empty if one is to be found among those that are not `refused`.
     cluster: str = ""
@@ -157,7 +157,7 @@ def plan_gang(parts: Iterable[Dispatch]) -> GangPlan:
     if bound:
         return GangPlan(cluster=bound, refused=refused, may_start=True)
     size = max((one.request.spec.gang.parts for one in live if one.request.spec.gang is not None), default=0)
-    missing = max(0, size - len(live))
+    missing = max(0, size - len(live)) + sum(bool(one.held_by) for one in live)
     target = next((one.pinned_to for one in live if one.pinned_to and one.pinned_to not in refused), "")
     held = [copy for one in live if (copy := one.find_copy(target)) is not None and copy.phase is CopyPhase.HELD]
     return GangPlan(

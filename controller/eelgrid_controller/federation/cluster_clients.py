@@ -106,6 +106,8 @@ class MemberCluster:
         match verb:
             case Verb.SUBMIT:
                 answer = await self._ask("submit_workload", dispatch.submission)
+            case Verb.WITHDRAW:
+                answer = await self._ask("submit_workload", dispatch.withdrawal)
             case Verb.RELEASE:
                 answer = await self._ask("release_workload", ReleaseWorkloadRequest(workload_id=key))
             case Verb.HOLD:
@@ -206,11 +208,14 @@ class MemberCluster:
     @contextlib.asynccontextmanager
     async def _find_place(self) -> Any:
         """Waits for one of the cluster's places, as long as one call may take; raises Unavailable."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._places.acquire()
-        except TimeoutError:
-            raise Unavailable(f"{_CALLS_MOST} calls to {self.name} are under way") from None
+        if self._places.locked():
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._places.acquire()
+            except TimeoutError:
+                raise Unavailable(f"{_CALLS_MOST} calls to {self.name} are under way") from None
+        else:
+            await self._places.acquire()
         try:
             yield
         finally:

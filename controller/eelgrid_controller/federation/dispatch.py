@@ -1,13 +1,15 @@
 """The record of one workload that is placed into one of several clusters, and what is to be done next for it.
 
-Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. A copy is reserved by submitting it held, with
+Theory. MultiKueue's rule: two clusters may reserve a workload, one runs it. Where the best one would start it at once, the second
+one is asked only after that has not answered. A copy is reserved by submitting it held, with
 the id that it has everywhere, so that a repeated submission changes nothing. The second copy stays reserved until the chosen
 cluster has started the workload: until then it may go there. A copy that was cancelled stays known there by
-its id: it is the tombstone that keeps late submissions and releases from starting anything. Work with a
-promised deadline cannot be held; it is sent to the one cluster that was chosen before, and nowhere else even if that refuses. From
+its id: it is the tombstone that keeps late submissions and releases from starting anything. A cluster that refused a submission
+knows no id, so it is asked to record it as cancelled before anything else follows from the refusal. Work with a
+promised deadline cannot be held; it is sent to the one cluster that was chosen before. From
 this follow the rules, which hold whatever is lost, doubled or delayed on the way and wherever the front crashes:
 
-1. The record is on disk before a call that it permits is made.
+1. The record is on disk before a call that it permits is made; only that a copy is held need not be, before it is chosen.
 2. Only the chosen cluster is ever told to release its copy.
 3. The choice changes only after the chosen cluster has confirmed that its copy ended and never started there.
 4. A cluster that a submission was sent to is not forgotten before it has answered: it gets the submission until then, and
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.state.attempts import has_started
+from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import (
     AlreadyExists,
     FailedPrecondition,
@@ -39,7 +42,8 @@ from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPha
 # Copies of one workload that are reserved, or may be, at one time.
 RESERVED_MOST = 2
 _PROBLEM_LETTERS_MOST = 500
-_DECISION_LINES_MOST = 32
+# Sentences of a decision.
+DECISION_LINES_MOST = 32
 # Answers that say that nothing was done, and that repeating the call as it is will not help.
 REFUSALS = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted)
 
@@ -52,7 +56,7 @@ class CopyPhase(enum.Enum):
     HELD = "held"
     # Nothing holds it: it waits there, or runs.
     RELEASED = "released"
-    # It refused the submission; a copy of an earlier sending, if there is one, is withdrawn.
+    # It refused the submission, and does not know the id yet: an earlier sending may arrive and be accepted.
     REFUSED = "refused"
     # Nothing of it runs there, nor will.
     ENDED = "ended"
@@ -73,6 +77,8 @@ class Verb(enum.Enum):
     RELEASE = "release"
     HOLD = "hold"
     CANCEL = "cancel"
+    # Submits it as cancelled, so that the id is known.
+    WITHDRAW = "withdraw"
     LOOK = "look"
 
 
@@ -91,6 +97,11 @@ class Copy:
     def is_reserved(self) -> bool:
         """Whether it may be chosen, now or once it has answered."""
         return self.phase in {CopyPhase.SENT, CopyPhase.HELD}
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its cluster has not failed yet to answer the submission."""
+        return self.phase is CopyPhase.SENT and not self.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +130,8 @@ class Dispatch:
     decision: tuple[str, ...] = ()
     # The one cluster that it may go to, since other work that it belongs with is there; empty for any.
     pinned_to: str = ""
+    # Who holds it at the front, where it waits in no cluster until it is released; empty for nobody.
+    held_by: str = ""
     # Dependencies that had ended as they must before it was sent: no cluster is told of them.
     met: tuple[str, ...] = ()
 
@@ -131,6 +144,11 @@ class Dispatch:
             return sent
         after = tuple(one for one in schedule.after if one.workload_id not in self.met)
         return replace(sent, spec=replace(sent.spec, schedule=replace(schedule, after=after)))
+
+    @property
+    def withdrawal(self) -> SubmitWorkloadRequest:
+        """What a cluster that refused it is sent; held, for one of an earlier version, which knows no submission as cancelled."""
+        return replace(self.submission, hold=True, cancelled=True)
 
     @property
     def may_move(self) -> bool:
@@ -165,10 +183,21 @@ class Dispatch:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What of it decides about calls: a record that differs in it is written before the next one."""
+        """What of it decides about calls."""
         copies = tuple((copy.cluster, copy.phase, copy.started) for copy in self.copies)
-        where = (self.chosen, self.moving_to, self.may_hold, self.pinned_to, self.met)
+        where = (self.chosen, self.moving_to, self.may_hold, self.pinned_to, self.met, self.held_by)
         return copies, where, self.is_cancelled, self.has_failed
+
+    @property
+    def durable_progress(self) -> tuple[object, ...]:
+        """What of it must be on disk before the next call.
+
+        All but that a copy is held, which another sending tells again; where a workload moves, that permits to cancel the other.
+        """
+        copies, *rest = self.progress
+        phases = {} if self.moving_to else {CopyPhase.HELD: CopyPhase.SENT}
+        assert isinstance(copies, tuple)
+        return tuple((name, phases.get(phase, phase), started) for name, phase, started in copies), *rest
 
     @property
     def is_decided(self) -> bool:
@@ -186,7 +215,15 @@ class Dispatch:
     def needs_clusters(self) -> int:
         """How many more clusters may be asked to reserve it, since none that did is left to be chosen."""
         held = (copy for copy in self.copies if copy.phase is CopyPhase.HELD)
-        if self.chosen or self.is_cancelled or self.has_failed or any(self._may_choose(copy) for copy in held):
+        if (
+            self.held_by
+            or self.chosen
+            or self.is_cancelled
+            or self.has_failed
+            or any(self._may_choose(copy) for copy in held)
+        ):
+            return 0
+        if any(copy.is_awaited and self._may_choose(copy) for copy in self.copies):
             return 0
         # What is pinned is in another cluster only while it is withdrawn there.
         if self.pinned_to and self.find_copy(self.pinned_to) is not None:
@@ -213,13 +250,13 @@ def plan_calls(dispatch: Dispatch) -> tuple[ClusterCall, ...]:
 
 def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
     is_chosen = copy.cluster == dispatch.chosen
-    is_unwanted = dispatch.is_cancelled or (dispatch.is_decided and not is_chosen) or dispatch.is_astray(copy)
-    is_unwanted = is_unwanted or (dispatch.has_failed and not is_chosen)
+    is_superfluous = not is_chosen and (dispatch.is_decided or dispatch.has_failed)
+    is_unwanted = dispatch.is_cancelled or is_superfluous or dispatch.is_astray(copy)
     match copy.phase:
         case CopyPhase.SENT:
             return Verb.SUBMIT
         case CopyPhase.REFUSED:
-            return Verb.CANCEL
+            return Verb.WITHDRAW
         case CopyPhase.HELD:
             if is_unwanted or (is_chosen and dispatch.may_leave):
                 return Verb.CANCEL
@@ -237,7 +274,7 @@ def _find_verb(dispatch: Dispatch, copy: Copy) -> Verb | None:
 
 def choose_cluster(dispatch: Dispatch) -> Dispatch:
     """Returns the dispatch with the first cluster that holds it as the chosen one, if one is to be chosen."""
-    if dispatch.chosen or dispatch.is_cancelled:
+    if dispatch.chosen or dispatch.is_cancelled or dispatch.has_failed:
         return dispatch
     # What somebody released there may run: no other may.
     loose = next((copy for copy in dispatch.copies if copy.phase is CopyPhase.RELEASED), None)
@@ -268,6 +305,19 @@ def request_cancel(dispatch: Dispatch) -> Dispatch:
     return replace(dispatch, is_cancelled=True)
 
 
+def hold_dispatch(dispatch: Dispatch, user: str) -> Dispatch:
+    """Returns the dispatch as held at the front; one that was sent to a cluster, has failed or was cancelled, as it is."""
+    if dispatch.held_by or dispatch.copies or dispatch.has_failed or dispatch.is_cancelled:
+        return dispatch
+    words = f"{PendingConstraint.HELD.describe(user=user)}: it waits at the front, and goes to a cluster once it is released"
+    return replace(dispatch, held_by=user, decision=(words,))
+
+
+def release_dispatch(dispatch: Dispatch) -> Dispatch:
+    """Returns the dispatch as one that nobody holds at the front."""
+    return replace(dispatch, held_by="", decision=()) if dispatch.held_by else dispatch
+
+
 def request_move(dispatch: Dispatch, cluster: str) -> Dispatch:
     """Returns the dispatch as one that is to go to another cluster, unless it has started in the chosen one."""
     copy = dispatch.find_copy(dispatch.chosen)
@@ -289,7 +339,7 @@ def fail_dispatch(dispatch: Dispatch, reason: str) -> Dispatch:
     """Returns the dispatch as failed, unless a cluster was chosen; what is reserved anywhere is withdrawn."""
     if dispatch.chosen or dispatch.is_cancelled:
         return dispatch
-    return replace(dispatch, has_failed=True, decision=(reason, *dispatch.decision)[:_DECISION_LINES_MOST])
+    return replace(dispatch, has_failed=True, decision=(reason, *dispatch.decision)[:DECISION_LINES_MOST])
 
 
 def give_up(dispatch: Dispatch) -> Dispatch:
@@ -309,7 +359,7 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
         return dispatch
     started = copy.started or has_started(workload)
     if workload.phase.is_ended:
-        return _end_copy(dispatch, cluster, started=started)
+        return _end_copy(dispatch, cluster, started=started, is_known=True)
     is_chosen = cluster == dispatch.chosen
     is_held = workload.phase is WorkloadPhase.PENDING and bool(workload.held_by)
     # Whoever holds it there once it was released decides how long, if it was not the front.
@@ -318,7 +368,9 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
     if workload.array is not None and is_chosen and copy.phase is CopyPhase.HELD and verb is not Verb.RELEASE:
         # Until the release of the whole array is answered, some of its elements may be held yet.
         phase = CopyPhase.HELD
-    found = _alter_copy(dispatch, cluster, lambda one: replace(one, phase=phase, started=started, problem=""))
+    # Why it failed is told after that too.
+    problem = copy.problem if dispatch.has_failed else ""
+    found = _alter_copy(dispatch, cluster, lambda one: replace(one, phase=phase, started=started, problem=problem))
     if not is_chosen:
         return found
     if verb is Verb.RELEASE and not is_held and not dispatch.moving_to:
@@ -326,7 +378,10 @@ def record_answer(dispatch: Dispatch, cluster: str, verb: Verb, workload: Worklo
     return replace(found, moving_to="") if started else found
 
 
-def _end_copy(dispatch: Dispatch, cluster: str, *, started: bool, problem: str = "") -> Dispatch:
+def _end_copy(
+    dispatch: Dispatch, cluster: str, *, started: bool, is_known: bool = False, problem: str = ""
+) -> Dispatch:
+    """Returns the dispatch with a copy that has ended; `is_known` if the cluster knows its id and keeps it from starting again."""
     found = _alter_copy(
         dispatch,
         cluster,
@@ -340,9 +395,9 @@ def _end_copy(dispatch: Dispatch, cluster: str, *, started: bool, problem: str =
     if cluster != dispatch.chosen:
         return found
     before = dispatch.find_copy(cluster)
-    if before is not None and before.phase is CopyPhase.REFUSED:
-        # Nothing held marks its id there: a late submission may be accepted yet, so it goes nowhere else.
-        return replace(found, has_failed=True)
+    if before is not None and before.phase is CopyPhase.REFUSED and not started:
+        # Where nothing marks its id a late submission may be accepted yet, so it goes nowhere else.
+        return replace(found, chosen="") if is_known else replace(found, has_failed=True)
     if not dispatch.may_leave:
         return found
     # Rule 3: another one is chosen only if it never started here.
@@ -358,7 +413,8 @@ def record_failure(dispatch: Dispatch, cluster: str, verb: Verb, fault: Fault) -
         found = replace(dispatch, moving_to="") if cluster == dispatch.moving_to else dispatch
         return _alter_copy(found, cluster, lambda one: replace(one, phase=CopyPhase.REFUSED, problem=problem))
     if copy.phase is CopyPhase.REFUSED and isinstance(fault, REFUSALS):
-        return _end_copy(dispatch, cluster, started=False)
+        # That the id is taken keeps a late submission from being accepted as a mark does.
+        return _end_copy(dispatch, cluster, started=False, is_known=isinstance(fault, AlreadyExists))
     if isinstance(fault, NotFound):
         # It was there. Of the chosen one nobody can say whether it ran.
         return _end_copy(dispatch, cluster, started=copy.started or cluster == dispatch.chosen, problem=problem)

@@ -11,6 +11,7 @@ Must not know how a cluster is called, how records are stored, what clusters' of
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from eelgrid_controller.federation.affinity import (
     resolve_dependencies,
 )
 from eelgrid_controller.federation.dispatch import (
+    DECISION_LINES_MOST,
     ClusterCall,
     CopyPhase,
     Dispatch,
@@ -39,9 +41,11 @@ from eelgrid_controller.federation.dispatch import (
     choose_cluster,
     fail_dispatch,
     give_up,
+    hold_dispatch,
     plan_calls,
     record_answer,
     record_failure,
+    release_dispatch,
     request_cancel,
     request_move,
 )
@@ -53,6 +57,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import (
     AlreadyExists,
     DeadlineExceeded,
+    FailedPrecondition,
     Fault,
     InvalidArgument,
     NotFound,
@@ -62,7 +67,6 @@ from eelgrid_protos.faults import (
 from eelgrid_protos.messages import SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
 from eelgrid_protos.openmetrics import MetricFamily
 
-_DECISION_LINES_MOST = 32
 _LINE_LETTERS_MOST = 1000
 _NO_GANG: GangKey = ("", "", "")
 # Looks at running work a second, over all workloads: with more, each is looked at less often.
@@ -116,6 +120,8 @@ class _Driven:
     # Set at each change of the record, and a fresh one then waits for the next.
     changed: asyncio.Event
     wake: asyncio.Event
+    # When a cluster last said what its copy is.
+    answered_s: dict[str, float] = field(default_factory=dict)
     released_s: float = 0.0
     asked_s: float = 0.0
 
@@ -206,10 +212,13 @@ class Dispatcher:
         """The number of workloads that are not settled."""
         return len(self._live)
 
-    async def submit(self, workload_id: str, request: SubmitWorkloadRequest, *, owner: str) -> StoredRecord:
+    async def submit(
+        self, workload_id: str, request: SubmitWorkloadRequest, *, owner: str, held_by: str = ""
+    ) -> StoredRecord:
         """Places a workload into a cluster; repeating it with its id changes nothing. Raises Fault.
 
-        Returns once the chosen cluster has it, or `answer_s` have passed: it is kept then, and goes on.
+        Returns once the chosen cluster has it, or `answer_s` have passed: it is kept then, and goes on. With `held_by` it
+        waits at the front until it is released.
         """
         if (found := self.find(workload_id)) is None:
             if len(self._live) >= self._settings.live_most:
@@ -217,7 +226,9 @@ class Dispatcher:
             new = Dispatch(
                 workload_id=workload_id, request=request, owner=owner, submitted_ns=max(0, self._clock.now_ns())
             )
-            if get_gang_key(new) is None and not list_anchors(request):
+            if held_by:
+                new = hold_dispatch(new, held_by)
+            elif get_gang_key(new) is None and not list_anchors(request):
                 ranked, lines = await self._ask_clusters((request,), ())
                 new = add_clusters(new, ranked, lines)
             # Another call with the same id may have come meanwhile; nothing is awaited from here to `_begin`.
@@ -249,6 +260,21 @@ class Dispatcher:
         await self._request(workload_id, request_cancel)
         return await self._wait_until(workload_id, _is_stopping)
 
+    async def hold(self, workload_id: str, user: str) -> StoredRecord:
+        """Holds a workload that is in no cluster yet; raises NotFound, and FailedPrecondition for another."""
+        record = await self._request(workload_id, lambda now: hold_dispatch(now, user))
+        if not record.dispatch.held_by:
+            raise FailedPrecondition(_describe_where(record.dispatch, "hold"))
+        return record
+
+    async def release(self, workload_id: str) -> StoredRecord:
+        """Lets a workload go that is held at the front; raises NotFound, and FailedPrecondition where its cluster holds it."""
+        record = await self._request(workload_id, lambda now: now)
+        if record.dispatch.copies and record.latest is not None and record.latest.held_by:
+            raise FailedPrecondition(_describe_where(record.dispatch, "release"))
+        await self._request(workload_id, release_dispatch)
+        return await self._wait_until(workload_id, lambda one: _is_with_cluster(one) or _waits_here(one))
+
     async def look(self, workload_id: str) -> StoredRecord:
         """Returns the record of a workload after its cluster was looked at, if that answers; raises NotFound."""
         driven = self._live.get(workload_id)
@@ -279,9 +305,12 @@ class Dispatcher:
     async def _ask_clusters(
         self, requests: Sequence[SubmitWorkloadRequest], known: Collection[str]
     ) -> tuple[list[str], Sequence[str]]:
-        """Returns the clusters that offer to take all of some workloads, the best first, and why; raises Fault if none does."""
+        """Returns the clusters to reserve some workloads in, the best first, and why; raises Fault if none takes all of them.
+
+        Where they would start at once, no second one is asked to reserve them before that has failed to answer.
+        """
         ranked, lines = await self._gather_offers(requests, tuple(name for name in self.clusters if name not in known))
-        return [one.offer.cluster for one in ranked], lines
+        return [one.offer.cluster for one in (ranked[:1] if ranked[0].wait_s <= 0 else ranked)], lines
 
     async def _ask_for_all(self, name: str, requests: Sequence[SubmitWorkloadRequest]) -> ClusterOffer:
         return join_offers(await asyncio.gather(*(self.clusters[name].ask_offer(one) for one in requests)))
@@ -312,7 +341,7 @@ class Dispatcher:
         lines = [one.describe() for one in ranked]
         lines += [f"{name} refuses: {fault.message}" for name, fault in refused.items()]
         lines += [f"{name} did not answer" for name in silent]
-        return ranked, lines[:_DECISION_LINES_MOST]
+        return ranked, lines[:DECISION_LINES_MOST]
 
     # Records
 
@@ -385,10 +414,11 @@ class Dispatcher:
         async with driven.lock:
             new = change(driven.dispatch)
             is_changed = new.progress != driven.dispatch.progress
+            is_due = is_changed and new.durable_progress != driven.dispatch.durable_progress
             # Why it waits is not worth a write, but whoever waits for an answer is told.
             is_told = new.decision != driven.dispatch.decision
             has_news = latest is not None and (driven.latest is None or _is_news(driven.latest, latest))
-            if is_changed or has_news:
+            if is_due or has_news:
                 try:
                     await self._store.write(new, latest or driven.latest)
                 except StoreFault as fault:
@@ -469,9 +499,9 @@ class Dispatcher:
     async def _make_round(self, driven: _Driven) -> bool:
         """Makes the calls that the record permits, and records what they say; returns whether it changed."""
         before = driven.dispatch
-        if not (before.chosen or before.is_cancelled or before.has_failed):
+        if not (before.held_by or before.chosen or before.is_cancelled or before.has_failed):
             await self._find_clusters(driven)
-        calls = plan_calls(driven.dispatch)
+        calls = tuple(call for call in plan_calls(driven.dispatch) if not self._is_known(driven, call))
         outcomes = await asyncio.gather(*(self._make_call(driven, call) for call in calls), return_exceptions=True)
         for error in filter(None, outcomes):
             raise error
@@ -486,6 +516,11 @@ class Dispatcher:
             await self._consider_move(driven)
         return driven.dispatch.progress != before.progress
 
+    def _is_known(self, driven: _Driven, call: ClusterCall) -> bool:
+        """Whether a look would ask for what a cluster has said just now."""
+        since_s = self._clock.monotonic_s() - driven.answered_s.get(call.cluster, -math.inf)
+        return call.verb is Verb.LOOK and since_s < self._settings.poll_s
+
     async def _make_call(self, driven: _Driven, call: ClusterCall) -> None:
         dispatch = driven.dispatch
         try:
@@ -496,6 +531,7 @@ class Dispatcher:
             fault = error
             await self._change(driven, lambda now: record_failure(now, call.cluster, call.verb, fault))
             return
+        driven.answered_s[call.cluster] = self._clock.monotonic_s()
         latest = workload if call.cluster == dispatch.chosen else None
         await self._change(driven, lambda now: record_answer(now, call.cluster, call.verb, workload), latest)
 
@@ -524,7 +560,8 @@ class Dispatcher:
         try:
             ranked, lines = await self._ask_clusters((dispatch.submission,), known)
         except Fault as fault:
-            self._log.debug("workload=%s offers=none reason=%r", dispatch.workload_id, fault.message)
+            words = (f"no cluster offers to take it ({fault.message})"[:_LINE_LETTERS_MOST],)
+            await self._change(driven, lambda now: now if now.copies else replace(now, decision=words))
             return
         await self._change(driven, lambda now: add_clusters(now, ranked, lines))
 
@@ -547,6 +584,9 @@ class Dispatcher:
         """Pins a part to the cluster of its gang; once all parts are there, chooses that cluster for all of them."""
         gang = self._gangs[get_gang_key(driven.dispatch) or _NO_GANG]
         async with gang.lock:
+            if driven.dispatch.is_cancelled or driven.dispatch.has_failed:
+                # It was cancelled, or failed with another part, while that had the lock.
+                return
             plan = self._plan_gang(driven.dispatch)
             parts = [one for one in gang.parts.values() if not one.dispatch.is_cancelled]
             if plan.cluster and plan.may_start and driven.dispatch.find_copy(plan.cluster) is not None:
@@ -615,8 +655,16 @@ def _is_with_cluster(record: StoredRecord) -> bool:
     return copy is not None and copy.phase in {CopyPhase.RELEASED, CopyPhase.ENDED} and record.latest is not None
 
 
+def _describe_where(dispatch: Dispatch, verb: str) -> str:
+    """Returns why the front neither holds nor releases a workload, and who does."""
+    if dispatch.chosen and not dispatch.is_settled:
+        key, cluster = dispatch.workload_id, dispatch.chosen
+        return f"cluster {cluster} has {key}, and the front leaves it there: eelctl --cluster {cluster} {verb} {key}"
+    return f"workload {dispatch.workload_id} has ended or is on its way to a cluster; look again: eelctl explain"
+
+
 def _waits_here(record: StoredRecord) -> bool:
-    """Whether it is in no cluster yet, since it waits for other work."""
+    """Whether it is in no cluster yet, since it waits for other work, or is held."""
     return not record.dispatch.copies and bool(record.dispatch.decision)
 
 

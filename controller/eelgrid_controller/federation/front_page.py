@@ -13,7 +13,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.federation.dispatch import Dispatch
 from eelgrid_controller.federation.front_service import FrontService
 from eelgrid_controller.formatting import format_age
-from eelgrid_controller.server.http.live_server import load_static_files, read_style
+from eelgrid_controller.server.http.live_server import build_security_policy, load_static_files, read_style
 from eelgrid_protos.messages import ClusterStatus, Workload
 
 # The newest; eelctl workloads lists all.
@@ -52,8 +52,7 @@ _CSS = """main.front { display: block; padding: 12px 16px; overflow: auto; }
 .front summary { cursor: pointer; }
 """
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": build_security_policy("'self'"),
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",

@@ -41,6 +41,8 @@ from eelgrid_protos.messages import (
     GetSummaryResponse,
     GetWorkloadRequest,
     GetWorkloadResponse,
+    HoldWorkloadRequest,
+    HoldWorkloadResponse,
     ListClustersRequest,
     ListClustersResponse,
     ListWorkloadsRequest,
@@ -48,6 +50,8 @@ from eelgrid_protos.messages import (
     Policy,
     QueryEnergyRequest,
     QueryEnergyResponse,
+    ReleaseWorkloadRequest,
+    ReleaseWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     Workload,
@@ -59,6 +63,8 @@ from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
 from eelgrid_protos.roles import Caller, RoleRules
 from eelgrid_protos.rpc import OPERATOR_SERVICE, Encoded
 
+# As a controller names whoever holds work without a certificate.
+_UNNAMED = "an operator"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -95,7 +101,9 @@ class FrontService:
         asked = SubmitWorkloadRequest(spec=spec, workload_id=key, array=request.array)
         if request.dry_run:
             return SubmitWorkloadResponse(workload=await self._preview(asked))
-        record = await self._dispatcher.submit(key, asked, owner=owner_of(caller, spec.user))
+        owner = owner_of(caller, spec.user)
+        held_by = (owner or spec.user or _UNNAMED) if request.hold else ""
+        record = await self._dispatcher.submit(key, asked, owner=owner, held_by=held_by)
         if record.dispatch.has_failed:
             raise FailedPrecondition(f"no cluster took {key}: {_join_problems(record.dispatch)}")
         return SubmitWorkloadResponse(workload=self._show(record))
@@ -134,6 +142,19 @@ class FrontService:
         record = self._find(request.workload_id)
         check_owner(self._find_caller(context), self._show(record), "CancelWorkload", self._rules)
         return CancelWorkloadResponse(workload=self._show(await self._dispatcher.cancel(request.workload_id)))
+
+    async def hold_workload(self, request: HoldWorkloadRequest, context: Context) -> HoldWorkloadResponse:
+        """Keeps a workload of the caller's own at the front; one that a cluster has is held there."""
+        caller, record = self._find_caller(context), self._find(request.workload_id)
+        check_owner(caller, self._show(record), "HoldWorkload", self._rules)
+        user = _UNNAMED if caller is None else caller.user
+        return HoldWorkloadResponse(workload=self._show(await self._dispatcher.hold(request.workload_id, user)))
+
+    async def release_workload(self, request: ReleaseWorkloadRequest, context: Context) -> ReleaseWorkloadResponse:
+        """Lets a workload of the caller's own go to a cluster that was held at the front."""
+        record = self._find(request.workload_id)
+        check_owner(self._find_caller(context), self._show(record), "ReleaseWorkload", self._rules)
+        return ReleaseWorkloadResponse(workload=self._show(await self._dispatcher.release(request.workload_id)))
 
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload is in its cluster, and what that cluster says of its places."""
@@ -246,6 +267,7 @@ class FrontService:
             phase=WorkloadPhase.PENDING,
             submitted_ns=dispatch.submitted_ns,
             owner=dispatch.owner,
+            held_by=dispatch.held_by,
         )
         if workload.phase.is_ended:
             return workload
@@ -263,6 +285,8 @@ def _describe_wait(dispatch: Dispatch, reason: str) -> str:
     if dispatch.is_cancelled:
         open_ = [one.cluster for one in dispatch.copies if one.phase is not CopyPhase.ENDED]
         return f"cluster: is being cancelled in {', '.join(open_)}"
+    if dispatch.held_by:
+        return "; ".join(dispatch.decision)
     if copy is None:
         return f"cluster: none has it yet ({_join_problems(dispatch) or 'no answer yet'})"
     if copy.problem:
@@ -281,10 +305,12 @@ def _check_supported(request: SubmitWorkloadRequest) -> None:
     remedy = "submit it to one cluster: eelctl --cluster NAME"
     spec = request.spec
     found = [
-        ("hold", request.hold),
         # Which cluster it belongs to, its gang and its dependencies would say twice.
         ("spec.gang", spec.gang is not None and (request.array is not None or bool(list_anchors(request)))),
     ]
+    if request.hold and spec.has_promised_deadline:
+        problem, without = "is set, so that nobody knows when it may start", "submit it without --hold"
+        raise InvalidArgument("no deadline can be promised", (Violation("hold", problem, without),))
     violations = tuple(
         Violation(name, "is of one cluster, and a front has several", remedy) for name, is_set in found if is_set
     )

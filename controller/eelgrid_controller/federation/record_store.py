@@ -24,8 +24,8 @@ _Result = TypeVar("_Result")
 SETTLED_MOST = 10_000
 _PRUNE_EVERY = 100
 _COMMIT_MOST = 512
-# Id, whether it is settled, state, request, and what its cluster last said.
-_Row: TypeAlias = tuple[str, bool, str, bytes, bytes | None]
+# Id, whether it is settled, state, what its cluster last said, and of a new record the request, which never changes.
+_Row: TypeAlias = tuple[str, bool, str, bytes | None, bytes | None]
 _VERSION = 1
 _FILE_NAME = "front.db"
 _SCHEMA = """
@@ -39,11 +39,16 @@ CREATE TABLE IF NOT EXISTS dispatch (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS by_age ON dispatch (is_settled, changed);
 """
-_UPSERT = """
-INSERT INTO dispatch (workload_id, is_settled, changed, state, request, latest)
+_INSERT = """
+INSERT INTO dispatch (workload_id, is_settled, changed, state, latest, request)
 VALUES (?1, ?2, (SELECT 1 + coalesce(max(changed), 0) FROM dispatch WHERE is_settled = ?2), ?3, ?4, ?5)
 ON CONFLICT (workload_id) DO UPDATE SET
     is_settled = excluded.is_settled, changed = excluded.changed, state = excluded.state, latest = excluded.latest
+"""
+_UPDATE = """
+UPDATE dispatch
+SET is_settled = ?2, changed = (SELECT 1 + coalesce(max(changed), 0) FROM dispatch WHERE is_settled = ?2), state = ?3, latest = ?4
+WHERE workload_id = ?1
 """
 
 
@@ -64,6 +69,7 @@ def encode_state(dispatch: Dispatch) -> str:
             "has_failed": dispatch.has_failed,
             "decision": dispatch.decision,
             "pinned_to": dispatch.pinned_to,
+            "held_by": dispatch.held_by,
             "met": dispatch.met,
             "copies": [
                 {"cluster": one.cluster, "phase": one.phase.value, "started": one.started, "problem": one.problem}
@@ -78,7 +84,7 @@ def decode_state(workload_id: str, request: SubmitWorkloadRequest, text: str) ->
     """Decodes what `encode_state` made."""
     state: dict[str, Any] = json.loads(text)
     copies = tuple(Copy(**{**one, "phase": CopyPhase(one["phase"])}) for one in state.pop("copies"))
-    # Records of an older version say neither of what they are pinned to nor of what is met.
+    # Records of an older version do not say what they are pinned to, what is met and who holds it.
     decision, met = tuple(state.pop("decision")), tuple(state.pop("met", ()))
     return Dispatch(workload_id=workload_id, request=request, copies=copies, decision=decision, met=met, **state)
 
@@ -92,6 +98,8 @@ class RecordStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="front-records")
         self._connection: sqlite3.Connection | None = None
         self._writes = 0
+        # Ids of unsettled records that this process has written.
+        self._known: set[str] = set()
         self._waiting: list[tuple[_Row, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -107,18 +115,23 @@ class RecordStore:
 
     async def write(self, dispatch: Dispatch, latest: Workload | None) -> None:
         """Writes one record; raises StoreFault."""
+        key = dispatch.workload_id
         row = (
-            dispatch.workload_id,
+            key,
             dispatch.is_settled,
             encode_state(dispatch),
-            codec.encode_message(dispatch.request),
             None if latest is None else codec.encode_message(latest),
+            None if key in self._known else codec.encode_message(dispatch.request),
         )
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, answer))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_waiting())
         await answer
+        if dispatch.is_settled:
+            self._known.discard(key)
+        else:
+            self._known.add(key)
 
     async def _write_waiting(self) -> None:
         """Writes what waits, commit by commit, until nothing does."""
@@ -175,7 +188,10 @@ class RecordStore:
         try:
             for row in rows:
                 try:
-                    connection.execute(_UPSERT, row)
+                    if row[-1] is None:
+                        connection.execute(_UPDATE, row[:-1])
+                    else:
+                        connection.execute(_INSERT, row)
                     errors.append(None)
                 except (sqlite3.IntegrityError, sqlite3.DataError) as error:
                     errors.append(error)

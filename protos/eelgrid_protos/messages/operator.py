@@ -279,6 +279,8 @@ class SubmitWorkloadRequest:
     hold: bool = False
     # An array of such workloads, all or none; the id is then the array's.
     array: JobArrayRequest | None = None
+    # Record it as cancelled: it never starts, nor does a submission with its id that comes later. Work that has its id stays as it is.
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

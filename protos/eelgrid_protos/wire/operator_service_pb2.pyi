@@ -323,18 +323,20 @@ class ListGpusResponse(_message.Message):
     def __init__(self, gpus: _Optional[_Iterable[_Union[GpuStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class SubmitWorkloadRequest(_message.Message):
-    __slots__ = ("spec", "workload_id", "dry_run", "hold", "array")
+    __slots__ = ("spec", "workload_id", "dry_run", "hold", "array", "cancelled")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     spec: _workload_pb2.WorkloadSpec
     workload_id: str
     dry_run: bool
     hold: bool
     array: _job_array_pb2.JobArrayRequest
-    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ..., hold: bool = ..., array: _Optional[_Union[_job_array_pb2.JobArrayRequest, _Mapping]] = ...) -> None: ...
+    cancelled: bool
+    def __init__(self, spec: _Optional[_Union[_workload_pb2.WorkloadSpec, _Mapping]] = ..., workload_id: _Optional[str] = ..., dry_run: bool = ..., hold: bool = ..., array: _Optional[_Union[_job_array_pb2.JobArrayRequest, _Mapping]] = ..., cancelled: bool = ...) -> None: ...
 
 class SubmitWorkloadResponse(_message.Message):
     __slots__ = ("workload",)

@@ -74,6 +74,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- fail "gate.policyVersion=webhook with tls.mode=secret needs gate.webhook.caBundle: the authority, in PEM, of the certificate in tls.webhookSecret" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.front.enabled (not .Values.front.clusters) -}}
+{{- fail "front.enabled needs front.clusters: by name, the address of each cluster's controller" -}}
+{{- end -}}
+{{- range $cluster, $_ := .Values.front.page.links -}}
+{{- if not (hasKey $.Values.front.clusters $cluster) -}}{{ fail (printf "front.page.links: %s is none of front.clusters" $cluster) }}{{- end -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range .Values.agent.pools -}}
 {{- if hasKey $seen .name -}}{{ fail (printf "agent.pools: %s is there twice" .name) }}{{- end -}}
