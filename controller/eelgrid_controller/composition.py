@@ -165,7 +165,7 @@ class Controller:
         # From here on probes see that this process is live but not ready yet.
         metrics_port = await self._open_metrics()
         self.webhook = await self._gate_pods()
-        self._stack.callback((await load_kernels(self._clock, self._log)).cancel)
+        await self._stack.enter_async_context(load_kernels(self._clock, self._log))
         front = await self._open_front(server)
         if standby is not None:
             journal = await self._follow(standby, server, front, port)

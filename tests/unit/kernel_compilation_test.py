@@ -47,11 +47,8 @@ def test_a_start_waits_for_what_decides_and_the_compiler_goes_on_until_the_end_o
     monkeypatch.setattr(compile_in_child, "__defaults__", ((sys.executable, "-c", text), lambda: None))
 
     async def start():
-        compiling = await load_kernels(Clock(), LOG)
-        goes_on, number = not compiling.done(), int(path.read_text())
-        compiling.cancel()
-        await asyncio.wait([compiling])
-        return goes_on, number
+        async with load_kernels(Clock(), LOG) as compiling:
+            return not compiling.done(), int(path.read_text())
 
     goes_on, number = asyncio.run(start())
     assert goes_on

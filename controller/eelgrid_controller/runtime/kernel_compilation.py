@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from eelgrid_controller.clock import Clock
 from eelgrid_kernels.compilation import is_cache_complete
@@ -21,10 +21,11 @@ _COMPILE = (sys.executable, "-m", "eelgrid_kernels")
 _PROGRESS_EVERY_S = 5.0
 
 
-async def load_kernels(clock: Clock, log: logging.Logger) -> asyncio.Task[None]:
+@contextlib.asynccontextmanager
+async def load_kernels(clock: Clock, log: logging.Logger) -> AsyncIterator[asyncio.Task[None]]:
     """Loads the kernels that decide, and has them compiled before if these sources never were on this machine.
 
-    Returns what goes on compiling the others.
+    Gives what goes on compiling the others; at the end, or where the start is given up, its process is ended.
     """
     start_s = clock.perf_s()
     decides = asyncio.Event()
@@ -33,11 +34,11 @@ async def load_kernels(clock: Clock, log: logging.Logger) -> asyncio.Task[None]:
         await decides.wait()
         # What the child left undone is compiled here.
         await asyncio.to_thread(warm_deciding_kernels)
-    except BaseException:
+        log.info("kernels=warm seconds=%.2f", clock.perf_s() - start_s)
+        yield compiling
+    finally:
         compiling.cancel()
-        raise
-    log.info("kernels=warm seconds=%.2f", clock.perf_s() - start_s)
-    return compiling
+        await asyncio.wait((compiling,))
 
 
 async def _compile_missing(clock: Clock, log: logging.Logger, decides: asyncio.Event) -> None:
