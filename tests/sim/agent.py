@@ -16,7 +16,7 @@ from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_dev
 from eelgrid_agent.node.leader_terms import LeaderTerms, TermTooOld
 from eelgrid_agent.node.loop import SLOW_S, SURVEY_S
 from eelgrid_agent.node.node import AgentNode, ForeignSequence
-from eelgrid_agent.node.uplink import UplinkLimits
+from eelgrid_agent.node.uplink import UplinkLimits, bound_backoff
 from eelgrid_agent.node.workload_engine import SimulatedEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec
@@ -162,6 +162,7 @@ class Agent:
         self._boots = 0
         self._life = 0
         self._failures = 0
+        self._was_welcomed = False
         self._ticking = 0
         self._surveyed_ns = 0
         self._slowly_ns = 0
@@ -203,6 +204,7 @@ class Agent:
         """The agent's process starts."""
         self._life += 1
         self._failures = 0
+        self._was_welcomed = False
         self.device.close()
         first = survey_devices(self.device)
         self.engine = SimulatedEngine((gpu.identity for gpu in self.device.devices), self._set_load)
@@ -328,6 +330,8 @@ class Agent:
         self.node.on_disconnected()
         if stream.is_welcomed and self.clock.monotonic_ns() - stream.began_ns >= _LIMITS.good_s * 1e9:
             self._failures = 0
-        bound_s = min(_LIMITS.backoff_most_s, _LIMITS.backoff_first_s * 2.0 ** min(self._failures, 16))
+        self._was_welcomed = False
+        self._was_welcomed |= stream.is_welcomed
+        bound_s = bound_backoff(_LIMITS, self._failures, 0.0 if self._was_welcomed else None)
         self._failures += 1
         self.later(seconds(bound_s * self.timeline.rng.random()), self._connect)

@@ -8,6 +8,7 @@ from tests.fake_controller import EACH_SECOND, FAST, Agent, acknowledge_all, run
 from tests.waiting import wait_until
 
 from eelgrid_agent.node.inventory import survey_devices
+from eelgrid_agent.node.uplink import UplinkLimits, bound_backoff
 from eelgrid_protos.codec import digest_message
 from eelgrid_protos.faults import InvalidArgument, Unavailable
 from eelgrid_protos.messages import (
@@ -296,3 +297,13 @@ async def test_a_fleet_comes_back_over_the_time_that_it_was_told():
         ended_s = time.monotonic()
         await wait_until(lambda: controller.streams == 2)
         assert time.monotonic() - ended_s >= 0.4
+
+
+def test_the_longer_a_controller_is_away_the_longer_its_agents_wait_but_not_past_the_spread():
+    limits = UplinkLimits()
+    unknown = [bound_backoff(limits, failures, None) for failures in range(20)]
+    assert unknown[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert unknown[-1] == 30.0
+    assert max(bound_backoff(limits, failures, 0.3) for failures in range(100_000)) == 5.0, "a small fleet"
+    assert [bound_backoff(limits, failures, 12.0) for failures in (0, 4, 5, 99)] == [0.5, 8.0, 12.0, 12.0]
+    assert bound_backoff(limits, 99, 300.0) == 30.0, "no controller asks for more"

@@ -48,6 +48,8 @@ class UplinkLimits:
 
     backoff_first_s: float = 0.5
     backoff_most_s: float = 30.0
+    # The same once a controller has welcomed the node, or as long as it wants its agents spread over, if that is more.
+    backoff_welcomed_s: float = 5.0
     # The controller journals a new node before it answers.
     welcome_s: float = 20.0
     # The same once it said that Hello is there: then it answers in turn, and who leaves the queue only makes it longer.
@@ -61,6 +63,18 @@ class UplinkLimits:
     refusal_s: float = 2.0
     # How often a node that is at another ingest process than its first looks whether that is back.
     return_s: float = 300.0
+
+
+def bound_backoff(limits: UplinkLimits, failures: int, spread_s: float | None) -> float:
+    """Returns the bound of the random wait after so many failed connections, in seconds.
+
+    `spread_s` is over how long the last controller that welcomed the node wants all its agents back, None where none has:
+    a controller that starts has its agents within that, however long it was away.
+    """
+    most_s = limits.backoff_most_s
+    if spread_s is not None:
+        most_s = min(most_s, max(limits.backoff_welcomed_s, spread_s))
+    return min(most_s, limits.backoff_first_s * 2.0 ** min(failures, 16))
 
 
 class Uplink:
@@ -83,8 +97,8 @@ class Uplink:
         self._controllers = controllers
         self._search = controllers.begin_search()
         node.has_choice = self._search.is_choice
-        # Over how long the last leader wants its agents back.
-        self._spread_s = 0.0
+        # Over how long the last leader wants its agents back; None where none has welcomed this node.
+        self._spread_s: float | None = None
         self._gate = gate
         self._jitter = jitter
         self._report = report
@@ -123,9 +137,9 @@ class Uplink:
             self._failures = 0
             if welcomed:
                 # A whole fleet may have lost the same controller: it said over how long it wants it back.
-                return max(self._limits.backoff_first_s, self._spread_s)
-            return 0.0 if moved_s == 0.0 else max(self._limits.round_s, self._spread_s)
-        bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
+                return max(self._limits.backoff_first_s, ended.spread_s)
+            return 0.0 if moved_s == 0.0 else max(self._limits.round_s, self._spread_s or 0.0)
+        bound_s = bound_backoff(self._limits, self._failures, self._spread_s)
         self._failures += 1
         return max(bound_s, ended.spread_s)
 
