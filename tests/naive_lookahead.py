@@ -184,9 +184,12 @@ class Market:
         self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
         self.block_permille = 0
 
+    @property
+    def is_heeded(self):
+        return bool(self.given[3] or self.given[4] or self.given[5] != self.given[2])
+
     def is_due(self, nodes):
-        heeded = self.given[3] or self.given[4] or self.given[5] != self.given[2]
-        return bool(heeded) and (self.shifts < 0 or self.shifts >= max(1, horizon(nodes, self.mix) // 10))
+        return self.is_heeded and (self.shifts < 0 or self.shifts >= max(1, horizon(nodes, self.mix) // 10))
 
     def requote(self, nodes):
         """Before each decision."""
