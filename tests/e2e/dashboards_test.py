@@ -262,4 +262,6 @@ async def test_power_energy_cost_and_savings_agree_with_each_other_and_with_eelc
         assert reported == pytest.approx(shown_kwh, abs=0.0006)
         seen = re.search(r"energy today\s+([\d.,]+) (k?J|kWh)", await eelctl(site.rig.address, "top", "--once"))
         size = {"J": 1.0, "kJ": 1e3, "kWh": 3.6e6}[seen[2]]
-        assert float(seen[1].replace(",", "")) * size == pytest.approx(energy_j, rel=0.06)
+        # Last windows may have come before it was asked.
+        later_j = (await site.settled())[0]["total"]["energy_j"]
+        assert 0.94 * energy_j <= float(seen[1].replace(",", "")) * size <= 1.06 * later_j
