@@ -49,11 +49,15 @@ def _describe_environment(version: StartedVersion) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))} | version.environment
 
 
+def _copy_kernels(sources: Path, folder: Path) -> StartedVersion:
+    """Returns a version whose kernels were never compiled: what stands compiled beside their sources is taken, too."""
+    shutil.copytree(sources / "kernels", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return StartedVersion(sources, folder, {})
+
+
 def _prepare_image(sources: Path, folder: Path) -> StartedVersion:
     """Returns a version whose kernels are compiled beside their sources, as the build of an image leaves them."""
-    kernels = folder / "kernels"
-    shutil.copytree(sources / "kernels", kernels, ignore=shutil.ignore_patterns("__pycache__"))
-    version = StartedVersion(sources, kernels, {"EELGRID_PORTABLE_KERNELS": "1"})
+    version = _copy_kernels(sources, folder)._replace(environment={"EELGRID_PORTABLE_KERNELS": "1"})
     environment = {k: v for k, v in _describe_environment(version).items() if k != "NUMBA_CACHE_DIR"}
     subprocess.run([sys.executable, "-m", "eelgrid_kernels"], env=environment, stdout=subprocess.DEVNULL, check=True)
     return version
@@ -117,10 +121,10 @@ def main(options: Options) -> int:
     write_csv(options.out / "start.csv", ("command", "seconds"), rows)
     exits = report_promise("eelctl: 0.3 s", kept=kept)
     versions = {"this": Path(__file__).parents[1]} | ({} if options.before is None else {"before": options.before})
-    started = {name: StartedVersion(sources, sources / "kernels", {}) for name, sources in versions.items()}
     with tempfile.TemporaryDirectory() as folder:
+        started = {name: _copy_kernels(sources, Path(folder) / name) for name, sources in versions.items()}
         if options.image:
-            started["image"] = _prepare_image(versions["this"], Path(folder))
+            started["image"] = _prepare_image(versions["this"], Path(folder) / "image")
         starts = _measure_controllers(started, options.first_starts)
     write_csv(options.out / "controller.csv", ("version", "start", *ControllerStart._fields), starts)
     for version in started:
