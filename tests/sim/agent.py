@@ -330,7 +330,6 @@ class Agent:
         self.node.on_disconnected()
         if stream.is_welcomed and self.clock.monotonic_ns() - stream.began_ns >= _LIMITS.good_s * 1e9:
             self._failures = 0
-        self._was_welcomed = False
         self._was_welcomed |= stream.is_welcomed
         bound_s = bound_backoff(_LIMITS, self._failures, 0.0 if self._was_welcomed else None)
         self._failures += 1
