@@ -6,14 +6,14 @@ Owns their start, their order and their end, and the controller's death and retu
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from bench.processes import cpu_s, free_port, metric, running
+from bench.processes import free_port, metric, running
 from bench.runner import Options
 
 _WITHIN_S = 600.0
@@ -101,7 +101,7 @@ class AgentLayout:
             time.sleep(0.25)
 
     def read_welcomes(self, since_s: float) -> dict[str, float]:
-        """Returns when each agent was welcomed last, of those that were since a time of the monotonic clock."""
+        """Returns when each agent was first welcomed since a time of the monotonic clock, of those that were."""
         found: dict[str, float] = {}
         for line in self._welcomes.read_text().splitlines():
             at, _, name = line.partition(" ")
@@ -114,11 +114,6 @@ class AgentLayout:
         for load in self.loads:
             load.send_signal(signal.SIGUSR1)
         return [_read_summary(log) for log in self._logs]
-
-
-def used_s(group: Sequence[psutil.Process]) -> float:
-    """Processor time of processes."""
-    return sum(map(cpu_s, group))
 
 
 def _read_summary(log: Path) -> dict[str, int]:

@@ -27,6 +27,7 @@ import grpc.aio
 from bench.processes import fleet_file, free_port, running
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.node.uplink import Uplink, know_controllers, open_channels
+from eelgrid_controller.server.remote_write.wire import encode_varint
 from eelgrid_protos import codec
 from eelgrid_protos.messages import (
     Acknowledgement,
@@ -109,15 +110,6 @@ def record_agent(path: Path, *, gpus: int, interval_s: float, batches: int = 6) 
     return ticks
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 class _Template:
     """A batch without its number and times, encoded."""
 
@@ -134,7 +126,7 @@ class _Template:
         """Returns the message of a batch that ends now."""
         times = [now_ns - 1_000_000_000 * before for before in range(self.ticks - 1, -1, -1)]
         inner = node_pb2.SampleBatch(sequence=sequence, time_ns=times).SerializeToString() + self._rest
-        return _SAMPLES_TAG + _varint(len(inner)) + inner
+        return _SAMPLES_TAG + encode_varint(len(inner)) + inner
 
 
 class _ReplayedNode(AgentNode):

@@ -10,14 +10,13 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 import psutil
 
-from bench.processes import cpu_s
+from bench.processes import cpu_s, sum_cpu_s
 from bench.runner import Options, benchmark
 from bench.tables import write_csv
 
@@ -44,10 +43,6 @@ async def _submit_all(address: str, jobs: int, clients: int, round_number: int) 
         return time.perf_counter() - begun
 
 
-def _sum_cpu_s(processes: Iterable[psutil.Process]) -> float:
-    return sum(map(cpu_s, processes))
-
-
 @benchmark()
 @click.option("--jobs", default=300)
 @click.option("--clients", default=16)
@@ -71,11 +66,11 @@ def main(options: Options) -> int:
         others = [psutil.Process(site.process.process.pid) for site in sites]
         asyncio.run(_submit_all(front.address, options.clients, options.clients, 0))
         for number in range(1, options.rounds + 1):
-            before = cpu_s(own), _sum_cpu_s(others)
+            before = cpu_s(own), sum_cpu_s(others)
             taken_s = asyncio.run(_submit_all(front.address, options.jobs, options.clients, number))
             spent = [
                 1000 * (now - then) / options.jobs
-                for now, then in zip((cpu_s(own), _sum_cpu_s(others)), before, strict=True)
+                for now, then in zip((cpu_s(own), sum_cpu_s(others)), before, strict=True)
             ]
             rows.append((number, options.jobs / taken_s, *spent))
             print(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from bench.agent_layout import AgentLayout, used_s
+from bench.agent_layout import AgentLayout
 from bench.agent_replay import record_agent
-from bench.processes import cores, metric, spread
+from bench.processes import cores, metric, spread, sum_cpu_s
 from bench.runner import Options, benchmark, report_promise, split_numbers
 from bench.tables import write_csv
 
@@ -57,10 +57,14 @@ class _Measurement:
         """Measures one window."""
         layout = self._layout
         groups = ([layout.controller], layout.relays, layout.loads)
-        begun_s, before, ticks = time.monotonic(), [used_s(group) for group in groups], metric(layout.metrics, _TICKS)
+        begun_s, before, ticks = (
+            time.monotonic(),
+            [sum_cpu_s(group) for group in groups],
+            metric(layout.metrics, _TICKS),
+        )
         time.sleep(seconds)
         passed_s = time.monotonic() - begun_s
-        shares = [(used_s(group) - was) / passed_s for group, was in zip(groups, before, strict=True)]
+        shares = [(sum_cpu_s(group) - was) / passed_s for group, was in zip(groups, before, strict=True)]
         counted = (metric(layout.metrics, _TICKS) or 0.0) - (ticks or 0.0)
         rss = [sum(one.memory_info().rss for one in group) for group in groups]
         return _Row(*shares, rss[0], rss[1], counted / self._ticks / passed_s)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,11 +94,19 @@ def _family(process: psutil.Process) -> list[psutil.Process]:
 
 def cpu_s(process: psutil.Process) -> float:
     """Processor time of a process and those that it started, so far."""
-    return sum(_own_cpu_s(one) for one in _family(process))
+    return sum(own_cpu_s(one) for one in _family(process))
 
 
-def _own_cpu_s(process: psutil.Process) -> float:
-    """To the nanosecond, where /proc counts hundredths: a window of seconds at 1 % of a core is a few of those."""
+def sum_cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Processor time of several processes and those that they started, so far."""
+    return sum(map(cpu_s, processes))
+
+
+def own_cpu_s(process: psutil.Process) -> float:
+    """Processor time of a process alone, to the nanosecond.
+
+    /proc counts hundredths: a window of seconds at 1 % of a core is a few of those.
+    """
     try:
         # The clock of another process: what clock_getcpuclockid(3) makes of its id.
         return time.clock_gettime(~process.pid << 3 | _CPUCLOCK_SCHED)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import psutil
 
-from bench.agent_layout import AgentLayout, used_s
+from bench.agent_layout import AgentLayout
 from bench.agent_replay import record_agent
-from bench.processes import cores, metric, spread
+from bench.processes import cores, metric, own_cpu_s, spread, sum_cpu_s
 from bench.runner import Options, benchmark, report_promise, split_numbers
 from bench.tables import write_csv
 
@@ -39,25 +38,23 @@ class _Return:
     load_ms: float
 
 
-def _own_s(process: psutil.Process) -> float:
-    """Processor time of a process without that of a compilation of kernels, which ends meanwhile."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def _kill(layout: AgentLayout, within_s: float) -> _Return:
     """Kills the controller, starts it again and waits for all agents."""
     others = (layout.relays, layout.loads)
-    before = [used_s(group) for group in others]
+    before = [sum_cpu_s(group) for group in others]
     begun_s = time.monotonic()
     layout.end_controller(signal.SIGKILL)
     layout.start_controller()
     while metric(layout.metrics, "eelgrid_agents_connected") is None:
         time.sleep(0.05)
-    serves_s, started_s = time.monotonic() - begun_s, _own_s(layout.controller)
+    # Without a compilation of kernels, which may end meanwhile.
+    serves_s, started_s = time.monotonic() - begun_s, own_cpu_s(layout.controller)
     while len(found := layout.read_welcomes(begun_s)) < layout.agents and time.monotonic() - begun_s < within_s:
         time.sleep(0.25)
-    used = _own_s(layout.controller) - started_s, *(used_s(g) - was for g, was in zip(others, before, strict=True))
+    used = (
+        own_cpu_s(layout.controller) - started_s,
+        *(sum_cpu_s(g) - was for g, was in zip(others, before, strict=True)),
+    )
     ordered = sorted(at - begun_s for at in found.values())
     back_s = tuple(
         ordered[wanted - 1] if len(ordered) >= (wanted := max(1, round(share * layout.agents))) else float("inf")
