@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.nodes import WithdrawnPlans
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.errors import JournalError, JournalFull, LostEntries
 from eelgrid_controller.state.agent_liveness import AgentLiveness
@@ -82,6 +83,7 @@ class Life:
         self._journal_fault: Fault | None = None
         self._probe_at_s = 0.0
         self._since_checkpoint = 0
+        self._withdrawn = WithdrawnPlans()
         self.core: Core
         self._adopt(recover_state(journal, ClusterState))
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
@@ -132,6 +134,7 @@ class Life:
             self._is_busy = False
             return
         self.is_settled = False
+        self._withdraw_plans()
         batch = self._apply_batch()
         events = [event for command in batch if command.fault is None for event in command.outcome.events]
         self._begun(batch)
@@ -139,6 +142,16 @@ class Life:
             self.later(self.timeline.draw_ns(_COMMIT_NS), lambda: self._commit(batch, events))
         else:
             self._answer_unwritten(batch)
+
+    def _withdraw_plans(self) -> None:
+        """See `eelgrid_controller.runtime.core_command.PrecedingChanges`."""
+        if epoch := self._withdrawn.plan_epoch:
+
+            def check(_: Any, fault: Exception | None) -> None:
+                if fault is None:
+                    self._withdrawn.record_commit(epoch)
+
+            self._queue.appendleft(_Command(lambda core, now_ns: core.withdraw_plans(epoch, now_ns=now_ns), check))
 
     def _answer_unwritten(self, batch: list[_Command]) -> None:
         """Nothing is to be written but the audit log, which is not simulated."""
@@ -180,7 +193,10 @@ class Life:
         """Nothing of the batch is on disk: the state is read anew."""
         self._probe_at_s = self.clock.monotonic_s() + PROBE_EVERY_S
         self._journal_fault = _fault_of(error)
+        failed = self.core.state
         self._adopt(recover_state(self.journal, ClusterState))
+        if self.journal.is_remote:
+            self._withdrawn.record_failure(failed, self.core.state)
         self.ledger.recovered(self.core.state)
         self.later(self.timeline.draw_ns(_TURN_NS), lambda: self._finish(batch, self._journal_fault))
 

@@ -38,7 +38,6 @@ _CHECK_NS = seconds(1)
 _RESTART_NS = seconds(3)
 # Entries that are compared at each look.
 _COMPARED = 1024
-_ANSWER_LOST_P = 0.02
 
 
 class LeaderLife(Life):
@@ -89,7 +88,7 @@ class LeaderLife(Life):
         self.later(self.timeline.draw_ns(_STATEMENT_NS), lambda: self._write(batch, events, transaction))
 
     def _write(self, batch: list[_Command], events: list[Event], transaction: Transaction) -> None:
-        is_lost = self.timeline.chance(_ANSWER_LOST_P)
+        is_lost = self.timeline.chance(self.journal.store.answer_lost_p)
         cut = self.seat.lose_store if is_lost and self.timeline.chance(0.5) else lambda: None
         entries = encode_entries(events)
         try:

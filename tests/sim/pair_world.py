@@ -6,6 +6,8 @@ Beyond those (invariants.py):
 11 No agent that has met a leader obeys an earlier one, and no earlier leader's write follows a later one's.
 12 Whatever was acknowledged is in the journal of whoever leads, but for what a promoted standby lacks.
 13 Once faults stop, one leads, and the other follows it.
+14 Of all that one server has ever had on disk, what was removed again included, a plan epoch of a node has one content:
+   an agent says by the epoch alone which plan it holds, and a promoted standby may still have what was removed.
 """
 
 import json
@@ -15,7 +17,7 @@ from typing import Any
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import event_from_plain
+from eelgrid_controller.state.events import Event, event_from_plain
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.messages import ConnectResponse, Hello, LeaderTerm, NodePlan
 from tests.sim.agent import Agent, _Stream
@@ -23,7 +25,7 @@ from tests.sim.broken import Broken, demand
 from tests.sim.clock import SECOND_NS, Clock, seconds
 from tests.sim.faults import Faults
 from tests.sim.invariants import check_end, check_freshness, check_served, check_state
-from tests.sim.ledger import Ledger
+from tests.sim.ledger import Held, Ledger, held_of
 from tests.sim.network import Network, Weather
 from tests.sim.pair import LeaderLife, Pair, Seat
 from tests.sim.store import TTL_S, Row, Store, read_rows
@@ -56,6 +58,8 @@ class PairLedger(Ledger):
         self._senders: dict[tuple[str, int], list[tuple[NodePlan, Token]]] = {}
         self.undone = 0
         self._epoch = 0
+        # By node and epoch: what this server has had on disk for it.
+        self._contents: dict[tuple[str, int], frozenset[Held]] = {}
 
     def stored(self, removed: int | None, rows: tuple[Row, ...]) -> None:
         """The store has committed a transaction: entries after one are gone, if any, and these follow."""
@@ -75,9 +79,19 @@ class PairLedger(Ledger):
         for kind, text in self.entries:
             self._take(event_from_plain(kind, json.loads(text)))
 
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        for name, record in self.shadow.nodes.items():
+            content = frozenset(map(held_of, record.assignments.values()))
+            before = self._contents.setdefault((name, record.plan_epoch), content)
+            demand(
+                14, before == content, f"{name}: epoch {record.plan_epoch} is of {set(before)} and of {set(content)}"
+            )
+
     def promoted(self) -> None:
         """A standby that lacks the last transactions, of which some may have removed entries, is the server now."""
         rows, self._epoch = self.store.content.rows, 0
+        self._contents.clear()
         pairs = zip(self.entries, rows, strict=False)
         same = min(len(self.entries), len(rows))
         left = next((at for at, (entry, row) in enumerate(pairs) if entry != (row.kind, row.text)), same)
@@ -294,6 +308,8 @@ class PairWorld:
         self.ledger = ledger = PairLedger(TickBook(is_fair=not self.is_harsh))
         clock = Clock(lambda: timeline.now_ns, drift_ppm=rng.randint(-200, 200))
         self.store = ledger.store = parts.store(lambda: timeline.now_ns, clock, ledger.stored)
+        # Where it is often lost, writes are often removed again that were refused to their callers.
+        self.store.answer_lost_p = 0.2 if seed % 4 == 3 else 0.02
         self.pair = Pair(
             timeline,
             self.store,

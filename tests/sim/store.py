@@ -69,6 +69,8 @@ class Store:
     on_commit: Callable[[int | None, tuple[Row, ...]], None]
     content: _Content = field(default_factory=_Content)
     is_up: bool = True
+    # How often a write's answer is lost; half of those times the server cannot be asked for a while, either.
+    answer_lost_p: float = 0.02
     # Names of controllers that cannot reach it.
     cut_off: set[str] = field(default_factory=set)
     # Rises when all connections end.
@@ -255,10 +257,10 @@ class TermJournal:
 
     # Writing
 
-    def begin(self) -> Transaction:
+    def begin(self, *, settles: bool = True) -> Transaction:
         """The first statement of a write: holds the term. Raises JournalFenced and JournalUnavailable."""
         self._connect()
-        return self.store.begin(self.term, removes_after=self.last if self._is_unsettled else None)
+        return self.store.begin(self.term, removes_after=self.last if settles and self._is_unsettled else None)
 
     def finish(
         self,
@@ -310,8 +312,9 @@ class TermJournal:
             return True
         if len(found) < self.last or self.is_replaced:
             raise self._fence("a standby has replaced the server")
-        self._is_unsettled = len(found) not in {self.last, self.last + len(rows)}
-        return len(found) == self.last + len(rows)
+        is_done = found[self.last :] == rows
+        self._is_unsettled = not is_done and len(found) != self.last
+        return is_done
 
     def _connect(self) -> None:
         """What each transaction begins with: a connection to a server that lacks nothing, and the term."""
@@ -338,8 +341,10 @@ class TermJournal:
         self.counters.checkpoints += 1
 
     def probe(self) -> None:
-        """A write of nothing that lasts: removes what a write left whose end was not learnt. Raises as one does."""
-        self.append(())
+        """A write of nothing that lasts, which removes nothing. Raises as one does."""
+        was_unsettled = self._is_unsettled
+        self.finish(self.begin(settles=False), ())
+        self._is_unsettled |= was_unsettled
 
     # Reading
 

@@ -42,10 +42,12 @@ from eelgrid_controller.core.nodes import (
     PlanClaim,
     check_plan_epoch,
     compare_claim,
+    plan_controller_start,
     plan_device_correction,
     plan_device_renaming,
     plan_node_removal,
     plan_room_for_node,
+    plan_unreported_usage,
     select_forgettable_nodes,
 )
 from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_class
@@ -80,11 +82,9 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
 from eelgrid_controller.state.events import (
-    ControllerStarted,
     Event,
     GpuLost,
     GpuReturned,
-    JournalRolledBack,
     NodeCordoned,
     NodeHeard,
     NodeJoined,
@@ -93,6 +93,7 @@ from eelgrid_controller.state.events import (
     NodeReconciled,
     NodesRemoved,
     NodeUncordoned,
+    PlansWithdrawn,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -480,12 +481,8 @@ class Core:
 
     def expect_reports(self, *, now_ns: int) -> CoreStep[None]:
         """Blocks placement on every node until its engine has reported again what runs there."""
-        events = [
-            NodeOccupied(time_ns=now_ns, node_name=name, others=replace(record.others, closed=UNREPORTED_USAGE.closed))
-            for name, record in self.state.nodes.items()
-            if record.others.closed != UNREPORTED_USAGE.closed
-        ]
-        return CoreStep(tuple(events), None, self._apply_all(events))
+        events = plan_unreported_usage(self.state, now_ns=now_ns)
+        return CoreStep(events, None, self._apply_all(events))
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> CoreStep[NodeRecord]:
         """Releases what a node holds beyond the journal: its next plan omits it; then pending work is tried."""
@@ -499,13 +496,14 @@ class Core:
         self, *, now_ns: int, lost: LostEntries | None = None, asks_agents: bool = True
     ) -> CoreStep[None]:
         """Records the start of a controller; `lost` are entries that an operator accepted as gone."""
-        events: list[Event] = []
-        if lost is not None:
-            events.append(JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last))
-        if asks_agents and any(record.inventory.agent_version for record in self.state.nodes.values()):
-            events.append(ControllerStarted(time_ns=now_ns))
+        events = plan_controller_start(self.state, lost, asks_agents=asks_agents, now_ns=now_ns)
         self._apply_all(events)
-        return CoreStep(tuple(events), None, frozenset())
+        return CoreStep(events, None, frozenset())
+
+    def withdraw_plans(self, plan_epoch: int, *, now_ns: int) -> CoreStep[None]:
+        """Gives later plans higher epochs than this one, the highest of a write that may have been stored; see WithdrawnPlans."""
+        event = PlansWithdrawn(time_ns=now_ns, plan_epoch=plan_epoch)
+        return CoreStep((event,), None, self._apply(event))
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
         """Checks a plan epoch; raises InvalidArgument for one that no controller can have sent."""

@@ -17,19 +17,24 @@ renamed to the real devices at the same indexes in the same step: in between, th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
+from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE
 from eelgrid_controller.state.events import (
     REMOVED_MOST,
+    ControllerStarted,
     CorrectedReplica,
     DevicesCorrected,
     Event,
+    JournalRolledBack,
     NodeAhead,
     NodeHeard,
+    NodeOccupied,
     NodeReconciled,
     NodesRemoved,
     PartitionsPlanned,
@@ -119,6 +124,54 @@ def select_longest_lost_nodes(state: ClusterState, count: int = REMOVED_MOST) ->
     """Selects `count` lost nodes that hold nothing, each with the time when it was lost (0 if unknown), oldest first."""
     found = ((record.lost_ns, name) for name, record in state.nodes.items() if _is_forgettable(record))
     return tuple(nsmallest(min(count, REMOVED_MOST), found))
+
+
+class WithdrawnPlans:
+    """Remembers the highest plan epoch of writes that failed for their callers, until the journal has it.
+
+    Such a write may have been stored, and is removed by the next one. If its epochs were given again, with other
+    content, and then a standby was promoted that still has the removed write, an agent's epoch would not tell which of
+    the two plans it holds. So the next write begins with an event after which all epochs are higher.
+    """
+
+    def __init__(self) -> None:
+        self.plan_epoch = 0
+
+    def record_failure(self, failed: ClusterState, recovered: ClusterState) -> None:
+        """Records the epochs of a state that was given up for the one before the write."""
+        known = recovered.nodes
+        raised = (
+            record.plan_epoch
+            for name, record in failed.nodes.items()
+            if name not in known or record.plan_epoch > known[name].plan_epoch
+        )
+        self.plan_epoch = max(self.plan_epoch, *raised, 0)
+
+    def record_commit(self, plan_epoch: int) -> None:
+        """Records that the journal has the event for epochs up to this one."""
+        if plan_epoch >= self.plan_epoch:
+            self.plan_epoch = 0
+
+
+def plan_controller_start(
+    state: ClusterState, lost: LostEntries | None, *, asks_agents: bool, now_ns: int
+) -> tuple[Event, ...]:
+    """Returns the events of a controller's start; `lost` are entries that an operator accepted as gone."""
+    events: list[Event] = []
+    if lost is not None:
+        events.append(JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last))
+    if asks_agents and any(record.inventory.agent_version for record in state.nodes.values()):
+        events.append(ControllerStarted(time_ns=now_ns))
+    return tuple(events)
+
+
+def plan_unreported_usage(state: ClusterState, *, now_ns: int) -> tuple[Event, ...]:
+    """Returns the events that close every node until its engine has reported again what runs there."""
+    return tuple(
+        NodeOccupied(time_ns=now_ns, node_name=name, others=replace(record.others, closed=UNREPORTED_USAGE.closed))
+        for name, record in state.nodes.items()
+        if record.others.closed != UNREPORTED_USAGE.closed
+    )
 
 
 class CorrectionRefused(FailedPrecondition):

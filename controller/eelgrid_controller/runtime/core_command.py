@@ -1,7 +1,7 @@
 """One change of the cluster state that somebody asked for, from its call to its answer.
 
-Owns what a command carries and how its caller is answered. Must not know the queue, nor when it is written to disk
-(`loop`).
+Owns what a command carries, how its caller is answered, and what must come before any of them. Must not know the queue,
+nor when it is written to disk (`loop`).
 """
 
 import asyncio
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.nodes import WithdrawnPlans
 from eelgrid_controller.core.steps import CommandOrigin, CoreStep
 from eelgrid_controller.errors import ControllerError, JournalFenced
 from eelgrid_controller.runtime.audit_log import AuditedCall
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.journal import Journal
 from eelgrid_protos.faults import Fault, Internal, NotLeader, Unavailable
 from eelgrid_protos.messages import AuditEntry
 
@@ -52,6 +55,47 @@ class CoreCommand:
             self.answer.set_result(result)
         else:
             self.answer.set_exception(fault)
+
+
+class PrecedingChanges:
+    """What the journal must have before any other change: that a controller started, and what a failed write withdrew.
+
+    An agent may hold more than this journal knows: if the journal was rolled back, only the agent can tell. An engine
+    that lists its running work reports it without being asked.
+    """
+
+    def __init__(self, journal: Journal, *, asks_agents: bool) -> None:
+        self.is_begun = False
+        self._journal = journal
+        self._asks_agents = asks_agents
+        self._withdrawn = WithdrawnPlans()
+
+    def record_failure(self, failed: ClusterState, recovered: ClusterState) -> None:
+        """Records that a write failed; only another database server can still have it when it was removed."""
+        if self._journal.is_remote:
+            self._withdrawn.record_failure(failed, recovered)
+
+    def make_command(self, asked_s: float) -> CoreCommand | None:
+        """Makes the command that has to come first, None if nothing has to."""
+        epoch, begins = self._withdrawn.plan_epoch, not self.is_begun
+        if not (epoch or begins):
+            return None
+        lost = self._journal.lost
+
+        def apply(core: Core, now_ns: int) -> CoreStep[None]:
+            steps = [core.withdraw_plans(epoch, now_ns=now_ns)] if epoch else []
+            if begins:
+                steps.append(core.record_controller_start(now_ns=now_ns, lost=lost, asks_agents=self._asks_agents))
+            return CoreStep(tuple(event for step in steps for event in step.events), None, frozenset())
+
+        def on_answer(answer: asyncio.Future[Any]) -> None:
+            if answer.exception() is None:
+                self.is_begun = self.is_begun or begins
+                self._withdrawn.record_commit(epoch)
+
+        answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(on_answer)
+        return CoreCommand(apply, answer, asked_s=asked_s)
 
 
 def describe_end(error: Exception) -> Fault:

@@ -24,7 +24,7 @@ from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
-from eelgrid_controller.runtime.core_command import CoreCommand, describe_end
+from eelgrid_controller.runtime.core_command import CoreCommand, PrecedingChanges, describe_end
 from eelgrid_controller.runtime.journal_writer import STEP_PAUSE_S, CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -108,7 +108,7 @@ class ControllerLoop:
         self._probe_at_s = 0.0
         self._checkpoints = CheckpointWriter(journal, self._writer, config=config, clock=clock, log=log)
         self._last_command_s = self._retry_at_s = self._files_at_s = 0.0
-        self._is_begun = False
+        self._preceding = PrecedingChanges(journal, asks_agents=config.kubernetes is None)
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
         self._is_drain_queued = self._is_round_queued = False
@@ -132,8 +132,8 @@ class ControllerLoop:
         self._last_command_s = now_s
         nodes = recovered.state.nodes.values()
         asked = self.config.kubernetes is None and any(node.inventory.agent_version for node in nodes)
-        self._is_begun = self.journal.lost is None and not asked
-        if not self._is_begun:
+        self._preceding.is_begun = self.journal.lost is None and not asked
+        if not self._preceding.is_begun:
             # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
             self._queue_own(_change_nothing)
         self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
@@ -542,28 +542,9 @@ class ControllerLoop:
             self._retry_at_s = now_s + _RETRY_EVERY_S
             self._queue_own(lambda core, now_ns: core.retry(now_ns=now_ns))
 
-    def _beginning(self) -> CoreCommand:
-        """Returns the command that precedes every other change and records the start of the controller.
-
-        An agent may hold more than this journal knows: if the journal was rolled back, only the agent can tell. An
-        engine that lists its running work reports it without being asked.
-        """
-        lost, asks_agents = self.journal.lost, self.config.kubernetes is None
-        answer = asyncio.get_running_loop().create_future()
-
-        def begun(answer: asyncio.Future[Any]) -> None:
-            self._is_begun = self._is_begun or answer.exception() is None
-
-        answer.add_done_callback(begun)
-        return CoreCommand(
-            lambda core, now_ns: core.record_controller_start(now_ns=now_ns, lost=lost, asks_agents=asks_agents),
-            answer,
-            asked_s=self.clock.monotonic_s(),
-        )
-
     async def _batch(self) -> None:
-        if not self._is_begun:
-            self._queue.appendleft(self._beginning())
+        if (first := self._preceding.make_command(self.clock.monotonic_s())) is not None:
+            self._queue.appendleft(first)
         self._settled.clear()
         self._under_way_s = self._queue[0].asked_s
         batch, broken = self._apply_batch()
@@ -579,7 +560,10 @@ class ControllerLoop:
             elif self.journal.is_remote:
                 lapsed = self._check_lease()
             if fault is not None:
+                failed = self.core.state
                 self._go_on_from(await self._recover(batch, fault))
+                if not broken:
+                    self._preceding.record_failure(failed, self.core.state)
         except Exception as error:
             # This process ends: what it would recover from now on is another leader's, or nobody knows what is on disk.
             reason = fault or describe_end(error)

@@ -53,6 +53,7 @@ from eelgrid_controller.state.events import (
     NodesRemoved,
     NodeUncordoned,
     PartitionsPlanned,
+    PlansWithdrawn,
     PointsMeasured,
     PolicyChanged,
     PreemptionRefused,
@@ -84,7 +85,6 @@ from eelgrid_controller.state.job_dependencies import DependentWorkloads
 from eelgrid_controller.state.journal import JournalSanitizer, digest_of
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
-    AheadOfJournal,
     ContradictoryEvent,
     DurableNode,
     NodeRecord,
@@ -140,6 +140,8 @@ class ClusterState:
         self.next_number = 1
         # How often the loss of acknowledged entries was accepted.
         self.rollbacks = 0
+        # The highest plan epoch of a write that was withdrawn; later plans have higher ones.
+        self.withdrawn_epoch = 0
         # Nodes whose agents have not reported since the controller started.
         self.doubted: set[str] = set()
         # Nodes that are drained, or of which GPUs are.
@@ -276,6 +278,9 @@ class ClusterState:
                 # Ids generated in the lost entries may still be in use: each entry generated one at most.
                 lost = _LOST_MOST if event.last is None else event.last - event.first + 1
                 self.next_number += max(0, min(lost, _LOST_MOST))
+                touched = frozenset()
+            case PlansWithdrawn():
+                self.withdrawn_epoch = max(self.withdrawn_epoch, event.plan_epoch)
                 touched = frozenset()
             case _:
                 assert_never(event)
@@ -430,7 +435,7 @@ class ClusterState:
 
     def _bump_epochs(self, names: frozenset[str]) -> frozenset[str]:
         for name in names:
-            self.nodes[name].plan_epoch += 1
+            self.nodes[name].advance_plan(self.withdrawn_epoch)
         return names
 
     def _apply_cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
@@ -630,8 +635,9 @@ class ClusterState:
         self.market.request_refresh()
         record = self.nodes.get(name)
         if record is None:
-            epoch = event.plan_epoch + 1 if event.plan_epoch else 0
-            record = self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
+            record = self.nodes[name] = NodeRecord(inventory=event.inventory)
+            if event.plan_epoch:
+                record.advance_plan(max(event.plan_epoch, self.withdrawn_epoch))
             record.update_inventory(event.inventory)
             record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
             return frozenset((name,))
@@ -639,17 +645,16 @@ class ClusterState:
         record.update_inventory(event.inventory)
         turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
         if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.slice_devices()) != before:
-            record.plan_epoch += 1
+            record.advance_plan(self.withdrawn_epoch)
         if event.plan_epoch > record.plan_epoch:
-            record.plan_epoch = event.plan_epoch + 1
+            record.advance_plan(max(event.plan_epoch, self.withdrawn_epoch))
         return frozenset((name,))
 
     def _apply_doubt(self) -> frozenset[str]:
         """Records, for each node with an agent, its plan epoch as the highest known until the agent reports again."""
         names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
-        for record in (self.nodes[name] for name in names):
-            if record.doubted_epoch is None:
-                record.doubted_epoch = record.plan_epoch
+        for name in names:
+            self.nodes[name].doubt_plan()
         self.doubted |= names
         return names
 
@@ -659,12 +664,7 @@ class ClusterState:
         self.doubted.discard(event.node_name)
         if isinstance(event, NodeHeard):
             return frozenset((event.node_name,))
-        record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
-        record.ahead = (
-            AheadOfJournal(plan_epoch=event.plan_epoch, assignments=event.assignments, workload_ids=event.workload_ids)
-            if isinstance(event, NodeAhead)
-            else None
-        )
+        record.reconcile(event, above=self.withdrawn_epoch)
         return frozenset((event.node_name,))
 
     def _apply_lost(self, event: NodeLost) -> frozenset[str]:
@@ -700,7 +700,7 @@ class ClusterState:
         self.spending.set_limits(event.policy, self.workloads, event.time_ns)
         self.queue_usage.set_policy(before, event.policy, self.workloads, self.nodes, event.time_ns)
         self.runtimes.set_policy(event.policy)
-        return apply_policy(self.nodes, before, event.policy)
+        return apply_policy(self.nodes, before, event.policy, above=self.withdrawn_epoch)
 
     def _apply_priced(self, event: PricesQuoted) -> frozenset[str]:
         if len(event.offers_w) != len(self.demand.mix):
@@ -720,8 +720,8 @@ class ClusterState:
         dump.add_mapping("explanations", self.explanations.dump())
         dump.add_list("points", self.points.copy().list_points())
         dump.add_later("spending", self.spending.copy().dump)
-        if self.rollbacks:
-            dump.add_values(rollbacks=self.rollbacks)
+        losses = {"rollbacks": self.rollbacks, "withdrawn_epoch": self.withdrawn_epoch}
+        dump.add_values(**{name: value for name, value in losses.items() if value})
         if self.policy.queues:
             dump.add_later("queue_usage", self.queue_usage.copy().dump)
         dump.add_later("runtimes", self.runtimes.copy().dump, is_kept_empty=False)
@@ -743,7 +743,7 @@ class ClusterState:
         state = cls(policy=healer.read(Policy, plain["policy"]), ended_most=plain["ended_most"])
         state.revision, state.submissions = plain["revision"], plain["submissions"]
         state.next_number = plain["next_number"]
-        state.rollbacks = plain.get("rollbacks", 0)
+        state.rollbacks, state.withdrawn_epoch = plain.get("rollbacks", 0), plain.get("withdrawn_epoch", 0)
         state._ended.extend(map(healer.identifier, plain["ended"]))
         state.demand = Demand.load(plain["demand"])
         if "market" in plain:  # absent from older checkpoints

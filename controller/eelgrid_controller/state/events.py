@@ -154,6 +154,17 @@ class JournalRolledBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlansWithdrawn:
+    """A write that failed for its callers, and may have been stored, was removed: its plan epochs are not given again.
+
+    `plan_epoch` is the highest that it gave to any node. A promoted standby may still have the write.
+    """
+
+    time_ns: Nanoseconds
+    plan_epoch: Uint64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """A node was lost: its agent is silent, but its work may still run."""
 
@@ -615,6 +626,7 @@ Event = (
     | NodeHeard
     | ControllerStarted
     | JournalRolledBack
+    | PlansWithdrawn
     | NodeCordoned
     | NodeUncordoned
     | WorkloadEvicted
@@ -661,6 +673,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "node_heard": NodeHeard,
     "controller_started": ControllerStarted,
     "journal_rolled_back": JournalRolledBack,
+    "plans_withdrawn": PlansWithdrawn,
     "node_cordoned": NodeCordoned,
     "node_uncordoned": NodeUncordoned,
     "workload_evicted": WorkloadEvicted,

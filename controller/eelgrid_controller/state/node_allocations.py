@@ -25,7 +25,9 @@ from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, ExternalU
 from eelgrid_controller.state.events import (
     DevicesCorrected,
     Event,
+    NodeAhead,
     NodeJoined,
+    NodeReconciled,
     PartitionsPlanned,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -209,6 +211,24 @@ class NodeRecord:
         """Returns why a GPU is cordoned by itself, by its agent or an operator, whatever holds for the node."""
         own = self.gpu_cordons.get(gpu.uuid)
         return gpu.cordon or ("" if own is None else own.describe())
+
+    def advance_plan(self, above: int = 0) -> None:
+        """Makes the epoch of the node's plan higher than it is, and than `above`."""
+        self.plan_epoch = max(self.plan_epoch, above) + 1
+
+    def doubt_plan(self) -> None:
+        """Takes the plan's epoch for the highest known until the agent reports again."""
+        if self.doubted_epoch is None:
+            self.doubted_epoch = self.plan_epoch
+
+    def reconcile(self, event: NodeAhead | NodeReconciled, *, above: int = 0) -> None:
+        """Records what the agent holds beyond the journal, if anything; later plans have higher epochs than its own."""
+        self.advance_plan(max(event.plan_epoch, above))
+        self.ahead = (
+            AheadOfJournal(plan_epoch=event.plan_epoch, assignments=event.assignments, workload_ids=event.workload_ids)
+            if isinstance(event, NodeAhead)
+            else None
+        )
 
     def set_cordon(self, gpu_uuids: Collection[str], cordon: OperatorCordon | None) -> None:
         """Sets or lifts the operator's cordon of some GPUs, of the node if none are named; it begins when it first did."""
@@ -502,8 +522,8 @@ def reallocate_replicas(
         raise
 
 
-def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy) -> frozenset[str]:
-    """Puts a policy in force on nodes; returns those that it affects."""
+def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy, *, above: int = 0) -> frozenset[str]:
+    """Puts a policy in force on nodes; returns those that it affects, whose plans get epochs higher than `above`."""
     changed, old_w, new_w = set(), get_node_budgets_w(before), get_node_budgets_w(after)
     for name, record in nodes.items():
         pool = record.inventory.pool
@@ -512,7 +532,8 @@ def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy)
         turned = turns and record.set_partitioned(partitioned=kept)
         renewed = before.lease_s != after.lease_s or is_pool_enforced(before, pool) != is_pool_enforced(after, pool)
         renewed = renewed or old_w.get(name) != new_w.get(name)
-        record.plan_epoch += renewed or turned
+        if renewed or turned:
+            record.advance_plan(above)
         changed |= {name} if renewed or turns else set()
     return frozenset(changed)
 

@@ -6,7 +6,8 @@ Each write begins by holding the term (leadership.py), and the number of an entr
 need no clock. Where a connection breaks within a write, nobody knows whether it was committed; then the term is locked
 exclusively on a new connection, which waits for whatever the server still does for the old one, and the rows tell. As
 long as even that cannot be done, the write has failed for its caller, and whatever became of it is removed by the next
-transaction before anything else. So a method that raises has changed nothing, as the port demands.
+append before anything else, in the transaction that has what follows it. So a method that raises has changed nothing, as
+the port demands.
 """
 
 import os
@@ -190,14 +191,15 @@ class PostgresJournal(JournalReader):
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
         """Writes all entries, and those of the audit log, in one transaction that is on disk on return."""
         rows = [self._entry_row(seq, entry) for seq, entry in enumerate(entries, self._last + 1)]
+        follows_failure = self._is_unsettled
         try:
-            with self._transaction() as connection:
+            with self._transaction(settles=True) as connection:
                 if rows:
                     connection.execute(insert(journal), rows)
                 if audited:
                     self.audit_table.insert(audited)
         except _FateUnknown:
-            if not self._was_committed(rows, len(audited)):
+            if not self._was_committed(rows, len(audited), follows_failure=follows_failure):
                 raise
         self._last += len(rows)
         if audited:
@@ -250,20 +252,30 @@ class PostgresJournal(JournalReader):
         with self._transaction() as connection:
             connection.execute(insert(meta).values(key="moved_to", value=target))
 
-    def _was_committed(self, rows: Sequence[Mapping[str, Any]], audited: int) -> bool:
+    def _was_committed(self, rows: Sequence[Mapping[str, Any]], audited: int, *, follows_failure: bool) -> bool:
         """Finds out whether a write whose end was not learnt is on disk; False, and still in doubt, if nobody can tell.
 
-        Raises JournalFenced where it is not, and another leads.
+        What an earlier write has left, which this one was to remove, may have as many rows. Raises JournalFenced where
+        it is not on disk, and another leads.
         """
         with suppress(JournalError), self._writing() as connection, connection.begin():
             try:
                 hold_term(connection, self._term, location=self.path, is_exclusive=True)
             except JournalFenced as error:
                 return self._was_left(connection, rows, error)
-            last, number = self._last_rows(connection)
-            self._is_unsettled = False
-            return (last, number) == (self._last + len(rows), self.audit_table.last + audited)
+            ends = self._last_rows(connection)
+            is_done = ends == (self._last + len(rows), self.audit_table.last + audited)
+            if follows_failure:
+                is_done = is_done and bool(rows) and self._find_entry(connection, rows[-1]) == _content_of(rows[-1])
+            self._is_unsettled = not is_done and ends != (self._last, self.audit_table.last)
+            return is_done
         return False
+
+    def _find_entry(self, connection: Connection, row: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Returns what is stored under the number of a row; None if nothing is."""
+        columns = select(journal.c.epoch, journal.c.kind, journal.c.body)
+        found = connection.execute(columns.where(journal.c.seq == row["seq"])).first()
+        return None if found is None else tuple(found)
 
     def _was_left(self, connection: Connection, rows: Sequence[Mapping[str, Any]], fenced: JournalFenced) -> bool:
         """As `_was_committed`, after another took over: it waited for the write, so its last entry is there or is not.
@@ -273,10 +285,8 @@ class PostgresJournal(JournalReader):
         if not rows:
             fenced.is_certain = False
             raise fenced
-        wanted = rows[-1]
-        columns = select(journal.c.epoch, journal.c.kind, journal.c.body)
-        found = connection.execute(columns.where(journal.c.seq == wanted["seq"])).first()
-        if found is None or tuple(found) != (wanted["epoch"], wanted["kind"], wanted["body"]):
+        found = self._find_entry(connection, rows[-1])
+        if found != _content_of(rows[-1]):
             # Whoever leads may have removed it with older entries by now; then nobody can tell.
             fenced.is_certain = found is not None or self._is_end(connection)
             raise fenced
@@ -348,18 +358,23 @@ class PostgresJournal(JournalReader):
     # Transactions
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """A transaction that commits only in this process's own term. Raises JournalError and JournalFenced."""
+    def _transaction(self, *, settles: bool = False) -> Iterator[Connection]:
+        """A transaction that commits only in this process's own term. Raises JournalError and JournalFenced.
+
+        One that settles removes first what a failed write may have left.
+        """
         self._keeper.check()
         with self._writing() as connection:
+            settles = settles and self._is_unsettled
             with begin_bounded(connection):
-                hold_term(connection, self._term, location=self.path, is_exclusive=self._is_unsettled)
-                if self._is_unsettled:
+                hold_term(connection, self._term, location=self.path, is_exclusive=settles)
+                if settles:
                     connection.execute(delete(journal).where(journal.c.seq > self._last))
                     connection.execute(delete(audit).where(audit.c.number > self.audit_table.last))
                 self._audit_rows.connection = connection
                 yield connection
-            self._is_unsettled = False
+            if settles:
+                self._is_unsettled = False
 
     def _connect_checked(self) -> Connection:
         """Connects anew. Raises JournalFenced on a promoted standby, and where entries are missing.
@@ -397,6 +412,11 @@ class PostgresJournal(JournalReader):
                 self._connection, self._is_unsettled = None, True
                 raise _FateUnknown(self.path, fault.problem, fault.remedy) from error
             raise_journal_error(self.path, error)
+
+
+def _content_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what two rows of one number may differ in."""
+    return row["epoch"], row["kind"], row["body"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
