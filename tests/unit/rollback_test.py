@@ -13,7 +13,7 @@ from tests.builders.server import AgentStream, MemoryJournal, run_controller
 from tests.waiting import wait_until
 
 from eelgrid_controller.cli import doctor_cluster
-from eelgrid_controller.core.nodes import PlanClaim
+from eelgrid_controller.core.nodes import PlanClaim, WithdrawnPlans
 from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, open_journal
@@ -24,6 +24,7 @@ from eelgrid_controller.state.events import (
     NodeAhead,
     NodeHeard,
     NodeReconciled,
+    PlansWithdrawn,
     event_from_plain,
     event_to_plain,
 )
@@ -223,6 +224,74 @@ def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
     assert core.submit(build_request(gpus=0), now_ns=3).result.workload_id == f"w-{number}"
 
 
+# A write that failed for its caller, and that a promoted standby may still have
+
+
+def withdrawn_and_restored():
+    """The core after a write was withdrawn and another followed, and that of a standby that has the withdrawn one."""
+    before = build_core(told("n"))
+    plain = json.loads(json.dumps(before.state.dump()))
+    restored = build_core(state=ClusterState.load(plain))
+    restored.submit(build_request(gpus=1, key="refused"), now_ns=2)
+    withdrawn = WithdrawnPlans()
+    withdrawn.record_failure(restored.state, before.state)
+    before.withdraw_plans(withdrawn.plan_epoch, now_ns=3)
+    withdrawn.record_commit(withdrawn.plan_epoch)
+    assert withdrawn.plan_epoch == 0
+    before.submit(build_request(gpus=1, key="accepted"), now_ns=4)
+    return before, restored
+
+
+def test_an_agent_that_holds_another_plan_than_a_restored_write_gave_it_is_ahead():
+    followed, restored = withdrawn_and_restored()
+    plan = followed.plan_to_send("n")
+    assert restored.node_plan("n").epoch < plan.epoch, "no epoch has two contents"
+    restored.record_controller_start(now_ns=90)
+    restored.register_node(
+        told("n"), now_ns=91, plan_epoch=plan.epoch, claim=claim(*plan.assignments, epoch=plan.epoch)
+    )
+    assert restored.state.nodes["n"].ahead.workload_ids == ("accepted",)
+    assert restored.plan_to_send("n") is None
+
+
+def test_work_that_ended_while_its_agent_was_away_closes_no_node():
+    core, _ = withdrawn_and_restored()
+    plan = core.plan_to_send("n")
+    core.cancel("accepted", now_ns=5)
+    core = started_anew(core)
+    core.register_node(told("n"), now_ns=91, plan_epoch=plan.epoch, claim=claim(*plan.assignments, epoch=plan.epoch))
+    assert core.state.nodes["n"].is_schedulable
+
+
+def test_epochs_stay_above_those_that_were_withdrawn_whatever_changes_a_plan():
+    """Also those of a node that joined with the withdrawn write alone, and after a checkpoint."""
+    core = build_core(told("n"))
+    core.withdraw_plans(20, now_ns=2)
+    core = build_core(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
+    assert core.node_plan("n").epoch <= 20, "a plan that did not change is not sent again"
+    core.register_node(told("new"), now_ns=3)
+    core.update_policy(replace(core.state.policy, lease_s=30.0), now_ns=4)
+    assert {core.node_plan(name).epoch for name in ("n", "new")} == {21}
+    core.withdraw_plans(30, now_ns=5)
+    core.register_node(told("late"), now_ns=6, plan_epoch=9)
+    assert core.node_plan("late").epoch == 31
+
+
+def test_the_highest_of_several_failed_writes_counts_until_the_journal_has_it():
+    before, withdrawn = build_core(told("n")), WithdrawnPlans()
+    plain = json.loads(json.dumps(before.state.dump()))
+    withdrawn.record_failure(before.state, before.state)
+    assert withdrawn.plan_epoch == 0, "a write that changed no plan"
+    for count in (2, 1):
+        failed = build_core(state=ClusterState.load(plain))
+        for number in range(count):
+            failed.submit(build_request(gpus=1, key=f"w{number}"), now_ns=2)
+        withdrawn.record_failure(failed.state, before.state)
+        assert withdrawn.plan_epoch == 2
+    withdrawn.record_commit(1)
+    assert withdrawn.plan_epoch == 2
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -233,6 +302,7 @@ def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
         ControllerStarted(time_ns=1),
         JournalRolledBack(time_ns=1, first=3, last=5),
         JournalRolledBack(time_ns=1, first=3),
+        PlansWithdrawn(time_ns=1, plan_epoch=7),
     ],
 )
 def test_the_events_come_back_as_they_were(event):

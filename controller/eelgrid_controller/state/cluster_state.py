@@ -273,15 +273,8 @@ class ClusterState:
                 touched = self._apply_reconciled(event)
             case ControllerStarted():
                 touched = self._apply_doubt()
-            case JournalRolledBack():
-                self.rollbacks += 1
-                # Ids generated in the lost entries may still be in use: each entry generated one at most.
-                lost = _LOST_MOST if event.last is None else event.last - event.first + 1
-                self.next_number += max(0, min(lost, _LOST_MOST))
-                touched = frozenset()
-            case PlansWithdrawn():
-                self.withdrawn_epoch = max(self.withdrawn_epoch, event.plan_epoch)
-                touched = frozenset()
+            case JournalRolledBack() | PlansWithdrawn():
+                touched = self._apply_loss(event)
             case _:
                 assert_never(event)
         self.revision += 1
@@ -662,10 +655,19 @@ class ClusterState:
         record = self._node(event.node_name)
         record.doubted_epoch = None
         self.doubted.discard(event.node_name)
-        if isinstance(event, NodeHeard):
-            return frozenset((event.node_name,))
-        record.reconcile(event, above=self.withdrawn_epoch)
+        if not isinstance(event, NodeHeard):
+            record.reconcile(event, above=self.withdrawn_epoch)
         return frozenset((event.node_name,))
+
+    def _apply_loss(self, event: JournalRolledBack | PlansWithdrawn) -> frozenset[str]:
+        if isinstance(event, PlansWithdrawn):
+            self.withdrawn_epoch = max(self.withdrawn_epoch, event.plan_epoch)
+            return frozenset()
+        self.rollbacks += 1
+        # Ids generated in the lost entries may still be in use: each entry generated one at most.
+        lost = _LOST_MOST if event.last is None else event.last - event.first + 1
+        self.next_number += max(0, min(lost, _LOST_MOST))
+        return frozenset()
 
     def _apply_lost(self, event: NodeLost) -> frozenset[str]:
         self._node(event.node_name).mark_lost(event.time_ns)
@@ -687,9 +689,7 @@ class ClusterState:
     def _apply_gpu_change(self, event: GpuLost | GpuReturned) -> frozenset[str]:
         record = self._node(event.node_name)
         if isinstance(event, GpuLost):
-            if record.gpu(event.gpu_uuid) is None:
-                raise ContradictoryEvent(f"node {event.node_name} has no GPU {event.gpu_uuid}")
-            record.lost_gpus.add(event.gpu_uuid)
+            record.mark_gpu_lost(event.gpu_uuid)
             self.nominations.end_on((event.node_name,), event.gpu_uuid)
         else:
             record.lost_gpus.discard(event.gpu_uuid)

@@ -360,6 +360,12 @@ class NodeRecord:
             self.lost_ns = time_ns
         self.state = NodeState.LOST
 
+    def mark_gpu_lost(self, uuid: str) -> None:
+        """Marks a device as lost; raises ContradictoryEvent if the node has none of this name."""
+        if self.gpu(uuid) is None:
+            raise ContradictoryEvent(f"node {self.inventory.node_name} has no GPU {uuid}")
+        self.lost_gpus.add(uuid)
+
     def update_inventory(self, inventory: Inventory) -> None:
         """Updates the node's inventory; it keeps what it holds."""
         self.inventory = inventory
