@@ -36,6 +36,7 @@ from eelgrid_controller.server.following import StaleReads, StandbyServer, list_
 from eelgrid_controller.server.grpc.agent_service import AgentService, RegistrationGuard
 from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, CallerService, open_authorizer
 from eelgrid_controller.server.grpc.job_streams import JobStreamService
+from eelgrid_controller.server.grpc.leader_terms import confirm_read
 from eelgrid_controller.server.grpc.operator_service import OperatorService
 from eelgrid_controller.server.grpc.overview_service import OverviewService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
@@ -320,7 +321,7 @@ class Controller:
 
     def _begin_operators(self, views: ResourceViews) -> None:
         """Creates the services for operators, and starts to relay what jobs write and read."""
-        self.reads = ReadService(self.loop.read, views)
+        self.reads = ReadService(self.loop.read, views, partial(confirm_read, self.loop))
         self.operators = OperatorService(
             loop=self.loop,
             views=views,

@@ -112,6 +112,7 @@ class MemoryJournal:
 
     is_remote = False
     may_lead = True
+    lease_age_s = 0.0
 
     def __init__(self) -> None:
         self.path = Path("memory.sqlite3")

@@ -25,6 +25,7 @@ class MemoryJournal:
 
     is_remote = False
     may_lead = True
+    lease_age_s = 0.0
 
     def __init__(self) -> None:
         self.path = Path("memory")
@@ -99,6 +100,7 @@ class Unreliable:
 
     is_remote = False
     may_lead = True
+    lease_age_s = 0.0
 
     def __init__(self, inner: "MemoryJournal | SqliteJournal") -> None:
         self.inner = inner

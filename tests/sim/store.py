@@ -223,6 +223,11 @@ class TermJournal:
         return self._fenced is None and self._clock.monotonic_ns() < self._until_ns
 
     @property
+    def lease_age_s(self) -> float:
+        """Since the last renewal that succeeded."""
+        return max(0.0, (self._clock.monotonic_ns() - self._until_ns) / 1e9 + DEADLINE_S)
+
+    @property
     def is_replaced(self) -> bool:
         """Whether a standby has taken the place of the server that this process knows."""
         return self.store.content.timeline != self._timeline

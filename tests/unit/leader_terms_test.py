@@ -13,6 +13,8 @@ from tests.builders.stores import JOURNAL_STORES, postgres_store
 from tests.fake_controller import EACH_SECOND, Agent, running, serving
 from tests.waiting import wait_until
 
+from eelgrid.async_client import AsyncClient
+from eelgrid.errors import UnavailableError
 from eelgrid_agent.node.leader_terms import LEADER_FILE, LEADER_RECORD, LeaderTerms, TermTooOld
 from eelgrid_agent.state_files import StateFile
 from eelgrid_controller.errors import JournalFenced
@@ -224,3 +226,28 @@ async def test_plans_wait_while_the_lease_cannot_be_renewed(tmp_path):
         assert rig.controller.agents.plans_sent == 0
         loop.journal.may_lead = True
         assert isinstance((await agent.hear(NodePlan)).assignments[0], Assignment)
+
+
+async def test_reads_are_refused_or_told_to_be_stale_once_the_lease_has_run_out(tmp_path):
+    """A leader that was stopped may have been followed by one that has accepted more."""
+    async with run_controller(tmp_path) as rig, AsyncClient(rig.address) as client:
+        journal = rig.controller.loop.journal
+        await rig.join(build_node())
+        reads = (
+            lambda client: client.get_summary(),
+            lambda client: client.get_policy(),
+            lambda client: anext(client.list_nodes()),
+            lambda client: client.get_overview(),
+        )
+        for read in reads:
+            await read(client)
+        journal.may_lead, journal.lease_age_s = False, 3.5
+        for read in reads:
+            with pytest.raises(UnavailableError, match="lease has run out"):
+                await read(client)
+        stale = client.allow_stale()
+        assert [one.inventory.node_name async for one in stale.list_nodes()] == ["n1"]
+        assert stale.staleness.age_s == 3.5
+        journal.may_lead = True
+        for read in reads:
+            await read(client)

@@ -99,6 +99,7 @@ class SqliteJournal:
     is_remote = False
     # Whoever holds the directory leads.
     may_lead = True
+    lease_age_s = 0.0
 
     def __init__(
         self,

@@ -123,6 +123,10 @@ class Journal(Protocol):
     def may_lead(self) -> bool:
         """Whether decisions may be taken and told now, as far as this process knows."""
 
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since it was last confirmed that this writer leads; 0 where no other can."""
+
     def raise_term(self, above: LeaderTerm) -> LeaderTerm:
         """Makes this writer's term higher than that, and returns it; raises JournalFenced if another leads."""
 

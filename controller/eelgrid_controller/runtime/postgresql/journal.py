@@ -182,6 +182,11 @@ class PostgresJournal(JournalReader):
         """Whether this process may decide now; see `LeaseKeeper`."""
         return self._keeper.may_lead
 
+    @property
+    def lease_age_s(self) -> float:
+        """See `Journal`."""
+        return self._keeper.age_s
+
     def hold_own_term(self, connection: Connection, *, is_exclusive: bool = False) -> None:
         """Keeps this process's term within a transaction of another store; see `hold_term`."""
         hold_term(connection, self._term, location=self.path, is_exclusive=is_exclusive)

@@ -308,6 +308,11 @@ class LeaseKeeper:
         """Whether decisions may be taken now."""
         return self._fenced is None and self._now_s() < self._until_s
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last renewal that succeeded was sent."""
+        return max(0.0, self._now_s() - (self._until_s - self._times.deadline_s))
+
     def check(self) -> None:
         """Raises JournalFenced once another leads, and JournalUnavailable while the lease cannot be renewed."""
         if self._fenced is not None:

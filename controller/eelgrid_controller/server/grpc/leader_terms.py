@@ -1,4 +1,4 @@
-"""What agents say of leaders: whether one of them has met a later leader than this controller, and what follows.
+"""Whether this controller still leads, by what agents say of leaders and by its lease, and what follows.
 
 Theory. An agent remembers the highest term that it has met, and obeys no older one. If its epoch is higher than ours,
 either another controller leads by now, or the database lost the newest terms (a backup, or a standby that lacked the last
@@ -12,16 +12,39 @@ Must not know streams or how terms are stored.
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, NotLeader, Unavailable
 from eelgrid_protos.messages import LeaderTerm, TermRefused
+from eelgrid_protos.stale_reads import Staleness, allows_stale
 
 # Beyond what any cluster reaches in a century of leaders that are followed once a minute.
 _AHEAD_MOST = 100_000_000
 # Between two times that the epoch is raised.
 _RAISE_EVERY_S = 5.0
+
+
+def confirm_read(loop: ControllerLoop, context: Any) -> None:
+    """Confirms by the lease that an answer rests on what is accepted now; raises Unavailable.
+
+    A leader that was stopped, or that cannot reach the database, may have been followed by one that has accepted more.
+    It is compared after the answer is made, so that a pause in between counts. A caller that allows stale answers is
+    told the age instead.
+    """
+    if loop.may_lead:
+        return
+    if not allows_stale(context.invocation_metadata()):
+        raise Unavailable(
+            "this controller's lease has run out, so what it knows may be old: repeat the call, or allow a stale answer "
+            "(eelctl --stale)"
+        )
+    term = loop.term
+    told = Staleness(
+        age_s=loop.journal.lease_age_s, revision=loop.core.state.revision, timeline=term.timeline, epoch=term.epoch
+    )
+    context.set_trailing_metadata(told.to_metadata())
 
 
 class LeaderClaims:

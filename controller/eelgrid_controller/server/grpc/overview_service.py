@@ -17,6 +17,7 @@ from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.ledger import LedgerAmount, LedgerAnswer, LedgerQuery
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.grpc.leader_terms import confirm_read
 from eelgrid_controller.server.grpc.overview import LedgerFigures, OverviewInputs, OverviewModel
 from eelgrid_controller.state.spending import day_bounds, utc_offset_minutes_of
 from eelgrid_controller.state.telemetry import Telemetry
@@ -77,9 +78,11 @@ class OverviewService:
         if self._asking is not None:
             self._asking.cancel()
 
-    async def get_overview(self, _request: GetOverviewRequest, _context: Context) -> GetOverviewResponse:
+    async def get_overview(self, _request: GetOverviewRequest, context: Context) -> GetOverviewResponse:
         """The overview, at most a second old."""
-        return GetOverviewResponse(overview=await self.overview())
+        found = await self.overview()
+        confirm_read(self._loop, context)
+        return GetOverviewResponse(overview=found)
 
     async def overview(self) -> Overview:
         """Returns the overview, at most a second old."""

@@ -62,15 +62,24 @@ class ReadCore(Protocol):
 class ReadService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`: the calls that `stale_reads` lists."""
 
-    def __init__(self, read: ReadCore, views: ResourceViews) -> None:
+    def __init__(
+        self, read: ReadCore, views: ResourceViews, confirm: Callable[[Context], None] = lambda _context: None
+    ) -> None:
+        """`confirm` is asked before an answer is sent whether it may be, and raises Fault if not."""
         self._read = read
         self._views = views
+        self._confirm = confirm
 
-    async def get_summary(self, _request: GetSummaryRequest, _context: Context) -> GetSummaryResponse:
+    async def _answer(self, view: Callable[[Core], _Result], context: Context) -> _Result:
+        found = await self._read(view)
+        self._confirm(context)
+        return found
+
+    async def get_summary(self, _request: GetSummaryRequest, context: Context) -> GetSummaryResponse:
         """The cluster at a glance."""
-        return GetSummaryResponse(summary=await self._read(self._views.summary))
+        return GetSummaryResponse(summary=await self._answer(self._views.summary, context))
 
-    async def list_nodes(self, request: ListNodesRequest, _context: Context) -> Encoded:
+    async def list_nodes(self, request: ListNodesRequest, context: Context) -> Encoded:
         """A page of nodes by name."""
 
         def matches(record: NodeRecord, model: str) -> bool:
@@ -92,9 +101,9 @@ class ReadService:
                 element_of=lambda record: ("nodes", self._views.node(record)),
             )
 
-        return await self._read(view)
+        return await self._answer(view, context)
 
-    async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
+    async def list_gpus(self, request: ListGpusRequest, context: Context) -> Encoded:
         """A page of devices by node and index."""
 
         def view(core: Core) -> Encoded:
@@ -113,9 +122,9 @@ class ReadService:
                 element_of=lambda item: ("gpus", self._views.gpu(*item, core.state.workloads)),
             )
 
-        return await self._read(view)
+        return await self._answer(view, context)
 
-    async def list_plans(self, request: ListPlansRequest, _context: Context) -> Encoded:
+    async def list_plans(self, request: ListPlansRequest, context: Context) -> Encoded:
         """A page of plans by node name."""
 
         def view(core: Core) -> Encoded:
@@ -128,9 +137,9 @@ class ReadService:
                 element_of=lambda record: ("plans", self._views.plan(core, record.inventory.node_name)),
             )
 
-        return await self._read(view)
+        return await self._answer(view, context)
 
-    async def get_workload(self, request: GetWorkloadRequest, _context: Context) -> GetWorkloadResponse:
+    async def get_workload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
         """One workload."""
 
         def view(core: Core) -> Workload:
@@ -139,9 +148,9 @@ class ReadService:
                 raise NotFound(f"there is no workload {request.workload_id}; list them with ListWorkloads")
             return self._views.with_advice(core, self._views.workload(workload, core.state.nodes))
 
-        return GetWorkloadResponse(workload=await self._read(view))
+        return GetWorkloadResponse(workload=await self._answer(view, context))
 
-    async def list_workloads(self, request: ListWorkloadsRequest, _context: Context) -> Encoded:
+    async def list_workloads(self, request: ListWorkloadsRequest, context: Context) -> Encoded:
         """A page of workloads, or of their summaries, in the order of their submission."""
         is_summary = request.view is WorkloadView.SUMMARY
 
@@ -176,9 +185,9 @@ class ReadService:
                 most=SUMMARY_PAGE_SIZE_MOST if is_summary else PAGE_SIZE_MOST,
             )
 
-        return await self._read(view)
+        return await self._answer(view, context)
 
-    async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
+    async def explain_workload(self, request: ExplainWorkloadRequest, context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""
 
         def view(core: Core) -> Explanation:
@@ -188,13 +197,13 @@ class ReadService:
             hold = describe_start_hold(workload, core.state.nodes)
             return replace(explanation, workload=replace(workload, reason=workload.reason or hold))
 
-        return ExplainWorkloadResponse(explanation=await self._read(view))
+        return ExplainWorkloadResponse(explanation=await self._answer(view, context))
 
-    async def get_policy(self, _request: GetPolicyRequest, _context: Context) -> GetPolicyResponse:
+    async def get_policy(self, _request: GetPolicyRequest, context: Context) -> GetPolicyResponse:
         """The policy in force."""
-        return GetPolicyResponse(policy=await self._read(lambda core: core.state.policy))
+        return GetPolicyResponse(policy=await self._answer(lambda core: core.state.policy, context))
 
-    async def list_queues(self, request: ListQueuesRequest, _context: Context) -> Encoded:
+    async def list_queues(self, request: ListQueuesRequest, context: Context) -> Encoded:
         """A page of queues with what uses them, each after its parent."""
 
         def view(core: Core) -> Encoded:
@@ -206,7 +215,7 @@ class ReadService:
                 element_of=lambda item: ("queues", item[1]()),
             )
 
-        return await self._read(view)
+        return await self._answer(view, context)
 
 
 def _by_name(core: Core) -> Iterator[NodeRecord]:
