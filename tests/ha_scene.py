@@ -187,12 +187,16 @@ class HaScene:
 
         self.wait_for_metric(metrics, "eelgrid_agents_connected", self._nodes)
 
-    def fail_over(self, deed, number, *, stop_s=0.0):
-        """Sends the leader a signal; returns how long another took. A stopped one goes on after `stop_s`."""
+    def fail_over(self, deed, number, *, stop_s=0.0, also=()):
+        """Sends the leader a signal, and at once some other processes; returns how long another leader took.
+
+        Stopped ones go on after `stop_s`, by when the former leader has to end.
+        """
         self.wait_until_all_stand()
         old, former, began_s = self.leader, self.process(self.leader), time.monotonic()
         at_ns = time.time_ns()
-        former.signal(number)
+        for child in (former, *also):
+            child.signal(number)
         if number == signal.SIGSTOP:
             self.paused.add(old)
         # The one that was started again in its place may be the first when the lease ends.
@@ -203,7 +207,8 @@ class HaScene:
         served_ns = poll_until(lambda: self._first_answer(at_ns + int(ready_s * 1e9)), "a client is served")
         if number == signal.SIGSTOP:
             self._stop.wait(max(0.0, began_s + stop_s - time.monotonic()))
-            former.signal(signal.SIGCONT)
+            for child in (former, *also):
+                child.signal(signal.SIGCONT)
             self.paused.discard(old)
             assert former.ended(30.0) == 1, former.tail()
         return FailOver(deed, ready_s, agents_s, (served_ns - at_ns) / 1e9)

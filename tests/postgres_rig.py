@@ -61,10 +61,10 @@ class PostgresServer:
     With `source` it is an asynchronous standby of that one, which has to run, until it is promoted.
     """
 
-    def __init__(self, *settings, source=None):
+    def __init__(self, *settings, source=None, port=None):
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir="/tmp"))
         self.data = self.folder / "data"
-        self.port = free_port()
+        self.port = port or free_port()
         self._programs = find_programs()
         self._numbers = itertools.count(1)
         self._template = None
@@ -134,6 +134,25 @@ class PostgresServer:
             self._process.wait(_START_S)
             self._process = None
 
+    @contextlib.contextmanager
+    def small_disk(self, megabytes=4):
+        """A small file system for a tablespace, mounted until the end; skips where this process may mount none."""
+        folder = self.folder / "small"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder]
+        done = subprocess.run(mount, check=False, capture_output=True)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted: {done.stderr.decode().strip()}")
+        try:
+            shutil.chown(folder, "postgres", "postgres")
+            inner = folder / "tables"
+            inner.mkdir()
+            shutil.chown(inner, "postgres", "postgres")
+            yield inner
+            self.stop(signal.SIGQUIT)
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
     def remove(self):
         """Ends it, and takes its folder away."""
         self.stop(signal.SIGQUIT)
@@ -165,6 +184,13 @@ def shared_server():
     atexit.register(server.remove)
     server.start()
     return server
+
+
+def fill_disk(path):
+    """Leaves no room for another page on the file system of a file."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(8192))
 
 
 class CuttingProxy:
@@ -213,7 +239,8 @@ class CuttingProxy:
 
     def _carry(self, client):
         """Carries bytes of one connection both ways until either side ends, or it is cut."""
-        with client, socket.create_connection(("127.0.0.1", self._server_port)) as server:
+        # A server that is away accepts nobody.
+        with client, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._server_port)) as server:
             while True:
                 for source in select.select([client, server], [], [])[0]:
                     try:

@@ -15,6 +15,7 @@ import pytest
 from tests import postgres_rig
 from tests.builders.stores import postgres_store
 from tests.e2e.processes import metric
+from tests.ha_faults import DatabaseFaults, FaultClient, Promotions
 from tests.ha_scene import HaScene
 from tests.postgres_rig import PostgresServer
 from tests.waiting import poll_until
@@ -71,6 +72,50 @@ def test_agents_behind_ingest_processes_lose_and_double_no_job_when_leaders_and_
     assert not verdict.overlapping
     assert dropped == 0
     assert lost == 0
+
+
+def test_a_leader_and_an_ingest_process_that_end_or_stop_at_once_lose_and_double_no_job(tmp_path):
+    """Both are killed, then both are stopped for three leases; agents come back by the other ingest process meanwhile."""
+    with postgres_store(None) as store, HaScene(tmp_path, store.url, lease_s=LEASE_S, nodes=4, ingests=2) as scene:
+        first, second = scene.ingests
+        found = [scene.fail_over("kill", signal.SIGKILL, also=(scene.ingests[first][0],))]
+        scene.begin_ingest(first)
+        scene.wait_for_metric(scene.ingests[first][1], "eelgrid_ingest_connected", 1)
+        stopped = scene.ingests[second][0]
+        found.append(scene.fail_over("pause", signal.SIGSTOP, stop_s=3.0 * LEASE_S, also=(stopped,)))
+        scene.wait_for_metric(scene.ingests[second][1], "eelgrid_ingest_connected", 1)
+        assert stopped.process.poll() is None, stopped.tail()
+        scene.wait_until_all_stand()
+        scene.wait_for_agents(scene.leader)
+        verdict = scene.judge()
+        dropped = metric(scene.agent_metrics, "eelgrid_agent_dropped_samples_total")
+    for one in found:
+        print(f"{one.deed}: ready {one.ready_s:.2f} s, agents {one.agents_s:.2f} s, a client {one.served_s:.2f} s")
+    print(f"{verdict.acknowledged} acknowledged, {verdict.refused} refused, ticks dropped {dropped}")
+    assert verdict.acknowledged > 4
+    assert not verdict.lost
+    assert not verdict.doubled
+    assert not verdict.overlapping
+    assert dropped == 0
+
+
+@pytest.mark.parametrize("world", [DatabaseFaults, Promotions])
+def test_each_fault_of_the_database_refuses_with_its_reason_and_is_served_again_by_itself(tmp_path, world):
+    """`python -m bench.ha --faults 100` has the long run."""
+    with world() as database, HaScene(tmp_path, database.url, lease_s=LEASE_S) as scene:
+        client, found = FaultClient(scene), []
+        for kind in database.kinds:
+            scene.wait_until_all_stand()
+            found.append(database.run(kind, client))
+        verdict = scene.judge()
+        lost = client.unexcused(verdict.lost, database.windows_ns)
+    for one in found:
+        print(f"{one.fault}: served {one.served_s:.2f} s after its end; told {one.reason}")
+    print(f"{verdict.acknowledged} acknowledged, {verdict.refused} refused, {len(verdict.lost)} lost")
+    assert verdict.acknowledged > len(found)
+    assert not lost
+    assert not verdict.doubled
+    assert not verdict.overlapping
 
 
 def test_reads_that_may_be_stale_go_on_while_none_leads(tmp_path):

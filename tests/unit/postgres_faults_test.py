@@ -4,16 +4,14 @@ Each is refused with its reason, and both are served again by themselves.
 """
 
 import os
-import shutil
 import signal
-import subprocess
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 
 import pytest
 from tests import postgres_rig
 from tests.builders.ledger import asked, book
 from tests.builders.stores import PostgresLedger, PostgresStore, postgres_ledger, postgres_store
-from tests.postgres_rig import CuttingProxy, PostgresServer
+from tests.postgres_rig import CuttingProxy, PostgresServer, fill_disk
 from tests.waiting import poll_until
 
 from eelgrid_controller.errors import JournalFull, JournalUnavailable, LedgerError
@@ -121,7 +119,7 @@ def test_a_restarted_server_is_used_again(server, tmp_path):
 
 def test_a_disk_that_is_full_is_named_and_used_again_when_it_has_room(server, tmp_path):
     """The tables are in a tablespace on a small file system of its own."""
-    with small_disk(server) as disk:
+    with server.small_disk() as disk:
         server.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
         url = server.create_database()
         store = PostgresStore(url)
@@ -133,7 +131,7 @@ def test_a_disk_that_is_full_is_named_and_used_again_when_it_has_room(server, tm
             book(ledger, 0)
             known = total(ledger)
             ballast = disk / "ballast"
-            fill(ballast)
+            fill_disk(ballast)
             with pytest.raises(LedgerError, match="free space on the server's disk"):
                 book_until_it_fails(ledger)
             with pytest.raises(JournalFull, match="free space on the server's disk"):
@@ -146,33 +144,7 @@ def test_a_disk_that_is_full_is_named_and_used_again_when_it_has_room(server, tm
             assert place.journal.append([JournalEntry("node_lost", {"text": os.urandom(500_000).hex()})]) == 1
 
 
-def fill(path):
-    """Leaves no room for another page."""
-    with suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(8192))
-
-
 def book_until_it_fails(store):
     """Rows fit into pages that are there for a while."""
     for hour in range(1, 400):
         book(store, hour)
-
-
-@contextmanager
-def small_disk(server):
-    """A file system of 4 MB; skips where this process may mount none."""
-    folder = server.folder / "small"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted: {done.stderr.decode().strip()}")
-    try:
-        shutil.chown(folder, "postgres", "postgres")
-        inner = folder / "tables"
-        inner.mkdir()
-        shutil.chown(inner, "postgres", "postgres")
-        yield inner
-        server.stop(signal.SIGQUIT)
-    finally:
-        subprocess.run(["umount", folder], check=True)
