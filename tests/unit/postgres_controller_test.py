@@ -13,6 +13,7 @@ from tests.postgres_rig import CuttingProxy
 from tests.waiting import wait_until
 
 from eelgrid_controller.errors import ControllerConfigError, JournalFenced, JournalHeld
+from eelgrid_controller.runtime import loop as loop_module
 from eelgrid_controller.runtime.stores import open_store
 from eelgrid_protos.faults import Unavailable
 
@@ -73,6 +74,28 @@ async def test_an_idle_leader_that_was_followed_ends_as_well(store, tmp_path):
         store.run("UPDATE eelgrid.lease SET expires_at = '-infinity'")
         with contextlib.closing(await asyncio.to_thread(store.open)):
             assert isinstance(await asyncio.wait_for(first.controller.loop.failed, 15.0), JournalFenced)
+
+
+async def test_a_leader_that_was_stopped_ends_before_it_recovers_what_another_has_followed(
+    store, tmp_path, monkeypatch
+):
+    """Its first write after the pause fails since the lease has run out; only the next renewal says that another leads."""
+    async with run_controller(tmp_path / "one", database=store.url) as first:
+        loop = first.controller.loop
+        await loop.submit(build_request("job-a"))
+        await wait_until(lambda: first.controller.ledger.used_bytes is not None)
+        keeper = loop.journal._keeper
+        # As one that is stopped: it renews nothing, and its lease is over by its own clock.
+        await asyncio.to_thread(keeper._renewing.acquire)
+        monkeypatch.setattr(loop_module, "recover_state", lambda *_: pytest.fail("there is nothing to go on from"))
+        keeper._until_s = 0.0
+        store.run("UPDATE eelgrid.lease SET expires_at = '-infinity'")
+        with contextlib.closing(await asyncio.to_thread(store.open)):
+            with pytest.raises(Unavailable, match="lease could not be renewed"):
+                await loop.submit(build_request("job-b"))
+            assert not loop.failed.done()
+            keeper._renewing.release()
+            assert isinstance(await asyncio.wait_for(loop.failed, 15.0), JournalFenced)
 
 
 async def test_an_outage_refuses_with_the_reason_and_passes_by_itself(store, tmp_path):

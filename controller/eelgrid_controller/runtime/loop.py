@@ -601,9 +601,15 @@ class ControllerLoop:
         return None
 
     async def _recover(self, batch: Sequence[CoreCommand], fault: Fault) -> RecoveredState:
-        """Returns the state of the journal; while a database cannot be read, commands are refused and reads wait."""
+        """Returns the state of the journal; while a database cannot be read, commands are refused and reads wait.
+
+        A leader that was stopped has no lease when it goes on: it recovers nothing before it knows that none follows it,
+        since that takes long where the processors are busy, and it would not end meanwhile. Raises JournalFenced.
+        """
         while True:
             try:
+                if self.journal.is_remote:
+                    self.journal.check_files()
                 return await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state))
             except JournalUnavailable:
                 if self._stopping or not self.journal.is_remote:
@@ -713,16 +719,18 @@ class ControllerLoop:
             self._retry_by_time()
             if self._is_checkpoint_due():
                 self._wake.set()
-            if now_s >= self._files_at_s and self._journal_fault is None:
+            if now_s >= self._files_at_s and (self._journal_fault is None or self.journal.is_remote):
                 # Of a database it is only asked whether this process still leads.
                 self._files_at_s = now_s + (0.0 if self.journal.is_remote else _FILES_EVERY_S)
                 self._watch_files()
 
     def _watch_files(self) -> None:
-        """Refuses further commands once the journal's files are gone, even while no call arrives."""
+        """Refuses further commands once the journal's files are gone, even while no call arrives; raises JournalFenced."""
         try:
             self.journal.check_files()
         except JournalError as error:
+            if self._journal_fault is not None:
+                return
             self._log.critical("journal=gone error=%s", error)
             self._journal_fault = journal_fault(error)
             self._wake.set()
