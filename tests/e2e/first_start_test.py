@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 
 import psutil
 import pytest
@@ -11,6 +10,16 @@ from tests.e2e.processes import Cluster, fleet_of, metric
 
 from eelgrid_kernels import compilation
 from eelgrid_kernels.warmup import warm_kernels
+from eelgrid_protos.messages import (
+    Mobility,
+    ProcessSpec,
+    ResourceRequest,
+    SubmitWorkloadRequest,
+    WorkloadPhase,
+    WorkloadSpec,
+)
+
+ROOT = ("--allow-root",) if os.geteuid() == 0 else ()
 
 NODE = {"name": "n", "cpu_milli": 32_000, "memory_bytes": 2**36, "gpus": [{"product": "h100-sxm5-80gb", "count": 8}]}
 
@@ -43,36 +52,47 @@ def hold_compiler(cluster, controller):
     return compiler
 
 
+def submit(cluster, name, *argv):
+    spec = WorkloadSpec(
+        name=name,
+        request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+        mobility=Mobility.FIXED,
+        process=ProcessSpec(argv=argv, working_directory=str(cluster.folder)) if argv else None,
+    )
+    request = SubmitWorkloadRequest(spec=spec, workload_id=name)
+    return cluster.operators.submit_workload(request, timeout=30.0).workload
+
+
 def test_work_is_placed_before_kernels_are_compiled_and_runs_on_by_machine_code(cluster, tmp_path):
     controller = cluster.begin_controller()
     compiler = hold_compiler(cluster, controller)
-    cluster.agent(fleet_of(tmp_path / "fleet.json", (NODE,)), "--run-processes")
+    fleet = fleet_of(tmp_path / "fleet.json", [NODE])
+    cluster.agent(fleet, "--run-processes", *ROOT, "--state", str(tmp_path / "agent"))
     cluster.until_ready(1)
     marks = tmp_path / "marks"
-    command = ("--gpus", "1", "--name", "first", "--", "/bin/sh", "-c", f"echo start >> {marks}; exec sleep 600")
-    cluster.eelctl("submit", *command)
+    command = ("/bin/sh", "-c", f"echo $$ >> {marks}; exec sleep 600")
+    assert submit(cluster, "first", *command).phase is WorkloadPhase.PLACED
     cluster.until(marks.exists, within_s=processes.START_S, what="the job runs")
     assert metric(cluster.metrics, "eelgrid_kernels_interpreted") == 1
     assert not controller.said("kernels=warm")
     compiler.resume()
     cluster.until(lambda: controller.said("kernels=warm"), within_s=processes.KERNELS_S, what="machine code decides")
-    cluster.until(
-        lambda: metric(cluster.metrics, "eelgrid_kernels_interpreted") == 0, what="the metric says that it does"
-    )
-    cluster.eelctl("submit", *(("second" if word == "first" else word) for word in command))
-    cluster.until(lambda: len(marks.read_text().splitlines()) == 2, within_s=processes.START_S, what="both jobs run")
+    assert metric(cluster.metrics, "eelgrid_kernels_interpreted") == 0
+    assert submit(cluster, "second", *command).phase is WorkloadPhase.PLACED
+    cluster.until(lambda: len(marks.read_text().split()) == 2, within_s=processes.START_S, what="both jobs run")
+    assert all(psutil.pid_exists(int(number)) for number in marks.read_text().split()), "each was started once"
     summary = cluster.summary()
     assert (summary.placed, summary.pending) == (2, 0)
     assert controller.stop() == 0
 
 
-def test_a_controller_that_is_killed_before_kernels_are_compiled_has_what_it_acknowledged(cluster, tmp_path):
+def test_a_controller_that_is_killed_before_kernels_are_compiled_has_what_it_acknowledged(cluster):
     controller = cluster.begin_controller()
     compiler = hold_compiler(cluster, controller)
     for name in ("one", "two"):
-        cluster.eelctl("submit", "--gpus", "1", "--name", name)
+        assert submit(cluster, name).phase is WorkloadPhase.PENDING
     controller.kill()
-    compiler.resume()
+    compiler.kill()
     again = cluster.controller()
     assert cluster.summary().pending == 2
     assert again.stop() == 0

@@ -79,7 +79,7 @@ def test_a_start_decides_at_once_and_by_machine_code_when_that_is_there(empty_ca
             await wait_until((empty_cache / "number").exists)
             assert not waiting.done()
             (empty_cache / "go").touch()
-            await wait_until(waiting.done)
+            await waiting
             assert changed == [False]
             assert readiness.may_decide(INTERPRETED_NODES_MOST + 1)
             assert not is_routed()
