@@ -11,7 +11,6 @@ in between leaves nothing broken.
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -23,8 +22,6 @@ from eelgrid_kernels.warmup import COMPILED_DECIDING, list_deciding_kernels, war
 _COMPILE = (sys.executable, "-m", "eelgrid_kernels")
 # As in a log: where a start takes a minute, a line now and then says how far it is.
 _PROGRESS_EVERY_S = 5.0
-# The compiler yields to decisions that are made beside it.
-_NICENESS = 5
 # Interpreted, a decision among so many nodes takes some 12 ms, up to 45 (measured), and one among more takes longer.
 INTERPRETED_NODES_MOST = 128
 # A round over pending work may try hundreds of decisions; probes find a loop that is silent for ten seconds dead.
@@ -87,7 +84,7 @@ async def load_kernels(clock: Clock, log: logging.Logger) -> AsyncIterator[Kerne
         yield readiness
         return
     log.info(
-        "kernels=interpreted until=compiled note='decisions take some ten times as long; beyond %d nodes they wait'",
+        "kernels=interpreted until=compiled note='decisions take some 12 ms; beyond %d nodes they wait'",
         INTERPRETED_NODES_MOST,
     )
     interpreter = KernelInterpreter(list_deciding_kernels())
@@ -139,8 +136,6 @@ async def compile_in_child(
         return
     assert child.stdout is not None
     assert child.stderr is not None
-    with contextlib.suppress(OSError):  # it has ended already
-        os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
     errors = asyncio.create_task(child.stderr.read())
     start_s, logged_s = clock.perf_s(), -_PROGRESS_EVERY_S
     try:
