@@ -166,13 +166,17 @@ class Controller:
         # From here on probes see that this process is live but not ready yet.
         metrics_port = await self._open_metrics()
         self.webhook = await self._gate_pods()
-        await self._stack.enter_async_context(load_kernels(self._clock, self._log))
+        self._kernels = kernels = await self._stack.enter_async_context(load_kernels(self._clock, self._log))
+        self.metrics.add(lambda: (build_family("eelgrid_kernels_interpreted", float(kernels.is_interpreted)),))
         front = await self._open_front(server)
         if standby is not None:
+            # Who leads must decide, and how many nodes there are is known once it leads.
+            await kernels.wait_for_machine_code()
             journal = await self._follow(standby, server, front, port)
         assert journal is not None
         start_s = self._clock.perf_s()
         recovered = await self._compose(journal, None if standby is None else standby.recover)
+        await kernels.wait_to_decide(len(recovered.state.nodes))
         seconds = self._clock.perf_s() - start_s
         handlers = await self._open_door(server, front)
         page_port = await self._serve_page()
@@ -271,6 +275,7 @@ class Controller:
             log=self._log.getChild("loop"),
             observe_decision=self.watches.on_decision,
             observe_commit=self.watches.on_write,
+            kernels=self._kernels,
         )
         self._report_loss(journal)
         recovered = await self.loop.start(recover)

@@ -45,7 +45,7 @@ class NodeCandidate(NamedTuple):
 
 
 @lean_kernel
-def _terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
+def write_terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
     terms = compute_added_terms(run, kind, run.nodes[node].state, run.taken[0], bool(1))
     for term in range(len(terms)):
@@ -216,7 +216,7 @@ class CandidateIndex:
         choose_gpus(run, kind, run.nodes[node]["state"], moment)
         slots = tuple(slot for slot in run.taken.tolist() if slot >= 0)
         terms = np.empty(len(TERMS))
-        _terms(run, kind, node, terms)
+        write_terms(run, kind, node, terms)
         return NodeCandidate(node, slots, tuple(terms.tolist()))
 
     def count_verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:

@@ -9,6 +9,10 @@ calls a library of its own, optimises it with all that it calls, makes machine c
 of that, and a wrapper that takes Python's objects apart: a function five calls deep
 is compiled five times, and nobody calls four of them.
 
+Until machine code is there, a kernel may run as what it is, a function of Python's:
+slower some hundred times, and equal to the bit. Whoever wants that routes calls
+(`route_calls`); without a route, they run the entry.
+
 Theory: numba looks at the source of the one file that a function stands in, so
 its cache does not notice a change of what the function calls elsewhere. Here all
 kernels share a folder named after the digest of every source file of the
@@ -204,20 +208,20 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         update_wrapper(self, function)
-        self._function, self._options = function, options
+        self.function, self._options = function, options
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the entry."""
-        return self.entry(*args)
+        """Runs the entry, or what the route of calls chooses."""
+        return self.entry(*args) if _route is None else _route(self, args)
 
     @cached_property
     def entry(self) -> Any:
         """The form for calls from Python: a dispatcher of numba's."""
         if _FOLDER is None:
-            return numba.njit(no_cfunc_wrapper=True, **self._options)(self._function)
+            return numba.njit(no_cfunc_wrapper=True, **self._options)(self.function)
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
         try:  # numba reads the folder when it decorates
-            return numba.njit(cache=True, no_cfunc_wrapper=True, **self._options)(self._function)
+            return numba.njit(cache=True, no_cfunc_wrapper=True, **self._options)(self.function)
         finally:
             numba.config.CACHE_DIR = before
 
@@ -225,7 +229,7 @@ class Kernel:
     def part(self) -> Any:
         """The form for calls from other kernels: a dispatcher that Python cannot call."""
         wanted = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _PartCompiler}
-        dispatcher = numba.njit(**wanted, **self._options)(self._function)
+        dispatcher = numba.njit(**wanted, **self._options)(self.function)
         resolve = dispatcher.get_call_template
 
         def resolve_without_constants(args: Any, kws: Any) -> Any:
@@ -240,6 +244,15 @@ class Kernel:
     def _numba_type_(self) -> types.Dispatcher:
         """What numba asks for where another kernel calls this one; it keeps no dispatcher alive."""
         return types.Dispatcher(self.part)
+
+
+_route: Callable[[Kernel, tuple[Any, ...]], Any] | None = None
+
+
+def route_calls(route: Callable[[Kernel, tuple[Any, ...]], Any] | None) -> None:
+    """Has calls from Python run by `route`, which chooses the entry or the function; by the entry again where it is None."""
+    global _route  # noqa: PLW0603  # one for all kernels, which a call reads in some nanoseconds
+    _route = route
 
 
 def kernel(function: _Function) -> _Function:

@@ -8,15 +8,26 @@ simulator may be compiled while decisions are made. Knows nothing of results.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
-from eelgrid_kernels.arrays import MOVE_UNIT, REQUEST, ChurnLimits, Mix, MoveNodes, MoveSearch, Nodes, Task, TermPrices
-from eelgrid_kernels.baselines import EELGRID, PlacementPolicy
-from eelgrid_kernels.candidates import CandidateIndex, count_candidates
-from eelgrid_kernels.compilation import mark_cache_complete
+from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs, is_scaled
+from eelgrid_kernels.arrays import (
+    MOVE_UNIT,
+    REQUEST,
+    ChurnLimits,
+    Ints,
+    Mix,
+    MoveNodes,
+    MoveSearch,
+    Nodes,
+    Task,
+    TermPrices,
+)
+from eelgrid_kernels.baselines import EELGRID, PlacementPolicy, choose_gpus
+from eelgrid_kernels.candidates import CandidateIndex, count_candidates, write_terms
+from eelgrid_kernels.compilation import Kernel, mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import GREEDY, OVERLAPS, search_moves
@@ -88,6 +99,11 @@ def warm_deciding_kernels() -> None:
         call()
 
 
+def list_deciding_kernels() -> frozenset[Kernel]:
+    """The kernels without which nothing is decided; empty without numba's compiler."""
+    return frozenset(kernel for kernel, _ in _call_deciding_kernels() if isinstance(kernel, Kernel))
+
+
 def _call_other_kernels() -> _Calls:
     return (
         (search_moves, lambda: search_moves(*_search_small(), GREEDY)),
@@ -98,7 +114,19 @@ def _call_other_kernels() -> _Calls:
     )
 
 
-def _call_deciding_kernels() -> _Calls:
+class _SmallCluster(NamedTuple):
+    """One node, with what is asked of it."""
+
+    nodes: Nodes
+    mix: Mix
+    task: Task
+    allows: Ints
+    candidates: CandidateIndex
+    kind: int
+
+
+@cache
+def _build_small_cluster() -> _SmallCluster:
     one = _frozen(np.full(1, 1000, np.int64))
     slots = _frozen(np.full((1, 1), 1000, np.int64))
     watts = _frozen(np.ones((1, 1)))
@@ -108,27 +136,47 @@ def _call_deciding_kernels() -> _Calls:
     mix = Mix(one, _frozen(np.ones(1, np.int64)), one, _frozen(np.ones((1, 1), np.int64)), one, 1000)
     task = Task(1, 1, 1, 1000)
     allows = _frozen(np.ones(1, np.int64))
-    fragments, rows = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    policy = PlacementPolicy("", EELGRID, np.ones(3))
-    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), policy)
-    kind = candidates.register_kind(task, allows)
+    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), PlacementPolicy("", EELGRID, np.ones(3)))
+    return _SmallCluster(nodes, mix, task, allows, candidates, candidates.register_kind(task, allows))
+
+
+def _call_deciding_kernels() -> _Calls:
+    small = _build_small_cluster
+    rows = np.zeros(1, np.int64)
+
+    def count() -> None:
+        nodes, _, task, allows, _, _ = small()
+        count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))
+
+    def choose() -> None:
+        small().candidates.best_candidates(small().kind, 0, 1)
+
+    def prices() -> None:
+        small().candidates.compute_prices()
+
     return (
-        (adopt_nodes, lambda: None),  # by the index
-        (refresh_fragmentation, lambda: refresh_fragmentation(nodes, mix, rows, fragments)),
-        (replica_room, lambda: replica_room(nodes, task, allows, 1)),
-        (node_fragmentation, lambda: node_fragmentation(nodes, mix, 0)),
-        (node_power, lambda: node_power(nodes, 0)),
-        (cluster_power, lambda: cluster_power(nodes)),
-        (count_verdicts, lambda: count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))),
-        (choose_nodes, lambda: candidates.best_candidates(kind, 0, 1)),
-        (are_prices_due, lambda: candidates.is_due(-1)),
-        (compute_prices, candidates.compute_prices),
-        (apply_prices, lambda: candidates.apply_prices([0], 0, 0)),
-        (compute_all_costs, lambda: candidates.node_costs(kind)),
-        (count_candidates, lambda: candidates.count_verdicts(nodes, task, allows)),
-        (compute_replica_costs, lambda: candidates.replica_costs(kind, rows, 1)),
-        (exchange_gpus, lambda: exchange_gpus(nodes, 0, code, np.zeros(1, np.int64))),
-        (choose_linked_gpus, lambda: choose_linked_gpus(code, rows, np.zeros(1, np.int64))),
+        (adopt_nodes, small),
+        (is_scaled, small),
+        (refresh_fragmentation, lambda: refresh_fragmentation(small().nodes, small().mix, rows, np.zeros(1, np.int64))),
+        (replica_room, lambda: replica_room(small().nodes, small().task, small().allows, 1)),
+        (node_fragmentation, lambda: node_fragmentation(small().nodes, small().mix, 0)),
+        (node_power, lambda: node_power(small().nodes, 0)),
+        (cluster_power, lambda: cluster_power(small().nodes)),
+        (count_verdicts, count),
+        (choose_nodes, choose),
+        (choose_gpus, choose),
+        (write_terms, choose),
+        (are_prices_due, lambda: small().candidates.is_due(-1)),
+        (compute_prices, prices),
+        (apply_prices, lambda: small().candidates.apply_prices([0], 0, 0)),
+        (compute_all_costs, lambda: small().candidates.node_costs(small().kind)),
+        (count_candidates, lambda: small().candidates.count_verdicts(small().nodes, small().task, small().allows)),
+        (compute_replica_costs, lambda: small().candidates.replica_costs(small().kind, rows, 1)),
+        (exchange_gpus, lambda: exchange_gpus(small().nodes, 0, _frozen(np.zeros((1, 1), np.int64)), rows)),
+        (
+            choose_linked_gpus,
+            lambda: choose_linked_gpus(_frozen(np.zeros((1, 1), np.int64)), rows, np.zeros(1, np.int64)),
+        ),
         (
             divide_replicas,
             lambda: divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64)),

@@ -270,6 +270,7 @@ def test_warming_names_every_kernel():
         "adopt_nodes",
         "apply_prices",
         "are_prices_due",
+        "choose_gpus",
         "choose_linked_gpus",
         "choose_nodes",
         "cluster_power",
@@ -280,6 +281,7 @@ def test_warming_names_every_kernel():
         "count_verdicts",
         "divide_replicas",
         "exchange_gpus",
+        "is_scaled",
         "node_fragmentation",
         "node_power",
         "node_terms",
@@ -289,6 +291,7 @@ def test_warming_names_every_kernel():
         "search_moves",
         "simulate_queue",
         "sum_terms",
+        "write_terms",
     }
 
 

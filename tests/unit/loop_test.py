@@ -20,12 +20,13 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalCorrupt, JournalFull, JournalTooNew, JournalUnavailable
 from eelgrid_controller.runtime.config import ControllerConfig
+from eelgrid_controller.runtime.kernel_compilation import INTERPRETED_NODES_MOST, KernelReadiness
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import Checkpoint, JournalEntry, digest_of
 from eelgrid_protos import catalogue
-from eelgrid_protos.faults import Aborted, AlreadyExists, Internal, NotFound, ResourceExhausted, Unavailable
+from eelgrid_protos.faults import Aborted, AlreadyExists, Internal, NotFound, NotLeader, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import NodeState, Policy, WorkloadPhase
 
 FULL = JournalFull(Path("j"), "the disk is full", "free space in there")
@@ -33,7 +34,7 @@ FULL = JournalFull(Path("j"), "the disk is full", "free space in there")
 
 @contextlib.asynccontextmanager
 async def looping(
-    journal, *, clock: Clock | None = None, stop: bool = True, **options
+    journal, *, clock: Clock | None = None, kernels: KernelReadiness | None = None, stop: bool = True, **options
 ) -> AsyncIterator[ControllerLoop]:
     loop = ControllerLoop(
         journal=journal,
@@ -42,6 +43,7 @@ async def looping(
         config=ControllerConfig(data=Path(), **options),
         clock=clock or Clock(),
         log=LOG,
+        kernels=kernels,
     )
     await loop.start()
     try:
@@ -472,3 +474,34 @@ async def test_work_of_an_engine_is_one_commit_and_what_is_refused_stands_in_its
         assert isinstance(refused, AlreadyExists)
         assert [found.workload_id for found in (one, two)] == ["w2", "w3"]
         assert len(commits) == 2
+
+
+async def grow_beyond_interpretation(loop, kernels):
+    """A cluster with one node more than interpreted kernels decide for, and a submission that waits."""
+    kernels.begin_interpreting()
+    for number in range(INTERPRETED_NODES_MOST + 1):
+        await loop.register_node(build_node(f"n{number}"))
+    waiting = asyncio.create_task(loop.submit(build_request("w1")))
+    await wait_until(lambda: loop.queued == 1)
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    return waiting
+
+
+async def test_commands_wait_for_machine_code_in_a_cluster_too_large_for_interpreted_kernels() -> None:
+    kernels = KernelReadiness()
+    async with looping(MemoryJournal(), kernels=kernels) as loop:
+        waiting = await grow_beyond_interpretation(loop, kernels)
+        assert await loop.read(lambda core: len(core.state.nodes)) == INTERPRETED_NODES_MOST + 1, "reads are answered"
+        kernels.end_interpreting()
+        assert (await waiting).phase is WorkloadPhase.PLACED
+
+
+async def test_a_stop_refuses_commands_that_wait_for_machine_code() -> None:
+    journal, kernels = MemoryJournal(), KernelReadiness()
+    async with looping(journal, kernels=kernels) as loop:
+        waiting = await grow_beyond_interpretation(loop, kernels)
+        await loop.stop()
+        with pytest.raises(NotLeader, match="stopping"):
+            await waiting
+        assert "w1" not in loop.core.state.workloads

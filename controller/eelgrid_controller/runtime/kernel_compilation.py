@@ -1,9 +1,11 @@
-"""Compilation of the placement kernels before the first decision, in a process of its own.
+"""Compilation of the placement kernels at a start, in a process of its own, and what decides until they are there.
 
-Owns that process and what is logged of it. Must not know any kernel. A start waits for the kernels that decide; the others are
-compiled while it goes on, and whoever needs one sooner compiles it in this process. A compiler that has compiled all kernels keeps
-some hundred megabytes for good; a daemon that only loads their machine code never needs them. The files of the cache
-are written as a whole or not at all, so whoever dies in between leaves nothing broken.
+Owns that process, the change to machine code, and what is logged of both. Must not know any kernel. A controller of few nodes
+decides by interpreted kernels in the meantime, some ten milliseconds each; with more nodes, or once decisions have held up
+the event loop, it waits for the kernels that decide. The others are compiled while it goes on, and whoever needs one sooner compiles
+it in this process. A compiler that has compiled all kernels keeps some hundred megabytes for good; a daemon that only
+loads their machine code never needs them. The files of the cache are written as a whole or not at all, so whoever dies
+in between leaves nothing broken.
 """
 
 import asyncio
@@ -13,40 +15,106 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from eelgrid_controller.clock import Clock
+from eelgrid_controller.runtime.kernel_interpreter import KernelInterpreter
 from eelgrid_kernels.compilation import is_cache_complete
-from eelgrid_kernels.warmup import COMPILED_DECIDING, warm_deciding_kernels
+from eelgrid_kernels.warmup import COMPILED_DECIDING, list_deciding_kernels, warm_deciding_kernels
 
 _COMPILE = (sys.executable, "-m", "eelgrid_kernels")
 # As in a log: where a start takes a minute, a line now and then says how far it is.
 _PROGRESS_EVERY_S = 5.0
+# Interpreted, a decision among so many nodes takes some 12 ms, up to 45 (measured), and one among more takes longer.
+INTERPRETED_NODES_MOST = 128
+# A round over pending work may try hundreds of decisions; probes find a loop that is silent for ten seconds dead.
+_INTERPRETED_S_MOST = 1.0
+
+
+class KernelReadiness:
+    """Whether decisions may be made: by machine code, or interpreted while that is quick enough."""
+
+    def __init__(self) -> None:
+        self.is_interpreted = False
+        self._is_slow = False
+        self._compiled = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def may_decide(self, nodes: int) -> bool:
+        """Whether decisions among so many nodes may be made now."""
+        return not self.is_interpreted or (nodes <= INTERPRETED_NODES_MOST and not self._is_slow)
+
+    def observe_batch(self, duration_s: float) -> None:
+        """Takes note of how long decisions have held up everything else."""
+        self._is_slow |= self.is_interpreted and duration_s > _INTERPRETED_S_MOST
+
+    def begin_interpreting(self) -> None:
+        """Decisions are interpreted from now on."""
+        self.is_interpreted = True
+
+    def end_interpreting(self) -> None:
+        """Machine code decides from now on."""
+        self.is_interpreted = False
+        self._compiled.set()
+        for listener in self._listeners:
+            listener()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` once machine code decides."""
+        self._listeners.append(listener)
+
+    async def wait_to_decide(self, nodes: int) -> None:
+        """Returns as soon as decisions among so many nodes may be made."""
+        if not self.may_decide(nodes):
+            await self.wait_for_machine_code()
+
+    async def wait_for_machine_code(self) -> None:
+        """Returns once machine code decides."""
+        if self.is_interpreted:
+            await self._compiled.wait()
 
 
 @contextlib.asynccontextmanager
-async def load_kernels(clock: Clock, log: logging.Logger) -> AsyncIterator[asyncio.Task[None]]:
-    """Loads the kernels that decide, and has them compiled before if these sources never were on this machine.
+async def load_kernels(clock: Clock, log: logging.Logger) -> AsyncIterator[KernelReadiness]:
+    """Loads the kernels that decide; if these sources never were on this machine, has them compiled, and interprets them until then.
 
-    Gives what goes on compiling the others; at the end, or where the start is given up, its process is ended.
+    What goes on compiling the others at the end, or where the start is given up, is ended.
     """
-    start_s = clock.perf_s()
-    decides = asyncio.Event()
-    compiling = asyncio.create_task(_compile_missing(clock, log, decides))
-    try:
-        await decides.wait()
-        # What the child left undone is compiled here.
+    readiness, start_s = KernelReadiness(), clock.perf_s()
+    if is_cache_complete():
         await asyncio.to_thread(warm_deciding_kernels)
         log.info("kernels=warm seconds=%.2f", clock.perf_s() - start_s)
-        yield compiling
-    finally:
-        compiling.cancel()
-        await asyncio.wait((compiling,))
+        yield readiness
+        return
+    log.info(
+        "kernels=interpreted until=compiled note='decisions take some 12 ms; beyond %d nodes they wait'",
+        INTERPRETED_NODES_MOST,
+    )
+    interpreter = KernelInterpreter(list_deciding_kernels())
+    interpreter.start()
+    readiness.begin_interpreting()
+    decides = asyncio.Event()
 
+    async def change_to_machine_code() -> None:
+        await decides.wait()
+        try:
+            # What the child left undone is compiled here.
+            await asyncio.to_thread(interpreter.replace_by_machine_code, warm_deciding_kernels)
+        finally:
+            readiness.end_interpreting()
+        log.info("kernels=warm seconds=%.2f", clock.perf_s() - start_s)
 
-async def _compile_missing(clock: Clock, log: logging.Logger, decides: asyncio.Event) -> None:
-    try:
-        if not is_cache_complete():
+    async def compile_missing() -> None:
+        try:
             await compile_in_child(clock, log, on_decides=decides.set)
+        finally:
+            decides.set()
+
+    tasks = [asyncio.create_task(each()) for each in (change_to_machine_code, compile_missing)]
+    try:
+        yield readiness
     finally:
-        decides.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        interpreter.stop()
 
 
 async def compile_in_child(

@@ -26,6 +26,8 @@ from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.core_command import CoreCommand, PrecedingChanges, describe_end
 from eelgrid_controller.runtime.journal_writer import STEP_PAUSE_S, CheckpointWriter, JournalWriter, journal_fault
+from eelgrid_controller.runtime.kernel_compilation import KernelReadiness
+from eelgrid_controller.runtime.term_claims import TermClaims
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
@@ -54,6 +56,7 @@ _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
 # How soon a deleted data directory is detected while nothing is written.
 _FILES_EVERY_S = 2.0
+_STOPPING = "the controller is stopping; repeat the call when it is back"
 _UNREADABLE = "this would write what could not be read back, so nothing was done; see the log"
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
@@ -79,6 +82,7 @@ class ControllerLoop:
             [float, str, CommandOrigin | None], None
         ] = lambda _duration_s, _workload_id, _origin: None,
         observe_commit: Callable[[float], None] = lambda _: None,
+        kernels: KernelReadiness | None = None,
     ) -> None:
         self.journal = journal
         self.config = config
@@ -99,6 +103,8 @@ class ControllerLoop:
         self._core: Core | None = None
         self._queue: deque[CoreCommand] = deque()
         self._wake = asyncio.Event()
+        self._kernels = kernels or KernelReadiness()
+        self._kernels.add_listener(self._wake.set)
         self._settled = asyncio.Event()
         self._settled.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,8 +120,7 @@ class ControllerLoop:
         self._is_drain_queued = self._is_round_queued = False
         # The address of the leader that followed this process, once that is known.
         self._leader = ""
-        # Terms of others that agents have met, and who waits for ours to be above them.
-        self._claims: list[tuple[LeaderTerm, asyncio.Future[LeaderTerm]]] = []
+        self._claims = TermClaims(journal, self._writer)
 
     # Life cycle
 
@@ -191,8 +196,7 @@ class ControllerLoop:
         """
         if self._stopping or self.failed.done():
             raise NotLeader("the controller is stopping; connect again", leader=self._leader)
-        answer: asyncio.Future[LeaderTerm] = asyncio.get_running_loop().create_future()
-        self._claims.append((above, answer))
+        answer = self._claims.add_claim(above)
         self._wake.set()
         return await answer
 
@@ -451,7 +455,7 @@ class ControllerLoop:
     def _enqueue(self, apply: Callable[[Core, int], CoreStep[Any]], **described: Any) -> asyncio.Future[Any]:
         """Queues a change of the core behind those before it; raises Fault."""
         if self._stopping or self.failed.done():
-            raise NotLeader("the controller is stopping; repeat the call when it is back", leader=self._leader)
+            raise NotLeader(_STOPPING, leader=self._leader)
         if len(self._queue) >= self.config.queue_most:
             raise ResourceExhausted(f"{len(self._queue)} commands wait already; slow down and repeat the call")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -481,17 +485,19 @@ class ControllerLoop:
             if not self.failed.done():
                 self.failed.set_result(error)
             self._leader = getattr(error, "leader", "")
-            words = "the controller is stopping; repeat the call when it is back"
-            self._refuse_all(NotLeader(words, leader=self._leader))
+            self._refuse_all(NotLeader(_STOPPING, leader=self._leader))
 
     async def _run(self) -> None:
         while self._queue or not self._stopping:
             if self._is_checkpoint_due():
                 await self._checkpoints.advance(self.core.state)
             if self._claims:
-                await self._raise_term()
+                await self._claims.settle()
             self._go_on_with_backlog()
-            if not self._queue:
+            awaits_kernels = not self._kernels.may_decide(len(self.core.state.nodes))
+            if awaits_kernels and self._stopping:
+                self._refuse_all(NotLeader(_STOPPING, leader=self._leader))
+            if not self._queue or awaits_kernels:
                 self._wake.clear()
                 # A stop that was asked for while a checkpoint was written must not be slept through.
                 if not self._stopping:
@@ -500,29 +506,6 @@ class ControllerLoop:
                 await self._batch()
             else:
                 self._refuse_all(self._journal_fault)
-
-    async def _raise_term(self) -> None:
-        """Raises the journal's term above all that were claimed; raises JournalFenced if another leads."""
-        claims, self._claims = self._claims, []
-        above = max((term for term, _ in claims), key=lambda term: term.token)
-        fault: Fault | None = Unavailable("the controller is stopping; connect again")
-        try:
-            if self.journal.term.yields_to(above):
-                await self._writer.run_in_thread(lambda: self.journal.raise_term(above))
-            fault = None
-        except JournalFenced as error:
-            fault = NotLeader(str(error), leader=error.leader)
-            raise
-        except JournalError as error:
-            fault = journal_fault(error)
-        finally:
-            for _, answer in claims:
-                if answer.done():
-                    continue
-                if fault is None:
-                    answer.set_result(self.journal.term)
-                else:
-                    answer.set_exception(fault)
 
     async def _rest(self) -> None:
         """Waits until woken, for a checkpoint's next step, or for a probe by which a failed journal recovers without a call."""
@@ -654,6 +637,7 @@ class ControllerLoop:
                 key = command.outcome.result.workload_id if command.outcome.events else ""
                 self._observe_decision(end_s - start_s, key, command.origin)
             start_s = end_s
+        self._kernels.observe_batch(start_s - began_s)
         self._last_command_s = self.clock.monotonic_s()
         return batch, False
 

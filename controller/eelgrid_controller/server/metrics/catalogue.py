@@ -55,6 +55,11 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_state_revision", _G, "Events applied since the journal began"),
         MetricDescription("eelgrid_agents_connected", _G, "Agents with an open stream"),
         MetricDescription("eelgrid_commands_queued", _G, "Commands waiting in the queue"),
+        MetricDescription(
+            "eelgrid_kernels_interpreted",
+            _G,
+            "1 while decisions are interpreted, or wait, until kernels are compiled, once for a version; 0 afterwards",
+        ),
         MetricDescription("eelgrid_event_loop_lag_seconds", _H, "How late the event loop runs a timer"),
         MetricDescription("eelgrid_plans_sent_total", _C, "Node plans sent to agents"),
         MetricDescription(
