@@ -31,9 +31,9 @@ __all__ = ["certified_saving", "identified_saving", "main"]
 
 RISK_ERRORS = 1.96  # one of forty, on one side
 _SHARES = 400
-_PRICES = 13
-_GRID = 41  # means of windows, on each axis
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
+_PRICES = 9
+_GRID = 31  # means of windows, on each axis
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(3)
 _SCATTERED = "movielens-1m"
 FloatArray = npt.NDArray[np.float64]
 
