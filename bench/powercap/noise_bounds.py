@@ -1,11 +1,11 @@
-"""What the noise of windows costs at least: python -m bench.powercap.noise_bounds --data DIR --out DIR.
+"""What the noise of windows costs rules that know more than a search: python -m bench.powercap.noise_bounds --data DIR --out DIR.
 
-Owns two rules that are told more than any search can know. Must not know policies.
+Owns these two rules. Must not know policies.
 
 `certified` is told every limit's time and energy, except how long the best limit takes compared
 with the largest, which it measures in a part of the run that is chosen for the least loss. It may
 break the promise in one of forty such runs. What it loses is the price of keeping a promise that
-can only be measured.
+can only be measured; it bounds no rule that uses several limits in turn.
 
 `identified` bounds every rule for a job whose limits differ only by scatter (movielens). It is told
 the noise and the values that the limits take, but not which limit takes which: each limit's is drawn
