@@ -31,7 +31,17 @@ from eelgrid_controller.objectives.power.bandit import BanditSettings, start_sea
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve, choose_limit
 
-__all__ = ["NOISE", "POLICIES", "SLOWDOWN", "Noise", "Outcome", "carried_out", "ceiling"]
+__all__ = [
+    "NOISE",
+    "POLICIES",
+    "SLOWDOWN",
+    "Noise",
+    "Outcome",
+    "carried_out",
+    "ceiling",
+    "window_count",
+    "window_scatter",
+]
 
 SLOWDOWN = 0.05
 _WINDOW_S = (2.0, 10.0)
@@ -69,17 +79,32 @@ class Outcome(NamedTuple):
         return max(self.shares, key=lambda limit: self.shares[limit])
 
 
+def _window_s(run: Run) -> float:
+    """Seconds of a window."""
+    return min(_WINDOW_S[1], max(_WINDOW_S[0], run.curve.largest.time_s / _EPOCH_WINDOWS))
+
+
+def window_count(run: Run) -> float:
+    """Windows of a run at the largest limit."""
+    return run.epochs * run.curve.largest.time_s / _window_s(run)
+
+
+def window_scatter(run: Run, noise: Noise) -> tuple[float, float]:
+    """Relative scatter of one window's time and power."""
+    root = (_WINDOW_S[1] / _window_s(run)) ** 0.5 if noise.white else 1.0
+    return root * noise.time, root * noise.power
+
+
 class _Course:
     """A run under way."""
 
     def __init__(self, run: Run, seed: int, noise: Noise) -> None:
         self.curve: PowerCurve = run.curve
         self.epochs = run.epochs
-        self.noise = noise
         self.rng = np.random.default_rng([seed, zlib.crc32(f"{run.model}/{run.key}".encode())])
-        base = self.curve.largest
         self.oracle = choose_limit(self.curve, MaxSlowdown(SLOWDOWN)).at
-        self.window_s = min(_WINDOW_S[1], max(_WINDOW_S[0], base.time_s / _EPOCH_WINDOWS))
+        self.window_s = _window_s(run)
+        self.scatter = window_scatter(run, noise)
         self.done = self.time_s = self.drawn_j = self.claimed_j = 0.0
         self.shares: Counter[float] = Counter()
 
@@ -102,10 +127,9 @@ class _Course:
         at = self.curve.interpolate(limit_w)
         work = min(self.window_s / at.time_s, self.epochs - self.done)
         self.spend(at, work)
-        root = (_WINDOW_S[1] / min(_WINDOW_S[1], self.window_s)) ** 0.5 if self.noise.white else 1.0
-        time, power = 1.0 + root * self.rng.standard_normal(2) * (self.noise.time, self.noise.power)
-        time_s = work * at.time_s * max(0.05, float(time))
-        return MeasurementWindow(limit_w, work, time_s, time_s * at.power_w * max(0.05, float(power)))
+        time, power = np.maximum(0.05, 1.0 + self.rng.standard_normal(2) * self.scatter).tolist()
+        time_s = work * at.time_s * time
+        return MeasurementWindow(limit_w, work, time_s, time_s * at.power_w * power)
 
     def outcome(self) -> Outcome:
         base = self.curve.largest

@@ -126,7 +126,7 @@ async def test_a_limit_that_the_core_refuses_has_failed_and_is_tried_again(monke
             return await set_limit(key, limit_w)
 
         monkeypatch.setattr(world.loop, "set_limit", refusing)
-        await training.run(60)
+        await training.run(150)
         assert len(refusals) == 2
         assert "refused=the disk is full" in caplog.text
         assert world.workload("j").power_limit_w < 400.0

@@ -8,8 +8,9 @@ from bench.powercap.__main__ import AboveOracle, checked, main
 from bench.powercap.bound import most_throughput
 from bench.powercap.certified import allocate_certified
 from bench.powercap.fleet import draw
+from bench.powercap.noise_bounds import certified_saving, identified_saving
 from bench.powercap.peers import PEERS, exceeded, throughput
-from bench.powercap.single import POLICIES, Outcome, carried_out, ceiling
+from bench.powercap.single import POLICIES, Noise, Outcome, carried_out, ceiling
 from bench.powercap.transitions import lived_through
 from bench.powercap.zeus import BASELINES, Data, NotThere, baseline_runs, load, relatives
 from tests.tables import read_csv
@@ -153,3 +154,18 @@ def test_what_is_not_there_is_reported(tmp_path, data, capsys):
     with pytest.raises(NotThere):
         load(tmp_path)
     assert baseline_runs(Data({}, {}, ())) == []
+
+
+def test_the_noise_of_windows_bounds_what_a_rule_can_save(data):
+    run = next(one for one in baseline_runs(data) if one.key.workload == "squad")
+    exact, noisy, loud = (certified_saving(run, Noise(time, time / 2)) for time in (1e-6, 0.02, 0.2))
+    assert ceiling(run.curve).oracle >= exact > noisy > loud >= 0.0
+
+
+def test_no_rule_finds_the_best_of_limits_that_differ_by_scatter_alone(data):
+    run = next(one for one in baseline_runs(data) if one.key.workload == "movielens-1m")._replace(epochs=1.0)
+    known, best = identified_saving(run, Noise(1e-4, 1e-4))
+    guessed, same = identified_saving(run, Noise(2.0, 2.0))
+    assert same == best
+    assert 0.0 <= guessed <= known <= best
+    assert known > 0.5 * best

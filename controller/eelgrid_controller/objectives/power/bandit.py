@@ -44,8 +44,8 @@ class BanditSettings:
     """How exploration goes about; one setting for all jobs."""
 
     first_windows: int = 3  # at the reference, before anything else
-    confidence: float = 1.28  # z_0: errors that a promise is kept with
-    optimism: float = 1.0  # o_0: errors that a limit's energy may turn out lower
+    confidence: float = 2.0  # z_0: errors that a promise is kept with
+    optimism: float = 0.0  # o_0: errors that a limit's energy may turn out lower
     compare: float = 1.0  # windows of the reference, and of a limit likely too slow, per square root of all windows
     worth: float = 0.0025  # a smaller saving is not worth another change of limit
     time_scatter: float = 0.02  # of one window, believed at first
@@ -212,7 +212,8 @@ def _candidates(case: _BanditProblem, floor: int) -> list[_Candidate]:
         if one is None or index < case.first or index >= floor:
             continue
         over, error = case.pace(one)
-        if index != case.reference and (over * (1.0 - case.z * error) > 1.0 or (over > 1.0 and one.windows > quota)):
+        likely_slow = over * (1.0 - error) > 1.0 and one.windows > quota
+        if index != case.reference and (likely_slow or over * (1.0 - case.z * error) > 1.0):
             continue
         cost, doubt = case.cost(one)
         sure = index == case.reference or over * (1.0 + case.z * error) <= 1.0
