@@ -13,6 +13,7 @@ from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.admission_pins import AdmissionPins
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan
 from eelgrid_protos.messages import WorkloadPhase
 
 SETTINGS = GateSettings(unbound_s=10.0, retry_s=5.0, busy_s=1.0, conflict_s=1.0, binds=True)
@@ -62,7 +63,8 @@ class Cluster:
         name = copied or pin.uid
         found = _pod(uid or f"real-{name}", name, gpus)
         found["metadata"]["annotations"] = {ANNOTATION_PLAN: pin.plan}
-        found["spec"]["nodeName"] = pin.node_name
+        if pin.node_name:
+            found["spec"]["nodeName"] = pin.node_name
         self.api.put("pod", found)
         return found["metadata"]["uid"]
 
@@ -191,13 +193,83 @@ def test_a_review_that_waits_as_the_term_ends_is_answered_without(cluster):
     assert isinstance(cluster.answer(uid), told.DeclineAdmitted)
 
 
-def test_a_review_whose_time_ran_out_leaves_nothing_behind(cluster):
-    uid = cluster.ask(cores=False)
+def _abandon(cluster, **options):
+    """A review whose time ran out before the core has answered; its pod's plan names no node."""
+    uid = cluster.ask(cores=False, **options)
     cluster.leader.events.insert(0, told.AdmissionAbandoned(uid))
-    cluster.settle()
-    assert cluster.held == {}
+    cluster.leader.round(cluster.at_s)
+    cluster.leader.round(cluster.at_s)
     assert cluster.answer(uid) is None
     assert cluster.leader.gate.admissions.counts.late == 1
+    return told.PinAdmitted(uid, "", format_plan(PodPlan(1, f"pod-{uid}", 0, "", uid=uid)), 1)
+
+
+def test_what_was_decided_too_late_for_the_answer_is_kept_for_the_pod(cluster):
+    found = _abandon(cluster)
+    assert cluster.held == {f"pod-{found.uid}": 1}
+    uid = cluster.create(found)
+    decided = len(cluster.leader.core.state.workloads)
+    cluster.settle(rounds=3)
+    assert cluster.held == {f"pod-{found.uid}": 1}
+    assert len(cluster.leader.core.state.workloads) == decided
+    assert [one[0] for one in cluster.api.patches] == [uid], "bound, by one write"
+    gate = cluster.leader.gate
+    assert (len(gate.admissions), gate.admissions.counts.confirmed) == (0, 1)
+    assert all(gate.others.used_gpus(node) == 0 for node in cluster.api.nodes)
+    cluster.pass_time(pins.RESERVED_S + 2.0)
+    assert cluster.held == {f"pod-{found.uid}": 1}
+    check(cluster.api)
+
+
+def test_a_pod_that_is_seen_before_the_core_has_decided_takes_the_decision(cluster):
+    uid = cluster.ask(cores=False)
+    core = cluster.leader.events
+    cluster.leader.events = [told.AdmissionAbandoned(uid)]
+    pod = cluster.create(told.PinAdmitted(uid, "", format_plan(PodPlan(1, f"pod-{uid}", 0, "", uid=uid)), 1))
+    cluster.leader.hear()
+    cluster.leader.round(cluster.at_s)
+    cluster.leader.events += core
+    cluster.settle(rounds=3)
+    assert cluster.held == {f"pod-{uid}": 1}
+    assert [one[0] for one in cluster.api.patches] == [pod]
+
+
+def test_a_review_whose_time_ran_out_without_a_pod_leaves_nothing_behind(cluster):
+    _abandon(cluster)
+    cluster.pass_time(pins.RESERVED_S + 2.0)
+    assert cluster.held == {}
+
+
+def test_a_late_pod_without_room_waits_as_any_other(cluster):
+    full = [cluster.pin(gpus=8) for _ in range(2)]
+    for one in full:
+        cluster.create(one, gpus=8)
+    cluster.settle()
+    found = _abandon(cluster)
+    assert len(cluster.leader.gate.admissions) == 0
+    uid = cluster.create(found)
+    cluster.settle(rounds=3)
+    assert cluster.leader.reports[uid].reason == "NoRoom"
+    cluster.api.remove(full[0].uid)
+    cluster.settle(rounds=20)
+    assert sorted(cluster.held.values()) == [1, 8]
+    assert [one[0] for one in cluster.api.patches] == [uid]
+
+
+def test_a_late_pod_that_requests_more_than_was_planned_is_placed_anew(cluster):
+    uid = cluster.create(_abandon(cluster), gpus=3)
+    cluster.settle(rounds=6)
+    assert list(cluster.held.values()) == [3]
+    assert [one[0] for one in cluster.api.patches] == [uid]
+
+
+def test_a_copy_of_a_late_pod_has_a_place_of_its_own(cluster):
+    found = _abandon(cluster)
+    cluster.create(found)
+    cluster.create(found, copied="again")
+    cluster.settle(rounds=4)
+    assert cluster.held == {f"pod-{found.uid}": 1, "pod-real-again": 1}
+    check(cluster.api)
 
 
 @pytest.mark.parametrize("is_created", [True, False])
@@ -273,12 +345,14 @@ def test_no_node_is_overbooked_whatever_fails(seed):
     for _ in range(250):
         what = rng.random()
         if what < 0.45:
-            uid = cluster.ask(gpus=rng.choice((1, 1, 2, 4)))
+            gpus, is_late = rng.choice((1, 1, 2, 4)), rng.random() < 0.2
+            uid = cluster.ask(gpus=gpus, cores=not is_late)
             found = cluster.answer(uid)
-            if isinstance(found, told.PinAdmitted):
-                gpus = cluster.held[f"pod-{uid}"]
-                if rng.random() < 0.67:
-                    answered.append((found, gpus))
+            if is_late and uid is not None:
+                cluster.leader.events.insert(rng.randrange(2), told.AdmissionAbandoned(uid))
+                found = told.PinAdmitted(uid, "", format_plan(PodPlan(1, f"pod-{uid}", 0, "", uid=uid)), 1)
+            if isinstance(found, told.PinAdmitted) and rng.random() < 0.67:
+                answered.append((found, gpus))
         elif what < 0.75 and answered:
             found, gpus = answered.pop(rng.randrange(len(answered)))
             cluster.create(found, gpus=gpus)
@@ -349,6 +423,7 @@ def test_fewer_reviews_wait_at_once_where_their_time_runs_out():
     first = fill(0.0)
     for uid in found.pending:
         found.abandon(uid, 0.0)
+        found.drop(uid)
     assert fill(0.0) == first / 2
     for _ in range(3):
         for uid in found.pending:

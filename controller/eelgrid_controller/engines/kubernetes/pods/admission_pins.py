@@ -8,8 +8,9 @@ So that creations that fail hold little, each namespace has a window of reservat
 grows by one with each pod that comes, and falls to one with each that does not, as congestion windows do.
 
     pending --no certain place--> declined
-    pending --a place--> given --the pod is seen--> over
-                         given --not seen in time--> over, window of one
+    pending --a place--> given       --the pod is seen--> over
+    pending --too late--> abandoned  --the pod is seen--> over: it waits for its place as any other, or is bound to it
+                          both       --not seen in time--> over, window of one
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,7 @@ FULL_S = 1.0
 @dataclass(slots=True)
 class _Reservation:
     namespace: str
-    due_s: float | None = None  # when it is given back; None while it is pending
+    due_s: float | None = None  # when it is over without its pod; None while it is pending
 
 
 @dataclass(slots=True)
@@ -117,12 +118,22 @@ class AdmissionPins:
         self._end(uid)
 
     def abandon(self, uid: str, at_s: float) -> None:
-        """Nobody waits for the answer any more."""
-        if uid in self._reservations:
-            self.counts.late += 1
-            if at_s - self._halved_s >= HALVED_EVERY_S:
-                self._pending_most, self._halved_s = max(1.0, self._pending_most / 2.0), at_s
-            self._end(uid)
+        """Nobody waits for the answer any more; the pod comes without a node, and takes what was decided for it."""
+        if self._reservations.get(uid) is None:
+            return
+        self.counts.late += 1
+        self._pending.pop(uid, None)
+        self._reservations[uid].due_s = at_s + RESERVED_S
+        if at_s - self._halved_s >= HALVED_EVERY_S:
+            self._pending_most, self._halved_s = max(1.0, self._pending_most / 2.0), at_s
+
+    def is_pending(self, uid: str) -> bool:
+        """Whether a review waits for the answer."""
+        return uid in self._pending
+
+    def drop(self, uid: str) -> None:
+        """There is no place for it any more."""
+        self._end(uid)
 
     def confirm(self, uid: str) -> None:
         """The pod was seen."""

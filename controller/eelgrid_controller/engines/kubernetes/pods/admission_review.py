@@ -61,7 +61,10 @@ class ReviewOutcome(Enum):
 
 
 class AdmissionPin(NamedTuple):
-    """The node of a pod that is being admitted, and its plan as the annotation has it."""
+    """The node of a pod that is being admitted, and its plan as the annotation has it.
+
+    Without a node the plan names what was asked for and is not decided yet: the pod is bound when it is.
+    """
 
     node_name: str
     plan: str
@@ -99,8 +102,11 @@ def pin_candidate(admitted: AdmissionResponse, pin: AdmissionPin) -> AdmissionRe
         if annotations
         else {"path": "/metadata/annotations", "value": {ANNOTATION_PLAN: pin.plan}}
     )
+    patch = (*admitted.patch, {"op": "add", **noted})
+    if not pin.node_name:
+        return replace(admitted, answer=ReviewOutcome.SCHEDULED, patch=patch)
     node = {"op": "add", "path": "/spec/nodeName", "value": pin.node_name}
-    return replace(admitted, answer=ReviewOutcome.PINNED, patch=(*admitted.patch, node, {"op": "add", **noted}))
+    return replace(admitted, answer=ReviewOutcome.PINNED, patch=(*patch, node))
 
 
 def review_uid(review: Any) -> str:

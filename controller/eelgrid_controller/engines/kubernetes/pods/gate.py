@@ -167,8 +167,7 @@ class Gate:
                 self.admissions.begin(sight.pod.uid, sight.pod.namespace)
                 self._on_pod_updated(PodUpdated(sight), at_s)
             case AdmissionAbandoned(uid):
-                self.admissions.abandon(uid, at_s)
-                self._gone(uid)
+                self._abandon(uid, at_s)
             case PodDeleted(uid):
                 self._adopted.pop(uid, None)
                 self._gone(uid)
@@ -281,8 +280,10 @@ class Gate:
             self.admissions.counts.changed += bool(change)
             self.admissions.confirm(reserved)
             self._gone(reserved)
+            if unit is not None:
+                unit.slots = {replica: uid if one == reserved else one for replica, one in unit.slots.items()}
         elif unit is not None and unit.members.keys() - {uid}:
-            return sight._replace(unit="", plan=None), ""
+            return sight._replace(unit=f"pod-{uid}" if sight.pod.awaits_placement else "", plan=None), ""
         return sight, change
 
     def _adopt(self, uid: str, name: str, at_s: float) -> None:
@@ -394,6 +395,8 @@ class Gate:
         if isinstance(event, UnitPlaced):
             self.others.on_places_changed(unit.places.values(), event.places.values())
         said = apply_answer(unit, event, at_s, self.settings)
+        if reserved := reserved_uid(name):
+            self._drop_unplaced(reserved)
         self._judge_again(unit)
         if said is not None and (waiting := unit.waiting_members):
             self._record_event(waiting[0], said.text, is_warning=said.is_warning)
@@ -564,9 +567,23 @@ class Gate:
     def _pin_admitted(self, told: BindPod, unit: PlacementUnit, at_s: float) -> None:
         if self.flights.is_under_way(told.uid):
             return  # its node tells pods apart by when they come, which nobody knows yet
-        self.admissions.give(told.uid, at_s)
-        self._writes.append(PinAdmitted(told.uid, told.node_name, told.plan, told.epoch))
+        if self.admissions.is_pending(told.uid):
+            self.admissions.give(told.uid, at_s)
+            self._writes.append(PinAdmitted(told.uid, told.node_name, told.plan, told.epoch))
         self._account(unit, self._members[told.uid])
+
+    def _abandon(self, uid: str, at_s: float) -> None:
+        """The answer comes too late: what the core decides is kept for the pod, if it decides on a place."""
+        self.admissions.abandon(uid, at_s)
+        self._drop_unplaced(uid)
+
+    def _drop_unplaced(self, uid: str) -> None:
+        member = self._members.get(uid)
+        if member is None or uid not in self.admissions or self.admissions.is_pending(uid):
+            return
+        if self.units[member.sight.unit].stand not in (PlacementPhase.ASKED, PlacementPhase.PLACED):
+            self.admissions.drop(uid)
+            self._gone(uid)
 
     # Looking
 

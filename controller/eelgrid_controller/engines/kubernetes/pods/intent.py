@@ -38,6 +38,7 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     CLAIM_WORKLOAD_PREFIX,
     pinned_node,
     plan_for_pod,
+    reserved_uid,
     unpin_spec,
 )
 from eelgrid_protos.errors import InvalidMessage, Violation
@@ -422,6 +423,8 @@ def view_pod(
     intent = parse_intent(pod, holders, queues)
     if isinstance(intent, WorkloadIntent):
         unit = unit_name(intent.unit)
+        if plan is not None and intent.unit == f"pod-{pod.uid}" and reserved_uid(unit_of(plan.workload)):
+            unit = unit_of(plan.workload)  # asked for at its admission, and not answered in time
         spec = intent.spec if pod.awaits_placement else None
         sight = GatePodView(pod, unit, intent.size, spec, waits_for=intent.waits_for, pinned=pinned, plan=plan)
         return sight, None

@@ -209,7 +209,7 @@ def plan_for_pod(uid: str, text: str) -> PodPlan | None:
     plan = parse_plan(text)
     if plan is None:
         return None
-    if plan.workload.startswith(_ADMITTED_WORKLOAD_PREFIX):
+    if plan.uid.startswith(ADMITTED_UID_PREFIX):
         return plan  # whose it is, the gate knows
     if plan.uid:
         return plan if plan.uid == uid else None

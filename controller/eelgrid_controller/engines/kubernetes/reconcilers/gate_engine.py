@@ -77,7 +77,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
 )
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import ADMITTED_UID_PREFIX
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import ADMITTED_UID_PREFIX, PodPlan, format_plan
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
     CoreCommandRunner,
     is_gate_workload,
@@ -152,7 +152,7 @@ class GateEngineSettings:
     gate: GateSettings = field(default_factory=GateSettings)
     batch_s: float = 0.1
     tick_s: float = 1.0
-    admission_s: float = 1.0  # that a review may wait for a place; the pod is placed when it is seen, then
+    admission_s: float = 1.0  # that a review may wait for a place; the pod is bound when there is one, then
     writes_at_once: int = 24
     leaves_claims: bool = False  # another part places pods that get their devices by claims
     pods_most: int = 300_000
@@ -400,10 +400,10 @@ class GateEngine(Reconciler[str]):
     async def find_pin(self, candidate: Mapping[str, Any]) -> AdmissionPin | None:
         """The node of a pod that the API server is about to create, once its plan is in the journal; else None.
 
-        None where no place is certain within `admission_s`: the pod is placed when it is seen, then.
+        Where that takes longer than `admission_s`, the answer names the plan alone, and the pod is bound by it.
         """
-        sight = self._view_candidate(candidate)
-        if sight is None:
+        sight, term = self._view_candidate(candidate), self.term()
+        if sight is None or term is None:
             return None
         uid = sight.pod.uid
         answer: asyncio.Future[AdmissionPin | None] = asyncio.get_running_loop().create_future()
@@ -416,7 +416,7 @@ class GateEngine(Reconciler[str]):
                 pin = await answer
                 is_answered = True
         except TimeoutError:
-            pin = None
+            pin = AdmissionPin("", format_plan(PodPlan(term.epoch, sight.unit, 0, "", uid=uid)))
         finally:
             self._admitted.pop(uid, None)
             if not is_answered:
@@ -457,7 +457,7 @@ class GateEngine(Reconciler[str]):
             answer.set_result(None)
         elif self.leads(one.epoch):
             answer.set_result(AdmissionPin(one.node_name, one.plan))
-        # Else the review's time runs out, and the place is given back.
+        # Else the review's time runs out, and its pod is the next leader's.
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
         for callback in self._nodes_heard:
