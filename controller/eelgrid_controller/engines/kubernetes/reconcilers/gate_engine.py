@@ -428,6 +428,8 @@ class GateEngine(Reconciler[str]):
         metadata = candidate["metadata"]
         namespace, name = str(metadata["namespace"]), metadata.get("name") or metadata.get("generateName")
         leads = self.is_started and self.term() is not None and self.settings.gate.binds
+        if self._loop.lag_s > self.settings.admission_s / 2.0:
+            return None  # the core is behind: a review would wait, and could not be answered in time
         if not leads or not self.gate.may_pin_admitted(namespace, self.clock.monotonic_s()):
             return None
         uid = f"{ADMITTED_UID_PREFIX}{uuid.uuid4()}"
