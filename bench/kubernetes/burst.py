@@ -61,6 +61,7 @@ async def burst(
     for one in bound:
         held[one.node] = held.get(one.node, 0) + 1
     planned = [one for one in bound if one.node == (one.pinned if mode == "gate" else one.node) == one.plan.get("node")]
-    admitted = sum(str(one.plan["workload"]).startswith(f"pod-{ADMITTED_UID_PREFIX}") for one in planned)
+    # A plan that came too late for the answer is written again by the binding, with the pod's own uid.
+    admitted = sum(str(one.plan["uid"]).startswith(ADMITTED_UID_PREFIX) for one in planned)
     overbooked = sum(many > gpus for many in held.values())
     return Burst(len(bound), seconds, created_s, seconds - created_s, len(planned), admitted, overbooked, cpu_ms)
