@@ -32,7 +32,7 @@ def pod(name="p", where=TRIAL, gpus=0, labels=None, metadata=None, **spec):
 
 
 _SET = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u-1", "controller": True}]
-_OTHER_GATE = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+OTHER_GATE = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
 _TOLERATES = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
 _SLICE = {"name": "i", "image": "none", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
 GATED = {
@@ -40,7 +40,7 @@ GATED = {
     "a pod with the label, with GPUs": pod(labels=MANAGED, gpus=1),
     "a pod with GPUs in an opted-in namespace": pod(where=OPTED_IN, gpus=2),
     "a pod with the label in an opted-in namespace": pod(where=OPTED_IN, labels=MANAGED, gpus=1),
-    "a pod that another gate holds": pod(labels=MANAGED, **_OTHER_GATE),
+    "a pod that another gate holds": pod(labels=MANAGED, **OTHER_GATE),
     "a pod that has our gate": pod(labels=MANAGED, schedulingGates=[{"name": "eelgrid.io/placement"}]),
     "a pod with tolerations": pod(labels=MANAGED, **_TOLERATES),
     "a pod with a claim in an opted-in namespace": pod(
@@ -108,15 +108,20 @@ def _mutated(found, mutation):
     return found
 
 
-def by_webhook(objects, found, *, has_conditions=True, rules=RULES):
-    """The pod as the chart's webhook and the server behind it make it.
+def by_webhook(objects, found, *, has_conditions=True, rules=RULES, asked=None, is_leader_away=False):
+    """The pod as the chart's webhook and the server behind it make it; `asked` gets the paths that were asked.
 
     Without the conditions the server has to say by itself what they would have kept away from it.
     """
     (configuration,) = (one for one in objects if one["kind"] == "MutatingWebhookConfiguration")
     for hook in configuration["webhooks"]:
         if _means(hook, found) and (not has_conditions or _fits(hook["matchConditions"], found)):
-            is_opted_in = hook["clientConfig"]["service"]["path"] == "/gate/namespaces"
+            path = hook["clientConfig"]["service"]["path"]
+            if is_leader_away and path.startswith("/place/"):
+                continue
+            if asked is not None:
+                asked.append(path)
+            is_opted_in = path.endswith("/namespaces")
             answered = review_pod(review_of(found), rules, is_opted_in=is_opted_in).review["response"]
             assert answered["allowed"] is True
             if "patch" in answered:
@@ -143,7 +148,7 @@ def patched(found, patch):
     found = copy.deepcopy(found)
     for one in patch:
         assert one["op"] == "add"
-        *way, last = one["path"].split("/")[1:]
+        *way, last = (part.replace("~1", "/") for part in one["path"].split("/")[1:])
         inner = found
         for part in way:
             inner = inner[part]

@@ -314,6 +314,7 @@ class Side:
         self.watch, self.events, self.under_way = [], [], []
         self.objects = {}
         self.tells = []
+        self.answers = {}  # to reviews of pods that are being admitted
         self.api.in_flight = [one for one in self.api.in_flight if one[0] is not self]
         for node in self.api.nodes.values():
             self._see("node", copy.deepcopy(node))
@@ -399,6 +400,8 @@ class Side:
             match one:
                 case told.UngatePod() | told.BindPod() | told.RemoveGate() | told.RecreatePod() | told.AnnotatePod():
                     self.under_way.append(one)
+                case told.PinAdmitted() | told.DeclineAdmitted():
+                    self.answers[one.uid] = one
                 case told.RecordEvent():
                     self.tells.append(one)
                 case told.ReportPlacement(uid, _, condition):

@@ -6,6 +6,7 @@ if there is one.
 """
 
 import asyncio
+import contextlib
 import logging
 import statistics
 import sys
@@ -20,10 +21,13 @@ from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig
 from bench.kubernetes.takeovers import takeover_rows
 from bench.kubernetes.trials import Row, api_restart, gang_stolen, gang_waits, leaders_killed
+from bench.kubernetes.webhook import WebhookFiles, webhook_registered
 from bench.runner import Options, benchmark
 from bench.tables import write_csv
 
 _SETTLE_S = 5.0
+# Ways to place pods, and the rate to reach as a share of kube-scheduler's.
+_GOALS = {"gate": 0.85, "scheduler": 1.2, "admission": 1.2}
 
 
 class _Run:
@@ -32,6 +36,7 @@ class _Run:
         self.plane = plane
         self.rig = rig
         self.rows: list[Row] = []
+        self.nodes: list[str] = []
         self._made: list[ControllerProcess] = []
 
     async def close(self) -> None:
@@ -40,9 +45,17 @@ class _Run:
             await one.kill()
 
     def controller(
-        self, name: str, *, lease_s: float = 15.0, unbound_s: float = 3.0, abilities: str = "", mode: str = "gate"
+        self,
+        name: str,
+        *,
+        lease_s: float = 15.0,
+        unbound_s: float = 3.0,
+        abilities: str = "",
+        mode: str = "gate",
+        more: tuple[str, ...] = (),
     ) -> ControllerProcess:
         options = (
+            *more,
             "--unbound-after",
             str(unbound_s),
             "--kubernetes-mode",
@@ -61,27 +74,45 @@ class _Run:
         write_csv(self.options.out / "summary.csv", ("measure", "value", "baseline"), self.rows)
 
     async def bursts(self) -> list[Row]:
-        found: dict[str, list[Burst]] = {"alone": [], "gate": [], "scheduler": []}
+        found: dict[str, list[Burst]] = {mode: [] for mode in ("alone", "created", *_GOALS)}
         # Everything that is new to the cluster is over before anything is measured: new nodes, cold caches.
-        await burst(self.rig, min(200, self.options.pods), self.plane.pids(), is_gated=False)
+        await burst(self.rig, min(200, self.options.pods), self.plane.pids(), mode="alone")
         await self.rig.clear()
         await asyncio.sleep(_SETTLE_S)
+        files = WebhookFiles(self.options.out)
         for turn in range(self.options.pairs):
-            found["alone"].append(await self._burst("alone", self.plane.pids()))
-            for mode in ("gate", "scheduler"):
-                side = self.controller(f"burst-{mode}-{turn}", unbound_s=60.0, mode=mode)
+            for mode in ("created", "alone"):
+                found[mode].append(await self._burst(mode, self.plane.pids()))
+            for mode in _GOALS:
+                is_admitted = mode == "admission"
+                side = self.controller(
+                    f"burst-{mode}-{turn}",
+                    unbound_s=60.0,
+                    mode="scheduler" if is_admitted else mode,
+                    more=files.options if is_admitted else (),
+                )
                 await side.start()
                 await _leads(side)
                 assert side.pid is not None
-                found[mode].append(await self._burst(mode, {**self.plane.pids(), "eelgrid-controller": side.pid}))
+                pids = {**self.plane.pids(), "eelgrid-controller": side.pid}
+                async with (
+                    webhook_registered(self.rig, files, side.webhook) if is_admitted else contextlib.nullcontext()
+                ):
+                    found[mode].append(await self._burst(mode, pids))
                 await side.stop()
         rows: list[Row] = [("burst_nodes", self.options.nodes, "-"), ("burst_pods", self.options.pods, "-")]
-        for mode, goal in (("gate", 0.85), ("scheduler", 1.2)):
-            rows += _burst_rows(mode, found[mode], found["alone"], goal, self.options.pods)
+        alone, created = found["alone"], found["created"]
+        rows.append(("burst_created_a_second", _median([one.rate for one in created]), "-"))
+        ratios = [one.rate / other.rate for one, other in zip(created, alone, strict=True)]
+        rows.append(("burst_created_rate_to_kube_scheduler_alone", _median(ratios), "-"))
+        for mode, goal in _GOALS.items():
+            rows += _burst_rows(mode, found[mode], alone, goal, self.options.pods)
+        pinned = sum(one.admitted for one in found["admission"])
+        rows.append(("burst_admission_pods_pinned_at_admission", pinned, self.options.pods * self.options.pairs))
         return rows
 
     async def _burst(self, mode: str, pids: Mapping[str, int]) -> Burst:
-        found = await burst(self.rig, self.options.pods, pids, is_gated=mode == "gate", is_ours=mode == "scheduler")
+        found = await burst(self.rig, self.options.pods, pids, mode=mode, nodes=self.nodes)
         print(f"# mode={mode} {found} rate={found.rate:.1f}", flush=True)
         await self.rig.clear()
         await asyncio.sleep(1.0)
@@ -198,7 +229,7 @@ async def _main(options: Options, plane: ControlPlane) -> None:
             if "takeovers" in parts:
                 await run.told(run.takeovers())
             if parts - {"claims", "takeovers"}:
-                await rig.make_nodes(options.nodes)
+                run.nodes = await rig.make_nodes(options.nodes)
             if "burst" in parts:
                 await run.told(run.bursts())
             if "gangs" in parts:

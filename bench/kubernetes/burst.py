@@ -1,4 +1,10 @@
-"""A burst of pods onto an empty fleet: gated and placed by Eelgrid, bound by Eelgrid, and kube-scheduler alone, in turns.
+"""A burst of pods onto an empty fleet, by Eelgrid's ways to place them and by kube-scheduler alone, in turns.
+
+    alone      kube-scheduler
+    gate       gated, placed by Eelgrid, bound by kube-scheduler
+    scheduler  bound by Eelgrid
+    admission  given their nodes by Eelgrid's webhook
+    created    created with their nodes, by nobody: the rate of creations alone, a bound for all others
 
 All create the same pods in the same way, and the clock runs from the first creation to the
 last binding reported by a watch, including the creation. In between everything is deleted.
@@ -7,11 +13,12 @@ a machine with other load.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bench.kubernetes.processes import cpu_s
 from bench.kubernetes.rig import Rig, pod
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import ADMITTED_UID_PREFIX
 
 __all__ = ["Burst", "burst"]
 
@@ -24,6 +31,7 @@ class Burst(NamedTuple):
     created_s: float  # of these, for the creation of all
     late_s: float  # from the last creation to the last binding
     planned: int  # bound where the plan said
+    admitted: int  # of these, at their admission
     overbooked: int  # nodes with more than they have
     cpu_ms: Mapping[str, float]  # of processor for a pod, by process; "bench" is this one, which creates and looks on
 
@@ -34,18 +42,26 @@ class Burst(NamedTuple):
 
 
 async def burst(
-    rig: Rig, count: int, pids: Mapping[str, int], *, is_gated: bool, is_ours: bool = False, gpus: int = 8
+    rig: Rig, count: int, pids: Mapping[str, int], *, mode: str, nodes: Sequence[str] = (), gpus: int = 8
 ) -> Burst:
-    """So many one-GPU pods at once; they are left as they are. `pids` are the processes to be looked at."""
+    """So many one-GPU pods at once; they are left as they are. `pids` are the processes to be looked at.
+
+    In mode "created" they are spread over `nodes`.
+    """
     pids = {**pids, "bench": os.getpid()}
     before_s = {name: cpu_s(pid) for name, pid in pids.items()}
     bound, seconds, created_s = await rig.rush(
-        [pod(f"b{index:05d}", is_gated=is_gated, is_ours=is_ours) for index in range(count)]
+        [
+            pod(f"b{index:05d}", mode=mode, spec={"nodeName": nodes[index % len(nodes)]} if mode == "created" else {})
+            for index in range(count)
+        ]
     )
     cpu_ms = {name: 1000.0 * (cpu_s(pid) - before_s[name]) / count for name, pid in pids.items()}
     held: dict[str, int] = {}
     for one in bound:
         held[one.node] = held.get(one.node, 0) + 1
-    planned = sum(one.node == (one.node if is_ours else one.pinned) == one.plan.get("node") for one in bound)
+    planned = [one for one in bound if one.node == (one.pinned if mode == "gate" else one.node) == one.plan.get("node")]
+    # A plan that came too late for the answer is written again by the binding, with the pod's own uid.
+    admitted = sum(str(one.plan["uid"]).startswith(ADMITTED_UID_PREFIX) for one in planned)
     overbooked = sum(many > gpus for many in held.values())
-    return Burst(len(bound), seconds, created_s, seconds - created_s, planned, overbooked, cpu_ms)
+    return Burst(len(bound), seconds, created_s, seconds - created_s, len(planned), admitted, overbooked, cpu_ms)

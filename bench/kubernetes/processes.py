@@ -78,6 +78,11 @@ class ControllerProcess:
         found = re.findall(r"serving listen=(\S+)", self.text())
         return found[-1] if found else ""
 
+    @property
+    def webhook(self) -> str:
+        """Where its webhook is asked."""
+        return re.findall(r"webhook=serving listen=(\S+)", self.text())[-1]
+
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does."""
         self._signal(signal.SIGSTOP)

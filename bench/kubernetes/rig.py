@@ -46,8 +46,12 @@ class Seen:
     gone_s: float | None = None
 
 
-def pod(name: str, *, gpus: int = 1, is_gated: bool = True, is_ours: bool = False, **more: Any) -> Object:
-    """A pod, gated unless it names our scheduler (`is_ours`); `more` goes into its metadata, `spec` of it into its spec."""
+def pod(name: str, *, gpus: int = 1, mode: str = "gate", **more: Any) -> Object:
+    """A pod; `more` goes into its metadata, `spec` of it into its spec.
+
+    `mode` says what is done about it at its admission: in "gate" it has the gate, in "scheduler" our scheduler's name,
+    in "admission" the label by which our webhook is asked; in all others nothing.
+    """
     amounts = {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": str(gpus)}
     spec: dict[str, Any] = {
         "containers": [
@@ -61,10 +65,11 @@ def pod(name: str, *, gpus: int = 1, is_gated: bool = True, is_ours: bool = Fals
         **more.pop("spec", {}),
     }
     metadata = {"name": name, **more}
-    if is_ours:
+    if mode == "scheduler":
         spec["schedulerName"] = SCHEDULER
-    elif is_gated:
+    elif mode == "gate":
         spec["schedulingGates"] = [{"name": GATE}]
+    if mode in ("gate", "admission"):
         metadata["labels"] = {LABEL_MANAGED: "true", **more.get("labels", {})}
     return {"metadata": metadata, "spec": spec}
 

@@ -97,7 +97,7 @@ async def gang_stolen(rig: Rig, plane: ControlPlane, *, is_grouped: bool) -> lis
         await rig.until(lambda: len(pinned()) == _SIZE, within_s=60.0)
         first = {one.uid for one in pinned()}
         stolen = pinned()[0].pinned
-        await rig.make([pod("thief", is_gated=False, spec={"nodeName": stolen})])
+        await rig.make([pod("thief", mode="alone", spec={"nodeName": stolen})])
     finally:
         plane.start_scheduler()
     start_s = time.monotonic()

@@ -165,6 +165,7 @@ _KUBERNETES_SETTINGS = {
     "kubernetes_lease_name": "lease_name",
     "kubernetes_mode": "mode",
     "kubernetes_namespace": "namespace",
+    "kubernetes_pin_at_admission": "pins_at_admission",
     "unbound_after": "unbound_s",
 }
 _SLURM_SETTINGS = {
@@ -539,6 +540,8 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
               help="Seconds after which another controller may take over from a silent leader.")  # fmt: skip
 @click.option("--kubernetes-mode", type=click.Choice(KUBERNETES_MODES), default=_KUBERNETES.mode, show_default=True,
               help="gate: kube-scheduler binds pods; scheduler: this controller binds those that name the scheduler eelgrid.")  # fmt: skip
+@click.option("--kubernetes-pin-at-admission", is_flag=True,
+              help="With mode scheduler: the webhook answers with the node where the plan is certain, so that no binding follows.")  # fmt: skip
 @click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
               help="Seconds after which a pinned pod that cannot be scheduled is deleted, for its owner to recreate.")  # fmt: skip
 @click.option("--fail-open-after", type=float,

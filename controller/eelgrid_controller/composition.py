@@ -712,6 +712,8 @@ class Controller:
             promises=steward.promises,
         )
         self.metrics.add(placing.families)
+        if self.webhook is not None and self.config.kubernetes.pins_at_admission:
+            self.webhook.find_pin = placing.engine.find_pin
         if self.watches.tracing is not None:
             self.watches.tracing.follow_pods(placing.engine.writes.listeners, is_gate_workload)
         users = PodUsers()

@@ -111,6 +111,9 @@ def _writes(engine: GateEngine) -> Iterator[MetricFamily]:
         {"pinned": writes.ungated, "bound": writes.bound, "opened": writes.stripped, **failed},
     )
     yield build_family("eelgrid_kubernetes_recreated_total", writes.recreated)
+    admissions = engine.gate.admissions
+    yield build_family("eelgrid_kubernetes_admission_pins_total", admissions.counts.as_mapping())
+    yield build_family("eelgrid_kubernetes_admission_reservations", len(admissions))
     yield build_family("eelgrid_kubernetes_notes_total", {"sent": engine.events.sent, "dropped": engine.events.dropped})
     reports = {"written": writes.reports_sent, "dropped": writes.reports_dropped}
     yield build_family("eelgrid_kubernetes_conditions_total", reports)

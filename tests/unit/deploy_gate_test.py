@@ -2,8 +2,10 @@
 
 import base64
 import ssl
+from dataclasses import replace
 
 from cryptography import x509
+from tests import admission_rig as rig
 from tests.deploy_rig import V1BETA1, container, needs_helm, objects_of, pick
 
 from eelgrid_controller.__main__ import main as controller
@@ -73,6 +75,47 @@ def test_the_controller_serves_the_webhook_by_the_same_rules():
     assert found["webhook_excluded"].split(",") == ["kube-system", "kube-public", "kube-node-lease", "eelgrid"]
     assert found["webhook_toleration"] is True
     assert not [one for one in container(pick(objects_of("default"), "Deployment"))["args"] if "webhook" in one]
+
+
+def test_the_leader_is_asked_first_where_pods_are_placed_at_admission():
+    objects = objects_of("pinning")
+    hooks = pick(objects, "MutatingWebhookConfiguration")["webhooks"]
+    assert [hook["name"].partition(".")[::2] for hook in hooks] == [
+        ("pods", "place.eelgrid.io"),
+        ("namespaces", "place.eelgrid.io"),
+        ("pods", "gate.eelgrid.io"),
+        ("namespaces", "gate.eelgrid.io"),
+    ]
+    leader = pick(objects, "Service", "eelgrid-webhook-leader")
+    assert leader["spec"]["selector"]["eelgrid.io/role"] == "leader"
+    secret = pick(objects, "Secret", "eelgrid-webhook-tls")["data"]
+    leaf = x509.load_pem_x509_certificate(base64.b64decode(secret["tls.crt"]))
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    for hook in hooks:
+        service = hook["clientConfig"]["service"]
+        places = ".place." in hook["name"]
+        assert hook["failurePolicy"] == "Ignore"
+        assert hook["sideEffects"] == ("NoneOnDryRun" if places else "None")
+        assert service["path"].startswith("/place/" if places else "/gate/")
+        assert (service["name"] == leader["metadata"]["name"]) is places
+        assert f"{service['name']}.eelgrid.svc" in names.get_values_for_type(x509.DNSName)
+    arguments = container(pick(objects, "Deployment"))["args"]
+    assert "--kubernetes-pin-at-admission" in arguments
+    assert "--kubernetes-mode=scheduler" in arguments
+
+
+def test_who_was_answered_by_the_leader_is_not_asked_about_again():
+    objects = objects_of("pinning")
+    rules = replace(rig.RULES, binds=True)
+    found = rig.pod(labels=rig.MANAGED, gpus=1)
+    asked = []
+    made = rig.by_webhook(objects, found, rules=rules, asked=asked)
+    assert asked == ["/place/pods"]
+    assert made["spec"]["schedulerName"] == "eelgrid"
+    asked.clear()
+    made = rig.by_webhook(objects, found, rules=rules, asked=asked, is_leader_away=True)
+    assert asked == ["/gate/pods"]
+    assert made["spec"]["schedulerName"] == "eelgrid"
 
 
 def test_nothing_is_gated_where_no_controller_takes_gates_off():

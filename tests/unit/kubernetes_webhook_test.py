@@ -1,6 +1,7 @@
 """The webhook: what it answers to reviews that are none of ours, bad or too much, and its certificates."""
 
 import asyncio
+import base64
 import io
 import json
 import logging
@@ -16,7 +17,14 @@ from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
 
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
-from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
+from eelgrid_controller.engines.kubernetes.pods.admission_review import (
+    AdmissionPin,
+    GateRules,
+    ReviewOutcome,
+    pin_candidate,
+    review_pod,
+)
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.runtime.config import KubernetesConfig, WebhookConfig
 from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
@@ -114,6 +122,79 @@ def test_a_pod_that_names_our_scheduler_itself_gets_no_gate_beside_it():
     assert "schedulingGates" not in spec
 
 
+PIN = AdmissionPin("n1", '{"node":"n1"}')
+
+
+@pytest.mark.parametrize("annotations", [None, {}, {"a": "b"}, {ANNOTATION_PLAN: "of another"}])
+def test_a_candidate_is_answered_with_its_node_and_its_plan(annotations):
+    pod = rig.pod(labels=rig.MANAGED, metadata={"generateName": "p-", "annotations": annotations})
+    found = decided(rig.review_of(pod), rules=BINDS)
+    assert found.candidate["spec"]["schedulerName"] == "eelgrid"
+    assert [one["key"] for one in found.candidate["spec"]["tolerations"]] == ["eelgrid.io/managed"]
+    pinned = pin_candidate(found, PIN)
+    assert pinned.answer is ReviewOutcome.PINNED
+    made = rig.patched(pod, json.loads(base64.b64decode(pinned.review["response"]["patch"])))
+    assert made["spec"] == found.candidate["spec"] | {"nodeName": "n1"}
+    assert made["metadata"]["annotations"] == (annotations or {}) | {ANNOTATION_PLAN: PIN.plan}
+
+
+NO_CANDIDATES = {
+    "a dry run": ({}, {"dryRun": True}),
+    "a pod that others hold back": (rig.OTHER_GATE, {}),
+    "a pod that has a node": ({"nodeName": "n1"}, {}),
+    "a pod of another scheduler": ({"schedulerName": "volcano"}, {}),
+    **{what: (spec, {}) for what, spec in NEEDS_KUBE_SCHEDULER.items()},
+}
+
+
+@pytest.mark.parametrize("what", sorted(NO_CANDIDATES))
+def test_nobody_else_is_a_candidate(what):
+    spec, request = NO_CANDIDATES[what]
+    found = rig.review_of(rig.pod(labels=rig.MANAGED, **spec), **request)
+    assert decided(found, rules=BINDS).candidate is None
+
+
+def test_in_mode_gate_there_are_no_candidates():
+    assert decided(rig.review_of(OURS)).candidate is None
+
+
+def test_a_pod_that_names_our_scheduler_itself_is_a_candidate():
+    found = decided(rig.review_of(rig.pod(labels=rig.MANAGED, schedulerName="eelgrid")), rules=BINDS)
+    assert found.candidate is not None
+
+
+async def test_places_are_looked_for_where_they_are_asked_for_and_nowhere_else(tmp_path):
+    authority, asked = trustme.CA(), []
+
+    async def find_pin(candidate):
+        asked.append(candidate["metadata"]["name"])
+        return PIN if candidate["metadata"]["name"] == "certain" else None
+
+    async with serving(tmp_path, authority, rules=BINDS) as (hook, _, port):
+        hook.find_pin = find_pin
+        for name, path, is_pinned in (
+            ("certain", "/place/pods", True),
+            ("uncertain", "/place/pods", False),
+            ("other", "/gate/pods", False),
+        ):
+            found = rig.pod(name, labels=rig.MANAGED)
+            _, body = await post(port, authority, _review(found), path=path)
+            made = rig.patched(found, json.loads(base64.b64decode(json.loads(body)["response"]["patch"])))
+            assert made["spec"].get("nodeName") == ("n1" if is_pinned else None)
+            assert made["spec"]["schedulerName"] == "eelgrid"
+        assert asked == ["certain", "uncertain"]
+        assert (hook.answers[ReviewOutcome.PINNED], hook.answers[ReviewOutcome.SCHEDULED]) == (1, 2)
+
+
+@pytest.mark.parametrize("more", [{"mode": "gate"}, {"webhook": None}])
+def test_places_at_admission_need_mode_scheduler_and_the_webhook(tmp_path, more):
+    hook = WebhookConfig(listen="127.0.0.1:0", certificate=tmp_path / "c", key=tmp_path / "k")
+    options = {"mode": "scheduler", "webhook": hook, "pins_at_admission": True}
+    KubernetesConfig(**options)
+    with pytest.raises(ControllerConfigError, match="pins_at_admission"):
+        KubernetesConfig(**options | more)
+
+
 def _hooks():
     everything = {"objectSelector": {}, "namespaceSelector": {}, "matchConditions": []}
     hook = {"clientConfig": {"service": {"path": "/gate/pods"}}, **everything}
@@ -173,10 +254,10 @@ def write(files, authority, *names):
 
 
 @asynccontextmanager
-async def serving(folder, authority):
+async def serving(folder, authority, *, rules=rig.RULES):
     files = KeyPairFiles(folder / "tls.crt", folder / "tls.key")
     write(files, authority, "localhost", "127.0.0.1")
-    hook = AdmissionWebhook(rig.RULES, files, log=LOG)
+    hook = AdmissionWebhook(rules, files, log=LOG)
     port = await hook.start("127.0.0.1:0")
     try:
         yield hook, files, port

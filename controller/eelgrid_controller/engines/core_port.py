@@ -38,6 +38,10 @@ class CoreCommandPort(Protocol):
     def core(self) -> Core:
         """The core at this moment."""
 
+    @property
+    def lag_s(self) -> float:
+        """Seconds that the oldest command has waited; 0 where none waits."""
+
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
         """Return what `view` makes of the core."""
 

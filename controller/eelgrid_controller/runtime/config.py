@@ -54,6 +54,8 @@ class KubernetesConfig:
     abilities: frozenset[str] = frozenset()
     # "gate": kube-scheduler binds. "scheduler": pods that name the scheduler eelgrid are bound by this controller.
     mode: str = "gate"
+    # The webhook answers with the node where the plan is certain; no binding follows then.
+    pins_at_admission: bool = False
     # None if an admission policy of the cluster gates pods, or users do.
     webhook: WebhookConfig | None = None
 
@@ -63,6 +65,11 @@ class KubernetesConfig:
             raise ControllerConfigError(f"abilities contain {unknown[0]!r}", f"use only {', '.join(sorted(ABILITIES))}")
         if self.mode not in KUBERNETES_MODES:
             raise ControllerConfigError(f"mode is {self.mode!r}", f"use {' or '.join(KUBERNETES_MODES)}")
+        if self.pins_at_admission and (self.mode != "scheduler" or self.webhook is None):
+            raise ControllerConfigError(
+                "pins_at_admission needs mode scheduler and the webhook",
+                "add --kubernetes-mode scheduler and --webhook-listen, or leave it out",
+            )
         for name in ("lease_s", "unbound_s"):
             if not 1.0 <= getattr(self, name) <= 86_400.0:
                 raise ControllerConfigError(f"{name} is {getattr(self, name)}", "give seconds between 1 and 86400")

@@ -1,16 +1,25 @@
-"""The mutating admission webhook that adds gates, for clusters without MutatingAdmissionPolicy."""
+"""The mutating admission webhook: gates, our scheduler's name, and nodes where they are planned at admission.
+
+`/gate/...` answers on every replica alike. `/place/...` may set the node, too; the chart sends it to the leader alone.
+"""
 
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 from aiohttp import web
 
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
-from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
+from eelgrid_controller.engines.kubernetes.pods.admission_review import (
+    AdmissionPin,
+    GateRules,
+    ReviewOutcome,
+    pin_candidate,
+    review_pod,
+)
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint
 from eelgrid_controller.server.metrics.catalogue import build_family
@@ -22,7 +31,11 @@ from eelgrid_protos.transport import KeyPairFiles
 _BODY_BYTES_MOST = 4 * 1024 * 1024
 _READ_WITHIN_S = 5.0
 _AT_ONCE_MOST = 64
-_PATHS = {"/gate/pods": False, "/gate/namespaces": True}
+# By path: whether the namespace has opted in.
+_PATHS = {"/gate/pods": False, "/gate/namespaces": True, "/place/pods": False, "/place/namespaces": True}
+_PLACES = "/place/"
+# The node of a pod as it will be created, None where none is certain now; it answers within its own bound.
+PinLookup: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[AdmissionPin | None]]
 _SETTINGS = EndpointSettings(
     flag="--webhook-listen",
     name="the webhook",
@@ -52,6 +65,7 @@ class AdmissionWebhook:
         self.answers: dict[ReviewOutcome, int] = dict.fromkeys(ReviewOutcome, 0)
         self.refused = 0  # requests that were no review, too large, too slow or too many
         self.port = 0
+        self.find_pin: PinLookup | None = None  # None where nothing is planned at admission
         self._rules = rules
         self._files = files
         self._log = log
@@ -100,6 +114,9 @@ class AdmissionWebhook:
                 body = await request.read()
             review: Any = msgspec.json.decode(body)
             admitted = review_pod(review, self._rules, is_opted_in=_PATHS[request.path])
+            if self.find_pin is not None and admitted.candidate is not None and request.path.startswith(_PLACES):
+                pin = await self.find_pin(admitted.candidate)
+                admitted = admitted if pin is None else pin_candidate(admitted, pin)
         except web.HTTPRequestEntityTooLarge:
             return self._refusal(413, f"a review has {_BODY_BYTES_MOST} bytes at most")
         except TimeoutError:
@@ -112,7 +129,7 @@ class AdmissionWebhook:
             self._at_once -= 1
         self.answers[admitted.answer] += 1
         if admitted.answer is ReviewOutcome.UNREAD:
-            self._log.warning("review=unread told=%s", admitted.review["response"]["warnings"][0])
+            self._log.warning("review=unread told=%s", admitted.warning)
         return web.Response(body=msgspec.json.encode(admitted.review), content_type="application/json")
 
     def _refusal(self, status: int, told: str) -> web.Response:

@@ -695,6 +695,17 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "eelgrid_kubernetes_recreated_total", _C, "Pinned pods deleted so that their owner recreates them"
         ),
         MetricDescription(
+            "eelgrid_kubernetes_admission_pins_total",
+            _C,
+            "Pods placed at their admission: pinned, declined since no place was certain, late since the review's time ran out, confirmed when the pod was seen, expired since it was not, and changed since they were planned",
+            ("result",),
+        ),
+        MetricDescription(
+            "eelgrid_kubernetes_admission_reservations",
+            _G,
+            "Places kept for pods that are being admitted and that no watch has shown yet",
+        ),
+        MetricDescription(
             "eelgrid_kubernetes_flights",
             _G,
             "Pods on their way to a node whose device plugin allocates the planned devices",
@@ -753,7 +764,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_kubernetes_reviews_total",
             _C,
-            "New pods that the webhook gated, gave the scheduler eelgrid, left unchanged or could not read, and requests that it refused; no series without a webhook",
+            "New pods that the webhook gated, gave the scheduler eelgrid, gave a node, left unchanged or could not read, and requests that it refused; no series without a webhook",
             ("answer",),
         ),
     ),

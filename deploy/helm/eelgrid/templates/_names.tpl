@@ -66,6 +66,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and (eq $c.kubernetes.mode "scheduler") (has .Values.gate.policyVersion (list "v1" "v1beta1")) -}}
 {{- fail "controller.kubernetes.mode=scheduler needs the webhook, which alone can tell which pods it may bind; set gate.policyVersion to auto, webhook or none" -}}
 {{- end -}}
+{{- if and $c.kubernetes.pinAtAdmission (or (ne $c.kubernetes.mode "scheduler") (ne (include "eelgrid.policyVersion" .) "webhook")) -}}
+{{- fail "controller.kubernetes.pinAtAdmission needs controller.kubernetes.mode=scheduler and gate.policyVersion=auto or webhook: the webhook answers with the node" -}}
+{{- end -}}
 {{- if eq (include "eelgrid.policyVersion" .) "webhook" -}}
 {{- if eq .Values.gate.failurePolicy "Fail" -}}
 {{- fail "gate.failurePolicy=Fail goes with the policy: a webhook that is away would refuse pods; say Ignore" -}}

@@ -16,19 +16,23 @@ from collections.abc import Iterable
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
+from eelgrid_controller.engines.kubernetes.pods.admission_pins import AdmissionPins, describe_change
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import fence_pod, planned_amounts, planned_pod
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker, PlannedPod
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
+    AdmissionAbandoned,
     AdoptUnit,
     AnnotateFailed,
     AnnotatePod,
     BindPod,
     CancelUnit,
     ClaimGpusUpdated,
+    DeclineAdmitted,
     DeleteFailed,
     DevicesReported,
     GateEvent,
     GateInstruction,
+    GatePodView,
     GateSynced,
     GateTicked,
     InferenceServiceDeleted,
@@ -42,6 +46,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     NodeReportFailed,
     PatchDone,
     PatchFailed,
+    PinAdmitted,
+    PodAdmitted,
     PodDeleted,
     PodUpdated,
     RecordEvent,
@@ -76,6 +82,7 @@ from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     placement_condition,
     recreate_unit,
 )
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import reserved_uid
 from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import COLLISION_RETRY_S, reconcile_unit
 
 # API servers end a request after a minute (--request-timeout): what a former leader sent is over by then, fence or not.
@@ -94,6 +101,7 @@ class Gate:
         self.others = ExternalUsageTracker()
         self.watchdog = UnboundPodWatchdog(unbound_s=settings.unbound_s)
         self.flights = InflightPods(most_s=settings.flight_s)
+        self.admissions = AdmissionPins()
         self._members: dict[str, UnitMember] = {}
         self._services: dict[str, InferenceService] = {}  # by unit
         self._traits: dict[str, str] = {}  # of pods that wait, by uid
@@ -123,11 +131,10 @@ class Gate:
             return []
         self._fence(at_s)
         told: list[GateInstruction] = list(self.others.flush_reports())
-        marked, self._marked = self._marked, {}
-        for name in marked:
-            unit = self.units.get(name)
-            if unit is not None:
-                self._reconcile_unit(unit, at_s)
+        self._reconcile_marked(at_s)
+        if self.admissions.pending:
+            self._decline_uncertain(at_s)
+            self._reconcile_marked(at_s)
         told += self.others.flush_reports()
         # What stands, stands: before anything is placed beside it.
         self._submits.sort(key=lambda one: (isinstance(one, SubmitUnit), -one.request.spec.priority))
@@ -156,6 +163,11 @@ class Gate:
         match event:
             case PodUpdated():
                 self._on_pod_updated(event, at_s)
+            case PodAdmitted(sight):
+                self.admissions.begin(sight.pod.uid, sight.pod.namespace)
+                self._on_pod_updated(PodUpdated(sight), at_s)
+            case AdmissionAbandoned(uid):
+                self._abandon(uid, at_s)
             case PodDeleted(uid):
                 self._adopted.pop(uid, None)
                 self._gone(uid)
@@ -213,7 +225,7 @@ class Gate:
                 self._on_tick(at_s)
 
     def _on_pod_updated(self, event: PodUpdated, at_s: float) -> None:
-        sight = event.pod
+        sight, change = self._confirm_reservation(event.pod)
         uid = sight.pod.uid
         if not sight.unit:
             if uid in self._members:
@@ -243,8 +255,36 @@ class Gate:
         if member.is_over:
             self._marked.update(dict.fromkeys(self.flights.record_end(uid)))
         self._watch_pinned(member, at_s)
+        if reserved_uid(unit.name) and unit.stand is PlacementPhase.PLACED:
+            unit.settle_places()  # the core counts it there from now on: nobody beside it does
+        if change:
+            # All of it is let go, and taken over as it stands, with what the pod requests.
+            unit.is_stale = True
+            text = f"changed after it was placed at its admission: it requests {change}; its plan follows"
+            self._record_event(member, text, is_warning=True)
         self._account(unit, member)
         self._marked[unit.name] = None
+
+    def _confirm_reservation(self, sight: GatePodView) -> tuple[GatePodView, str]:
+        """The pod of a reservation takes its place; what it requests other than planned.
+
+        Annotations can be copied: where another pod has come already, this one is none of ours.
+        """
+        reserved, uid = reserved_uid(sight.unit), sight.pod.uid
+        if not reserved or reserved == uid:
+            return sight, ""
+        self.admissions.stop_expecting(sight.unit)
+        unit, change = self.units.get(sight.unit), ""
+        if reserved in self.admissions:
+            change = describe_change(self._members[reserved].sight.pod, sight.pod)
+            self.admissions.counts.changed += bool(change)
+            self.admissions.confirm(reserved)
+            self._gone(reserved)
+            if unit is not None:
+                unit.slots = {replica: uid if one == reserved else one for replica, one in unit.slots.items()}
+        elif unit is not None and unit.members.keys() - {uid}:
+            return sight._replace(unit=f"pod-{uid}" if sight.pod.awaits_placement else "", plan=None), ""
+        return sight, change
 
     def _adopt(self, uid: str, name: str, at_s: float) -> None:
         member = self._members.get(uid)
@@ -345,6 +385,8 @@ class Gate:
             if isinstance(event, UnitCancelled | UnitRefused):
                 return
             unit = self._start_unit(name, attempt)
+            if reserved_uid(name) and isinstance(event, UnitPlaced):
+                self.admissions.expect(name, at_s)
         if attempt > unit.attempt and unit.stand is PlacementPhase.UNKNOWN:
             unit.attempt = attempt
         if attempt != unit.attempt or unit.agrees_with(event):
@@ -353,6 +395,8 @@ class Gate:
         if isinstance(event, UnitPlaced):
             self.others.on_places_changed(unit.places.values(), event.places.values())
         said = apply_answer(unit, event, at_s, self.settings)
+        if reserved := reserved_uid(name):
+            self._drop_unplaced(reserved)
         self._judge_again(unit)
         if said is not None and (waiting := unit.waiting_members):
             self._record_event(waiting[0], said.text, is_warning=said.is_warning)
@@ -422,7 +466,7 @@ class Gate:
         if self._term_begins:
             self._term_begins = False
             self._fenced_s = at_s + FENCE_TIMEOUT_S
-            waiting = [member for member in self._members.values() if member.is_waiting]
+            waiting = [one for uid, one in self._members.items() if one.is_waiting and uid not in self.admissions]
             # In the first term of all nobody has written before.
             is_first = self.epoch <= 1 and not any(member.sight.plan for member in self._members.values())
             versions = {} if is_first else {one.uid: one.sight.pod.resource_version for one in waiting}
@@ -460,6 +504,9 @@ class Gate:
             late.is_patching = late.is_noting = False
             self._marked[late.sight.unit] = None
         self._marked.update(dict.fromkeys(self.flights.expire_overdue(at_s)))
+        self._marked.update(dict.fromkeys(self.admissions.expire_expected(at_s)))
+        for uid in self.admissions.expire_overdue(at_s):
+            self._gone(uid)
         for name in self._resting:
             if self.units[name].retry_s <= at_s:
                 self._marked[name] = None
@@ -498,12 +545,63 @@ class Gate:
                 self._marked[unit.name] = None
                 self._writes.append(told)
 
+    # Pods that are being admitted
+
+    def may_pin_admitted(self, namespace: str, at_s: float) -> bool:
+        """Whether a pod of a namespace may be placed at its admission now; else it is placed when it is seen."""
+        if not (self._is_synced and self._deciding is not None and self.admissions.may_begin(namespace, at_s)):
+            return False
+        # Who comes in the stead of a pod that moves gets the place that is kept for it, and is known only when seen.
+        return not (self.settings.moves and any(unit.moving for unit in self.units.values()))
+
+    def _decline_uncertain(self, at_s: float) -> None:
+        """Reviews that have no place now are answered without: nothing that has to be waited for is certain."""
+        for uid in self.admissions.pending:
+            unit = self.units[self._members[uid].sight.unit]
+            if unit.stand is PlacementPhase.ASKED and self._deciding is not None:
+                continue
+            self.admissions.decline(uid, at_s, is_full=unit.stand is PlacementPhase.WAITING)
+            self._gone(uid)
+            self._writes.append(DeclineAdmitted(uid))
+
+    def _pin_admitted(self, told: BindPod, unit: PlacementUnit, at_s: float) -> None:
+        if self.flights.is_under_way(told.uid):
+            return  # its node tells pods apart by when they come, which nobody knows yet
+        if self.admissions.is_pending(told.uid):
+            self.admissions.give(told.uid, at_s)
+            self._writes.append(PinAdmitted(told.uid, told.node_name, told.plan, told.epoch))
+        self._account(unit, self._members[told.uid])
+
+    def _abandon(self, uid: str, at_s: float) -> None:
+        """The answer comes too late: what the core decides is kept for the pod, if it decides on a place."""
+        self.admissions.abandon(uid, at_s)
+        self._drop_unplaced(uid)
+
+    def _drop_unplaced(self, uid: str) -> None:
+        member = self._members.get(uid)
+        if member is None or uid not in self.admissions or self.admissions.is_pending(uid):
+            return
+        if self.units[member.sight.unit].stand not in (PlacementPhase.ASKED, PlacementPhase.PLACED):
+            self.admissions.drop(uid)
+            self._gone(uid)
+
     # Looking
+
+    def _reconcile_marked(self, at_s: float) -> None:
+        marked, self._marked = self._marked, {}
+        for name in marked:
+            unit = self.units.get(name)
+            if unit is not None and (unit.members or not self.admissions.is_expected(name)):
+                self._reconcile_unit(unit, at_s)
 
     def _reconcile_unit(self, unit: PlacementUnit, at_s: float) -> None:
         before = unit.stand
         for told in reconcile_unit(unit, self.others, self.flights, self._deciding, at_s):
             match told:
+                case BindPod(uid) if uid in self.admissions:
+                    self._pin_admitted(told, unit, at_s)
+                case AnnotatePod(uid) if uid in self.admissions:
+                    pass  # nothing is there that could be written to; its end is told by its pod, or by time
                 case UngatePod(uid) | BindPod(uid) | AnnotatePod(uid):
                     if isinstance(told, UngatePod):
                         self._left.pop(uid, None)  # of a gate whose removal failed in a term before
@@ -542,6 +640,8 @@ class Gate:
             return  # a node would do by now: the core is about to try it again
         is_whole = unit.elastic is not None or unit.is_complete or unit.stand is PlacementPhase.PLACED
         for member in unit.members.values():
+            if member.uid in self.admissions:
+                continue
             wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
             if wanted is not None and is_condition_due(member, wanted, at_s):
                 member.reported, member.reported_s = wanted, at_s
@@ -587,6 +687,6 @@ class Gate:
                 self._marked[unit.name] = None
 
     def _record_event(self, member: UnitMember, text: str, *, is_warning: bool = False) -> None:
-        if member.told != text:
+        if member.told != text and member.uid not in self.admissions:
             member.told = text
             self._tells.append(RecordEvent(member.uid, member.sight.key, text, is_warning))

@@ -59,6 +59,18 @@ class PodUpdated(NamedTuple):
     pod: GatePodView
 
 
+class PodAdmitted(NamedTuple):
+    """A pod that the API server is about to create, under a uid of ours; it is placed now, or when it is seen."""
+
+    pod: GatePodView
+
+
+class AdmissionAbandoned(NamedTuple):
+    """Nobody waits any more for the place of a pod that was being admitted."""
+
+    uid: str
+
+
 class PodDeleted(NamedTuple):
     """A pod was deleted."""
 
@@ -248,6 +260,8 @@ class MoveFinished(NamedTuple):
 
 GateEvent = (
     PodUpdated
+    | PodAdmitted
+    | AdmissionAbandoned
     | PodDeleted
     | ReplacementStarted
     | MoveFinished
@@ -339,6 +353,21 @@ class BindPod(NamedTuple):
     epoch: int
 
 
+class PinAdmitted(NamedTuple):
+    """Answer the review of a pod that is being admitted with its node and its plan."""
+
+    uid: str
+    node_name: str
+    plan: str
+    epoch: int
+
+
+class DeclineAdmitted(NamedTuple):
+    """Answer it without: it is placed when it is seen."""
+
+    uid: str
+
+
 class RemoveGate(NamedTuple):
     """Remove our gate and pin nothing; without an epoch although nobody leads."""
 
@@ -398,6 +427,8 @@ GateInstruction = (
     | RetryPending
     | UngatePod
     | BindPod
+    | PinAdmitted
+    | DeclineAdmitted
     | RemoveGate
     | AnnotatePod
     | RecreatePod

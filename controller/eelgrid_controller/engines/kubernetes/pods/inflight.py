@@ -55,6 +55,10 @@ class InflightPods:
             self._on.setdefault(lane, {})[uid] = _Flight(unit, name, at_s)
             self._lanes.setdefault(uid, set()).add(lane)
 
+    def is_under_way(self, uid: str) -> bool:
+        """Whether a pod was let go to a node that says which devices pods got."""
+        return uid in self._lanes
+
     def set_steered(self, node_name: str, *, is_so: bool) -> Iterator[str]:
         """Whether plans choose devices on a node; the units to look at again."""
         if is_so:

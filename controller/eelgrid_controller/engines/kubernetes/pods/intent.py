@@ -36,8 +36,10 @@ from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PL
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GatePodView
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     CLAIM_WORKLOAD_PREFIX,
+    PodPlan,
     pinned_node,
     plan_for_pod,
+    reserved_uid,
     unpin_spec,
 )
 from eelgrid_protos.errors import InvalidMessage, Violation
@@ -421,7 +423,7 @@ def view_pod(
         return _recalled(sight, pod, holders, queues) if recalls else (sight, None)
     intent = parse_intent(pod, holders, queues)
     if isinstance(intent, WorkloadIntent):
-        unit = unit_name(intent.unit)
+        unit = _unit_of(pod, intent, plan)
         spec = intent.spec if pod.awaits_placement else None
         sight = GatePodView(pod, unit, intent.size, spec, waits_for=intent.waits_for, pinned=pinned, plan=plan)
         return sight, None
@@ -429,6 +431,13 @@ def view_pod(
     return GatePodView(
         pod, unit, refused=str(intent), is_released=intent.is_released, pinned=pinned, plan=plan
     ), intent.needs
+
+
+def _unit_of(pod: Pod, intent: WorkloadIntent, plan: PodPlan | None) -> str:
+    """The unit of a pod that waits; that of its plan where it was asked for at its admission and not answered in time."""
+    is_alone = intent.unit == f"pod-{pod.uid}"
+    asked = unit_of(plan.workload) if plan is not None and is_alone else ""
+    return asked if reserved_uid(asked) else unit_name(intent.unit)
 
 
 def _recalled(

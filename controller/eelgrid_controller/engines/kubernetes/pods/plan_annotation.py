@@ -143,6 +143,9 @@ def _pin(term: Mapping[str, Any]) -> str:
 
 # How the plans of pods that mode dra placed begin: they are no work of the core's.
 CLAIM_WORKLOAD_PREFIX = "claim-"
+# How the plan of a pod begins that was placed at its admission, when nobody knew its uid; a random part follows.
+ADMITTED_UID_PREFIX = "admitted-"
+_ADMITTED_WORKLOAD_PREFIX = f"pod-{ADMITTED_UID_PREFIX}"
 # And all whose workload's id goes on with the uid of the one pod.
 _ALONE = ("pod-", CLAIM_WORKLOAD_PREFIX, "slice-")
 _MAX_PLAN_LENGTH = 16 * 1024
@@ -196,11 +199,18 @@ def parse_plan(text: str) -> PodPlan | None:
         return None
 
 
+def reserved_uid(unit: str) -> str:
+    """The uid under which a unit's place was reserved before its pod had one; empty for all other units."""
+    return unit.removeprefix("pod-") if unit.startswith(_ADMITTED_WORKLOAD_PREFIX) else ""
+
+
 def plan_for_pod(uid: str, text: str) -> PodPlan | None:
     """The plan in a pod's annotation; None also where it was written for another pod."""
     plan = parse_plan(text)
     if plan is None:
         return None
+    if plan.uid.startswith(ADMITTED_UID_PREFIX):
+        return plan  # whose it is, the gate knows
     if plan.uid:
         return plan if plan.uid == uid else None
     alone = next((kind for kind in _ALONE if plan.workload.startswith(kind)), None)

@@ -4,9 +4,11 @@ It holds the informers of pods and nodes that the other reconcilers read, too.
 """
 
 import asyncio
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,23 +25,29 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 from eelgrid_controller.engines.kubernetes.model.node_inventory import matches_inventory
 from eelgrid_controller.engines.kubernetes.model.objects import (
     KubeNode,
+    Pod,
     PodShapeCache,
     controller_of,
     parse_node,
     parse_pod,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import ObjectRef
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.queue_labels import NO_QUEUE_LABELS, QueueLabels
 from eelgrid_controller.engines.kubernetes.model.scheduler_support import awaits_binding
+from eelgrid_controller.engines.kubernetes.pods.admission_review import AdmissionPin
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
+    AdmissionAbandoned,
     AdoptUnit,
     AnnotatePod,
     BindPod,
     CancelUnit,
+    DeclineAdmitted,
     GateEvent,
     GateInstruction,
+    GatePodView,
     GateSynced,
     GateTicked,
     InferenceServiceDeleted,
@@ -49,6 +57,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     LeadershipAcquired,
     LeadershipLost,
     NodeAcknowledged,
+    PinAdmitted,
+    PodAdmitted,
     PodDeleted,
     PodUpdated,
     RecordEvent,
@@ -60,9 +70,14 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     ScaleUnit,
     SubmitUnit,
     UngatePod,
+    UnitCancelled,
+    UnitDeferred,
+    UnitPlaced,
+    UnitRefused,
 )
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import ADMITTED_UID_PREFIX, PodPlan, format_plan
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
     CoreCommandRunner,
     is_gate_workload,
@@ -125,6 +140,7 @@ class PodRecalls:
 
 
 _LOOKED_UP_EVERY_S = 0.05
+_ANSWERS = (UnitPlaced, UnitDeferred, UnitCancelled, UnitRefused)
 # Without the ability to evict, until work that was placed with it may be found as a victim again.
 _NOT_EVICTED_AGAIN_S = 86_400.0
 
@@ -136,6 +152,7 @@ class GateEngineSettings:
     gate: GateSettings = field(default_factory=GateSettings)
     batch_s: float = 0.1
     tick_s: float = 1.0
+    admission_s: float = 1.0  # that a review may wait for a place; the pod is bound when there is one, then
     writes_at_once: int = 24
     leaves_claims: bool = False  # another part places pods that get their devices by claims
     pods_most: int = 300_000
@@ -183,6 +200,7 @@ class GateEngine(Reconciler[str]):
         """Everything that a run has of its own."""
         settings = self.settings
         self._is_running = False
+        self._admitted: dict[str, asyncio.Future[AdmissionPin | None]] = {}  # reviews that wait, by uid of ours
         self._inbox.drain()
         self._nodes.clear()
         self._epoch: int | None = None
@@ -272,6 +290,8 @@ class GateEngine(Reconciler[str]):
     def feed(self, event: GateEvent) -> None:
         """Give the gate an event in its next round."""
         self._inbox.put(event)
+        if self._admitted and isinstance(event, _ANSWERS):
+            self.queue.hurry(CLUSTER_KEY)
 
     def _on_event(self, committed: CommitResult) -> None:
         if self._is_running:
@@ -343,23 +363,10 @@ class GateEngine(Reconciler[str]):
             pod = parse_pod(found, self._shapes)
             if pod.is_bound_by_us and not self.settings.gate.binds:
                 pod = replace(pod, scheduler_name="")  # whoever binds it, it is not us
-            sight, needs = view_pod(
-                pod,
-                found,
-                self.lookups.found,
-                self.services,
-                recalls=pod.uid in self._recalls.uids,
-                queues=self.queue_labels,
-                leaves_slices=self.leaves_slices,
-                leaves_claims=self.settings.leaves_claims,
-            )
+            sight, needs = self._view(pod, found)
         except KubernetesUnreadable as error:
             self._unread("pod", found, error)
             return
-        may_evict = self.settings.gate.moves and self.queue_labels.reads_owners
-        if not may_evict and sight.spec is not None:
-            # Nobody here evicts it, or nobody asks: the journal is what older versions read.
-            sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
         if pod.awaits_placement:
             self.related.require_for(pod)
         if needs is None:
@@ -369,6 +376,90 @@ class GateEngine(Reconciler[str]):
         if needs is None or not sight.pod.awaits_placement:
             # A waiting pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
+
+    def _view(self, pod: Pod, found: Object) -> tuple[GatePodView, ObjectRef | None]:
+        """What the gate makes of a pod, and what has to be looked up first."""
+        sight, needs = view_pod(
+            pod,
+            found,
+            self.lookups.found,
+            self.services,
+            recalls=pod.uid in self._recalls.uids,
+            queues=self.queue_labels,
+            leaves_slices=self.leaves_slices,
+            leaves_claims=self.settings.leaves_claims,
+        )
+        may_evict = self.settings.gate.moves and self.queue_labels.reads_owners
+        if not may_evict and sight.spec is not None:
+            # Nobody here evicts it, or nobody asks: the journal is what older versions read.
+            sight = sight._replace(spec=replace(sight.spec, evicted_by_engine=False))
+        return sight, needs
+
+    # Pods that are being admitted
+
+    async def find_pin(self, candidate: Mapping[str, Any]) -> AdmissionPin | None:
+        """The node of a pod that the API server is about to create, once its plan is in the journal; else None.
+
+        Where that takes longer than `admission_s`, the answer names the plan alone, and the pod is bound by it.
+        """
+        sight, term = self._view_candidate(candidate), self.term()
+        if sight is None or term is None:
+            return None
+        uid = sight.pod.uid
+        answer: asyncio.Future[AdmissionPin | None] = asyncio.get_running_loop().create_future()
+        self._admitted[uid] = answer
+        is_answered = False
+        try:
+            self.feed(PodAdmitted(sight))
+            self.queue.hurry(CLUSTER_KEY)
+            async with asyncio.timeout(self.settings.admission_s):
+                pin = await answer
+                is_answered = True
+        except TimeoutError:
+            pin = AdmissionPin("", format_plan(PodPlan(term.epoch, sight.unit, 0, "", uid=uid)))
+        finally:
+            self._admitted.pop(uid, None)
+            if not is_answered:
+                self.feed(AdmissionAbandoned(uid))
+        return pin
+
+    def _view_candidate(self, candidate: Mapping[str, Any]) -> GatePodView | None:
+        """A candidate as the gate sees a pod, with a uid of ours; None where it is not placed now."""
+        metadata = candidate["metadata"]
+        namespace, name = str(metadata["namespace"]), metadata.get("name") or metadata.get("generateName")
+        leads = self.is_started and self.term() is not None and self.settings.gate.binds
+        if self._loop.lag_s > self.settings.admission_s / 2.0:
+            return None  # the core is behind: a review would wait, and could not be answered in time
+        if not leads or not self.gate.may_pin_admitted(namespace, self.clock.monotonic_s()):
+            return None
+        uid = f"{ADMITTED_UID_PREFIX}{uuid.uuid4()}"
+        created = datetime.fromtimestamp(self.clock.now_ns() // 1_000_000_000, UTC).isoformat()
+        head = {**metadata, "uid": uid, "name": str(name or uid).rstrip("-."), "creationTimestamp": created}
+        try:
+            found = prune_pod({"metadata": head, "spec": candidate["spec"]})
+            pod = parse_pod(found, self._shapes)
+            sight, needs = self._view(pod, found)
+        except (KubernetesUnreadable, AttributeError, KeyError, TypeError, ValueError) as error:
+            self.log.debug("pod=%s/%s pinned=no error=%s", namespace, name, error)
+            return None
+        if needs is not None:
+            self.tasks.start_task(self.lookups.find_owner(needs))  # for the next pod of this owner
+            return None
+        is_alone = sight.unit == f"pod-{uid}" and sight.spec is not None and not sight.waits_for
+        if not is_alone or sight.spec is None:
+            return None
+        # Nobody is evicted for a pod that may never come.
+        return sight._replace(spec=replace(sight.spec, never_preempts=True))
+
+    def _answer_admitted(self, one: PinAdmitted | DeclineAdmitted) -> None:
+        answer = self._admitted.get(one.uid)
+        if answer is None or answer.done():
+            return
+        if isinstance(one, DeclineAdmitted):
+            answer.set_result(None)
+        elif self.leads(one.epoch):
+            answer.set_result(AdmissionPin(one.node_name, one.plan))
+        # Else the review's time runs out, and its pod is the next leader's.
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
         for callback in self._nodes_heard:
@@ -434,6 +525,8 @@ class GateEngine(Reconciler[str]):
                     self.writes.record_event(one)
             case UngatePod() | BindPod() | AnnotatePod() | RemoveGate() | RecreatePod():
                 self.tasks.start_task(self.writes.execute_instruction(one))
+            case PinAdmitted() | DeclineAdmitted():
+                self._answer_admitted(one)
             case ReportPlacement():
                 if self.term() is not None:
                     self.writes.report_placement(one)

@@ -97,6 +97,11 @@ class WorkQueue(Generic[KeyT]):
             self._due_s[key] = until_s
             heapq.heappush(self._heap, (until_s, next(self._numbers), key))
 
+    def hurry(self, key: KeyT) -> None:
+        """Have a key reconciled now, even if it rests."""
+        self._rests_until_s.pop(key, None)
+        self.add(key)
+
     async def get(self) -> KeyT:
         """Wait for the next key that is due, and take it out of the queue."""
         while True:
