@@ -408,7 +408,9 @@ class DemoRun:
             controller.check()
             with suppress(faults.Unavailable, faults.DeadlineExceeded):
                 await client.get_summary(GetSummaryRequest(), timeout=2.0)
-                return
+                # With so many nodes decisions wait for machine code.
+                if "kernels=warm" in controller.log.read_text("utf-8", "replace"):
+                    return
             if time.monotonic() > deadline_s:
                 raise ProcessSilent(f"the controller did not answer in {_READY_S:.0f} s", f"see {controller.log}")
             if (phase := describe_start(controller.tail())) != self.scene.act:
