@@ -278,7 +278,7 @@ class _Session:
                 await self._follow(responses)
                 self.reason = "ended by the controller"
         except TimeoutError:
-            self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
+            self.reason = "the controller did not answer Hello in time"
         except NotLeader as error:
             self.reason, self.leader, self.is_follower = str(error), error.leader, True
         except (Fault, ContractError, ForeignSequence, ListenError, TermTooOld) as error:
