@@ -226,6 +226,11 @@ class IngestProcess(PausableProcess):
         """Whether frames are under way that the controller has not acknowledged."""
         return bool(self._unacknowledged)
 
+    @property
+    def holds_streams(self) -> bool:
+        """Whether a controller has welcomed agents here."""
+        return any(stream.handover.phase is StreamPhase.WELCOMED for stream in self._streams.values())
+
     def start(self) -> None:
         """The process starts, unless it runs."""
         if not self.is_running:
