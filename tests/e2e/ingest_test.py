@@ -71,6 +71,12 @@ def test_agents_move_from_a_killed_ingest_process_to_another_and_outlive_the_lea
             lambda: metric(cluster.metrics, "eelgrid_ingest_agents_connected") == 4, within_s=60.0, what="back"
         )
         assert cluster.summary().placed == 1
+        # Not one agent had to connect again.
+        kept = {
+            outcome: metric(relays[second][1], f'eelgrid_ingest_kept_streams_total{{outcome="{outcome}"}}')
+            for outcome in ("handed_over", "ended")
+        }
+        assert kept == {"handed_over": 4.0, "ended": 0.0}
         # Neither an agent nor a role that may do everything else hands on what agents say.
         for files in (agent, admin):
             with transport.open_blocking_channel(cluster.address, tls=files) as channel:
