@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from tests.builders.cluster import build_request
 from tests.certificates_rig import Authority
-from tests.e2e.processes import Cluster, fleet_of, free_address, metric
+from tests.e2e.processes import Cluster, fleet_of, free_address, metric, scrape
 
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.controller_addresses import order_addresses
@@ -72,11 +72,11 @@ def test_agents_move_from_a_killed_ingest_process_to_another_and_outlive_the_lea
         )
         assert cluster.summary().placed == 1
         # Not one agent had to connect again.
-        kept = {
-            outcome: metric(relays[second][1], f'eelgrid_ingest_kept_streams_total{{outcome="{outcome}"}}')
-            for outcome in ("handed_over", "ended")
+        family = scrape(relays[second][1])["eelgrid_ingest_kept_streams"]
+        assert {sample.labels["outcome"]: sample.value for sample in family.samples} == {
+            "handed_over": 4.0,
+            "ended": 0.0,
         }
-        assert kept == {"handed_over": 4.0, "ended": 0.0}
         # Neither an agent nor a role that may do everything else hands on what agents say.
         for files in (agent, admin):
             with transport.open_blocking_channel(cluster.address, tls=files) as channel:
