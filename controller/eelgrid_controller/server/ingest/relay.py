@@ -84,10 +84,10 @@ class _AgentStream:
         self.peer = peer
         self.certificate = certificate
         self.handover = StreamHandover()
-        # The link that it is on, the one before, and its number there.
+        # The link that it is on, with its number there, and the one that it has lost, while it is on none.
         self.link: LeaderLink | None = None
-        self.former: LeaderLink | None = None
         self.number = 0
+        self.former: LeaderLink | None = None
         # Of an opening that waits for a controller.
         self.held_bytes = 0
         self.sequence = 0
@@ -537,6 +537,8 @@ class IngestRelay:
             self._waiting.counts["ended"] += 1
             stream.close(fault)
         else:
+            # Which would keep what the lost link holds.
+            stream.former = None
             self._waiting.counts["handed_over"] += 1
 
     async def _open_stream(self, stream: _AgentStream) -> None:
