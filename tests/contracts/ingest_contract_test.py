@@ -249,7 +249,7 @@ async def test_a_stream_is_kept_when_the_leader_is_lost_and_opened_for_the_next_
         await agent.hear(Acknowledgement)
         proxy.cut()
         request = await agent.hear(ResumeRequest)
-        assert request.leader_within_s == 20.0
+        assert request.leader_within_s == 30.0
         with pytest.raises(Unavailable, match="lost"):
             await older.hear_to_the_end()
         # Late for the first controller, and of no use to the second.

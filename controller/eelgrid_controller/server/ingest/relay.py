@@ -61,8 +61,8 @@ _ONLY_ANSWER_WITHIN_S = 40.0
 # An agent that connects waits so long for the controller.
 _LINK_WITHIN_S = 10.0
 # A stream that has lost its controller, the same: longer than another takes to lead, or the same one to start again, and
-# much shorter than a plan's lease, since another ingest process may have a controller. Their openings are bounded, too.
-_KEPT_S = 20.0
+# half of a plan's lease, since another ingest process may have a controller. Their openings are bounded, too.
+_KEPT_S = 30.0
 _HELD_BYTES_MOST = 16 * 1024 * 1024
 # Messages of one agent that the controller has not dealt with, and of all that are not sent.
 _UNREAD_MOST = 32
