@@ -35,10 +35,14 @@ def _set_interval(address: str, interval_s: float) -> None:
 class AgentLayout:
     """A controller, ingest processes and agents that run. `options` has out and interval."""
 
-    def __init__(self, options: Options, folder: Path, agents: int, ingests: int, frames: Path) -> None:
+    def __init__(
+        self, options: Options, folder: Path, agents: int, ingests: int, frames: Path, *, is_older: bool = False
+    ) -> None:
+        """`is_older` is for agents of the version before, whose streams end with the leader."""
         self.agents, self.ingests = agents, ingests
         self._out, self._interval_s, self._folder, self._frames = options.out, options.interval, folder, frames
-        self._name = f"{agents}-{ingests}"
+        self._name = f"{agents}-{ingests}{'-older' if is_older else ''}"
+        self._flags = ["--older"] if is_older else []
         self._address, self.metrics = f"127.0.0.1:{free_port()}", free_port()
         self.relays: list[psutil.Process] = []
         self.loads: list[psutil.Process] = []
@@ -65,7 +69,7 @@ class AgentLayout:
             for first in range(0, self.agents, _REPLAYED_MOST):
                 own = ["--frames", str(self._frames), "--controller", ",".join(targets or [self._address])]
                 own += ["--first", str(first), "--agents", str(min(_REPLAYED_MOST, self.agents - first))]
-                own += ["--interval", str(self._interval_s), "--welcomes", str(self._welcomes)]
+                own += ["--interval", str(self._interval_s), "--welcomes", str(self._welcomes), *self._flags]
                 self._logs.append(self._out / f"replay-{self._name}-{first}.log")
                 self.loads.append(stack.enter_context(running("bench.agent_replay", own, self._logs[-1])))
             self.wait_for("eelgrid_agents_connected", self.agents)

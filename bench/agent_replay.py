@@ -4,7 +4,7 @@ Records a real agent's Hello and batches from a loopback stream, and sends them 
 Knows nothing of who takes them. Streams are those of real agents (`Uplink`): each is opened again by their rule, and what
 was not acknowledged is sent again. SIGUSR2: sends from now on. SIGUSR1: sends no more, and says what was sent.
 
-python -m bench.agent_replay --frames FILE --controller HOST:PORT[,...] --agents N [--first I] [--interval S] [--welcomes FILE]
+python -m bench.agent_replay --frames FILE --controller HOST:PORT[,...] --agents N [--first I] [--interval S] [--welcomes FILE] [--older]
 """
 
 import argparse
@@ -135,11 +135,13 @@ class _ReplayedNode(AgentNode):
     Its stream is a real agent's (`Uplink`), which asks a node only for what is here.
     """
 
-    def __init__(self, name: str, hello: Hello, templates: Sequence[_Template], told: TextIO | None) -> None:
+    def __init__(
+        self, name: str, hello: Hello, templates: Sequence[_Template], told: TextIO | None, *, is_older: bool
+    ) -> None:
         gpus = tuple(replace(gpu, uuid=f"GPU-{name}-{gpu.index}") for gpu in hello.inventory.gpus)
         inventory = replace(hello.inventory, node_name=name, gpus=gpus)
         self._name = name
-        self._hello = replace(hello, inventory=inventory)
+        self._hello = replace(hello, inventory=inventory, accepts_resume_request=not is_older)
         self._digest = codec.digest_message(inventory)
         self._templates = templates
         self._told = told
@@ -182,8 +184,13 @@ class _ReplayedNode(AgentNode):
         del digest
         if not self._resumes:
             return None
-        incarnation = self._hello.incarnation
-        resume = Resume(incarnation=incarnation, node_name=self.name, inventory_digest=self._digest, term=self._term)
+        resume = Resume(
+            incarnation=self._hello.incarnation,
+            node_name=self.name,
+            inventory_digest=self._digest,
+            term=self._term,
+            accepts_resume_request=self._hello.accepts_resume_request,
+        )
         return ConnectRequest(message=resume)
 
     def on_refused(self) -> None:
@@ -230,7 +237,10 @@ async def _replay(flags: argparse.Namespace, lines: Sequence[bytes], told: TextI
     hello = messages[0]
     assert isinstance(hello, Hello)
     templates = [_Template(message) for message in messages[1:] if isinstance(message, SampleBatch)]
-    nodes = [_ReplayedNode(f"node-{flags.first + index:05}", hello, templates, told) for index in range(flags.agents)]
+    nodes = [
+        _ReplayedNode(f"node-{flags.first + index:05}", hello, templates, told, is_older=flags.older)
+        for index in range(flags.agents)
+    ]
     begin, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR2, begin.set)
@@ -295,6 +305,9 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=5.0)
     parser.add_argument(
         "--welcomes", type=Path, help="File for a line at each Welcome: the monotonic clock, and the node."
+    )
+    parser.add_argument(
+        "--older", action="store_true", help="As agents of the version before, whose streams end with the leader."
     )
     flags = parser.parse_args()
     lines = [bytes.fromhex(line) for line in Path(flags.frames).read_text().splitlines()]

@@ -1,7 +1,8 @@
 """Time until agents are back after the controller was killed: connected directly, and behind ingest processes.
 
 The controller is killed (SIGKILL) and started again from its journal, as often as asked. Agents are replayed
-(bench/agent_replay.py) over a connection and a stream each, with the retries of real ones, and go on sending. An agent is
+(bench/agent_replay.py) over a connection and a stream each, with the retries of real ones, and go on sending. Behind ingest
+processes they keep their streams; with `--older` agents of the version before, whose streams end, come first. An agent is
 back when a leader has welcomed it, which is when that leader knows the node and what it has. Printed are seconds since
 the kill, and since the new process serves, until shares of the agents were back, and processor time for each of them.
 """
@@ -24,7 +25,19 @@ from bench.tables import write_csv
 
 _BACK_S_MOST = 30.0
 _SHARES = (0.5, 0.99, 1.0)
-_COLUMNS = ("agents", "ingests", "kill", "serves_s", "p50_s", "p99_s", "all_s", "controller_ms", "ingest_ms", "load_ms")
+_COLUMNS = (
+    "agents",
+    "ingests",
+    "older",
+    "kill",
+    "serves_s",
+    "p50_s",
+    "p99_s",
+    "all_s",
+    "controller_ms",
+    "ingest_ms",
+    "load_ms",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +76,12 @@ def _kill(layout: AgentLayout, within_s: float) -> _Return:
     return _Return(serves_s, back_s, *(1e3 * one / layout.agents for one in used))
 
 
-def _describe(layout: AgentLayout, options: Options, found: Sequence[_Return]) -> str:
+def _describe(layout: AgentLayout, options: Options, found: Sequence[_Return], *, is_older: bool) -> str:
     shares = ", ".join(f"{share:.0%} {spread([one.back_s[at] for one in found])}" for at, share in enumerate(_SHARES))
     since = spread([one.back_s[-1] - one.serves_s for one in found])
     cost = [spread([getattr(one, name) for one in found]) for name in ("controller_ms", "ingest_ms", "load_ms")]
     return (
-        f"{layout.agents} agents x {options.gpus} GPUs, sent every {options.interval:g} s, {layout.ingests} ingest "
+        f"{layout.agents} {'older ' if is_older else ''}agents x {options.gpus} GPUs, sent every {options.interval:g} s, {layout.ingests} ingest "
         f"processes, {cores()} cores: seconds since the kill: serves {spread([one.serves_s for one in found])}, back "
         f"{shares}, {since} after it serves; processor ms an agent: controller {cost[0]}, ingest {cost[1]}, load {cost[2]}"
     )
@@ -77,6 +90,7 @@ def _describe(layout: AgentLayout, options: Options, found: Sequence[_Return]) -
 @benchmark()
 @click.option("--agents", default="1000,4000")
 @click.option("--ingests", default="0,2", help="Numbers of ingest processes; 0 for agents that connect directly.")
+@click.option("--older", is_flag=True, help="Also with agents whose streams end with the leader.")
 @click.option("--gpus", default=8)
 @click.option("--interval", default=5.0, help="Seconds between two batches of an agent.")
 @click.option("--kills", default=3)
@@ -91,17 +105,19 @@ def main(options: Options) -> int:
         record_agent(frames, gpus=options.gpus, interval_s=options.interval)
         for agents in map(int, split_numbers(options.agents)):
             for ingests in sorted({int(one) for one in options.ingests.split(",")}):
-                layout, found = AgentLayout(options, Path(scratch), agents, ingests, frames), list[_Return]()
-                with layout.run():
-                    for kill in range(options.kills):
-                        time.sleep(options.pause)
-                        one = _kill(layout, options.within)
-                        found.append(one)
-                        own = (one.controller_ms, one.ingest_ms, one.load_ms)
-                        rows.append((agents, ingests, kill, one.serves_s, *one.back_s, *own))
-                        write_csv(options.out / "reconnects.csv", _COLUMNS, rows)
-                is_met &= max(one.back_s[-1] for one in found) <= _BACK_S_MOST
-                print(_describe(layout, options, found), flush=True)
+                for is_older in (True, False) if options.older and ingests else (False,):
+                    layout = AgentLayout(options, Path(scratch), agents, ingests, frames, is_older=is_older)
+                    found = list[_Return]()
+                    with layout.run():
+                        for kill in range(options.kills):
+                            time.sleep(options.pause)
+                            one = _kill(layout, options.within)
+                            found.append(one)
+                            own = (one.controller_ms, one.ingest_ms, one.load_ms)
+                            rows.append((agents, ingests, is_older, kill, one.serves_s, *one.back_s, *own))
+                            write_csv(options.out / "reconnects.csv", _COLUMNS, rows)
+                    is_met &= is_older or max(one.back_s[-1] for one in found) <= _BACK_S_MOST
+                    print(_describe(layout, options, found, is_older=is_older), flush=True)
     return report_promise(f"all back within {_BACK_S_MOST:g} s of each kill", kept=is_met)
 
 

@@ -13,10 +13,11 @@ from tests.waiting import wait_until
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.ingest_composition import IngestProcess
 from eelgrid_controller.runtime.config import IngestConfig
+from eelgrid_controller.server.ingest import relay
 from eelgrid_controller.server.ingest.frames import FrameBuilder
 from eelgrid_controller.server.ingest.relay import LeaderLink
 from eelgrid_protos import codec, rpc
-from eelgrid_protos.faults import Aborted, InvalidArgument, Unavailable
+from eelgrid_protos.faults import Aborted, InvalidArgument, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
     Absence,
     AbsenceReason,
@@ -33,6 +34,8 @@ from eelgrid_protos.messages import (
     Hello,
     PlanApplied,
     Reading,
+    Resume,
+    ResumeRequest,
     SampleBatch,
     TickBlock,
     TickFrame,
@@ -71,10 +74,21 @@ def batch(sequence, *, power_w=300.0, generation=1, gpus=8, first_ns=1_000_000_0
     )
 
 
-async def connect(address, name, **hello):
+async def connect(address, name, *, keeps=False):
+    """An agent; one that `keeps` its stream opens it again when it is asked to."""
     agent = AgentStream(address)
-    await agent.say(Hello(incarnation=1, inventory=build_node(name, **hello), plan_epoch=0, held=HeldAssignments()))
+    inventory = build_node(name)
+    await agent.say(
+        Hello(incarnation=1, inventory=inventory, plan_epoch=0, held=HeldAssignments(), accepts_resume_request=keeps)
+    )
     return agent, await agent.hear(Welcome)
+
+
+async def resume(agent, name):
+    """The agent opens its stream again; returns the Welcome."""
+    digest = codec.digest_message(build_node(name))
+    await agent.say(Resume(incarnation=1, node_name=name, inventory_digest=digest, accepts_resume_request=True))
+    return await agent.hear(Welcome, within_s=30.0)
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
@@ -167,6 +181,141 @@ async def test_a_leader_that_stops_is_not_followed_by_acknowledgements(tmp_path)
             await agent.hear_to_the_end()
 
 
+class StallingProxy:
+    """Carries bytes between an ingest process and the controller, while `flows` is set."""
+
+    def __init__(self, address):
+        self._target = address.rsplit(":", 1)
+        self.flows = asyncio.Event()
+        self.flows.set()
+        self._tasks, self._writers = set(), []
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *reason):
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self):
+        """The controller is lost: its connections break, and others are refused until there is a next one."""
+        self._target = None
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def lead_to(self, address):
+        """Another controller is there."""
+        self._target = address.rsplit(":", 1)
+
+    async def _accept(self, reader, writer):
+        self._writers.append(writer)
+        if self._target is None:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection(*self._target)
+        for pair in ((reader, back), (there, writer)):
+            self._tasks.add(asyncio.create_task(self._carry(*pair)))
+
+    async def _carry(self, source, target):
+        try:
+            while content := await source.read(65536):
+                await self.flows.wait()
+                target.write(content)
+                await target.drain()
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+
+async def test_a_stream_is_kept_when_the_leader_is_lost_and_opened_for_the_next_one(tmp_path):
+    """The agent's connection stays; what it said to the former leader and was not acknowledged, it says again."""
+    inventory = build_node("n1")
+
+    def one(sequence):
+        return batch(sequence, generation=inventory.generation, gpus=len(inventory.gpus))
+
+    async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as life:
+        first = await life.enter_async_context(run_controller(tmp_path))
+        proxy = await stack.enter_async_context(StallingProxy(first.address))
+        process, behind = await stack.enter_async_context(run_ingest(proxy.address))
+        agent, welcome = await connect(behind, "n1", keeps=True)
+        older, _ = await connect(behind, "n2")
+        await agent.say(one(1))
+        await agent.hear(Acknowledgement)
+        proxy.cut()
+        request = await agent.hear(ResumeRequest)
+        assert request.leader_within_s == 30.0
+        with pytest.raises(Unavailable, match="lost"):
+            await older.hear_to_the_end()
+        # Late for the first controller, and of no use to the second.
+        await agent.say(one(2), PlanApplied(epoch=99, status=ApplyStatus.APPLIED))
+        await wait_until(lambda: process.relay._dropped == 2)
+        await life.aclose()
+        second = await life.enter_async_context(run_controller(tmp_path))
+        proxy.lead_to(second.address)
+        again = await resume(agent, "n1")
+        assert again.acknowledged_sequence == 0
+        assert again.term.epoch >= welcome.term.epoch
+        await agent.say(one(2))
+        while (await agent.hear(Acknowledgement)).sequence < 2:
+            pass
+        assert second.controller.telemetry.tick_counts("n1") == (2, 0)
+        figures = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in process.relay.families()
+            for sample in family.samples
+        }
+        assert figures["eelgrid_agents_connected",] == 1
+        assert figures["eelgrid_ingest_agents_waiting",] == 0
+        assert figures["eelgrid_ingest_kept_streams_total", "handed_over"] == 1
+        assert figures["eelgrid_ingest_dropped_messages_total",] == 2
+        await agent.leave()
+
+
+async def test_kept_streams_end_when_none_leads_for_a_while_and_what_they_hold_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(relay, "_KEPT_S", 0.5)
+    monkeypatch.setattr(relay, "_HELD_BYTES_MOST", 100)
+    async with (
+        run_controller(tmp_path) as rig,
+        StallingProxy(rig.address) as proxy,
+        run_ingest(proxy.address) as (process, behind),
+    ):
+        patient, _ = await connect(behind, "n1", keeps=True)
+        large, _ = await connect(behind, "n2", keeps=True)
+        proxy.cut()
+        await large.hear(ResumeRequest)
+        await large.say(Resume(incarnation=1, node_name="n2", inventory_digest="d" * 100))
+        with pytest.raises(ResourceExhausted, match="too much waits"):
+            await large.hear_to_the_end()
+        with pytest.raises(Unavailable, match="no controller was found"):
+            await patient.hear_to_the_end()
+        await wait_until(lambda: not len(process.relay._waiting))
+        assert process.relay._waiting._held_bytes == 0
+        assert process.relay._waiting.counts == {"handed_over": 0, "ended": 2}
+
+
+async def test_a_stream_that_its_controller_ends_since_it_does_not_lead_waits_for_another(tmp_path):
+    async with run_controller(tmp_path) as rig, run_ingest(rig.address) as (process, behind):
+        agent, _ = await connect(behind, "n1", keeps=True)
+        rig.controller.agents.close()
+        await agent.hear(ResumeRequest)
+        digest = codec.digest_message(build_node("n1"))
+        await agent.say(Resume(incarnation=1, node_name="n1", inventory_digest=digest))
+        await wait_until(process.relay._waiting.list_held)
+        # The same link is no other controller.
+        assert rig.controller.agents.connected == 0
+        former = process.relay._link
+        former.deadline.reschedule(asyncio.get_running_loop().time())
+        assert await agent.hear(Welcome, within_s=30.0)
+        assert process.relay._link is not former
+        await agent.leave()
+
+
 async def test_storage_gets_every_tick_of_an_agent_behind_an_ingest_process(tmp_path):
     async with run_controller(tmp_path) as rig:
         stored = []
@@ -185,43 +334,6 @@ async def test_storage_gets_every_tick_of_an_agent_behind_an_ingest_process(tmp_
                 sent, gpu_columns=(sent.gpu_columns[0], replace(sent.gpu_columns[1], absences=(unknown,)))
             )
             await agent.leave()
-
-
-class StallingProxy:
-    """Carries bytes between an ingest process and the controller, while `flows` is set."""
-
-    def __init__(self, address):
-        self._target = address.rsplit(":", 1)
-        self.flows = asyncio.Event()
-        self.flows.set()
-        self._tasks = set()
-
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *reason):
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader, writer):
-        there, back = await asyncio.open_connection(*self._target)
-        for pair in ((reader, back), (there, writer)):
-            self._tasks.add(asyncio.create_task(self._carry(*pair)))
-
-    async def _carry(self, source, target):
-        try:
-            while content := await source.read(65536):
-                await self.flows.wait()
-                target.write(content)
-                await target.drain()
-        except OSError:
-            pass
-        finally:
-            target.close()
 
 
 async def test_a_stalled_link_holds_agents_back_and_all_they_sent_is_counted_when_it_flows_again(tmp_path):

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from tests.builders.cluster import build_request
 from tests.certificates_rig import Authority
-from tests.e2e.processes import Cluster, fleet_of, free_address, metric
+from tests.e2e.processes import Cluster, fleet_of, free_address, metric, scrape
 
 from eelgrid_protos import faults, rpc, transport
 from eelgrid_protos.controller_addresses import order_addresses
@@ -71,6 +71,12 @@ def test_agents_move_from_a_killed_ingest_process_to_another_and_outlive_the_lea
             lambda: metric(cluster.metrics, "eelgrid_ingest_agents_connected") == 4, within_s=60.0, what="back"
         )
         assert cluster.summary().placed == 1
+        # Not one agent had to connect again.
+        family = scrape(relays[second][1])["eelgrid_ingest_kept_streams"]
+        assert {sample.labels["outcome"]: sample.value for sample in family.samples} == {
+            "handed_over": 4.0,
+            "ended": 0.0,
+        }
         # Neither an agent nor a role that may do everything else hands on what agents say.
         for files in (agent, admin):
             with transport.open_blocking_channel(cluster.address, tls=files) as channel:

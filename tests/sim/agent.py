@@ -8,6 +8,7 @@ dies the work that it simulates.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from eelgrid_agent.devices.port import ReadingValue
 from eelgrid_agent.devices.sampler import read_extended_readings
@@ -26,8 +27,10 @@ from eelgrid_protos.messages import (
     Assignment,
     ConnectRequest,
     ConnectResponse,
+    Hello,
     LeaderTerm,
     Reading,
+    ResumeRequest,
     SampleBatch,
     Welcome,
 )
@@ -72,15 +75,19 @@ class _Stream:
         self.is_over = False
         self.began_ns = agent.clock.monotonic_ns()
         self.term: LeaderTerm | None = None
+        self._openings = 0
         self._connection = network.connect(node.name, self, agent.address)
-        self._send(node.build_hello())
-        agent.later(seconds(_LIMITS.welcome_s), self._welcome_overdue)
+        self._open(_LIMITS.welcome_s)
 
     def received(self, data: bytes) -> None:
         """The next message."""
         try:
             response = decode_message(ConnectResponse, data)
-            if self.is_welcomed:
+            if isinstance(response.message, ResumeRequest):
+                self.is_welcomed = False
+                self._node.on_disconnected()
+                self._open(response.message.leader_within_s + _LIMITS.welcome_s)
+            elif self.is_welcomed:
                 self._agent.heard_from = self
                 self._agent.hear(self._node, response)
             elif isinstance(response.message, Welcome):
@@ -120,8 +127,18 @@ class _Stream:
                 self._agent.ledger.ticks.pulled(self._node.name, message.message)
             self._send(message)
 
-    def _welcome_overdue(self) -> None:
-        if not self.is_welcomed:
+    def _open(self, within_s: float) -> None:
+        message = self._node.build_hello()
+        if self._agent.is_older:
+            assert isinstance(message.message, Hello)
+            message = replace(message, message=replace(message.message, accepts_resume_request=False))
+        self._openings += 1
+        opening = self._openings
+        self._send(message)
+        self._agent.later(seconds(within_s), lambda: self._welcome_overdue(opening))
+
+    def _welcome_overdue(self, opening: int) -> None:
+        if not self.is_welcomed and opening == self._openings:
             self.end("the controller did not answer Hello")
 
     def _send(self, message: ConnectRequest) -> None:
@@ -133,6 +150,8 @@ class Agent:
 
     # Of the controller that it calls.
     address = ""
+    # Of the version before, which knows no ResumeRequest.
+    is_older = False
     heard_from: _Stream
 
     def __init__(

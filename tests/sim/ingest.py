@@ -2,7 +2,8 @@
 
 Owns both ends of the link: the process that agents connect to, and the controller's side, which serves each agent's stream
 by the same sessions as one that comes directly. Frames are the real ones (`frames.py`), with every tick, by which the
-observer knows them. A process keeps nothing: when it or its link ends, so do its agents' streams.
+observer knows them. A process keeps nothing but streams: when its link ends, agents open theirs for the next one, by the
+real state machine (`handover.py`), and those of older agents end.
 
 In harsh weather a frame or its acknowledgement may be lost, which no stream does; a link is given up when a frame is not
 acknowledged in time.
@@ -10,20 +11,23 @@ acknowledged in time.
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.server.ingest.frames import FrameBuilder, unpack_block
+from eelgrid_controller.server.ingest.handover import StreamHandover, StreamPhase
 from eelgrid_controller.server.ingest.relay import (
     _ANSWER_WITHIN_S,
     _FRAME_S,
     _FRAMES_MOST,
     _INVENTORY,
+    _KEPT_S,
     _LINK_WITHIN_S,
     _ONLY_ANSWER_WITHIN_S,
     _PAUSE_S,
+    _RESUME_REQUEST,
     _SAMPLES,
     _UNREAD_MOST,
-    _WELCOME,
 )
 from eelgrid_controller.state.telemetry import PackedTick
 from eelgrid_protos.codec import decode_message, encode_message
@@ -55,6 +59,8 @@ __all__ = ["IngestAgent", "IngestFaults", "IngestProcess", "serve_links"]
 
 _NAME = "ingest-"
 _FRAME_WITHIN_S = 45.0
+# Of agents whose streams end with the link.
+_OLDER_P = 0.2
 
 
 class _AgentEnd:
@@ -67,7 +73,10 @@ class _AgentEnd:
         self._is_changing = False
         # By which the controller knows it; 0 while no controller does.
         self.number = 0
-        self.is_welcomed = self.is_over = False
+        self.handover = StreamHandover()
+        # Of the links that it lost.
+        self.losses = 0
+        self.is_over = False
         self.sequence = self.unacknowledged = self.unread = 0
         owner.enter(lambda: owner.admit(self))
 
@@ -97,10 +106,20 @@ class _AgentEnd:
 
     def tell(self, data: bytes) -> None:
         """A message for the agent."""
+        welcome = self.handover.on_response(data)
         self._connection.send(CONTROLLER, data)
-        if data[:1] == _WELCOME:
-            self.is_welcomed = True
+        if welcome is not None:
+            self.sequence = welcome.acknowledged_sequence
             self.pump()
+
+    def leave_link(self) -> None:
+        """Its controller is lost: the agent opens it for the next one."""
+        self.losses += 1
+        self.number = self.sequence = self.unacknowledged = self.unread = 0
+        self._is_changing = False
+        if self.handover.lose_controller():
+            self._connection.send(CONTROLLER, _RESUME_REQUEST)
+        self.pump()
 
     def on_batch(self, sequence: int, every: int) -> None:
         """The controller has a batch."""
@@ -119,15 +138,22 @@ class _AgentEnd:
 
     def pump(self) -> None:
         """Hands on what may go now."""
-        while self._inbox and self.number and not self.is_over:
+        while self._inbox and not self.is_over and (self.number or self.losses):
             data = self._inbox[0]
             is_sample = data[:1] == _SAMPLES
             if self._is_changing and self.unread:
                 return
             self._is_changing = False
-            if self.unread >= _UNREAD_MOST or (is_sample and not self.is_welcomed):
+            is_early = is_sample and self.handover.phase is StreamPhase.HANDED
+            if self.unread >= _UNREAD_MOST or is_early:
                 return
             self._inbox.popleft()
+            if not self.handover.admit_message(data):
+                self._owner.dropped += 1
+                continue
+            if self.handover.phase is StreamPhase.HELD:
+                self._owner.hand_over(self)
+                continue
             if is_sample:
                 message = decode_message(ConnectRequest, data, is_counted=True).message
                 if isinstance(message, SampleBatch):
@@ -137,8 +163,12 @@ class _AgentEnd:
                 # Batches from before it go first.
                 self._owner.cut_frame()
                 self._is_changing = True
-            self.unread += 1
-            self._owner.send(ForwardRequest(messages=(ForwardedMessage(stream=self.number, message=data),)))
+            self.forward(data)
+
+    def forward(self, data: bytes) -> None:
+        """Hands a message to the controller."""
+        self.unread += 1
+        self._owner.send(ForwardRequest(messages=(ForwardedMessage(stream=self.number, message=data),)))
 
 
 class _LeaderEnd:
@@ -166,11 +196,14 @@ class IngestProcess(PausableProcess):
         self.name = self.address = f"{_NAME}{number}"
         self.title = f"ingest {self.name}"
         self.links = 0
+        # Of kept streams: messages for a controller that was lost, and streams that went to another.
+        self.dropped = self.handed_over = 0
         self.timeline = timeline
         self.clock = Clock(lambda: timeline.now_ns)
         self._network = network
         self._controllers = controllers
         self._numbers = 0
+        self._kept: list[_AgentEnd] = []
         self._forget_link()
 
     def _forget_link(self) -> None:
@@ -193,6 +226,11 @@ class IngestProcess(PausableProcess):
         """Whether frames are under way that the controller has not acknowledged."""
         return bool(self._unacknowledged)
 
+    @property
+    def holds_streams(self) -> bool:
+        """Whether a controller has welcomed agents here."""
+        return any(stream.handover.phase is StreamPhase.WELCOMED for stream in self._streams.values())
+
     def start(self) -> None:
         """The process starts, unless it runs."""
         if not self.is_running:
@@ -209,8 +247,9 @@ class IngestProcess(PausableProcess):
         self._network.listeners.pop(self.address, None)
         if self._link is not None:
             self._link.close(AGENT, "connection reset")
-        for stream in (*self._streams.values(), *self._waiting_agents):
+        for stream in (*self._streams.values(), *self._waiting_agents, *self._kept):
             stream.is_over = True
+        self._kept.clear()
         for connection in self._network.connections:
             if connection.address == self.address:
                 connection.close(CONTROLLER, "connection reset")
@@ -256,6 +295,8 @@ class IngestProcess(PausableProcess):
             waiting, self._waiting_agents = self._waiting_agents, []
             for stream in waiting:
                 self._open_stream(stream)
+            for stream in [one for one in self._kept if one.handover.phase is StreamPhase.HELD]:
+                self.hand_over(stream)
         self._every = max(1, response.batches_per_acknowledgement)
         for message in response.messages:
             if (stream := self._streams.get(message.stream)) is not None:
@@ -279,13 +320,13 @@ class IngestProcess(PausableProcess):
             self.cut_frame()
 
     def lose_link(self, reason: str) -> None:
-        """The link is lost: every agent that used it connects again."""
+        """The link is lost: every agent that used it opens its stream again, or connects again."""
         self.timeline.note(f"{self.name} link lost leader={self._search.address} reason={reason}")
         streams, waiting = list(self._streams.values()), self._waiting_agents
         self._forget_link()
         self._waiting_agents = waiting
         for stream in streams:
-            stream.close("the controller was lost")
+            self._keep(stream)
         pause_s = self._search.move_on(reason, jitter=self.timeline.rng.random)
         self.later(seconds(_PAUSE_S if pause_s is None else pause_s), self._open_link)
 
@@ -297,6 +338,29 @@ class IngestProcess(PausableProcess):
             self._link.send(AGENT, encode_message(request))
 
     # Agents
+
+    def _keep(self, stream: _AgentEnd) -> None:
+        if not stream.handover.is_keepable:
+            stream.close("the controller was lost")
+            return
+        self._kept.append(stream)
+        stream.leave_link()
+        losses = stream.losses
+        self.later(seconds(_KEPT_S), lambda: self._end_kept(stream, losses))
+
+    def _end_kept(self, stream: _AgentEnd, losses: int) -> None:
+        if stream in self._kept and stream.losses == losses:
+            self._kept.remove(stream)
+            stream.close("no controller leads")
+
+    def hand_over(self, stream: _AgentEnd) -> None:
+        """Hands the opening of a stream to the controller, or holds it until there is one."""
+        if not stream.number and self.is_linked:
+            self._kept.remove(stream)
+            self.handed_over += 1
+            self._tell_of_stream(stream)
+        if stream.number:
+            stream.forward(stream.handover.hand_over())
 
     def admit(self, stream: _AgentEnd) -> None:
         """An agent connects; it waits a while for a controller."""
@@ -312,14 +376,19 @@ class IngestProcess(PausableProcess):
 
     def _open_stream(self, stream: _AgentEnd) -> None:
         if not stream.is_over:
-            self._numbers += 1
-            stream.number = self._numbers
-            self._streams[stream.number] = stream
-            self.send(ForwardRequest(opened=(ForwardedStream(stream=stream.number),)))
+            self._tell_of_stream(stream)
             stream.pump()
+
+    def _tell_of_stream(self, stream: _AgentEnd) -> None:
+        self._numbers += 1
+        stream.number = self._numbers
+        self._streams[stream.number] = stream
+        self.send(ForwardRequest(opened=(ForwardedStream(stream=stream.number),)))
 
     def agent_left(self, stream: _AgentEnd) -> None:
         """An agent ended its stream."""
+        if stream in self._kept:
+            self._kept.remove(stream)
         if self._streams.pop(stream.number, None) is not None:
             self.send(ForwardRequest(closed=(stream.number,)))
 
@@ -482,6 +551,10 @@ class IngestAgent(Agent):
     """A machine whose agent knows ingest processes."""
 
     ingests: Sequence[str] = ()
+
+    def __init__(self, timeline: Timeline, *positional: Any, **named: Any) -> None:
+        super().__init__(timeline, *positional, **named)
+        self.is_older = timeline.chance(_OLDER_P)
 
     @property
     def address(self) -> str:  # type: ignore[override]

@@ -7,6 +7,7 @@ of both holds; that no agent obeys an earlier leader (11) is asked of who sent a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tests.sim.agent import Agent
 from tests.sim.clock import seconds
@@ -22,10 +23,29 @@ _DIRECT_P = 0.2
 class PairIngestFaults(IngestFaults, PairFaults):
     """What goes wrong between leaders and ingest processes, besides what does with either."""
 
+    # Of worlds where little happens but that agents' streams lose their leader, so that most go over to the next one.
+    changing_p = 0.5
+    # Of leaders that die, where links to them could break.
+    kill_p = 0.4
+
     def begin(self) -> None:
         """See `Faults`."""
         if self.suspend.__name__ not in {kind.__name__ for _, kind in self._kinds}:
-            self._kinds += ((6, self.suspend), (8, self.pause_at_frame), (6, self.pause_both), (4, self.promote_unseen))
+            self._kinds += (
+                (6, self.suspend),
+                (8, self.pause_at_frame),
+                (6, self.pause_both),
+                (4, self.promote_unseen),
+                (10, self.lose_at_stream),
+            )
+            if self._rng.random() < self.changing_p:
+                self._kinds = (
+                    (20, self.lose_at_stream),
+                    (4, self.pause),
+                    (2, self.suspend),
+                    (2, self.crash_ingest),
+                    (1, self.promote_unseen),
+                )
         super().begin()
 
     def pause_at_frame(self) -> None:
@@ -41,6 +61,24 @@ class PairIngestFaults(IngestFaults, PairFaults):
             self._pause(seat)
         elif looks:
             self._timeline.after(seconds(0.01), lambda: self._watch_for_frame(looks - 1))
+
+    def lose_at_stream(self) -> None:
+        """Agents' streams lose their leader, often with frames under way to it: it dies, or the links to it break."""
+        self._timeline.note("fault: lose_at_stream")
+        self._watch_for_stream(1000, with_frames=self._rng.random() < 0.7)
+
+    def _watch_for_stream(self, looks: int, *, with_frames: bool) -> None:
+        if self._is_over:
+            return
+        if any(ingest.holds_streams and (ingest.holds_frames or not with_frames) for ingest in self.ingests):
+            if self._rng.random() < self.kill_p:
+                self.kill_leader()
+            else:
+                for ingest in self.ingests:
+                    self._network.snap(ingest.name, "connection reset")
+        elif looks:
+            again = partial(self._watch_for_stream, looks - 1, with_frames=with_frames)
+            self._timeline.after(seconds(0.01), again)
 
     def pause_both(self) -> None:
         """The leader and an ingest process are stopped at once; each goes on by itself."""

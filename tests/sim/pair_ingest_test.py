@@ -5,11 +5,12 @@ import os
 import pytest
 
 from eelgrid_agent.node.leader_terms import LeaderTerms
-from eelgrid_protos.codec import decode_message
-from eelgrid_protos.messages import ConnectResponse, NodePlan
+from eelgrid_controller.server.ingest.handover import StreamHandover, StreamPhase
+from eelgrid_protos.codec import decode_message, encode_message
+from eelgrid_protos.messages import Acknowledgement, ConnectResponse, NodePlan
 from tests.sim.clock import seconds
 from tests.sim.ingest import IngestProcess, _AgentEnd
-from tests.sim.pair_ingest import PairIngestParts, PairIngestWorld, run_pair_ingest
+from tests.sim.pair_ingest import PairIngestFaults, PairIngestParts, PairIngestWorld, run_pair_ingest
 from tests.sim.pair_world import PairAgent, PairFaults, PairParts, PairWorld, play
 from tests.sim.world import Failure
 
@@ -32,10 +33,14 @@ def test_what_once_failed_holds(seed):
 
 def test_the_world_is_busy():
     """Seeds that pass because nothing goes through an ingest process to a second leader would pass for ever."""
-    worlds = [run_pair_ingest(seed, STEPS) for seed in range(200, 206)]
+    worlds = [run_pair_ingest(seed, STEPS) for seed in range(200, 216)]
     faults = {name for world in worlds for name, count in world.faults.counts.items() if count}
     assert {"suspend", "pause_at_frame", "pause_both", "pause_ingest", "break_link", "kill_leader"} <= faults
-    assert sum(ingest.links for world in worlds for ingest in world.ingests) >= 3 * len(worlds)
+    ingests = [ingest for world in worlds for ingest in world.ingests]
+    assert sum(ingest.links for ingest in ingests) >= 3 * len(worlds)
+    assert sum(ingest.handed_over for ingest in ingests) >= 5
+    assert sum(ingest.dropped for ingest in ingests) >= 1
+    assert {agent.is_older for world in worlds for agent in world.agents} == {False, True}
     assert sum(seat.terms for world in worlds for seat in world.pair.seats) >= 10
     assert sum(world.ledger.ticks.received for world in worlds) >= 200
     assert sum(len(world.ledger.placed) for world in worlds) >= 10
@@ -121,6 +126,60 @@ class HoldingIngest(IngestProcess):
         self.plans = {}
 
 
+class ChangingFaults(PairIngestFaults):
+    """Little happens but that agents' streams lose their leader."""
+
+    changing_p = 1.0
+
+
+class _LateEnd(_AgentEnd):
+    """An acknowledgement that a former leader might have sent comes after the Welcome of the next one."""
+
+    late = 0
+
+    def tell(self, data):
+        is_welcomed = self.handover.phase is StreamPhase.WELCOMED
+        super().tell(data)
+        if not is_welcomed and self.handover.phase is StreamPhase.WELCOMED and self.late:
+            self.sequence = max(self.sequence, self.late)
+            super().tell(encode_message(ConnectResponse(message=Acknowledgement(sequence=self.late))))
+
+
+class LateIngest(IngestProcess):
+    """Hands on a former leader's message after the change, on a stream that it kept."""
+
+    end_type = _LateEnd
+
+    def lose_link(self, reason):
+        for batches in self._unacknowledged.values():
+            for number, sequences in batches.items():
+                if (stream := self._streams.get(number)) is not None:
+                    stream.late = max(stream.late, *sequences)
+        super().lose_link(reason)
+
+
+class _MixingHandover(StreamHandover):
+    """Drops nothing: what was said to one controller goes to the next, before the opening."""
+
+    def admit_message(self, data):
+        if self.phase is StreamPhase.ASKED and data[:1] not in (b"\x0a", b"\x42"):
+            self.phase, self.opening = StreamPhase.HELD, data
+            return True
+        return super().admit_message(data)
+
+
+class _MixingEnd(_AgentEnd):
+    def __init__(self, owner, connection):
+        super().__init__(owner, connection)
+        self.handover = _MixingHandover()
+
+
+class MixingIngest(IngestProcess):
+    """Hands on to a leader what an agent said to the one before."""
+
+    end_type = _MixingEnd
+
+
 class HopefulIngest(IngestProcess):
     """Acknowledges what a leader that is lost has not said it has."""
 
@@ -142,6 +201,14 @@ class LoyalIngest(IngestProcess):
 
 PLANTS = {
     "an ingest process that relays commands of an older term": (PairIngestParts(ingest=HoldingIngest), {11}),
+    "an ingest process that hands on a former leader's message on a kept stream": (
+        PairIngestParts(ingest=LateIngest, faults=ChangingFaults),
+        {5},
+    ),
+    "an ingest process that hands on to a leader what was for another": (
+        PairIngestParts(ingest=MixingIngest, faults=ChangingFaults),
+        {8},
+    ),
     "an ingest process that acknowledges for a lost leader": (PairIngestParts(ingest=HopefulIngest), {5}),
     "an ingest process that follows no other leader": (PairIngestParts(ingest=LoyalIngest), {4}),
 }

@@ -211,6 +211,9 @@ async def test_the_whole_page_reports_what_is_listed(tmp_path):
                 "eelgrid_ingest_connected",
                 "eelgrid_ingest_links",
                 "eelgrid_ingest_batches",
+                "eelgrid_ingest_agents_waiting",
+                "eelgrid_ingest_kept_streams",
+                "eelgrid_ingest_dropped_messages",
                 "eelgrid_kubernetes",
             )
         )

@@ -25,6 +25,7 @@ from eelgrid_protos.messages import (
     NodePlan,
     PlanApplied,
     Resume,
+    ResumeRequest,
     SampleBatch,
     Welcome,
 )
@@ -264,6 +265,60 @@ async def test_a_controller_that_knows_no_resume_gets_hello_the_next_time():
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
         await wait_until(lambda: controller.streams == 3 and agent.node.connected)
         assert [type(one) for _, one in controller.heard if isinstance(one, Hello | Resume)] == [Hello, Resume, Hello]
+
+
+async def test_a_stream_is_opened_again_where_the_leader_behind_it_was_lost():
+    """As an ingest process asks; the connection stays, and what was not acknowledged goes again after the next Welcome."""
+    late = asyncio.Event()
+
+    async def script(number, messages, reply):
+        openings = 0
+        async for message in messages:
+            if isinstance(message, Hello | Resume):
+                assert message.accepts_resume_request
+                openings += 1
+                if openings == 2:
+                    # Of the former leader: the agent is not welcomed yet.
+                    reply(Acknowledgement(sequence=2))
+                    await late.wait()
+                reply(Welcome(acknowledged_sequence=openings - 1, cadence=EACH_SECOND, resumes=True))
+            if isinstance(message, SampleBatch):
+                if openings == 2:
+                    reply(Acknowledgement(sequence=message.sequence))
+                elif message.sequence == 2:
+                    reply(ResumeRequest(leader_within_s=20.0))
+
+    async with serving(script) as controller, running(Agent(controller.port)) as agent:
+        await wait_until(lambda: agent.node.connected)
+        for expected in (1, 2):
+            agent.tick()
+            await wait_until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
+        await wait_until(lambda: controller.of(Resume))
+        assert not agent.node.connected
+        assert not agent.node.is_stalled(now_ns=10**30)
+        assert agent.node.spool.unacknowledged_ticks == 2
+        agent.tick()
+        assert len(controller.of(SampleBatch)) == 2
+        late.set()
+        await wait_until(lambda: agent.node.spool.unacknowledged_ticks == 0)
+        assert [batch.sequence for batch in controller.of(SampleBatch)] == [1, 2, 2, 3]
+        assert (controller.streams, agent.uplink.connections_total) == (1, 1)
+
+
+async def test_a_stream_that_no_leader_takes_in_time_is_left_and_hello_follows_on_the_next():
+    async def script(number, messages, reply):
+        async for message in messages:
+            if isinstance(message, Hello) and number == 1:
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND, resumes=True))
+                reply(ResumeRequest(leader_within_s=0.1))
+            elif isinstance(message, Hello):
+                reply(Welcome(acknowledged_sequence=0, cadence=EACH_SECOND, resumes=True))
+
+    limits = replace(FAST, welcome_s=0.2)
+    async with serving(script) as controller, running(Agent(controller.port, limits=limits)) as agent:
+        await wait_until(lambda: controller.streams == 2 and agent.node.connected)
+        assert [type(one) for _, one in controller.heard] == [Hello, Resume, Hello]
+        assert any("did not answer" in reason for reason in agent.reports)
 
 
 async def test_who_was_told_that_hello_is_there_waits_for_its_turn():

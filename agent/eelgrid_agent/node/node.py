@@ -463,6 +463,7 @@ class AgentNode:
                     assignments=tuple(replace(item, process=None) for item in self._assignments() or ())
                 ),
                 term=self.terms.known,
+                accepts_resume_request=True,
             )
         )
 
@@ -480,6 +481,7 @@ class AgentNode:
                 plan_epoch=self.guard.epoch,
                 inventory_digest=self._digest[1],
                 term=self.terms.known,
+                accepts_resume_request=True,
             )
         )
 
@@ -523,7 +525,7 @@ class AgentNode:
         self._set_cadence(message.cadence, now_ns)
 
     def on_disconnected(self) -> None:
-        """The connection is gone; everything unacknowledged waits."""
+        """The connection, or the controller behind it, is gone; everything unacknowledged waits."""
         self.connected = False
 
     def on_message(self, response: ConnectResponse) -> None:

@@ -9,7 +9,9 @@ one leads: after a connection ends the next one is tried, or whom a follower nam
 at once where none of them had welcomed the node yet, and otherwise spread over the
 time that the last leader asked for. Several ingest processes are equals, so each
 node has a first one of its own and goes back to it some time after it was lost:
-else all would be at one of them after each had been restarted. gRPC's client
+else all would be at one of them after each had been restarted. One that has lost
+the leader asks for Hello or Resume on the stream that is there, which costs both
+sides a fraction of a new connection. gRPC's client
 cannot reload certificates: when the files change, a second channel is opened,
 and only when the controller has welcomed it is the first one closed.
 
@@ -35,7 +37,7 @@ from eelgrid_protos.controller_addresses import ControllerAddresses, LeaderSearc
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, NotLeader
 from eelgrid_protos.file_reloader import FileReloader
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, TermRefused, Welcome
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, ResumeRequest, TermRefused, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
 from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, may_connect, open_channel
 
@@ -117,7 +119,7 @@ class Uplink:
             ended = await self._connection()
             welcomed = ended.welcomed.is_set()
             self._node.on_disconnected()
-            if not welcomed:
+            if not ended.is_open:
                 self._node.on_refused()
             if welcomed and loop.time() - began_s >= self._limits.good_s:
                 self._failures = 0
@@ -233,8 +235,10 @@ class _Session:
         self.leader = ""
         self.is_follower = False
         self.spread_s = 0.0
-        # The controller asked for Hello after a Resume.
-        self._wants_hello = asyncio.Event()
+        # The opening to send next, if one is due: a controller wants all of it after a Resume, or was lost.
+        self._opening: Callable[[], ConnectRequest] | None = self._build_opening
+        # A controller has welcomed the node on this stream, and is still behind it.
+        self.is_open = False
         self.welcomed = asyncio.Event()
         self.wake = asyncio.Event()
         self.retired = False
@@ -274,7 +278,7 @@ class _Session:
                 await self._follow(responses)
                 self.reason = "ended by the controller"
         except TimeoutError:
-            self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
+            self.reason = "the controller did not answer Hello in time"
         except NotLeader as error:
             self.reason, self.leader, self.is_follower = str(error), error.leader, True
         except (Fault, ContractError, ForeignSequence, ListenError, TermTooOld) as error:
@@ -289,9 +293,29 @@ class _Session:
     async def _follow(self, responses: AsyncIterator[ConnectResponse]) -> None:
         try:
             async for response in responses:
-                self._node.on_message(response)
+                if not isinstance(response.message, ResumeRequest):
+                    self._node.on_message(response)
+                elif not self.retired:
+                    self.is_open = False
+                    self._node.on_disconnected()
+                    async with asyncio.timeout(self._limits.welcome_s) as deadline:
+                        self._open_again(response.message, deadline)
+                        await self._greet(responses, deadline)
         except TermTooOld as error:
             await self._refuse(responses, error)
+
+    def _open_again(self, request: ResumeRequest, deadline: asyncio.Timeout) -> None:
+        """Opens the stream for another controller, which may not be there yet."""
+        self._send_opening(self._build_opening)
+        wait_s = request.leader_within_s + self._limits.welcome_s
+        deadline.reschedule(asyncio.get_running_loop().time() + wait_s)
+
+    def _send_opening(self, build: Callable[[], ConnectRequest]) -> None:
+        self._opening = build
+        self.wake.set()
+
+    def _build_opening(self) -> ConnectRequest:
+        return self._node.build_resume(digest_message) or self._node.build_hello()
 
     async def _refuse(self, responses: AsyncIterator[ConnectResponse], error: TermTooOld) -> None:
         """Tells the controller that it is not obeyed, and ends the stream; always raises."""
@@ -306,32 +330,35 @@ class _Session:
 
     async def _greet(self, responses: AsyncIterator[ConnectResponse], deadline: asyncio.Timeout) -> None:
         async for response in responses:
-            if isinstance(response.message, HelloReceived):
-                deadline.reschedule(asyncio.get_running_loop().time() + self._limits.queued_s)
-                if response.message.inventory_wanted:
-                    self._wants_hello.set()
+            match response.message:
+                case HelloReceived(inventory_wanted=is_wanted):
+                    deadline.reschedule(asyncio.get_running_loop().time() + self._limits.queued_s)
+                    if is_wanted:
+                        self._send_opening(self._node.build_hello)
+                case ResumeRequest() as request:
+                    self._open_again(request, deadline)
+                case Welcome() as welcome:
+                    self.spread_s = welcome.reconnect_spread_s
+                    self._node.on_welcome(welcome)
+                    self.is_open = True
+                    if not self.welcomed.is_set():
+                        self._take_over(self)
+                        self.welcomed.set()
                     self.wake.set()
-            if isinstance(response.message, Welcome):
-                self.spread_s = response.message.reconnect_spread_s
-                self._node.on_welcome(response.message)
-                self._take_over(self)
-                self.welcomed.set()
-                self.wake.set()
-                return
+                    return
         raise Fault("the stream ended before Welcome")
 
     async def _requests(self) -> AsyncIterator[ConnectRequest]:
         # gRPC leaves this waiting for ever when the other side ended the stream, so the session ends it.
-        yield self._node.build_resume(digest_message) or self._node.build_hello()
         while not self.retired:
             if self._refusal is not None:
                 yield ConnectRequest(message=self._refusal)
                 return
-            if self._wants_hello.is_set():
-                self._wants_hello.clear()
-                yield self._node.build_hello()
+            if self._opening is not None:
+                build, self._opening = self._opening, None
+                yield build()
                 continue
-            message = self._node.next_message() if self.welcomed.is_set() else None
+            message = self._node.next_message() if self.is_open else None
             if message is not None:
                 yield message
                 continue

@@ -140,6 +140,7 @@ from eelgrid_protos.messages.node import (
     NodeEventKind,
     PodDevices,
     Resume,
+    ResumeRequest,
     TermRefused,
     Welcome,
 )

@@ -213,6 +213,7 @@ class NodeEvent:
 PODS_WITH_DEVICES_MOST = 1024
 # A node whose agent is away for a minute is lost anyway.
 RECONNECT_SPREAD_S_MOST = 60.0
+LEADER_WITHIN_S_MOST = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +267,7 @@ class Hello:
     plan_epoch: PlanEpoch = 0
     held: HeldAssignments | None = None
     term: LeaderTerm | None = None
+    accepts_resume_request: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +279,7 @@ class Resume:
     plan_epoch: PlanEpoch = 0
     inventory_digest: Identifier
     term: LeaderTerm | None = None
+    accepts_resume_request: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +311,13 @@ class HelloReceived:
 
     inventory_wanted: bool = False
     ahead: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest:
+    """Asks for another Hello or Resume on the stream, whose controller is lost; it ends if none leads in that time."""
+
+    leader_within_s: Annotated[float, Range(0.0, LEADER_WITHIN_S_MOST, "s")] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,6 +448,7 @@ class ConnectResponse:
         | HelloReceived
         | LogRequest
         | InputChunk
+        | ResumeRequest
         | None
     )
 

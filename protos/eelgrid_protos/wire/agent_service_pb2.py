@@ -27,7 +27,7 @@ from eelgrid_protos.wire import node_pb2 as eelgrid_dot_v1_dot_node__pb2
 from eelgrid_protos.wire import plan_pb2 as eelgrid_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x65lgrid/v1/agent_service.proto\x12\neelgrid.v1\x1a\x17\x65\x65lgrid/v1/energy.proto\x1a\x15\x65\x65lgrid/v1/node.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\"N\n\nLeaderTerm\x12\x10\n\x08timeline\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06holder\x18\x03 \x01(\t\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\"q\n\x0bTermRefused\x12\'\n\x07refused\x18\x01 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\x12%\n\x05known\x18\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\x12\x12\n\nplan_epoch\x18\x03 \x01(\x04\"\xac\x01\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12(\n\tinventory\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.Inventory\x12\x12\n\nplan_epoch\x18\x03 \x01(\x04\x12)\n\x04held\x18\x04 \x01(\x0b\x32\x1b.eelgrid.v1.HeldAssignments\x12%\n\x04term\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\">\n\x0fHeldAssignments\x12+\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x16.eelgrid.v1.Assignment\"\x85\x01\n\x06Resume\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x12\n\nplan_epoch\x18\x03 \x01(\x04\x12\x18\n\x10inventory_digest\x18\x04 \x01(\t\x12%\n\x04term\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\"B\n\nPodDevices\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03pod\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65vice_uuids\x18\x03 \x03(\t\"C\n\x0bHeldDevices\x12\x0e\n\x06steers\x18\x01 \x01(\x08\x12$\n\x04pods\x18\x02 \x03(\x0b\x32\x16.eelgrid.v1.PodDevices\"<\n\rAttemptReport\x12+\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x19.eelgrid.v1.AttemptStatus\"\xad\x01\n\nLogRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x17\n\ntail_lines\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06wait_s\x18\x07 \x01(\x01\x12\x0c\n\x03raw\x18\xca\x02 \x01(\x08\x42\r\n\x0b_tail_lines\"q\n\x08LogChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x04\x12\x0e\n\x06is_end\x18\x04 \x01(\x08\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\r\n\x04\x64\x61ta\x18\xca\x02 \x01(\x0c\"\x9d\x01\n\nInputChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06is_end\x18\x06 \x01(\x08\x12&\n\x04size\x18\x07 \x01(\x0b\x32\x18.eelgrid.v1.TerminalSize\"D\n\x0bInputResult\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x10\n\x08is_early\x18\x03 \x01(\x08\"\x97\x04\n\x0e\x43onnectRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.eelgrid.v1.HelloH\x00\x12*\n\tinventory\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.InventoryH\x00\x12*\n\x07samples\x18\x03 \x01(\x0b\x32\x17.eelgrid.v1.SampleBatchH\x00\x12&\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.NodeEventH\x00\x12*\n\x07\x61pplied\x18\x05 \x01(\x0b\x32\x17.eelgrid.v1.PlanAppliedH\x00\x12*\n\x06\x65nergy\x18\x06 \x01(\x0b\x32\x18.eelgrid.v1.EnergyWindowH\x00\x12\'\n\x04held\x18\x07 \x01(\x0b\x32\x17.eelgrid.v1.HeldDevicesH\x00\x12$\n\x06resume\x18\x08 \x01(\x0b\x32\x12.eelgrid.v1.ResumeH\x00\x12-\n\x08\x61ttempts\x18\t \x01(\x0b\x32\x19.eelgrid.v1.AttemptReportH\x00\x12#\n\x03log\x18\n \x01(\x0b\x32\x14.eelgrid.v1.LogChunkH\x00\x12)\n\x05input\x18\xca\x02 \x01(\x0b\x32\x17.eelgrid.v1.InputResultH\x00\x12\x30\n\x0cterm_refused\x18\xcb\x02 \x01(\x0b\x32\x17.eelgrid.v1.TermRefusedH\x00\x42\t\n\x07message\"M\n\x07\x43\x61\x64\x65nce\x12\x19\n\x11sample_interval_s\x18\x01 \x01(\x01\x12\x17\n\x0fsend_interval_s\x18\x02 \x01(\x01\x12\x0e\n\x06window\x18\x03 \x01(\r\"\xa2\x01\n\x07Welcome\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12$\n\x07\x63\x61\x64\x65nce\x18\x02 \x01(\x0b\x32\x13.eelgrid.v1.Cadence\x12\x0f\n\x07resumes\x18\x03 \x01(\x08\x12\x1a\n\x12reconnect_spread_s\x18\x04 \x01(\x01\x12%\n\x04term\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\"8\n\rHelloReceived\x12\x18\n\x10inventory_wanted\x18\x01 \x01(\x08\x12\r\n\x05\x61head\x18\x02 \x01(\r\"#\n\x0f\x41\x63knowledgement\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x85\x03\n\x0f\x43onnectResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.eelgrid.v1.WelcomeH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32\x1b.eelgrid.v1.AcknowledgementH\x00\x12$\n\x04plan\x18\x03 \x01(\x0b\x32\x14.eelgrid.v1.NodePlanH\x00\x12&\n\x07\x63\x61\x64\x65nce\x18\x04 \x01(\x0b\x32\x13.eelgrid.v1.CadenceH\x00\x12\x33\n\x06\x65nergy\x18\x05 \x01(\x0b\x32!.eelgrid.v1.EnergyAcknowledgementH\x00\x12\x33\n\x0ehello_received\x18\x06 \x01(\x0b\x32\x19.eelgrid.v1.HelloReceivedH\x00\x12%\n\x03log\x18\x07 \x01(\x0b\x32\x16.eelgrid.v1.LogRequestH\x00\x12(\n\x05input\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.InputChunkH\x00\x42\t\n\x07message2V\n\x0c\x41gentService\x12\x46\n\x07\x43onnect\x12\x1a.eelgrid.v1.ConnectRequest\x1a\x1b.eelgrid.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x65lgrid/v1/agent_service.proto\x12\neelgrid.v1\x1a\x17\x65\x65lgrid/v1/energy.proto\x1a\x15\x65\x65lgrid/v1/node.proto\x1a\x15\x65\x65lgrid/v1/plan.proto\"N\n\nLeaderTerm\x12\x10\n\x08timeline\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06holder\x18\x03 \x01(\t\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\"q\n\x0bTermRefused\x12\'\n\x07refused\x18\x01 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\x12%\n\x05known\x18\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\x12\x12\n\nplan_epoch\x18\x03 \x01(\x04\"\xcd\x01\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12(\n\tinventory\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.Inventory\x12\x12\n\nplan_epoch\x18\x03 \x01(\x04\x12)\n\x04held\x18\x04 \x01(\x0b\x32\x1b.eelgrid.v1.HeldAssignments\x12%\n\x04term\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\x12\x1f\n\x16\x61\x63\x63\x65pts_resume_request\x18\xcb\x02 \x01(\x08\">\n\x0fHeldAssignments\x12+\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x16.eelgrid.v1.Assignment\"\xa6\x01\n\x06Resume\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x12\n\nplan_epoch\x18\x03 \x01(\x04\x12\x18\n\x10inventory_digest\x18\x04 \x01(\t\x12%\n\x04term\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\x12\x1f\n\x16\x61\x63\x63\x65pts_resume_request\x18\xcb\x02 \x01(\x08\"B\n\nPodDevices\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03pod\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65vice_uuids\x18\x03 \x03(\t\"C\n\x0bHeldDevices\x12\x0e\n\x06steers\x18\x01 \x01(\x08\x12$\n\x04pods\x18\x02 \x03(\x0b\x32\x16.eelgrid.v1.PodDevices\"<\n\rAttemptReport\x12+\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x19.eelgrid.v1.AttemptStatus\"\xad\x01\n\nLogRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x17\n\ntail_lines\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06wait_s\x18\x07 \x01(\x01\x12\x0c\n\x03raw\x18\xca\x02 \x01(\x08\x42\r\n\x0b_tail_lines\"q\n\x08LogChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x04\x12\x0e\n\x06is_end\x18\x04 \x01(\x08\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\r\n\x04\x64\x61ta\x18\xca\x02 \x01(\x0c\"\x9d\x01\n\nInputChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06is_end\x18\x06 \x01(\x08\x12&\n\x04size\x18\x07 \x01(\x0b\x32\x18.eelgrid.v1.TerminalSize\"D\n\x0bInputResult\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x10\n\x08is_early\x18\x03 \x01(\x08\"\x97\x04\n\x0e\x43onnectRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.eelgrid.v1.HelloH\x00\x12*\n\tinventory\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.InventoryH\x00\x12*\n\x07samples\x18\x03 \x01(\x0b\x32\x17.eelgrid.v1.SampleBatchH\x00\x12&\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.NodeEventH\x00\x12*\n\x07\x61pplied\x18\x05 \x01(\x0b\x32\x17.eelgrid.v1.PlanAppliedH\x00\x12*\n\x06\x65nergy\x18\x06 \x01(\x0b\x32\x18.eelgrid.v1.EnergyWindowH\x00\x12\'\n\x04held\x18\x07 \x01(\x0b\x32\x17.eelgrid.v1.HeldDevicesH\x00\x12$\n\x06resume\x18\x08 \x01(\x0b\x32\x12.eelgrid.v1.ResumeH\x00\x12-\n\x08\x61ttempts\x18\t \x01(\x0b\x32\x19.eelgrid.v1.AttemptReportH\x00\x12#\n\x03log\x18\n \x01(\x0b\x32\x14.eelgrid.v1.LogChunkH\x00\x12)\n\x05input\x18\xca\x02 \x01(\x0b\x32\x17.eelgrid.v1.InputResultH\x00\x12\x30\n\x0cterm_refused\x18\xcb\x02 \x01(\x0b\x32\x17.eelgrid.v1.TermRefusedH\x00\x42\t\n\x07message\"M\n\x07\x43\x61\x64\x65nce\x12\x19\n\x11sample_interval_s\x18\x01 \x01(\x01\x12\x17\n\x0fsend_interval_s\x18\x02 \x01(\x01\x12\x0e\n\x06window\x18\x03 \x01(\r\"\xa2\x01\n\x07Welcome\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12$\n\x07\x63\x61\x64\x65nce\x18\x02 \x01(\x0b\x32\x13.eelgrid.v1.Cadence\x12\x0f\n\x07resumes\x18\x03 \x01(\x08\x12\x1a\n\x12reconnect_spread_s\x18\x04 \x01(\x01\x12%\n\x04term\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.LeaderTerm\"8\n\rHelloReceived\x12\x18\n\x10inventory_wanted\x18\x01 \x01(\x08\x12\r\n\x05\x61head\x18\x02 \x01(\r\"(\n\rResumeRequest\x12\x17\n\x0fleader_within_s\x18\x01 \x01(\x01\"#\n\x0f\x41\x63knowledgement\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\xbb\x03\n\x0f\x43onnectResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.eelgrid.v1.WelcomeH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32\x1b.eelgrid.v1.AcknowledgementH\x00\x12$\n\x04plan\x18\x03 \x01(\x0b\x32\x14.eelgrid.v1.NodePlanH\x00\x12&\n\x07\x63\x61\x64\x65nce\x18\x04 \x01(\x0b\x32\x13.eelgrid.v1.CadenceH\x00\x12\x33\n\x06\x65nergy\x18\x05 \x01(\x0b\x32!.eelgrid.v1.EnergyAcknowledgementH\x00\x12\x33\n\x0ehello_received\x18\x06 \x01(\x0b\x32\x19.eelgrid.v1.HelloReceivedH\x00\x12%\n\x03log\x18\x07 \x01(\x0b\x32\x16.eelgrid.v1.LogRequestH\x00\x12(\n\x05input\x18\xca\x02 \x01(\x0b\x32\x16.eelgrid.v1.InputChunkH\x00\x12\x34\n\x0eresume_request\x18\xcb\x02 \x01(\x0b\x32\x19.eelgrid.v1.ResumeRequestH\x00\x42\t\n\x07message2V\n\x0c\x41gentService\x12\x46\n\x07\x43onnect\x12\x1a.eelgrid.v1.ConnectRequest\x1a\x1b.eelgrid.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,37 +39,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TERMREFUSED']._serialized_start=197
   _globals['_TERMREFUSED']._serialized_end=310
   _globals['_HELLO']._serialized_start=313
-  _globals['_HELLO']._serialized_end=485
-  _globals['_HELDASSIGNMENTS']._serialized_start=487
-  _globals['_HELDASSIGNMENTS']._serialized_end=549
-  _globals['_RESUME']._serialized_start=552
-  _globals['_RESUME']._serialized_end=685
-  _globals['_PODDEVICES']._serialized_start=687
-  _globals['_PODDEVICES']._serialized_end=753
-  _globals['_HELDDEVICES']._serialized_start=755
-  _globals['_HELDDEVICES']._serialized_end=822
-  _globals['_ATTEMPTREPORT']._serialized_start=824
-  _globals['_ATTEMPTREPORT']._serialized_end=884
-  _globals['_LOGREQUEST']._serialized_start=887
-  _globals['_LOGREQUEST']._serialized_end=1060
-  _globals['_LOGCHUNK']._serialized_start=1062
-  _globals['_LOGCHUNK']._serialized_end=1175
-  _globals['_INPUTCHUNK']._serialized_start=1178
-  _globals['_INPUTCHUNK']._serialized_end=1335
-  _globals['_INPUTRESULT']._serialized_start=1337
-  _globals['_INPUTRESULT']._serialized_end=1405
-  _globals['_CONNECTREQUEST']._serialized_start=1408
-  _globals['_CONNECTREQUEST']._serialized_end=1943
-  _globals['_CADENCE']._serialized_start=1945
-  _globals['_CADENCE']._serialized_end=2022
-  _globals['_WELCOME']._serialized_start=2025
-  _globals['_WELCOME']._serialized_end=2187
-  _globals['_HELLORECEIVED']._serialized_start=2189
-  _globals['_HELLORECEIVED']._serialized_end=2245
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=2247
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=2282
-  _globals['_CONNECTRESPONSE']._serialized_start=2285
-  _globals['_CONNECTRESPONSE']._serialized_end=2674
-  _globals['_AGENTSERVICE']._serialized_start=2676
-  _globals['_AGENTSERVICE']._serialized_end=2762
+  _globals['_HELLO']._serialized_end=518
+  _globals['_HELDASSIGNMENTS']._serialized_start=520
+  _globals['_HELDASSIGNMENTS']._serialized_end=582
+  _globals['_RESUME']._serialized_start=585
+  _globals['_RESUME']._serialized_end=751
+  _globals['_PODDEVICES']._serialized_start=753
+  _globals['_PODDEVICES']._serialized_end=819
+  _globals['_HELDDEVICES']._serialized_start=821
+  _globals['_HELDDEVICES']._serialized_end=888
+  _globals['_ATTEMPTREPORT']._serialized_start=890
+  _globals['_ATTEMPTREPORT']._serialized_end=950
+  _globals['_LOGREQUEST']._serialized_start=953
+  _globals['_LOGREQUEST']._serialized_end=1126
+  _globals['_LOGCHUNK']._serialized_start=1128
+  _globals['_LOGCHUNK']._serialized_end=1241
+  _globals['_INPUTCHUNK']._serialized_start=1244
+  _globals['_INPUTCHUNK']._serialized_end=1401
+  _globals['_INPUTRESULT']._serialized_start=1403
+  _globals['_INPUTRESULT']._serialized_end=1471
+  _globals['_CONNECTREQUEST']._serialized_start=1474
+  _globals['_CONNECTREQUEST']._serialized_end=2009
+  _globals['_CADENCE']._serialized_start=2011
+  _globals['_CADENCE']._serialized_end=2088
+  _globals['_WELCOME']._serialized_start=2091
+  _globals['_WELCOME']._serialized_end=2253
+  _globals['_HELLORECEIVED']._serialized_start=2255
+  _globals['_HELLORECEIVED']._serialized_end=2311
+  _globals['_RESUMEREQUEST']._serialized_start=2313
+  _globals['_RESUMEREQUEST']._serialized_end=2353
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=2355
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=2390
+  _globals['_CONNECTRESPONSE']._serialized_start=2393
+  _globals['_CONNECTRESPONSE']._serialized_end=2836
+  _globals['_AGENTSERVICE']._serialized_start=2838
+  _globals['_AGENTSERVICE']._serialized_end=2924
 # @@protoc_insertion_point(module_scope)

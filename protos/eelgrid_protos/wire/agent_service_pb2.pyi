@@ -32,18 +32,20 @@ class TermRefused(_message.Message):
     def __init__(self, refused: _Optional[_Union[LeaderTerm, _Mapping]] = ..., known: _Optional[_Union[LeaderTerm, _Mapping]] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("incarnation", "inventory", "plan_epoch", "held", "term")
+    __slots__ = ("incarnation", "inventory", "plan_epoch", "held", "term", "accepts_resume_request")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_RESUME_REQUEST_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     inventory: _node_pb2.Inventory
     plan_epoch: int
     held: HeldAssignments
     term: LeaderTerm
-    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ..., held: _Optional[_Union[HeldAssignments, _Mapping]] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ...) -> None: ...
+    accepts_resume_request: bool
+    def __init__(self, incarnation: _Optional[int] = ..., inventory: _Optional[_Union[_node_pb2.Inventory, _Mapping]] = ..., plan_epoch: _Optional[int] = ..., held: _Optional[_Union[HeldAssignments, _Mapping]] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ..., accepts_resume_request: bool = ...) -> None: ...
 
 class HeldAssignments(_message.Message):
     __slots__ = ("assignments",)
@@ -52,18 +54,20 @@ class HeldAssignments(_message.Message):
     def __init__(self, assignments: _Optional[_Iterable[_Union[_plan_pb2.Assignment, _Mapping]]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("incarnation", "node_name", "plan_epoch", "inventory_digest", "term")
+    __slots__ = ("incarnation", "node_name", "plan_epoch", "inventory_digest", "term", "accepts_resume_request")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_RESUME_REQUEST_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     node_name: str
     plan_epoch: int
     inventory_digest: str
     term: LeaderTerm
-    def __init__(self, incarnation: _Optional[int] = ..., node_name: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., inventory_digest: _Optional[str] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ...) -> None: ...
+    accepts_resume_request: bool
+    def __init__(self, incarnation: _Optional[int] = ..., node_name: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., inventory_digest: _Optional[str] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ..., accepts_resume_request: bool = ...) -> None: ...
 
 class PodDevices(_message.Message):
     __slots__ = ("namespace", "pod", "device_uuids")
@@ -213,6 +217,12 @@ class HelloReceived(_message.Message):
     ahead: int
     def __init__(self, inventory_wanted: bool = ..., ahead: _Optional[int] = ...) -> None: ...
 
+class ResumeRequest(_message.Message):
+    __slots__ = ("leader_within_s",)
+    LEADER_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    leader_within_s: float
+    def __init__(self, leader_within_s: _Optional[float] = ...) -> None: ...
+
 class Acknowledgement(_message.Message):
     __slots__ = ("sequence",)
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -220,7 +230,7 @@ class Acknowledgement(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received", "log", "input")
+    __slots__ = ("welcome", "acknowledgement", "plan", "cadence", "energy", "hello_received", "log", "input", "resume_request")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +239,7 @@ class ConnectResponse(_message.Message):
     HELLO_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_REQUEST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledgement: Acknowledgement
     plan: _plan_pb2.NodePlan
@@ -237,4 +248,5 @@ class ConnectResponse(_message.Message):
     hello_received: HelloReceived
     log: LogRequest
     input: InputChunk
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ..., log: _Optional[_Union[LogRequest, _Mapping]] = ..., input: _Optional[_Union[InputChunk, _Mapping]] = ...) -> None: ...
+    resume_request: ResumeRequest
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., plan: _Optional[_Union[_plan_pb2.NodePlan, _Mapping]] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., energy: _Optional[_Union[_energy_pb2.EnergyAcknowledgement, _Mapping]] = ..., hello_received: _Optional[_Union[HelloReceived, _Mapping]] = ..., log: _Optional[_Union[LogRequest, _Mapping]] = ..., input: _Optional[_Union[InputChunk, _Mapping]] = ..., resume_request: _Optional[_Union[ResumeRequest, _Mapping]] = ...) -> None: ...

@@ -132,6 +132,22 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "eelgrid_ingest_batches_total", _C, "Batches of samples that this ingest process took from agents"
         ),
         MetricDescription(
+            "eelgrid_ingest_agents_waiting",
+            _G,
+            "Agents connected to this ingest process that wait for a controller that leads",
+        ),
+        MetricDescription(
+            "eelgrid_ingest_kept_streams_total",
+            _C,
+            "Streams of agents that this ingest process kept when it lost the controller, by what became of them: handed over to one that leads, or ended",
+            ("outcome",),
+        ),
+        MetricDescription(
+            "eelgrid_ingest_dropped_messages_total",
+            _C,
+            "Messages of agents for a controller that was lost, which agents send again",
+        ),
+        MetricDescription(
             "eelgrid_front_cluster_up",
             _G,
             "1 while a cluster behind this front answers, by the last read of its totals",
