@@ -120,7 +120,7 @@ async def _run(config: AgentConfig) -> None:
     clock = SystemClock()
     if config.simulate is not None:
         # A real node has no use for the simulation, nor a fleet for a driver in a child.
-        from eelgrid_agent.composition import open_simulated_fleet
+        from eelgrid_agent.simulated_composition import open_simulated_fleet
 
         hosted = open_simulated_fleet(config, clock, _draw_incarnation)
     else:

@@ -7,7 +7,7 @@ import pytest
 from tests.builders.agent import ManualClock, SystemClock
 from tests.waiting import wait_until
 
-from eelgrid_agent.composition import build_simulated_node
+from eelgrid_agent.simulated_composition import build_simulated_node
 from eelgrid_agent.enforce.guard.events import DriverOrigin
 from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import LocalPolicy
