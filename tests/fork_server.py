@@ -34,7 +34,6 @@ _LATER = {
     "eelgrid_agent": (
         "eelgrid_agent.composition",
         "eelgrid_agent.simulated_composition",
-        "eelgrid_agent.simulation.node_files",
         "grpc_health.v1.health",
         "grpc_reflection.v1alpha.reflection",
     ),

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unusable_settings() -> tuple[type[Exception], ...]:
     """What is wrong with a file or an address that the user gave; an address in use is one, as in the controller."""
-    from eelgrid_agent.simulation.node_files import FaultFileError
+    from eelgrid_agent.simulation.fault_file import FaultFileError
     from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
     return FaultFileError, FleetFileError, ListenError, MetricsError, SpecError, WebConfigUnusable

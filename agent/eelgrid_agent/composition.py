@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,7 @@ from eelgrid_protos import __version__
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Gpu
+from eelgrid_protos.values import dataclass
 
 if TYPE_CHECKING:
     from eelgrid_agent.kubelet.device_plugins import DevicePlugins

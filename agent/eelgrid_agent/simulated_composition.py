@@ -5,7 +5,6 @@ Apart from `composition`, since a real node loads neither the simulation nor the
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
 
@@ -56,8 +55,8 @@ from eelgrid_agent.node.loop import (
 from eelgrid_agent.node.node import AgentClock, AgentNode
 from eelgrid_agent.node.workload_engine import SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
+from eelgrid_agent.simulation.fault_file import FaultFile
 from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.node_files import FaultFile
 from eelgrid_agent.simulation.spec import FleetFileError, GpuLoad, NodeSpec, load_fleet
 from eelgrid_agent.state_files import (
     MemoryState,
@@ -66,6 +65,7 @@ from eelgrid_agent.state_files import (
     lock_state_directory,
 )
 from eelgrid_protos import __version__, catalogue
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

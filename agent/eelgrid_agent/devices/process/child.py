@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from eelgrid_agent.devices.process.protocol import (
     pack_frame,
     pack_json_frame,
 )
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _amd(_argument: str, visit: VisitCallback) -> OpenedDriver:
 
 
 def _simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
-    from eelgrid_agent.simulation.node_files import SimulatedChildDevice
+    from eelgrid_agent.simulation.driver_scene import SimulatedChildDevice
 
     device = SimulatedChildDevice(Path(argument), visit)
     return OpenedDriver(device, device.control)
