@@ -7,7 +7,6 @@ Knows everything and decides nothing.
 """
 
 import asyncio
-import gc
 import logging
 import random
 import signal
@@ -28,6 +27,7 @@ from eelgrid_agent.node.config import AgentConfig, AgentConfigError, parse_flags
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.node.node_service import NodeAuthorizer, NodeServicer
 from eelgrid_agent.node.uplink import UplinkCertificates, UplinkPool, know_controllers, open_channels
+from eelgrid_agent.settled_memory import settle_memory
 from eelgrid_protos import __version__
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
@@ -150,8 +150,7 @@ async def _run(config: AgentConfig) -> None:
         )
         port = await _serve_api(config, hosted.nodes, door, clock, stack)
         metrics = _serve_metrics(config, hosted, links, clock, stack, door=door)
-        # What was built so far lives until the end: the collector need not walk it again and again.
-        gc.freeze()
+        settle_memory()
         _LOG.info(
             "event=serving version=%s nodes=%d listen=%s metrics=%s controller=%s",
             __version__,

@@ -41,11 +41,8 @@ from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService, NodeService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import LocalPolicy
-from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
-from eelgrid_agent.engine.local import PROCESSES, LocalEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
-from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
 from eelgrid_agent.engine.users import JobUsers
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodLeases, PodResourcesClient
 from eelgrid_agent.node.config import LEASE_SOCKET, AgentConfig
@@ -83,6 +80,7 @@ from eelgrid_protos.messages import Gpu
 from eelgrid_protos.values import dataclass
 
 if TYPE_CHECKING:
+    from eelgrid_agent.engine.local import LocalEngine
     from eelgrid_agent.kubelet.device_plugins import DevicePlugins
     from eelgrid_agent.kubelet.dra_driver import DraDriver
 
@@ -117,6 +115,9 @@ def open_slurm_node(
     """The node in Slurm, where it is to be taken out of service for a layout; raises BudgetNotEnforceable."""
     if config.slurm_node is None:
         return None
+    # A node outside Slurm has no use for it.
+    from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
+
     try:
         settings = load_slurm_node(config.slurm_node)
     except SlurmNodeFileError as error:
@@ -177,10 +178,14 @@ def serve_leases(
 
 def open_processes(
     config: AgentConfig, folder: Path | None, problem: str = "", leases: DeviceLeases | None = None
-) -> LocalEngine:
+) -> "LocalEngine":
     """The engine of processes in a state directory of this agent alone; raises BudgetNotEnforceable."""
     if folder is None:
         raise BudgetNotEnforceable(f"--run-processes needs a state directory: {problem}")
+    # An agent that starts no processes has no use for these.
+    from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
+    from eelgrid_agent.engine.local import PROCESSES, LocalEngine
+
     try:
         users = JobUsers(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root

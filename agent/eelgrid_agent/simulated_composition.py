@@ -6,6 +6,7 @@ Apart from `composition`, since a real node loads neither the simulation nor the
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from eelgrid_agent.composition import (
@@ -34,7 +35,6 @@ from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.enforce.mig.mig_service import MigService, NodeService
 from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
-from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import ProcessEngine
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.metrics.collector import time_calls
@@ -66,6 +66,9 @@ from eelgrid_agent.state_files import (
 )
 from eelgrid_protos import __version__, catalogue
 from eelgrid_protos.values import dataclass
+
+if TYPE_CHECKING:
+    from eelgrid_agent.engine.local import LocalEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +248,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
 
 def _open_simulated_processes(
     config: AgentConfig, node_name: str, clock: AgentClock, stack: ExitStack
-) -> tuple[LocalEngine | None, DeviceLeases | None]:
+) -> tuple["LocalEngine | None", DeviceLeases | None]:
     """The processes of a simulated node, and the leases of its devices where anybody may ask for them."""
     if not config.run_processes or config.state is None:
         return None, None if config.lease_socket is None else open_leases(None, clock)

@@ -6,7 +6,6 @@ reads a device. The process ends with the agent, by parent-death signal or when 
 """
 
 import ctypes
-import gc
 import os
 import signal
 import socket
@@ -28,6 +27,7 @@ from eelgrid_agent.devices.process.protocol import (
     pack_frame,
     pack_json_frame,
 )
+from eelgrid_agent.settled_memory import settle_memory
 from eelgrid_protos.values import dataclass
 
 
@@ -176,8 +176,7 @@ class PortServer:
 
     def _open(self) -> OpenedDriver:
         self._opened = opened = self._opening()
-        # What stands now stands until the end: the collector need not walk it.
-        gc.freeze()
+        settle_memory()
         return opened
 
 
