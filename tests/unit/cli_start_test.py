@@ -22,8 +22,9 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop
 loaded = [module for name, module in sorted(sys.modules.items()) if name.startswith("eelgrid_protos.messages.")]
-values = {one for module in loaded for one in vars(module).values() if isinstance(one, type) and "__slots__" in vars(one)}
-compiled = [one.__name__ for one in values if one.__init__.__code__.co_filename == "<string>"]
+classes = {one for module in loaded for one in vars(module).values() if isinstance(one, type)}
+starts = {one.__name__: getattr(one.__init__, "__code__", None) for one in classes}
+compiled = [name for name, code in starts.items() if code is not None and code.co_filename == "<string>"]
 print()
 print(json.dumps([sorted(sys.modules), compiled]))
 """
