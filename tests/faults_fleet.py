@@ -6,7 +6,6 @@ alert follows.
 
 import contextlib
 import itertools
-import resource
 import sqlite3
 import threading
 import time
@@ -191,12 +190,6 @@ class FaultyFleet(Scene):
     def plug(self):
         """They are back where they were."""
         self.listener = Listener(self.servers.reply, port=self.listener.server_address[1])
-
-    def limit_files(self, size):
-        """No file of the controller may grow beyond so many bytes; None lifts it."""
-        _, hard = resource.prlimit(self.controller.process.pid, resource.RLIMIT_FSIZE)
-        soft = hard if size is None else size
-        resource.prlimit(self.controller.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     def cancel_in_vain(self, key):
         """Somebody ends a workload, and is told that nothing can be kept."""

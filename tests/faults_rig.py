@@ -6,6 +6,7 @@ fire.
 """
 
 import json
+import resource
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -144,6 +145,12 @@ class Scene:
         """The GPUs of a node, by their place in the fleet file."""
         gpus = self.cluster.operators.list_gpus(ListGpusRequest(page_size=1000), timeout=10.0).gpus
         return [one.gpu.uuid for one in sorted(gpus, key=lambda one: one.gpu.index) if one.node_name == node]
+
+    def limit_files(self, size):
+        """No file of the controller may grow beyond so many bytes; None lifts it."""
+        _, hard = resource.prlimit(self.controller.process.pid, resource.RLIMIT_FSIZE)
+        soft = hard if size is None else size
+        resource.prlimit(self.controller.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     # Rehearsals
 

@@ -14,6 +14,7 @@ import pytest
 from tests.alerting_rig import alert, alert_names
 from tests.faults_cluster import FaultyCluster
 from tests.faults_fleet import PLACES, STRANGER, Callers, FaultyFleet, Locked
+from tests.faults_front import WORK, FaultyFront
 from tests.faults_rig import Scene
 from tests.slow_disk import obstacle
 
@@ -22,10 +23,7 @@ whole = pytest.mark.skipif(not os.environ.get("EELGRID_REHEARSAL"), reason="minu
 
 # Why no real fault makes an alert fire here; tests/rules has cases of it with made-up series.
 NOT_REHEARSED: dict[str, str] = {
-    "EelgridIngestHasNoLeader": "the fleet of these scenes has no ingest processes; tests/contracts has the metric",
     "EelgridIngestRefusing": "only a hostile or faulty sender goes on for so long; tests/contracts has the metric",
-    "EelgridFrontClusterSilent": "no rehearsal has a front of several clusters yet",
-    "EelgridFrontWorkStuck": "no rehearsal has a front of several clusters yet",
 }
 # What each rehearsal must have made fire, by name.
 IN_THE_FLEET = {
@@ -67,6 +65,7 @@ IN_THE_CLUSTER = {
     "EelgridPodsWaitBesideFreeGpus",
     "EelgridWritesForbidden",
 }
+AT_THE_FRONT = {"EelgridFrontClusterSilent", "EelgridFrontWorkStuck", "EelgridIngestHasNoLeader"}
 WITH_A_SLOW_DISK = {"EelgridJournalLagging"}
 # Of the controller's flushes: eighteen seconds in the time of the rules, and every stream goes on meanwhile.
 FLUSH_S = 0.3
@@ -84,7 +83,7 @@ def names(scene):
 
 
 def test_every_alert_is_rehearsed_or_has_a_reason():
-    parts = (IN_THE_FLEET, IN_THE_CLUSTER, WITH_A_SLOW_DISK, NOT_REHEARSED.keys())
+    parts = (IN_THE_FLEET, IN_THE_CLUSTER, AT_THE_FRONT, WITH_A_SLOW_DISK, NOT_REHEARSED.keys())
     assert sorted(name for part in parts for name in part) == sorted(alert_names())
 
 
@@ -128,6 +127,16 @@ def test_every_alert_of_a_cluster_fires_in_its_fault_and_only_there(tmp_path):
         finally:
             print(f"\n{cluster.table()}")
         assert names(cluster) == IN_THE_CLUSTER
+
+
+@whole
+def test_every_alert_of_a_front_fires_in_its_fault_and_only_there(tmp_path):
+    with FaultyFront(tmp_path) as front:
+        try:
+            _rehearse_front(front)
+        finally:
+            print(f"\n{front.table()}")
+        assert names(front) == AT_THE_FRONT | {"EelgridJournalNotWritable"}
 
 
 @whole
@@ -413,3 +422,32 @@ def _rehearse_cluster(cluster):
         awaited=(alert("EelgridClusterSilent", kind="pods"), alert("EelgridClusterSilent", kind="nodes")),
         also=(leaderless,),
     )
+
+
+def _rehearse_front(front):
+    north = front.north.metrics
+    not_serving = alert("EelgridControllerNotServing", instance=north)
+    returning = (alert("EelgridNodesLost", instance=north), alert("EelgridTelemetryStale", instance=north))
+    front.rehearse(
+        "the controller of a cluster is killed",
+        front.kill_cluster,
+        front.restart_cluster,
+        awaited=(
+            alert("EelgridFrontClusterSilent", cluster="north"),
+            alert("EelgridIngestHasNoLeader", instance=front.ingest_metrics),
+        ),
+        also=(not_serving, *returning),
+    )
+
+    def fill():
+        front.limit_files(0)
+        front.cancel_work()
+
+    front.rehearse(
+        "a cluster cannot write its journal, and work there is to end",
+        fill,
+        lambda: front.limit_files(None),
+        awaited=(alert("EelgridFrontWorkStuck", cluster="north"), alert("EelgridJournalNotWritable", instance=north)),
+        also=(alert("EelgridLedgerFailing", instance=north), alert("EelgridLedgerBehind", instance=north)),
+    )
+    front.until(lambda: WORK not in front.north.placed(), what="the job ends once its cluster writes again")

@@ -48,11 +48,11 @@ class Site(Cluster):
         super().__init__(folder, **options)
         self.name, self.price = name, price
 
-    def begin(self, *arguments, tls=None, agent_tls=None):
+    def begin(self, *arguments, tls=None, agent_tls=None, agent_flags=()):
         """Starts it with its price of energy."""
         self.process = self.controller(*arguments, tls=tls)
         fleet = fleet_of(self.folder / "fleet.json", [{"name": f"{self.name}-1", **NODE}])
-        self.agent(fleet, tls=agent_tls)
+        self.agent(fleet, *agent_flags, tls=agent_tls)
         self.until_ready(1)
         period = PricePeriod(begins_minute=0, price_per_kwh=self.price, carbon_kg_per_kwh=self.price)
         self.set_policy(prices=EnergyPrices(periods=(period,)))

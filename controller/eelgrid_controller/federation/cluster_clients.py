@@ -90,7 +90,7 @@ class MemberCluster:
         self._tls, self._insecure = tls, insecure
         self._timeout_s, self._now_ns = timeout_s, now_ns
         self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
-        # By the last call to it; None before the first.
+        # By its reports: a controller that can write nothing answers Unavailable, too, and is up. None before the first.
         self.is_up: bool | None = None
         self._shared: dict[bytes, _SharedAnswer] = {}
         self._places = asyncio.Semaphore(_CALLS_MOST)
@@ -152,9 +152,14 @@ class MemberCluster:
 
     async def read_report(self) -> MemberReport:
         """Reads the cluster's totals and its policy; raises Fault."""
-        summary, policy = await asyncio.gather(
-            self._ask("get_summary", GetSummaryRequest()), self._ask("get_policy", GetPolicyRequest())
-        )
+        try:
+            summary, policy = await asyncio.gather(
+                self._ask("get_summary", GetSummaryRequest()), self._ask("get_policy", GetPolicyRequest())
+            )
+        except Fault as fault:
+            self.is_up = not isinstance(fault, Unavailable | DeadlineExceeded)
+            raise
+        self.is_up = True
         return MemberReport(summary=summary.summary, policy=policy.policy)
 
     async def read_recent_report(self) -> MemberReport:
@@ -197,12 +202,10 @@ class MemberCluster:
                 except Fault as fault:
                     pause_s = search.after_call(fault)
                     if pause_s is None or loop.time() + pause_s >= deadline_s:
-                        self.is_up = not isinstance(fault, Unavailable | DeadlineExceeded)
                         raise search.describe_failure(fault) from None
                     await asyncio.sleep(pause_s)
                 else:
                     search.succeed()
-                    self.is_up = True
                     return answer
 
     @contextlib.asynccontextmanager

@@ -129,7 +129,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_front_cluster_up",
             _G,
-            "1 while a cluster behind this front answers, by its last call",
+            "1 while a cluster behind this front answers, by the last read of its totals",
             ("cluster",),
         ),
         MetricDescription(
