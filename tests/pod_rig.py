@@ -14,6 +14,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from eelgrid_kernels.compilation import cache_folder
 from tests.waiting import poll_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,8 @@ signal.pause()
 """
 # Where the tests have the project's packages from.
 _PACKAGES = [path for path in sys.path if Path(path).is_relative_to(ROOT)]
+# Where the chart has compiled kernels.
+_CACHE = "/var/cache/eelgrid"
 _PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 # A limit only for one that hangs: the first controller of a fresh tree compiles its kernels.
 READY_S = 900.0
@@ -85,6 +88,8 @@ class Pods:
             secret = volumes.get(mount["name"], {}).get("secret")
             files, mode = (secrets[secret["secretName"]], secret["defaultMode"]) if secret else ({}, 0)
             source = self.make_volume(f"{name}-{mount['name']}", files, mode=mode, group=context["fsGroup"])
+            if mount["mountPath"] == _CACHE:
+                self._fill_cache(source, context)
             mounts.append((source, mount["mountPath"], mount.get("readOnly", False)))
         fields = {"metadata.name": f"{name}-0", "metadata.namespace": found["metadata"]["namespace"]}
         env = {
@@ -98,6 +103,12 @@ class Pods:
         pod.ports = {one["name"]: one["containerPort"] for one in container["ports"]} | ports
         pod.probes = {probe: container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")}
         return pod
+
+    def _fill_cache(self, folder, context):
+        """Puts the kernels that the tests have compiled there, as another start would have left them."""
+        shutil.copytree(cache_folder(), folder / cache_folder().name)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, context["runAsUser"], context["fsGroup"])
 
     def run(self, name, words, env=None, mounts=(), context=None):
         """Starts a program among the pods, as root where no security context says otherwise; returns a Pod.

@@ -13,11 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from eelgrid_kernels.compilation import cache_folder
 from tests.waiting import poll_until
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where the units have the programs, and what they are made of there: the interpreter, libraries and the project.
 _PROGRAMS, _PYTHON, _LIBRARIES, _SOURCE = "/opt/eelgrid", "/opt/python", "/opt/libraries", "/opt/source"
+# Compiled kernels of the tests.
+_KERNELS = "/opt/kernels"
 _PACKAGES = [Path(path).relative_to(ROOT) for path in sys.path if path and Path(path).is_relative_to(ROOT)]
 # Nothing of this machine's own services, and no wait for a network that nobody sets up.
 _KERNEL_LINE = ("systemd.unit=basic.target", "systemd.mask=systemd-networkd-wait-online.service")
@@ -35,7 +38,7 @@ def find_obstacle():
 
 
 def _build_command(name, mounts, *words):
-    """Starts a container; what nspawn keeps of it below /run is in memory, too, and nobody else's."""
+    """Starts a container, which halts with its parent; what nspawn keeps below /run is in memory, too, and nobody else's."""
     bound = [f"--bind-ro={source}:{target}" for source, target in mounts]
     container = [
         "systemd-nspawn", "--directory=/", "--volatile=yes", "--register=no", "--keep-unit", "--private-network",
@@ -69,7 +72,7 @@ class Machine:
 
     def __enter__(self):
         site_packages = next(path for path in sys.path if path.endswith("site-packages"))
-        mounts = ((sys.base_prefix, _PYTHON), (site_packages, _LIBRARIES), (ROOT, _SOURCE))
+        mounts = ((sys.base_prefix, _PYTHON), (site_packages, _LIBRARIES), (ROOT, _SOURCE), (cache_folder(), _KERNELS))
         with self._log.open("wb") as out:
             self._process = subprocess.Popen(
                 _build_command(str(os.getpid()), mounts, "--boot", *_KERNEL_LINE),
@@ -127,6 +130,11 @@ class Machine:
         self.run("ln", "-s", python, f"{_PROGRAMS}/bin/python")
         paths = [*(f"{_SOURCE}/{path}" for path in _PACKAGES), _LIBRARIES]
         self.write(f"{_PROGRAMS}/lib/python{major}.{minor}/site-packages/eelgrid.pth", "\n".join(paths) + "\n")
+
+    def install_kernels(self, path):
+        """Puts the kernels that the tests have compiled into a cache, as another start would have left them."""
+        self.run("mkdir", "-p", path)
+        self.run("cp", "-r", "--preserve=timestamps", _KERNELS, f"{path}/{cache_folder().name}")
 
     def install_program(self, name, module, function):
         """One of the project's programs."""

@@ -27,6 +27,7 @@ ROLES = {"controller": None, "ingest": "ingest", "agent": "agent", "front": "adm
 AGENT_OPTIONS = " --simulate /etc/eelgrid/fleet.json --listen 127.0.0.1:7446 --state /var/lib/eelgrid --run-processes --run-as agent"
 NODE = {"name": "n1", "cpu_milli": 8000, "memory_bytes": 2**35, "gpus": [{"product": "a10", "count": 2}]}
 STARTS_S = 900.0
+CONTROLLER, FRONT = "controller.example:7443", "front.example:7445"
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def machine(tmp_path):
         machine.run("chgrp", "-R", "eelgrid-jobs", "/etc/eelgrid/agent")
         jobs = (FOLDER / "eelgrid-agent-jobs.conf").read_text()
         machine.write("/etc/systemd/system/eelgrid-agent.service.d/jobs.conf", jobs)
+        machine.install_kernels("/var/cache/eelgrid-controller")
         machine.run("systemctl", "daemon-reload")
         yield machine
 
@@ -68,11 +70,11 @@ def show(machine, unit, *names):
     return dict(line.split("=", 1) for line in lines)
 
 
-def call(machine, *words, check=True):
-    """eelctl with the operator's certificate."""
+def call(machine, address, *words, check=True):
+    """eelctl at an address, with the operator's certificate."""
     files = ("--tls-certificate", "tls.crt", "--tls-key", "tls.key", "--tls-authority", "ca.crt")
     paths = [word if word.startswith("--") else f"/etc/eelgrid/operator/{word}" for word in files]
-    return machine.run("/opt/eelgrid/bin/eelctl", *paths, *words, check=check)
+    return machine.run("/opt/eelgrid/bin/eelctl", "--controller", address, *paths, *words, check=check)
 
 
 def read_log(machine, unit):
@@ -93,7 +95,7 @@ def until_says(machine, unit, mark, times=1):
 
 def read_json(machine, *words):
     """What eelctl prints as JSON; None where the controller does not answer yet."""
-    found = call(machine, "--controller", "controller.example:7443", "-o", "json", *words, check=False)
+    found = call(machine, CONTROLLER, "-o", "json", *words, check=False)
     return json.loads(found) if found else None
 
 
@@ -103,21 +105,7 @@ def test_the_units_start_run_a_job_come_back_and_stop(machine):
         machine.run("systemctl", "enable", "--now", f"eelgrid-{name}")
         until_says(machine, name, "event=serving")
     poll_until(lambda: read_json(machine, "nodes"), "the node is there")
-    print(read_json(machine, "nodes"))
-    call(
-        machine,
-        "--controller",
-        "controller.example:7443",
-        "run",
-        "--detach",
-        "--id",
-        "job",
-        "--gpus",
-        "1",
-        "--",
-        "sleep",
-        "4711",
-    )
+    job = call(machine, CONTROLLER, "run", "-d", "--gpus", "1", "--", "sleep", "4711").strip()
 
     def find_job():
         return machine.run("pgrep", "--full", "--exact", "sleep 4711", check=False).split()
@@ -131,10 +119,11 @@ def test_the_units_start_run_a_job_come_back_and_stop(machine):
     machine.run("systemctl", "kill", "--signal=KILL", "eelgrid-controller")
     until_says(machine, "controller", "event=serving", times=2)
     assert show(machine, "controller", "NRestarts")["NRestarts"] == "1"
-    poll_until(lambda: (read_json(machine, "get", "job") or {}).get("phase") == "placed", "the job is known again")
+    poll_until(lambda: (read_json(machine, "get", job) or {}).get("phase") == "placed", "the job is known again")
     assert find_job() == [pid]
-    print(call(machine, "--controller", "front.example:7445", "clusters"))
-    call(machine, "--controller", "controller.example:7443", "cancel", "--yes", "job")
+    clusters = call(machine, FRONT, "clusters").splitlines()
+    assert [line.split()[:2] for line in clusters[1:]] == [["north", "ready"], ["south", "ready"]]
+    call(machine, CONTROLLER, "cancel", "--yes", job)
     poll_until(lambda: not find_job(), "the job has ended")
     for name in UNITS:
         machine.run("systemctl", "stop", f"eelgrid-{name}")
