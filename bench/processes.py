@@ -39,8 +39,10 @@ class Usage:
     cpu_ratio: float
     rss_bytes: int
     seconds: float
-    # What no other process shares.
-    own_bytes: int = 0
+    # Of each page that several processes of the machine map, the part that falls to these.
+    pss_bytes: int = 0
+    # As if no other process mapped the same files: of each file what one of these holds of it at the most.
+    alone_bytes: int = 0
 
 
 def resident_mib() -> float:
@@ -56,17 +58,23 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(module: str, arguments: Sequence[str], log: Path) -> Iterator[psutil.Process]:
-    """`python -m module` with its output in `log`; ended by SIGTERM, then SIGKILL."""
-    with started([sys.executable, "-m", module, *arguments], log) as process:
+def running(module: str, arguments: Sequence[str], log: Path, checkout: Path | None = None) -> Iterator[psutil.Process]:
+    """`python -m module` with its output in `log`, of another checkout if one is named; ended by SIGTERM, then SIGKILL."""
+    with started([sys.executable, "-m", module, *arguments], log, checkout) as process:
         yield process
 
 
+def product_path(checkout: Path) -> str:
+    """PYTHONPATH for the product and the benchmarks of a checkout."""
+    return os.pathsep.join(str(checkout / part) for part in ("", "kernels", "agent", "client", "controller", "protos"))
+
+
 @contextmanager
-def started(command: Sequence[str], log: Path) -> Iterator[psutil.Process]:
+def started(command: Sequence[str], log: Path, checkout: Path | None = None) -> Iterator[psutil.Process]:
     """Any command, in the same way."""
+    environment = None if checkout is None else os.environ | {"PYTHONPATH": product_path(checkout)}
     with log.open("wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=output)
+        child = subprocess.Popen(command, stdout=output, stderr=output, cwd=checkout, env=environment)
     try:
         yield psutil.Process(child.pid)
     finally:
@@ -85,7 +93,18 @@ def measure(process: psutil.Process, seconds: float) -> Usage:
     time.sleep(seconds)
     used, passed = cpu_s(process) - before, time.monotonic() - begun
     memory = [one.memory_full_info() for one in _family(process)]
-    return Usage(used / passed, sum(one.rss for one in memory), passed, sum(one.uss for one in memory))
+    rss_bytes, pss_bytes = sum(one.rss for one in memory), sum(one.pss for one in memory)
+    return Usage(used / passed, rss_bytes, passed, pss_bytes, _count_alone(_family(process)))
+
+
+def _count_alone(family: Sequence[psutil.Process]) -> int:
+    """Bytes of processes that no fork connects, if nothing else on the machine mapped their files."""
+    own, of_files = 0, dict[str, int]()
+    for one in family:
+        for mapped in one.memory_maps(grouped=True):
+            own += mapped.anonymous
+            of_files[mapped.path] = max(of_files.get(mapped.path, 0), mapped.rss - mapped.anonymous)
+    return own + sum(of_files.values())
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

@@ -2,7 +2,7 @@
 
     python -m bench.worker_agent SCENE [eelgrid-agent's own flags]
 
-SCENE is the file of eelgrid_agent.simulation.node_files. `eelgrid-agent --simulate`
+SCENE is the file of eelgrid_agent.simulation.driver_scene. `eelgrid-agent --simulate`
 has its devices in the agent's own process, so it does not show the cost of
 the child, the communication with it, and the machine's own readings.
 """

@@ -1,5 +1,8 @@
 """Generates `eelgrid_protos.wire` from our .proto files and the kubelet's, or checks that it is fresh.
 
+Also the tables by which modules are loaded when they are needed: where each message and service of ours is in the wire
+package (its `__init__`), and each name in `eelgrid_protos.messages` (`exports.py`, from the list in its `__init__`).
+
 protoc writes imports by the path of the .proto file (`eelgrid.v1`), which buf's
 layout rule fixes; the Python package is `eelgrid_protos.wire`, because a second
 top-level package would be one more name to collide on a user's machine. The one
@@ -11,13 +14,16 @@ we support, since generated code must not be newer than the user's protobuf.
 """
 
 import argparse
+import ast
 import filecmp
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
@@ -35,6 +41,8 @@ SOURCES = (
 ANNOTATIONS = ("google/api/annotations.proto", "google/api/http.proto")
 THIRD_PARTY = ROOT / "third_party"
 TARGET = ROOT / "eelgrid_protos" / "wire"
+EXPORTS = ROOT / "eelgrid_protos" / "messages" / "exports.py"
+PACKAGE = "eelgrid.v1"
 IMPORT = re.compile(r"^from eelgrid\.v1 import (\w+_pb2) as (\w+)$", re.MULTILINE)
 HEADER = '"""Generated from protos/eelgrid/v1 and protos/kubelet by protos/generate.py; do not edit."""\n'
 
@@ -50,6 +58,7 @@ def generate(target: Path) -> None:
                 *(f"-I{folder}" for folder in (ROOT, THIRD_PARTY, well_known)),
                 f"--python_out={scratch}",
                 f"--pyi_out={scratch}",
+                f"--descriptor_set_out={scratch}/descriptors.binpb",
                 *sources,
             ]
         )
@@ -63,7 +72,34 @@ def generate(target: Path) -> None:
             if "from eelgrid.v1" in text or "from kubelet" in text:
                 raise SystemExit(f"{path.name}: an import that the rewrite does not know")
             (target / path.name).write_text(text)
-    (target / "__init__.py").write_text(HEADER)
+        descriptors = FileDescriptorSet.FromString((Path(scratch) / "descriptors.binpb").read_bytes())
+    homes = {
+        entry.name: f"{Path(file.name).stem}_pb2"
+        for file in descriptors.file
+        if file.package == PACKAGE
+        for entry in (*file.message_type, *file.service)
+    }
+    (target / "__init__.py").write_text(
+        f"{HEADER}\n# Of messages and services of {PACKAGE}.\n{write_table('MODULE_OF_NAME', homes)}"
+    )
+
+
+def write_table(name: str, entries: Mapping[str, str]) -> str:
+    """Returns the source of a dictionary of texts."""
+    rows = "".join(f'    "{key}": "{value}",\n' for key, value in sorted(entries.items()))
+    return f"{name} = {{\n{rows}}}\n"
+
+
+def list_exports() -> str:
+    """Returns the source of `exports.py`: the module of each name that `eelgrid_protos.messages` lists."""
+    modules = {
+        alias.name: node.module.rpartition(".")[2]
+        for node in ast.walk(ast.parse((EXPORTS.parent / "__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("eelgrid_protos.messages.")
+        for alias in node.names
+        if alias.name != "MODULE_OF_NAME"
+    }
+    return f'"""Generated from the list in `__init__.py` by protos/generate.py; do not edit."""\n\n{write_table("MODULE_OF_NAME", modules)}'
 
 
 def installed_annotations() -> dict[Path, bytes]:
@@ -87,6 +123,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     if parser.parse_args().check:
         names = stale(TARGET)
+        names += [str(EXPORTS)] if not EXPORTS.exists() or EXPORTS.read_text() != list_exports() else []
         names += [str(path) for path, text in installed_annotations().items() if path.read_bytes() != text]
         for name in names:
             print(f"stale: {TARGET / name}; run `make proto`", file=sys.stderr)
@@ -95,6 +132,7 @@ def main() -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
     generate(TARGET)
+    EXPORTS.write_text(list_exports())
     return 0
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 _LATER = {
     "eelgrid_agent": (
         "eelgrid_agent.composition",
-        "eelgrid_agent.simulation.node_files",
+        "eelgrid_agent.simulated_composition",
         "grpc_health.v1.health",
         "grpc_reflection.v1alpha.reflection",
     ),

@@ -7,7 +7,6 @@ Knows everything and decides nothing.
 """
 
 import asyncio
-import gc
 import logging
 import random
 import signal
@@ -28,6 +27,7 @@ from eelgrid_agent.node.config import AgentConfig, AgentConfigError, parse_flags
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.node.node_service import NodeAuthorizer, NodeServicer
 from eelgrid_agent.node.uplink import UplinkCertificates, UplinkPool, know_controllers, open_channels
+from eelgrid_agent.settled_memory import settle_memory
 from eelgrid_protos import __version__
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unusable_settings() -> tuple[type[Exception], ...]:
     """What is wrong with a file or an address that the user gave; an address in use is one, as in the controller."""
-    from eelgrid_agent.simulation.node_files import FaultFileError
+    from eelgrid_agent.simulation.fault_file import FaultFileError
     from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
     return FaultFileError, FleetFileError, ListenError, MetricsError, SpecError, WebConfigUnusable
@@ -120,7 +120,7 @@ async def _run(config: AgentConfig) -> None:
     clock = SystemClock()
     if config.simulate is not None:
         # A real node has no use for the simulation, nor a fleet for a driver in a child.
-        from eelgrid_agent.composition import open_simulated_fleet
+        from eelgrid_agent.simulated_composition import open_simulated_fleet
 
         hosted = open_simulated_fleet(config, clock, _draw_incarnation)
     else:
@@ -150,8 +150,7 @@ async def _run(config: AgentConfig) -> None:
         )
         port = await _serve_api(config, hosted.nodes, door, clock, stack)
         metrics = _serve_metrics(config, hosted, links, clock, stack, door=door)
-        # What was built so far lives until the end: the collector need not walk it again and again.
-        gc.freeze()
+        settle_memory()
         _LOG.info(
             "event=serving version=%s nodes=%d listen=%s metrics=%s controller=%s",
             __version__,

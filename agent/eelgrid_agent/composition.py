@@ -1,4 +1,4 @@
-"""Composition of the agent: the nodes that one process hosts, real or simulated.
+"""Composition of the agent: the node of this machine, and what the simulated ones have in common with it.
 
 Wires drivers, the state directory, the guard, enforcement and energy attribution to nodes. Contains no decisions.
 """
@@ -9,18 +9,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
-from eelgrid_agent.devices.host import MachineHost, SimulatedHost, read_boot_id
-from eelgrid_agent.devices.nvml.control import NvmlControl
-from eelgrid_agent.devices.nvml.device import NvmlDevice
-from eelgrid_agent.devices.port import CallLatencies, ControlPort, DevicePort
+from eelgrid_agent.devices.host import MachineHost, read_boot_id
+from eelgrid_agent.devices.port import CallLatencies, DevicePort
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
-from eelgrid_agent.energy.anomalies import AnomalyDetector
 from eelgrid_agent.energy.node_energy import (
     ENERGY_OUTBOX,
     AttributionSources,
@@ -30,9 +25,9 @@ from eelgrid_agent.energy.node_energy import (
     write_periodically,
 )
 from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
-from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.energy.windows import EnergyOutbox
 from eelgrid_agent.enforce.device_leases import LEASES_FILE, DeviceLeases
-from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
+from eelgrid_agent.enforce.guard.events import DeviceRecord
 from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.enforce.lease_table import LEASE_JOURNAL, LeaseTable
 from eelgrid_agent.enforce.mig.host import (
@@ -45,43 +40,31 @@ from eelgrid_agent.enforce.mig.host import (
 from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService, NodeService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
-from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
-from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
-from eelgrid_agent.engine.local import PROCESSES, LocalEngine
-from eelgrid_agent.engine.port import ProcessEngine
+from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
-from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
 from eelgrid_agent.engine.users import JobUsers
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodLeases, PodResourcesClient
-from eelgrid_agent.metrics.collector import time_calls
-from eelgrid_agent.node.config import ENERGY_WINDOW_S, LEASE_SOCKET, AgentConfig
+from eelgrid_agent.node.config import LEASE_SOCKET, AgentConfig
 from eelgrid_agent.node.enforcement_loop import (
     BudgetNotEnforceable,
     Enforcement,
-    InlineEnforcementLoop,
     NodeEnforcementLoop,
     check_budget_reach,
 )
-from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
+from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, survey_devices
 from eelgrid_agent.node.leader_terms import LEADER_FILE, LEADER_RECORD, LeaderTerms
 from eelgrid_agent.node.lease_owners import SLURM_ENGINE, SlurmOwners, adopt_slurm_jobs, run_owner_checks
 from eelgrid_agent.node.lease_socket import LeaseSocket
 from eelgrid_agent.node.loop import (
     DriverThread,
     MachineLoop,
-    SimulatedNodesLoop,
     read_uses_by_driver,
-    read_uses_in_place,
     run_process_engine,
     watch_slurm_jobs,
 )
 from eelgrid_agent.node.node import AgentClock, AgentNode
-from eelgrid_agent.node.workload_engine import NoEngine, SimulatedEngine
-from eelgrid_agent.simulation import nvml_library
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.node_files import FaultFile
-from eelgrid_agent.simulation.spec import FleetFileError, GpuLoad, NodeSpec, load_fleet
+from eelgrid_agent.node.workload_engine import NoEngine
 from eelgrid_agent.state_files import (
     MemoryState,
     StateDirectoryError,
@@ -90,11 +73,24 @@ from eelgrid_agent.state_files import (
     default_state_directory,
     lock_state_directory,
 )
-from eelgrid_protos import __version__, catalogue
+from eelgrid_protos import __version__
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Gpu
+from eelgrid_protos.values import dataclass
 
+if TYPE_CHECKING:
+    from eelgrid_agent.engine.local import LocalEngine
+    from eelgrid_agent.kubelet.device_plugins import DevicePlugins
+    from eelgrid_agent.kubelet.dra_driver import DraDriver
+
+
+_LOG = logging.getLogger("eelgrid.agent")
+# A driver that does not answer at the start must not keep the node from reporting itself.
+FIRST_SURVEY_S = 10.0
+_FACTORIES = {"nvidia": "nvml", "amd": "amd"}
+_SETTINGS_FILE = "settings.json"
+_ENERGY_FILE = "energy.json"
 # Ends the stream of a node whose batches nobody acknowledges.
 DropStream = Callable[[AgentNode], None]
 
@@ -113,115 +109,15 @@ class HostedNodes:
     collection_s: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedAgent:
-    """One simulated node and what carries out its guard's orders."""
-
-    node: AgentNode
-    enforcement: Enforcement
-    layouts: MigService
-
-
-def build_simulated_node(
-    simulation: SimulatedNode,
-    device: DevicePort,
-    *,
-    spec: NodeSpec,
-    clock: AgentClock,
-    draw_incarnation: Callable[[], int],
-    control: ControlPort,
-    ticks_most: int,
-    send_phase: float,
-    local: LocalPolicy | None = None,
-    has_control: bool = True,
-    energy: NodeEnergy | None = None,
-    energy_window_s: float = ENERGY_WINDOW_S,
-    processes: ProcessEngine | None = None,
-    leases: DeviceLeases | None = None,
-    service: NodeService | None = None,
-    terms: LeaderTerms | None = None,
-) -> "SimulatedAgent":
-    """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
-
-    Its journals are in memory, since its devices end with the process.
-    """
-    first = survey_devices(device)
-    engine = SimulatedEngine(
-        (gpu.identity for gpu in simulation.devices),
-        lambda uuid, ratio, memory_bytes: simulation.set_load(
-            uuid, GpuLoad(utilization_ratio=ratio, memory_bytes=memory_bytes)
-        ),
-    )
-    identity = NodeIdentity(
-        node_name=spec.node_name,
-        agent_version=__version__,
-        pool=spec.pool,
-        labels=spec.labels,
-        simulated=True,
-        topology=spec.topology,
-        runs_processes=processes is not None,
-    )
-    host = SimulatedHost(
-        cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
-    )
-    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().speed_up(spec.hurry))
-    node = AgentNode(
-        identity,
-        host=host,
-        engine=engine,
-        clock=clock,
-        draw_incarnation=draw_incarnation,
-        ticks_most=ticks_most,
-        first=first,
-        send_phase=send_phase,
-        guard=guard,
-        energy=energy,
-        outbox=EnergyOutbox(
-            OutboxState(incarnation=draw_incarnation()),
-            by_plan=energy is None,
-            length_s=energy_window_s,
-            phase=send_phase,
-        ),
-        processes=processes,
-        readiness=None if processes is None else GpuReadiness(),
-        terms=terms,
-    )
-    if leases is not None:
-        leases.list_gpus, node.list_leases = lambda: node.inventory.gpus, leases.list_external
-    enforcer = PowerExecutor(control, MemoryState(()), origin=lambda: DriverOrigin(boot_id=host.boot_id))
-    layouts = _simulated_layouts(device, control, host, clock, leases=leases, service=service)
-    enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
-    return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
-
-
-def _simulated_layouts(
-    device: DevicePort,
-    control: ControlPort,
-    host: SimulatedHost,
-    clock: AgentClock,
-    *,
-    leases: DeviceLeases | None,
-    service: NodeService | None,
-) -> MigService:
-    return MigService(
-        device,
-        control,
-        MemoryState(()),
-        boot_id=lambda: host.boot_id or "simulated",
-        sleep=lambda _: None,
-        monotonic_s=lambda: clock.monotonic_ns() / 1e9,
-        wall_ns=clock.wall_ns,
-        leases=leases,
-        service=service,
-    )
-
-
-def _open_slurm_node(
+def open_slurm_node(
     config: AgentConfig, device: DevicePort, directory: Path | None, open_nodes: Callable[[Gpu], str] = lambda _: ""
 ) -> NodeService | None:
     """The node in Slurm, where it is to be taken out of service for a layout; raises BudgetNotEnforceable."""
     if config.slurm_node is None:
         return None
+    # A node outside Slurm has no use for it.
+    from eelgrid_agent.engine.slurm_node_host import SlurmNodeFileError, build_slurm_node, load_slurm_node
+
     try:
         settings = load_slurm_node(config.slurm_node)
     except SlurmNodeFileError as error:
@@ -229,79 +125,7 @@ def _open_slurm_node(
     return build_slurm_node(settings, directory, list_gpus=device.gpus, open_nodes=open_nodes)
 
 
-def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
-    """Opens the nodes of the fleet file: a single one through the NVML binding, several through the device port.
-
-    Raises FleetFileError, SpecError and BudgetNotEnforceable.
-    """
-    assert config.simulate is not None
-    specs = load_fleet(config.simulate)
-    if not specs:
-        raise FleetFileError(f"{config.simulate}: nodes: is empty; describe one node at least")
-    budget_w = config.power_budget_w
-    local = LocalPolicy(power_budget_w=budget_w, enforce=budget_w is not None)
-    agents: list[SimulatedAgent] = []
-    simulations, devices = list[SimulatedNode](), list[DevicePort]()
-    calls = CallLatencies()
-    stack = ExitStack()
-    served, kept_leases = list[Callable[[], tuple[Awaitable[None], ...]]](), list[DeviceLeases]()
-    terms = LeaderTerms(None if config.state is None else StateFile(config.state / LEADER_FILE, LEADER_RECORD))
-    for index, spec in enumerate(specs):
-        processes, leases = _open_simulated_processes(config, spec.node_name, clock, stack)
-        simulation = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=config.seed)
-        simulations.append(simulation)
-        device, control = _ports(simulation, alone=len(specs) == 1)
-        if len(specs) == 1:
-            device = time_calls(device, calls, monotonic_ns=clock.monotonic_ns)
-        devices.append(device)
-        agents.append(
-            build_simulated_node(
-                simulation,
-                device,
-                spec=spec,
-                clock=clock,
-                draw_incarnation=incarnation,
-                control=control,
-                ticks_most=config.ticks_most(len(specs)),
-                send_phase=index / len(specs),
-                local=local,
-                has_control=not config.observe_only,
-                energy=_energy(config, spec, processes) if len(specs) == 1 else None,
-                energy_window_s=config.energy_window_s,
-                processes=processes,
-                leases=leases,
-                service=_open_slurm_node(config, device, None) if len(specs) == 1 else None,
-                terms=terms,
-            )
-        )
-        if leases is not None:
-            kept_leases.append(leases)
-            served.append(partial(_serve_leases, config, leases, agents[-1].node, alone=len(specs) == 1))
-        check_budget_reach(budget_w, spec.node_name, agents[-1].node.inventory.gpus)
-    pairs = tuple((agent.node, device) for agent, device in zip(agents, devices, strict=True))
-    kept = tuple((agent.enforcement, agent.node, agent.layouts) for agent in agents)
-
-    def close() -> None:
-        for device in reversed(devices):
-            device.close()
-        stack.close()
-
-    followed = () if config.faults is None else (FaultFile(config.faults, simulations),)
-
-    def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
-        wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
-        # A thousand simulated nodes that looked twenty times a second would have no time for anything else.
-        runners = ((node, device) for node, device in pairs if node.runs_processes)
-        processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in runners)
-        jobs = _watch_jobs(config, *(node for node, _ in pairs))
-        leased = (work for serve in served for work in serve())
-        return wheel.run(), keeper.run(), *processes, *jobs, *leased, *(faults.follow_file() for faults in followed)
-
-    nodes = tuple(agent.node for agent in agents)
-    return HostedNodes(nodes=nodes, work=work, close=close, calls=calls, leases=tuple(kept_leases))
-
-
-def _open_leases(folder: Path | None, clock: AgentClock) -> DeviceLeases:
+def open_leases(folder: Path | None, clock: AgentClock) -> DeviceLeases:
     """The leases of a node, in memory where nothing outlives the agent; raises BudgetNotEnforceable."""
     store = MemoryState(LeaseTable()) if folder is None else StateFile(folder / LEASES_FILE, LEASE_JOURNAL)
     try:
@@ -310,7 +134,7 @@ def _open_leases(folder: Path | None, clock: AgentClock) -> DeviceLeases:
         raise BudgetNotEnforceable(str(error)) from error
 
 
-def _serve_leases(
+def serve_leases(
     config: AgentConfig,
     leases: DeviceLeases,
     node: AgentNode,
@@ -352,12 +176,16 @@ def _serve_leases(
     return checks, LeaseSocket(config.lease_socket, leases).run(is_required=config.lease_socket != LEASE_SOCKET)
 
 
-def _open_processes(
+def open_processes(
     config: AgentConfig, folder: Path | None, problem: str = "", leases: DeviceLeases | None = None
-) -> LocalEngine:
+) -> "LocalEngine":
     """The engine of processes in a state directory of this agent alone; raises BudgetNotEnforceable."""
     if folder is None:
         raise BudgetNotEnforceable(f"--run-processes needs a state directory: {problem}")
+    # An agent that starts no processes has no use for these.
+    from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
+    from eelgrid_agent.engine.local import PROCESSES, LocalEngine
+
     try:
         users = JobUsers(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
@@ -370,53 +198,10 @@ def _open_processes(
         ) from error
 
 
-def _open_simulated_processes(
-    config: AgentConfig, node_name: str, clock: AgentClock, stack: ExitStack
-) -> tuple[LocalEngine | None, DeviceLeases | None]:
-    """The processes of a simulated node, and the leases of its devices where anybody may ask for them."""
-    if not config.run_processes or config.state is None:
-        return None, None if config.lease_socket is None else _open_leases(None, clock)
-    folder = config.state / quote(node_name, safe="")
-    try:
-        stack.enter_context(lock_state_directory(folder, "eelgrid-agent"))
-    except StateDirectoryError as error:
-        raise BudgetNotEnforceable(str(error)) from error
-    leases = _open_leases(folder, clock)
-    return _open_processes(config, folder, leases=leases), leases
-
-
-def _watch_jobs(config: AgentConfig, *nodes: AgentNode) -> tuple[Awaitable[None], ...]:
+def watch_jobs(config: AgentConfig, *nodes: AgentNode) -> tuple[Awaitable[None], ...]:
     """Slurm's jobs on the only node; a prolog's folder is one machine's."""
     folder = config.slurm_folder
     return () if folder is None or len(nodes) != 1 else (watch_slurm_jobs(nodes[0], HandoverFolder(folder)),)
-
-
-def _energy(config: AgentConfig, spec: NodeSpec, processes: ProcessEngine | None) -> NodeEnergy:
-    """Of a simulated node; only where it runs processes are their ids this machine's, and else nobody is looked up."""
-    sources = AttributionSources(ProcessOwnerResolver() if processes else None, slurm_folder=config.slurm_folder)
-    return NodeEnergy(catalogue.load_catalogue(), sources, watch=AnomalyDetector(hurry=spec.hurry))
-
-
-def _ports(simulation: SimulatedNode, *, alone: bool) -> tuple[DevicePort, ControlPort]:
-    """How a simulated node is asked; the binding has room for one."""
-    if not alone:
-        return simulation, simulation
-    nvml_library.install_library(simulation)
-    device = NvmlDevice()
-    return device, NvmlControl(device)
-
-
-if TYPE_CHECKING:
-    from eelgrid_agent.kubelet.device_plugins import DevicePlugins
-    from eelgrid_agent.kubelet.dra_driver import DraDriver
-
-
-_LOG = logging.getLogger("eelgrid.agent")
-# A driver that does not answer at the start must not keep the node from reporting itself.
-FIRST_SURVEY_S = 10.0
-_FACTORIES = {"nvidia": "nvml", "amd": "amd"}
-_SETTINGS_FILE = "settings.json"
-_ENERGY_FILE = "energy.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,8 +290,8 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     outbox = EnergyOutbox(
         load_outbox_state(windows, draw_incarnation=incarnation), boot=_boot(), length_s=config.energy_window_s
     )
-    leases = _open_leases(folder, clock)
-    processes = _open_processes(config, folder, memory.problem, leases) if config.run_processes else None
+    leases = open_leases(folder, clock)
+    processes = open_processes(config, folder, memory.problem, leases) if config.run_processes else None
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)
     node = AgentNode(
         identity, host=host, engine=NoEngine(), clock=clock, draw_incarnation=incarnation,
@@ -533,8 +318,8 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         started = (run_process_engine(node, read_uses_by_driver(device, driver)),) if node.runs_processes else ()
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
-        written = (*_watch_jobs(config, node), *(() if folder is None else (write_periodically(outbox, windows),)))
-        leased = _serve_leases(config, leases, node, kubelet, claims)
+        written = (*watch_jobs(config, node), *(() if folder is None else (write_periodically(outbox, windows),)))
+        leased = serve_leases(config, leases, node, kubelet, claims)
         return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written, *leased
 
     def close() -> None:
@@ -651,7 +436,7 @@ def _layouts(
         obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
         open_nodes=open_nodes,
         leases=leases,
-        service=_open_slurm_node(config, device, memory.directory, open_nodes),
+        service=open_slurm_node(config, device, memory.directory, open_nodes),
     )
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "write_summary",
 ]
 
-SUMMARY_COLUMNS = ("scenario", "gpus", "slices", "violations", "seconds", "bound_gpus")
+SUMMARY_COLUMNS = ("scenario", "gpus", "slices", "violations", "seconds", "cpu_seconds", "bound_gpus")
 
 
 class Published(NamedTuple):
@@ -67,7 +67,7 @@ def write_summary(path: Path, results: Iterable[Result]) -> None:
     write_csv(
         path,
         SUMMARY_COLUMNS,
-        ((one.scenario, *one.ours, f"{one.seconds:.4f}", one.bound_gpus) for one in results),
+        ((one.scenario, *one.ours, f"{one.seconds:.4f}", f"{one.cpu_seconds:.4f}", one.bound_gpus) for one in results),
     )
 
 
@@ -98,6 +98,7 @@ def table(pairs: Sequence[tuple[Scenario, Result]]) -> str:
         "bound",
         "violations",
         "seconds",
+        "CPU s",
         "published",
         "optimum",
         *PEERS,
@@ -113,6 +114,7 @@ def table(pairs: Sequence[tuple[Scenario, Result]]) -> str:
                 f"{_bound(one, 0)} / {_bound(one, 1)}",
                 str(one.ours.violations),
                 f"{one.seconds:.3f}",
+                f"{one.cpu_seconds:.3f}",
                 f"{known.gpus} / {known.slices}" if known else "-",
                 f"{known.least_gpus} / {known.least_slices}" if known else "-",
                 *(f"{one.peers[name].gpus} / {one.peers[name].slices}" for name in PEERS),
@@ -129,6 +131,7 @@ def write_random(path: Path, results: Iterable[Result]) -> None:
             one.scenario,
             *one.ours,
             f"{one.seconds:.4f}",
+            f"{one.cpu_seconds:.4f}",
             one.bound_gpus,
             one.services,
             _bound(one, 1),
@@ -150,6 +153,7 @@ def random_table(results: Sequence[Result]) -> str:
         "violations",
         "p50 s",
         "most s",
+        "most CPU s",
         "slices proven",
         *(f"{name} / bound" for name in PEERS),
     )
@@ -172,6 +176,7 @@ def random_table(results: Sequence[Result]) -> str:
                 str(sum(one.ours.violations for one in here)),
                 f"{seconds[len(seconds) // 2]:.3f}",
                 f"{seconds[-1]:.3f}",
+                f"{max(one.cpu_seconds for one in here):.3f}",
                 str(proven),
                 *(f"{sum(one.peers[name].gpus for one in here) / bound:.3f}" for name in PEERS),
             )

@@ -1,8 +1,8 @@
 """One scenario planned by us and by the peers, each judged by the raw tables.
 
 Owns what is measured of a scenario. Must not know files of results or pictures.
-`seconds` is the wall time from the points to the plan with its places; reading the
-tables is not in it, judging is not either.
+`seconds` is the wall time from the points to the plan with its places, `cpu_seconds` the processor time;
+reading the tables is not in them, judging is not either.
 """
 
 import time
@@ -40,6 +40,7 @@ class Result(NamedTuple):
     ours: Standing
     proofs: tuple[OptimalityProof, ...]
     seconds: float
+    cpu_seconds: float
     placed: tuple[Placed, ...]
     told: tuple[str, ...]  # violations and services that nothing serves, in words
     peers: Mapping[str, Standing]
@@ -71,7 +72,7 @@ def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
     """Plans and judges; a service that nothing serves is left out, told, and counts as a violation."""
     problem = problem_of(scenario, points)
     told: list[str] = []
-    begun = time.perf_counter()
+    begun, cpu_begun = time.perf_counter(), time.process_time()
     while True:
         try:
             found = plan_partition(problem)
@@ -81,7 +82,7 @@ def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
             problem = replace(problem, services=left)
             continue
         break
-    seconds = time.perf_counter() - begun
+    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
     placed = _placed(found)
     faults = violations(scenario.services, placed, profiles)
     told += [fault for fault in faults if not any(fault.split(":")[0] in one for one in told)]
@@ -97,6 +98,7 @@ def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
         Standing(*_size(placed), len(told)),
         found.proofs,
         seconds,
+        cpu_seconds,
         placed,
         tuple(told),
         peers,

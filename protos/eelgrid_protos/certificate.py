@@ -10,8 +10,9 @@ Source: RFC 5280, 4.1.2.4 (names), 4.1.2.5 (dates) and 4.2.1.6 (alternative name
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from eelgrid_protos.values import dataclass
 
 if TYPE_CHECKING:
     from cryptography import x509

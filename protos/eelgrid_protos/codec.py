@@ -14,87 +14,49 @@ its elements. Two bytes can encode one more element, which takes some 180 bytes 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache, partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
+from eelgrid_protos import wire
 from eelgrid_protos.errors import CONTRACT_BROKEN, InvalidMessage, MalformedMessage, Violation
 from eelgrid_protos.quantities import Many
 from eelgrid_protos.schema import SchemaField, ValueShape, check_message, compile_when_called, fields_of
 from eelgrid_protos.values import dataclass
-from eelgrid_protos.wire import (
-    agent_service_pb2,
-    audit_pb2,
-    energy_pb2,
-    federation_service_pb2,
-    flux_service_pb2,
-    gang_pb2,
-    ingest_service_pb2,
-    job_array_pb2,
-    ledger_pb2,
-    moves_pb2,
-    node_pb2,
-    node_service_pb2,
-    operator_service_pb2,
-    overview_pb2,
-    partition_pb2,
-    plan_pb2,
-    policy_pb2,
-    profile_pb2,
-    promise_pb2,
-    queue_pb2,
-    spending_pb2,
-    whatif_pb2,
-    workload_pb2,
-)
+from eelgrid_protos.wire import MODULE_OF_NAME
 
 # Bound of an answer; the request of each call has a bound of its own (rpc.RpcMethod).
 MESSAGE_BYTES_MOST = 16 * 1024 * 1024
 # Protobuf parses anything smaller in 10 ms and 6 MB (measured on elements of 2 bytes): walking it would cost more.
 _COUNTED_FROM_BYTES = 64 * 1024
 
-_MODULES: tuple[ModuleType, ...] = (
-    node_pb2,
-    plan_pb2,
-    gang_pb2,
-    job_array_pb2,
-    workload_pb2,
-    policy_pb2,
-    profile_pb2,
-    promise_pb2,
-    energy_pb2,
-    ledger_pb2,
-    agent_service_pb2,
-    overview_pb2,
-    operator_service_pb2,
-    audit_pb2,
-    node_service_pb2,
-    moves_pb2,
-    partition_pb2,
-    queue_pb2,
-    spending_pb2,
-    whatif_pb2,
-    flux_service_pb2,
-    federation_service_pb2,
-    ingest_service_pb2,
-)
 _Message = TypeVar("_Message")
 
 
 def file_descriptors() -> tuple[FileDescriptor, ...]:
-    """Returns the descriptors of every file of the contract, for tests and reflection."""
-    return tuple(module.DESCRIPTOR for module in _MODULES)
+    """Returns the descriptors of every file of the contract, for tests and transcoding."""
+    return tuple(_wire_module(name).DESCRIPTOR for name in dict.fromkeys(MODULE_OF_NAME.values()))
+
+
+def load_service(name: str) -> None:
+    """Loads the descriptors of a service and of all that it uses, for reflection; its name is without the package."""
+    _wire_module(MODULE_OF_NAME[name])
+
+
+def _wire_module(name: str) -> ModuleType:
+    """Returns a module of generated code, which is loaded when it is first asked for."""
+    return import_module(f"{wire.__name__}.{name}")
 
 
 @cache
 def _wire_class(cls: type) -> Any:
-    for module in _MODULES:
-        found = getattr(module, cls.__name__, None)
-        if found is not None:
-            return found
-    raise TypeError(f"{cls.__name__} is no message of the contract")
+    module = MODULE_OF_NAME.get(cls.__name__)
+    if module is None:
+        raise TypeError(f"{cls.__name__} is no message of the contract")
+    return getattr(_wire_module(module), cls.__name__)
 
 
 @cache

@@ -6,11 +6,12 @@ or too large is refused as a whole with MalformedMessage: half an answer would m
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from google.protobuf.message import DecodeError, Message
 
 from eelgrid_protos.errors import MalformedMessage, Violation
+from eelgrid_protos.values import dataclass
 from eelgrid_protos.wire import device_plugin_pb2, dra_pb2, pod_resources_pb2
 from eelgrid_protos.wire import plugin_registration_pb2 as registration
 

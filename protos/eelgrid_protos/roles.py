@@ -18,7 +18,7 @@ its own bytes; never by the address it came from, for a port is used again by so
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,6 +27,7 @@ from eelgrid_protos.certificate import PEM_PROPERTY, Certificate, CertificateUnr
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import PermissionDenied
 from eelgrid_protos.local_users import PROOF_KEY, verify_proof
+from eelgrid_protos.values import dataclass
 
 if TYPE_CHECKING:
     import grpc.aio

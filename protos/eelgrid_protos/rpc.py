@@ -14,7 +14,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -71,12 +71,20 @@ class RpcMethod:
     """One method of a service."""
 
     name: str
-    request: type
-    response: type
     request_streaming: bool = False
     response_streaming: bool = False
     # Of each message that the client sends; checked on both sides, before it is parsed.
     request_bytes_most: int = REQUEST_BYTES_MOST
+
+    @property
+    def request(self) -> type:
+        """The class of each message that the client sends."""
+        return cast("type", getattr(messages, f"{self.name}Request"))
+
+    @property
+    def response(self) -> type:
+        """The class of each message that the server sends."""
+        return cast("type", getattr(messages, f"{self.name}Response"))
 
     @property
     def attribute(self) -> str:
@@ -106,13 +114,7 @@ def _service(name: str, unary: str, streams: Mapping[str, tuple[bool, bool]] | N
     return RpcService(
         f"eelgrid.v1.{name}",
         tuple(
-            RpcMethod(
-                call,
-                getattr(messages, f"{call}Request"),
-                getattr(messages, f"{call}Response"),
-                *kind,
-                request_bytes_most=_REQUEST_BYTES_MOST.get(call, REQUEST_BYTES_MOST),
-            )
+            RpcMethod(call, *kind, request_bytes_most=_REQUEST_BYTES_MOST.get(call, REQUEST_BYTES_MOST))
             for call, kind in kinds.items()
         ),
     )

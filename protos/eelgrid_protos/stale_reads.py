@@ -9,8 +9,9 @@ clock from before its last look at the journal's end, so that it grows while the
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+from eelgrid_protos.values import dataclass
 
 CALLS = frozenset(
     (

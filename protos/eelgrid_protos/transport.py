@@ -441,7 +441,8 @@ async def standard_services(
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-    codec.file_descriptors()
+    for service in services:
+        codec.load_service(service.name.rpartition(".")[2])
     servicer = health.aio.HealthServicer()
     place: Any = server
     health_pb2_grpc.add_HealthServicer_to_server(servicer, place)

@@ -29,14 +29,15 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.schema import fields_of
 from eelgrid_protos.wire import agent_service_pb2, node_pb2, operator_service_pb2, policy_pb2
 
+EXPORTED = [getattr(messages, name) for name in dir(messages)]
 MESSAGES = [
     value
-    for value in vars(messages).values()
+    for value in EXPORTED
     if is_dataclass(value) and isinstance(value, type) and value.__module__.startswith("eelgrid_protos")
 ]
 ENUMS = [
     value
-    for value in vars(messages).values()
+    for value in EXPORTED
     if isinstance(value, type) and issubclass(value, IntEnum) and value.__module__.startswith("eelgrid_protos.messages")
 ]
 BATCH = SampleBatch(

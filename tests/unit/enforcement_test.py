@@ -7,13 +7,13 @@ import pytest
 from tests.builders.agent import ManualClock, SystemClock
 from tests.waiting import wait_until
 
-from eelgrid_agent.composition import build_simulated_node
 from eelgrid_agent.enforce.guard.events import DriverOrigin
 from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_agent.node.enforcement_loop import Enforcement, InlineEnforcementLoop, NodeEnforcementLoop
 from eelgrid_agent.node.inventory import SequentialReader, read_each_gpu, survey_devices
 from eelgrid_agent.node.loop import DriverThread
+from eelgrid_agent.simulated_composition import build_simulated_node
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_agent.state_files import MemoryState

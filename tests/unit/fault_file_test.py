@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from eelgrid_agent.simulation.fault_file import FaultFile, FaultFileError
 from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
 from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.node_files import FaultFile, FaultFileError
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_protos.messages import Reading
 

@@ -9,9 +9,7 @@ import pytest
 from eelgrid_protos import messages, values
 from eelgrid_protos.messages import ResourceRequest, WhoAmIRequest
 
-CLASSES = sorted(
-    (found for found in vars(messages).values() if dataclasses.is_dataclass(found)), key=lambda cls: cls.__name__
-)
+CLASSES = [found for name in dir(messages) if dataclasses.is_dataclass(found := getattr(messages, name))]
 
 
 @values.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ devices, and the latency histogram of port calls.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import accumulate
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Protocol
 
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, AccessLevel, Gpu, Reading
+from eelgrid_protos.values import dataclass
 
 # Cheap: a few microseconds each, read at every tick.
 FAST_READINGS: tuple[Reading, ...] = (

@@ -18,7 +18,7 @@ reading that no device offers has no column.
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 from eelgrid_agent.devices.port import (
@@ -48,6 +48,7 @@ from eelgrid_protos.messages import (
     Reading,
     SampleBatch,
 )
+from eelgrid_protos.values import dataclass
 
 # Quick readings that the controller needs only now and then ride with the slow ones.
 EXTENDED_COLUMN_READINGS = (Reading.POWER_AVERAGE_W, Reading.MEMORY_UTILIZATION_RATIO, *SLOW_READINGS)

@@ -16,8 +16,10 @@ remainder "other", which readers of rates have not counted yet. Time is an argum
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, IntEnum
+
+from eelgrid_protos.values import dataclass
 
 
 class UsageOwnerKind(Enum):

@@ -13,12 +13,12 @@ machine whose devices all belong to one driver.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Assignment, Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 _REPLICA = re.compile(r"^(.+)::\d+$")
 _OLD_MIG = re.compile(r"^MIG-(GPU-[0-9a-f-]+)/(\d+)/(\d+)$")

@@ -22,7 +22,7 @@ one device stay nameless. An inferred name is dropped as soon as it no longer fi
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing
 from eelgrid_agent.energy.accounts import (
@@ -51,6 +51,7 @@ from eelgrid_agent.energy.split import (
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import Product
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, Gpu, Reading
+from eelgrid_protos.values import dataclass
 
 # Quiet before this is the fall of clocks and the sensor's memory of work.
 SETTLED_S = 10.0

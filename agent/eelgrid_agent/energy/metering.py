@@ -15,7 +15,7 @@ are reported apart.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from eelgrid_agent.devices.port import Missing, RawReadings
@@ -23,6 +23,7 @@ from eelgrid_agent.devices.sampler import GPU_READINGS, TickObservation
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import PowerSensor
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, READING_RANGES, Gpu, NodeEventKind, Reading
+from eelgrid_protos.values import dataclass
 
 GAIN_ERROR = 0.05
 COUNTER_REFRESH_S = 0.1

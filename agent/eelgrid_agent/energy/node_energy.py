@@ -17,7 +17,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -47,6 +47,7 @@ from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Assignment, EnergyWindow, Gpu, NodeEvent, NodeEventKind
 from eelgrid_protos.plain_messages import from_plain, to_plain
 from eelgrid_protos.safe_text import escape_text
+from eelgrid_protos.values import dataclass
 
 FILES_MOST = 1024
 JOBS_PER_FILE_MOST = 256

@@ -6,7 +6,6 @@ them, so nothing is lost where two names then look alike.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from eelgrid_agent.energy.accounts import (
     EnergyAccount,
@@ -20,6 +19,7 @@ from eelgrid_agent.energy.anomalies import OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.metering import UncertainEnergy
 from eelgrid_protos import messages as wire
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

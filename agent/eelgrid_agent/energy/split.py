@@ -18,7 +18,6 @@ a sample describe the time since the sample before. A missing reading changes th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from eelgrid_agent.energy.accounts import (
@@ -31,6 +30,7 @@ from eelgrid_agent.energy.accounts import (
     UsageOwner,
     apportion_total,
 )
+from eelgrid_protos.values import dataclass
 
 # Over a longer interval, what was seen at its ends says little of what was between.
 LONG_S = 60.0

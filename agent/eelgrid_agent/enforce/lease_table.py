@@ -18,12 +18,13 @@ Tables are values: a change returns another table, which is written down before 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from eelgrid_agent.state_files import StateFormat, require_text
 from eelgrid_protos.messages import Gpu
+from eelgrid_protos.values import dataclass
 
 # Sixteen GPUs of seven slices with some owners of shares each.
 LEASES_MOST = 1024

@@ -7,7 +7,7 @@ others.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 
 from eelgrid_protos.messages import (
@@ -21,6 +21,7 @@ from eelgrid_protos.messages import (
     NodePlan,
 )
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,10 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from eelgrid_agent.state_files import replace_file
+from eelgrid_protos.values import dataclass
 
 # The UUID of each index of a GRES, on a node whose MIG layout Eelgrid changes.
 UUIDS_FILE = Path("/run/eelgrid-slurmd/uuids")

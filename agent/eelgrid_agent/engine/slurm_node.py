@@ -21,7 +21,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -29,6 +28,7 @@ from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.state_files import StateFormat, StateStore, require_text
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 # The reason by which a drain of ours is known.
 OUTAGE_REASON = "eelgrid: MIG layout"

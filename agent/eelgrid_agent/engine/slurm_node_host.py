@@ -17,7 +17,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from eelgrid_agent.engine.slurm_node import (
 from eelgrid_agent.state_files import MemoryState, StateFile, StateStore, replace_file
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 _ANSWER_S, _ANSWER_BYTES_MOST, _SAID_MOST = 20.0, 1024 * 1024, 200
 _FILE_BYTES_MOST = 64 * 1024

@@ -12,8 +12,10 @@ taken only from an explicit map (`--map-user NAME=USER`); root is refused unless
 import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from eelgrid_protos.values import dataclass
 
 # Of people's accounts, as in login.defs(5).
 PEOPLE_UID_LEAST = 1000

@@ -24,7 +24,7 @@ leaves out devices that other files name, since a name in two files of one folde
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,7 @@ from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.kubelet_api import ClaimReference, PreparedDevice
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuInstance, GpuLayout, WantedInstance
+from eelgrid_protos.values import dataclass
 
 _RESULTS_MOST = 32
 

@@ -16,12 +16,12 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from eelgrid_protos.file_reloader import FileReloader, WatchFile
+from eelgrid_protos.values import dataclass
 
 _LOG = logging.getLogger("eelgrid.agent")
 

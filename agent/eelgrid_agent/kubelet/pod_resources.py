@@ -24,7 +24,6 @@ a device is in no list.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -42,6 +41,7 @@ from eelgrid_protos.kubelet_api import (
     parse_containers,
 )
 from eelgrid_protos.messages import PODS_WITH_DEVICES_MOST, Gpu, HeldDevices, PodDevices
+from eelgrid_protos.values import dataclass
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 # A path in the name of a UNIX socket; the kernel takes no longer one.

@@ -17,13 +17,13 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from eelgrid_agent.metrics.web_config import TlsSettings, WebConfig, WebConfigError, load_web_config
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
 from eelgrid_protos.transport import CertificateUnusable, TlsFiles
+from eelgrid_protos.values import dataclass
 
 _ANSWERS_MOST = 100
 # New passwords tried in a second, all users together.

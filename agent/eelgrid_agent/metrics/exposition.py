@@ -13,7 +13,6 @@ driver's: it is absent, as a missing one is, and the page says why.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +29,7 @@ from eelgrid_protos.agent_metrics import (
 )
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 from eelgrid_protos.openmetrics import MetricType, format_labels, format_number, openmetrics_head, prometheus_head
+from eelgrid_protos.values import dataclass
 
 _NOTHING: Mapping[Reading, ReadingValue] = {}
 _BUCKETS = (*(repr(bound) for bound in LATENCY_BUCKETS_S), "+Inf")

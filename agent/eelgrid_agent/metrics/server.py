@@ -16,7 +16,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
@@ -31,6 +30,7 @@ from eelgrid_protos import __version__
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, accepts_gzip, prefers_openmetrics
 from eelgrid_protos.sockets import HttpHosts, split_address
 from eelgrid_protos.transport import TlsFiles, is_loopback
+from eelgrid_protos.values import dataclass
 
 # The event loop is taken for dead when nothing was sampled for this long and four intervals.
 SILENCE_S_MOST = 60.0

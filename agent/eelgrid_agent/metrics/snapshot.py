@@ -5,10 +5,11 @@ series.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from eelgrid_agent.devices.port import InstanceReadings, ReadingValue
 from eelgrid_protos.messages import Gpu, Reading
+from eelgrid_protos.values import dataclass
 
 # Series of owners on one node: a few hundred pods, each on a few devices and by more than one method.
 SHARES_MOST = 2000

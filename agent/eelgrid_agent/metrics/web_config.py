@@ -16,9 +16,11 @@ to the file's own folder.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+from eelgrid_protos.values import dataclass
 
 _BYTES_MOST = 1024 * 1024
 _USERS_MOST = 100

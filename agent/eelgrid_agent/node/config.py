@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from eelgrid_protos.quantities import parse_watts
 from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
 from eelgrid_protos.sockets import NAMES_MOST
 from eelgrid_protos.transport import TlsFiles, TlsFilesIncomplete, collect_tls_files
+from eelgrid_protos.values import dataclass
 
 SPOOL_TICKS = 600
 # Short enough for prices, which change by the minute at most; long enough that a thousand nodes send 17 a second.

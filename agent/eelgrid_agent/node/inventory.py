@@ -8,7 +8,7 @@ matter by their change; the first observation only sets the baseline.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from eelgrid_protos.messages import (
     NodeEventKind,
     Reading,
 )
+from eelgrid_protos.values import dataclass
 
 GpuReadings = tuple[tuple[str, RawReadings], ...]
 

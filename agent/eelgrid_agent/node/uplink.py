@@ -25,7 +25,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
 from functools import partial
 
 import grpc.aio
@@ -40,6 +39,7 @@ from eelgrid_protos.file_reloader import FileReloader
 from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, ResumeRequest, TermRefused, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
 from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, may_connect, open_channel
+from eelgrid_protos.values import dataclass
 
 _LOG = logging.getLogger("eelgrid.agent")
 

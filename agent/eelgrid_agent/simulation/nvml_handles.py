@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -11,6 +10,7 @@ import pynvml
 from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
 from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused, SimCompute, SimInstance
 from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_protos.values import dataclass
 
 CSymbol = Callable[..., Any]
 

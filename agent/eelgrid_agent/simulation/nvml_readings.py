@@ -5,7 +5,6 @@ Field numbers and entry layouts follow the simulated driver branch, including th
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -38,6 +37,7 @@ from eelgrid_agent.simulation.sensors import (
     list_announced_events,
 )
 from eelgrid_protos.messages import AccessLevel
+from eelgrid_protos.values import dataclass
 
 _INVALID = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _NOT_SUPPORTED = int(pynvml.NVML_ERROR_NOT_SUPPORTED)

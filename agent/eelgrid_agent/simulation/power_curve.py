@@ -19,7 +19,8 @@ Pure arithmetic on shares in [0, 1].
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+
+from eelgrid_protos.values import dataclass
 
 AWAKE_POWER_SHARE = 0.15
 CLOCK_FLOOR = 0.3

@@ -5,7 +5,6 @@ on, SXM2 boards form a hybrid cube mesh (NVIDIA DGX-1 white paper) and later one
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from eelgrid_agent.devices.port import (
     INSTANCE_READINGS,
@@ -23,6 +22,7 @@ from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.power_curve import WorkDone
 from eelgrid_agent.simulation.spec import PartTraits, get_part_traits
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, GpuInstance, Reading
+from eelgrid_protos.values import dataclass
 
 # First driver branch of each: memory without what the driver keeps; power fields and GPM; limit fields; NVLink
 # fabric and the fields that count link errors of newer parts; the recovery action. By the binding's release of it.

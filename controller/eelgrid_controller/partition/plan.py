@@ -16,7 +16,7 @@ from typing import NamedTuple
 from eelgrid_controller.partition.column_generation import WarmStart, solve_fleet
 from eelgrid_controller.partition.geometry import Layout, Multiset, Tiling, memory_slice_mask
 from eelgrid_controller.partition.integer_program import (
-    FIRST_NODES_MOST,
+    NODES_MOST,
     IntegerProgram,
     OptimalityProof,
     ProgramSolution,
@@ -141,7 +141,7 @@ EXACT_OPTIONS_MOST, EXACT_DEMANDS_MOST = 200, 12
 
 
 def plan_partition(
-    problem: PartitionProblem, memory: WarmStart | None = None, nodes_most: int = FIRST_NODES_MOST
+    problem: PartitionProblem, memory: WarmStart | None = None, nodes_most: int = NODES_MOST
 ) -> PartitionPlan:
     """The least plan, with its bound; raises UnservableService, FleetTooSmall, SearchExhausted, InvalidProblem.
 

@@ -12,7 +12,6 @@ several still is refused, as is what fits none, with the candidates and the near
 
 import re
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from functools import cache
 
 from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
@@ -151,6 +150,9 @@ class _GpuNames:
             if not product.key.startswith(_TRACE):
                 spelled.setdefault(name, product.model)
         spelled |= self._aliases
+        # Only a refusal needs it.
+        from difflib import get_close_matches
+
         near = dict.fromkeys(spelled[one] for one in get_close_matches(folded, list(spelled), n=6, cutoff=_NEAR))
         if reported:
             known = f"in use are {_listed(sorted(reported))}"

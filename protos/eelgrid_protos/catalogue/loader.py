@@ -7,9 +7,8 @@ It owns the file format and nothing else.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from eelgrid_protos.catalogue.products import (
     plain_name,
 )
 from eelgrid_protos.quantities import MIB
+from eelgrid_protos.values import dataclass
 
 
 class CatalogueError(ValueError):
@@ -59,7 +59,7 @@ class Catalogue:
 @cache
 def load_catalogue() -> Catalogue:
     """The packaged catalogue."""
-    files = resources.files("eelgrid_protos.catalogue")
+    files = Path(__file__).parent
     products, mig = (json.loads(files.joinpath(name).read_text("utf-8")) for name in ("products.json", "mig.json"))
     return parse_catalogue(products, mig)
 

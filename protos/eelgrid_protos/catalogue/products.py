@@ -15,9 +15,10 @@ part 0, its halves 1 and 2, its quarters 3 to 6, its eighths 7 to 14.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from eelgrid_protos.quantities import MIB
+from eelgrid_protos.values import dataclass
 
 
 def gi_id(start: int, size: int, memory_slices: int) -> int:

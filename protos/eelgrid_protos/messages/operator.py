@@ -5,8 +5,9 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.explanation import Explanation
+from eelgrid_protos.messages.gpu import Gpu
 from eelgrid_protos.messages.job_array import JobArrayRequest
-from eelgrid_protos.messages.node import Gpu, InputBytes, Inventory, LogText, OutputBytes
+from eelgrid_protos.messages.node import InputBytes, Inventory, LogText, OutputBytes
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied, TerminalSize
 from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.queue import QueueStatus

@@ -12,7 +12,7 @@ come from residency counters that rose since the last read. `amdsmi_get_violatio
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -42,6 +42,7 @@ from eelgrid_agent.devices.port import (
 from eelgrid_protos.catalogue.products import MigGeometry, model_name
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, READING_RANGES, AbsenceReason, AccessLevel, Gpu, Reading
 from eelgrid_protos.quantities import MIB
+from eelgrid_protos.values import dataclass
 
 _SENTINELS = frozenset({0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF})
 _MISSING = {reason: Missing(reason) for reason in AbsenceReason}

@@ -15,7 +15,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -60,6 +59,7 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import model_name
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, AccessLevel, Gpu, GpuInstance, Reading
 from eelgrid_protos.quantities import watts_from_milliwatts
+from eelgrid_protos.values import dataclass
 
 _APART_LEAST_NS = 100_000_000
 _PERCENT, _MIB = 1.0 / 100.0, float(2**20)

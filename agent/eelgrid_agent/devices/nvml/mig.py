@@ -7,7 +7,7 @@ names change between drivers; what NVML does not report comes from the catalogue
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pynvml
@@ -16,6 +16,7 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import CiProfile, GiProfile, MigGeometry, Product, gi_span
 from eelgrid_protos.messages import ComputeInstance, GpuInstance
 from eelgrid_protos.quantities import MIB
+from eelgrid_protos.values import dataclass
 
 # No part has more places for one profile than memory slices.
 _PLACES_MOST = 64

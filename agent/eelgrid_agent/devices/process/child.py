@@ -6,14 +6,12 @@ reads a device. The process ends with the agent, by parent-death signal or when 
 """
 
 import ctypes
-import gc
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,8 @@ from eelgrid_agent.devices.process.protocol import (
     pack_frame,
     pack_json_frame,
 )
+from eelgrid_agent.settled_memory import settle_memory
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _amd(_argument: str, visit: VisitCallback) -> OpenedDriver:
 
 
 def _simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
-    from eelgrid_agent.simulation.node_files import SimulatedChildDevice
+    from eelgrid_agent.simulation.driver_scene import SimulatedChildDevice
 
     device = SimulatedChildDevice(Path(argument), visit)
     return OpenedDriver(device, device.control)
@@ -176,8 +176,7 @@ class PortServer:
 
     def _open(self) -> OpenedDriver:
         self._opened = opened = self._opening()
-        # What stands now stands until the end: the collector need not walk it.
-        gc.freeze()
+        settle_memory()
         return opened
 
 

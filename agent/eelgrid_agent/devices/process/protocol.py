@@ -11,7 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any
 
@@ -27,6 +27,7 @@ from eelgrid_agent.devices.port import (
 from eelgrid_protos.catalogue.products import CiProfile, GiProfile, MigGeometry
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
 from eelgrid_protos.plain_messages import from_plain, to_plain
+from eelgrid_protos.values import dataclass
 
 _BYTES = 2**20
 _STATE = struct.Struct("<QdiiII")  # request, since, operation, device, answers, bytes of answers

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -31,6 +31,7 @@ from eelgrid_agent.devices.process.protocol import (
 from eelgrid_agent.devices.process.watchdog import DriverWatchdog, WatchdogLimits
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, Gpu
+from eelgrid_protos.values import dataclass
 
 _CHUNK = 262_144
 _REAP_S = 0.3

@@ -19,7 +19,7 @@ minima exceed the budget, that is announced.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from eelgrid_agent.enforce.guard.device_step import DeviceState, LimitBounds, apply_outcomes, record_loss, step_device
 from eelgrid_agent.enforce.guard.events import (
@@ -42,6 +42,7 @@ from eelgrid_agent.enforce.guard.events import (
 )
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy, RefusalRule
 from eelgrid_protos.messages import NodeEvent, NodeEventKind
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ record until a restore. A permanent failure ends the field until the next plan; 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eelgrid_agent.devices.port import PowerSettings
 from eelgrid_agent.enforce.guard.events import (
@@ -34,6 +34,7 @@ from eelgrid_agent.enforce.guard.events import (
 )
 from eelgrid_agent.enforce.rules import GuardLimits, RefusalRule
 from eelgrid_protos.messages import NodeEventKind
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

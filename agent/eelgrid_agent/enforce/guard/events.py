@@ -4,11 +4,12 @@ Times are monotonic nanoseconds, except `wall_ns`, which only stamps announcemen
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from eelgrid_agent.devices.port import PowerSettings
 from eelgrid_protos.messages import NodeEvent
+from eelgrid_protos.values import dataclass
 
 ClockRange = tuple[int, int]
 

@@ -13,7 +13,7 @@ itself is put back as it was found and left alone; only the node's power budget,
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from eelgrid_agent.enforce.guard.core import GuardState, get_limit_bounds, step_guard
@@ -55,6 +55,7 @@ from eelgrid_protos.messages import (
     NodePlan,
     PlanApplied,
 )
+from eelgrid_protos.values import dataclass
 
 
 def find_gangs(assignments: Iterable[Assignment], parent_of: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from eelgrid_agent.devices.host import read_boot_id
@@ -22,6 +22,7 @@ from eelgrid_agent.enforce.mig.layout import PciId
 from eelgrid_agent.state_files import MemoryState, StateFile, default_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 _PROGRAM = "nvidia-modprobe"
 _TIMEOUT_S = 10.0

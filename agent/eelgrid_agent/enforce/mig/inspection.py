@@ -5,7 +5,7 @@ Serves `mig show` and `mig plan`. Reads the journal and never writes it: the rec
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from eelgrid_agent.devices.port import DeviceError, NoPermission
@@ -25,6 +25,7 @@ from eelgrid_agent.enforce.mig.partitioner import (
 from eelgrid_agent.state_files import MemoryState, StateDamaged, StateFile, StateFileError, StateUnreadable
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import AccessLevel, Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

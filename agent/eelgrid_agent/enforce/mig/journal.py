@@ -18,7 +18,7 @@ import json
 import threading
 import zlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, build_layout, read_layout, read_part
 from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, require_text
 from eelgrid_protos.messages import Gpu
+from eelgrid_protos.values import dataclass
 
 # Profile id and start of an instance.
 InstancePlace = tuple[int, int]

@@ -6,10 +6,11 @@ not ordered: their profile ids stand largest first. Names such as 1c.3g.20gb+me 
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 from eelgrid_protos.messages import Gpu, GpuInstance, GpuLayout, WantedInstance
+from eelgrid_protos.values import dataclass
 
 
 class InvalidLayout(Exception):

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eelgrid_agent.enforce.mig.layout import (
     InstancePart,
@@ -31,6 +31,7 @@ from eelgrid_agent.enforce.mig.partitioner import TransitionRefused, find_confli
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import Gpu, GpuLayout, WantedInstance
+from eelgrid_protos.values import dataclass
 
 # (profile id, compute profile ids as in Part)
 InstanceShape = tuple[int, tuple[int, ...]]

@@ -16,11 +16,12 @@ here, and a name may say the whole of an instance in both ways ("1c.1g.5gb" is
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from eelgrid_agent.enforce.mig.layout import MigName, PciId
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.values import dataclass
 
 MAX_FILE_BYTES = 256 * 1024
 _CONFIGS_MOST = 1024

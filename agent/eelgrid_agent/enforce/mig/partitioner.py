@@ -8,12 +8,12 @@ to recreate.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, order_compute_instances, read_part
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 from eelgrid_protos.messages import Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

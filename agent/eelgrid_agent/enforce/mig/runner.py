@@ -10,7 +10,6 @@ UnexpectedLayout  the device differs from the plan; internal
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 from eelgrid_agent.devices.port import (
     DeviceInUse,
@@ -42,6 +41,7 @@ from eelgrid_agent.enforce.mig.partitioner import (
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import Gpu, GpuInstance
+from eelgrid_protos.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
