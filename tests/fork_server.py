@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -210,8 +209,10 @@ class _Server:
             ready, _, _ = select.select([sys.stdin, self._listener, self._wake, *self._callers.values()], [], [])
             for one in ready:
                 if one is sys.stdin:
-                    # Nobody is left to be served, or to take this folder away.
-                    shutil.rmtree(Path(self._path).parent, ignore_errors=True)
+                    # Nobody is left to be served, or to take this folder away; never more than it was made for.
+                    Path(self._path).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        Path(self._path).parent.rmdir()
                     os._exit(0)
                 elif one is self._wake:
                     self._wake.recv(4096)
