@@ -51,7 +51,11 @@ def data(tmp_path):
 def test_a_bounded_run(data, tmp_path, capsys):
     assert main(["--data", str(data), "--out", str(tmp_path / "out"), "--random", "3", "--seed", "5"]) == 0
     rows = read_csv(tmp_path / "out" / "summary.csv")
-    assert tuple(rows[0]) == SUMMARY_COLUMNS == ("scenario", "gpus", "slices", "violations", "seconds", "bound_gpus")
+    assert (
+        tuple(rows[0])
+        == SUMMARY_COLUMNS
+        == ("scenario", "gpus", "slices", "violations", "seconds", "cpu_seconds", "bound_gpus")
+    )
     assert [row["scenario"] for row in rows] == ["S1", "S2"]
     assert all(row["violations"] == "0" and row["gpus"] == row["bound_gpus"] for row in rows)
     plans = read_csv(tmp_path / "out" / "plans.csv")
