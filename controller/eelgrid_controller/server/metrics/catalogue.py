@@ -56,9 +56,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_agents_connected", _G, "Agents with an open stream"),
         MetricDescription("eelgrid_commands_queued", _G, "Commands waiting in the queue"),
         MetricDescription(
-            "eelgrid_kernels_interpreted",
-            _G,
-            "1 while decisions are interpreted, or wait, until kernels are compiled, once for a version; 0 afterwards",
+            "eelgrid_kernels_interpreted", _G, "1 until kernels are compiled, while decisions are interpreted or wait"
         ),
         MetricDescription("eelgrid_event_loop_lag_seconds", _H, "How late the event loop runs a timer"),
         MetricDescription("eelgrid_plans_sent_total", _C, "Node plans sent to agents"),
@@ -132,9 +130,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "eelgrid_ingest_batches_total", _C, "Batches of samples that this ingest process took from agents"
         ),
         MetricDescription(
-            "eelgrid_ingest_agents_waiting",
-            _G,
-            "Agents connected to this ingest process that wait for a controller that leads",
+            "eelgrid_ingest_agents_waiting", _G, "Agents of this ingest process that wait for a controller that leads"
         ),
         MetricDescription(
             "eelgrid_ingest_kept_streams_total",
@@ -143,9 +139,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             ("outcome",),
         ),
         MetricDescription(
-            "eelgrid_ingest_dropped_messages_total",
-            _C,
-            "Messages of agents for a controller that was lost, which agents send again",
+            "eelgrid_ingest_dropped_messages_total", _C, "Messages for a lost controller, which agents send again"
         ),
         MetricDescription(
             "eelgrid_front_cluster_up",
