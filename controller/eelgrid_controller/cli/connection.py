@@ -207,7 +207,7 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
         if oldest is not None:
             # On standard error, so that a table or a document on standard output stays intact.
             click.echo(
-                f"answered by a follower: at most {oldest.age_s:.1f} s old, as of entry {oldest.revision} of the journal, "
+                f"stale answer: at most {oldest.age_s:.1f} s old, as of entry {oldest.revision} of the journal, "
                 f"epoch {oldest.epoch}",
                 err=True,
             )

@@ -1,8 +1,8 @@
 """Kernels as functions of Python's, until their machine code is there: slower some hundred times, and equal to the bit.
 
-Owns the change to machine code. An interpreted kernel calls others interpreted to its end, in whatever thread, since these would be compiled
-anew for the types of Python's numbers; calls that begin after the change run machine code. Must not know where
-machine code comes from.
+Owns the change to machine code. A call that began interpreted stays so to its end, with every kernel that it calls: with
+the types of Python's numbers these would be compiled anew. Calls that begin after the change run machine code. Must not
+know where machine code comes from.
 """
 
 import threading
