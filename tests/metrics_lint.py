@@ -106,6 +106,7 @@ STATES = {
     "epoch",
     "failed",
     "generation",
+    "interpreted",
     "leading",
     "pending",
     "quarantined",

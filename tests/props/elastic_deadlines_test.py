@@ -46,10 +46,12 @@ def admit_by_counts(found, gpus, rates, work, within):
         if one.phase.is_ended or one.share is None:
             continue
         begun = one.placed_ns if one.placements else one.promise.start_ns
-        run_s = one.spec.training.work / next(
+        # A job that was scaled has done some of its work at another rate.
+        since = max(begun, one.share.at_ns)
+        run_s = (one.spec.training.work - one.share.work_done) / next(
             rate.rate_hz for rate in one.share.rates if rate.replicas == one.spec.replicas
         )
-        held.append((begun, begun + int(run_s * S), one.spec.replicas))
+        held.append((begun, since + int(run_s * S), one.spec.replicas))
     now, due = found.now_s * S, (found.now_s + within * UNIT_S) * S
     for count in sorted(rates):
         run = int(work * UNIT_S / rates[count] * S)

@@ -17,7 +17,7 @@ from tests.sim.world import Failure
 SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "12"))
 STEPS = 600
 # A faulty part is given this many seeds to show itself.
-PLANT_SEEDS = range(1007, 1060)
+PLANT_SEEDS = range(1060, 1160)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -117,7 +117,7 @@ async def test_a_page_reports_who_waits_and_why_and_what_became_of_writes(tmp_pa
     }
     assert labels["eelgrid_kubernetes_flights_total"] == {"landed", "overdue"}
     assert labels["eelgrid_kubernetes_device_corrections_total"] == {"corrected", "refused", "recreated"}
-    assert labels["eelgrid_kubernetes_reviews_total"] == {"gated", "scheduled", "left", "unread", "refused"}
+    assert labels["eelgrid_kubernetes_reviews_total"] == {"gated", "pinned", "scheduled", "left", "unread", "refused"}
 
 
 async def test_a_standby_says_that_it_does_not_lead(tmp_path):

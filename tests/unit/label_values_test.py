@@ -13,6 +13,7 @@ from tests.unit.metrics_lint_test import controllers_page
 
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID
+from eelgrid_controller.engines.kubernetes.pods.admission_pins import AdmissionCounts
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 from eelgrid_controller.kubernetes_composition import WAIT_REASONS
 from eelgrid_controller.objectives.status import AttainmentVerdict
@@ -42,6 +43,7 @@ OF_CONTROLLER = {
     ("eelgrid_service_windows_total", "verdict"): _VERDICTS,
     ("eelgrid_service_replicas", "state"): ("wanted", "serving"),
     ("eelgrid_kubernetes_pods_waiting", "reason"): WAIT_REASONS,
+    ("eelgrid_kubernetes_admission_pins_total", "result"): tuple(AdmissionCounts().as_mapping()),
     ("eelgrid_kubernetes_writes_total", "result"): ("pinned", "opened", *(one.name.lower() for one in WriteFailure)),
 }
 # Of agents and of the controller.

@@ -14,7 +14,8 @@ def cluster(limit_w: float) -> tuple[PowerBudget, ...]:
 
 async def test_a_tighter_budget_costs_speed_and_nothing_changes():
     async with run_objectives() as world:
-        await ready(world, build_training_job("j", slowdown_most=0.2))
+        # Between what two limits cost, so that the search is sure of both.
+        await ready(world, build_training_job("j", slowdown_most=0.15))
         training = Training(world)
         await training.run(400)
         limits, revision = training.limits_w(), world.loop.core.state.revision

@@ -239,13 +239,13 @@ def test_a_leader_that_lost_the_connection_within_a_write_and_was_followed_knows
         with contextlib.closing(store.open()):
             old._connection.close()
             old._connection = None
-            assert old._was_committed([row], 0)
+            assert old._was_committed([row], 0, follows_failure=False)
             store.run("DELETE FROM eelgrid.journal WHERE seq = 2")
             with pytest.raises(JournalFenced) as caught:
-                old._was_committed([row], 0)
+                old._was_committed([row], 0, follows_failure=False)
             assert caught.value.is_certain
             with pytest.raises(JournalFenced) as caught:
-                old._was_committed([], 1)
+                old._was_committed([], 1, follows_failure=False)
             assert not caught.value.is_certain
 
 
