@@ -9,7 +9,6 @@ for its answer. Processor time is that of the processes, so that a figure holds 
 import asyncio
 import statistics
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,29 +17,10 @@ import psutil
 
 from bench.processes import cpu_s, sum_cpu_s
 from bench.runner import Options, benchmark
+from bench.submissions import submit_all
 from bench.tables import write_csv
 
 _COLUMNS = ("round", "submissions_per_s", "front_cpu_ms", "controllers_cpu_ms")
-
-
-async def _submit_all(address: str, jobs: int, clients: int, round_number: int) -> float:
-    """Submits jobs by several clients; returns the seconds that it took."""
-    from tests.builders.cluster import build_request
-
-    from eelgrid_protos import rpc, transport
-
-    numbers = iter(range(jobs))
-    async with transport.open_channel(address, tls=None) as channel:
-        client = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
-
-        async def submit() -> None:
-            for number in numbers:
-                request = build_request(f"job-{round_number}-{number}", gpus=0, cpu=0.001, memory_gib=0)
-                await client.submit_workload(request, timeout=60.0)
-
-        begun = time.perf_counter()
-        await asyncio.gather(*(submit() for _ in range(clients)))
-        return time.perf_counter() - begun
 
 
 @benchmark()
@@ -64,10 +44,10 @@ def main(options: Options) -> int:
         front.begin(sites)
         own = psutil.Process(front.process.process.pid)
         others = [psutil.Process(site.process.process.pid) for site in sites]
-        asyncio.run(_submit_all(front.address, options.clients, options.clients, 0))
+        asyncio.run(submit_all(front.address, options.clients, options.clients, "job-0"))
         for number in range(1, options.rounds + 1):
             before = cpu_s(own), sum_cpu_s(others)
-            taken_s = asyncio.run(_submit_all(front.address, options.jobs, options.clients, number))
+            taken_s, _ = asyncio.run(submit_all(front.address, options.jobs, options.clients, f"job-{number}"))
             spent = [
                 1000 * (now - then) / options.jobs
                 for now, then in zip((cpu_s(own), sum_cpu_s(others)), before, strict=True)

@@ -99,6 +99,11 @@ class PostgresServer:
         return {} if self._user is None else {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
 
     @property
+    def pid(self):
+        """The process that its others descend from."""
+        return self._process.pid
+
+    @property
     def log(self):
         """The file that the server writes its log to."""
         return self.folder / "log"
