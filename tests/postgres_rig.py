@@ -92,7 +92,7 @@ class PostgresServer:
             cwd=self.folder,
             **self._identity(),
         )
-        assert done.returncode == 0, f"{program}: {done.stderr}"
+        assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def _identity(self):
