@@ -195,6 +195,7 @@ class PairFaults(Faults):
         self._network.weather = Weather(slow_p=0.0)
         self._network.clear()
         self._store.is_up = True
+        self._store.answer_lost_p = 0.0
         self._store.cut_off.clear()
         for seat in self._pair.seats:
             seat.continue_process()

@@ -186,8 +186,23 @@ def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
     assert core.state.nodes[other].is_schedulable
     core.retry(now_ns=122)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
-    again = claim(held(), epoch=core.node_plan(other).epoch)
+    plan = core.node_plan(other)
+    again = claim(*plan.assignments, epoch=plan.epoch)
     assert core.register_node(told(other), now_ns=122, plan_epoch=again.epoch, claim=again).events == ()
+
+
+def test_another_plan_under_the_epoch_of_the_journals_is_found_and_an_older_one_is_not():
+    core = build_core(told("n", gpus=4))
+    core.submit(build_request(gpus=1, key="a"), now_ns=2)
+    epoch = core.node_plan("n").epoch
+    # What an older plan has may have ended.
+    older = claim(held(), epoch=epoch - 1)
+    assert core.register_node(told("n", gpus=4), now_ns=3, plan_epoch=older.epoch, claim=older).events == ()
+    (event,) = core.register_node(
+        told("n", gpus=4), now_ns=4, plan_epoch=epoch, claim=claim(held(), epoch=epoch)
+    ).events
+    assert (event.assignments, event.workload_ids) == (1, ("lost",))
+    assert core.node_plan("n").epoch > epoch
 
 
 def test_work_that_waits_is_told_nothing_new_while_agents_come_back():

@@ -270,7 +270,10 @@ def compare_claim(
     ahead = None if record is None else record.ahead
     is_doubted = record is not None and not record.is_reported
     heard = (NodeHeard(time_ns=now_ns, node_name=node_name),) if is_doubted else ()
-    if claim is None or (claim.epoch <= known_epoch(record) and (ahead is None or claim.epoch < ahead.plan_epoch)):
+    if claim is None:
+        return heard
+    is_of_journal = claim.epoch <= known_epoch(record) and (ahead is None or claim.epoch < ahead.plan_epoch)
+    if is_of_journal and not _is_another_plan(record, claim):
         return heard
     unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
     if unknown is not None and not unknown:
@@ -284,6 +287,16 @@ def compare_claim(
     return (
         NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids),
     )
+
+
+def _is_another_plan(record: NodeRecord | None, claim: PlanClaim) -> bool:
+    """Whether the agent holds another plan than the journal's, under the same epoch.
+
+    One of the two was given on a database that has been replaced. An older plan may well have what has ended since.
+    """
+    if record is None or claim.held is None or claim.epoch != record.plan_epoch:
+        return False
+    return bool(record.find_unknown_assignments(claim.held))
 
 
 def known_epoch(record: NodeRecord | None) -> int:
