@@ -112,7 +112,8 @@ def test_each_fault_of_the_database_refuses_with_its_reason_and_is_served_again_
     for one in found:
         print(f"{one.fault}: served {one.served_s:.2f} s after its end; told {one.reason}")
     print(f"{verdict.acknowledged} acknowledged, {verdict.refused} refused, {len(verdict.lost)} lost")
-    assert verdict.acknowledged > len(found)
+    # One after each fault: where all is quick no more are asked for.
+    assert verdict.acknowledged >= len(found)
     assert not lost
     assert not verdict.doubled
     assert not verdict.overlapping
