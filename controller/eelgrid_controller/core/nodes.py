@@ -273,9 +273,12 @@ def compare_claim(
     if claim is None:
         return heard
     is_of_journal = claim.epoch <= known_epoch(record) and (ahead is None or claim.epoch < ahead.plan_epoch)
-    if is_of_journal and not _is_another_plan(record, claim):
+    # An older plan may well have what has ended since; of two under one epoch, one was given on a database that has been replaced.
+    if is_of_journal and (record is None or claim.epoch != record.plan_epoch):
         return heard
     unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
+    if is_of_journal and not unknown:
+        return heard
     if unknown is not None and not unknown:
         if record is None:
             return ()
@@ -287,16 +290,6 @@ def compare_claim(
     return (
         NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids),
     )
-
-
-def _is_another_plan(record: NodeRecord | None, claim: PlanClaim) -> bool:
-    """Whether the agent holds another plan than the journal's, under the same epoch.
-
-    One of the two was given on a database that has been replaced. An older plan may well have what has ended since.
-    """
-    if record is None or claim.held is None or claim.epoch != record.plan_epoch:
-        return False
-    return bool(record.find_unknown_assignments(claim.held))
 
 
 def known_epoch(record: NodeRecord | None) -> int:
