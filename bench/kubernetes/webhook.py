@@ -5,6 +5,7 @@ import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import trustme
 
@@ -13,9 +14,9 @@ from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists
 from eelgrid_controller.engines.kubernetes.api.port import PODS, Resource
 from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED
 
-__all__ = ["WebhookFiles", "webhook_registered"]
+__all__ = ["WEBHOOK_CONFIGURATIONS", "WebhookFiles", "build_registration", "webhook_registered"]
 
-_CONFIGURATIONS = Resource(
+WEBHOOK_CONFIGURATIONS = Resource(
     "admissionregistration.k8s.io",
     "v1",
     "mutatingwebhookconfigurations",
@@ -52,11 +53,12 @@ class WebhookFiles:
         )
 
 
-@asynccontextmanager
-async def webhook_registered(rig: Rig, files: WebhookFiles, address: str) -> AsyncIterator[None]:
-    """The API server asks the webhook at an address about new pods with the label, from now on until the end."""
-    body = {
-        "metadata": {"name": _NAME},
+def build_registration(
+    name: str, address: str, authority: bytes, *, timeout_s: int, selector: dict[str, Any]
+) -> dict[str, Any]:
+    """What the API server is told of a webhook at an address: it is asked about the new pods that the selector names."""
+    return {
+        "metadata": {"name": name},
         "webhooks": [
             {
                 "name": "pods.place.eelgrid.io",
@@ -64,18 +66,25 @@ async def webhook_registered(rig: Rig, files: WebhookFiles, address: str) -> Asy
                 "sideEffects": "NoneOnDryRun",
                 "failurePolicy": "Ignore",
                 "reinvocationPolicy": "IfNeeded",
-                "timeoutSeconds": 3,
+                "timeoutSeconds": timeout_s,
                 "clientConfig": {
                     "url": f"https://{address}/place/pods",
-                    "caBundle": base64.b64encode(files.authority).decode(),
+                    "caBundle": base64.b64encode(authority).decode(),
                 },
                 "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-                "objectSelector": {"matchLabels": {LABEL_MANAGED: "true"}},
+                **selector,
             }
         ],
     }
+
+
+@asynccontextmanager
+async def webhook_registered(rig: Rig, files: WebhookFiles, address: str) -> AsyncIterator[None]:
+    """The API server asks the webhook at an address about new pods with the label, from now on until the end."""
+    selector = {"objectSelector": {"matchLabels": {LABEL_MANAGED: "true"}}}
+    body = build_registration(_NAME, address, files.authority, timeout_s=3, selector=selector)
     with suppress(ObjectAlreadyExists):
-        await rig.cluster.create(_CONFIGURATIONS, body)
+        await rig.cluster.create(WEBHOOK_CONFIGURATIONS, body)
     try:
         async with asyncio.timeout(_KNOWN_WITHIN_S):
             while not await _is_asked(rig):  # noqa: ASYNC110  # nobody tells
@@ -83,7 +92,7 @@ async def webhook_registered(rig: Rig, files: WebhookFiles, address: str) -> Asy
         yield
     finally:
         with suppress(ObjectNotFound):
-            await rig.cluster.delete(_CONFIGURATIONS, _NAME)
+            await rig.cluster.delete(WEBHOOK_CONFIGURATIONS, _NAME)
 
 
 async def _is_asked(rig: Rig) -> bool:

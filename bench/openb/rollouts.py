@@ -34,7 +34,7 @@ from eelgrid_kernels.arrays import ArrivalOutcomes, EngineArrays, Floats, Ints
 from eelgrid_kernels.baselines import choose_gpus, find_policy
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
-from eelgrid_kernels.simulation import build_empty_engine, build_empty_outcomes
+from eelgrid_kernels.simulation import build_empty_engine, build_empty_outcomes, simulate_arrivals
 
 REFUSED_W = 1000.0
 NODES_MOST = 32  # that candidates are looked for in
@@ -158,9 +158,7 @@ def measure_gain(whole: TraceArrays, seed: int, part: int, plan: Plan) -> Gain:
     def play(policy: str) -> ArrivalCurves:
         how = find_policy(policy)
         run = build_empty_engine(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), how)
-        outcomes = build_empty_outcomes(len(order))
-        place_arrivals(run, order, outcomes, 0, len(order))
-        return judge(outcomes)
+        return judge(simulate_arrivals(run, order))
 
     reference, plain, gpus = play(REFERENCE), play(OURS), trace.fleet.gpu_milli // 1000
     begun_s = time.process_time()

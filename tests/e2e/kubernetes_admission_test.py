@@ -17,6 +17,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
+from bench.kubernetes.webhook import WEBHOOK_CONFIGURATIONS, build_registration
 from tests.admission_rig import patched, review_of
 from tests.builders.kubernetes import build_node, build_pod
 from tests.builders.server import run_controller
@@ -38,13 +39,6 @@ on_a_real_server = pytest.mark.skipif(not KUBECONFIG, reason="EELGRID_KUBECONFIG
 MANAGED = {LABEL_MANAGED: "true"}
 _QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 _ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-_WEBHOOKS = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "mutatingwebhookconfigurations",
-    "MutatingWebhookConfiguration",
-    is_namespaced=False,
-)
 
 
 class Webhook:
@@ -72,27 +66,9 @@ class Webhook:
 
     def registration(self, controller, name, space):
         """What the API server is told of it."""
-        return {
-            "metadata": {"name": name},
-            "webhooks": [
-                {
-                    "name": "pods.place.eelgrid.io",
-                    "admissionReviewVersions": ["v1"],
-                    "sideEffects": "NoneOnDryRun",
-                    "failurePolicy": "Ignore",
-                    "reinvocationPolicy": "IfNeeded",
-                    "timeoutSeconds": 5,
-                    "clientConfig": {
-                        "url": f"https://127.0.0.1:{controller.webhook.port}/place/pods",
-                        "caBundle": base64.b64encode(self.authority.cert_pem.bytes()).decode(),
-                    },
-                    "rules": [
-                        {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-                    ],
-                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}},
-                }
-            ],
-        }
+        selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}}
+        address, authority = f"127.0.0.1:{controller.webhook.port}", self.authority.cert_pem.bytes()
+        return build_registration(name, address, authority, timeout_s=5, selector=selector)
 
 
 def managed_pod(name, **spec):
@@ -274,11 +250,11 @@ def test_a_burst_of_which_a_quota_refuses_a_third_overbooks_no_node(tmp_path, mo
             async with run_controller(tmp_path / "data", kubernetes=settings) as rig:
                 controller = rig.controller
                 await leads(controller, 5, space)
-                await cluster.create(_WEBHOOKS, webhook.registration(controller, space, space))
+                await cluster.create(WEBHOOK_CONFIGURATIONS, webhook.registration(controller, space, space))
                 try:
                     await burst(controller, cluster, space)
                 finally:
-                    await cluster.delete(_WEBHOOKS, space)
+                    await cluster.delete(WEBHOOK_CONFIGURATIONS, space)
 
     async def burst(controller, cluster, space):
         admissions = controller.placing.engine.gate.admissions
