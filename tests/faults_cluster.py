@@ -9,7 +9,6 @@ import threading
 
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_GROUP_SIZE
-from tests.alerting_rig import Alerting
 from tests.builders.kubernetes import build_node, build_pod
 from tests.e2e.kubernetes_gate_test import config, rules
 from tests.fakes.kubernetes.cluster import FakeCluster
@@ -58,10 +57,7 @@ class FaultyCluster(Scene):
         self._held.enter_context(self.cluster)
         try:
             self.start_controller()
-            self.alerting = self._held.enter_context(
-                Alerting(self.cluster.folder, {"controller": [self.cluster.metrics]})
-            )
-            self.until(self.alerting.is_up, what="Prometheus scrapes the controller")
+            self.begin_alerting({"controller": [self.cluster.metrics]})
         except BaseException:
             self._held.close()
             raise

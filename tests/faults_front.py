@@ -4,7 +4,6 @@ Owns these processes and the faults by name. Must not know which alert follows.
 """
 
 from eelgrid_protos.messages import CancelWorkloadRequest
-from tests.alerting_rig import Alerting
 from tests.e2e.processes import free_address, metric
 from tests.e2e.several_clusters_test import JOB, Front, Site
 from tests.faults_rig import Scene
@@ -38,8 +37,7 @@ class FaultyFront(Scene):
                 "front": [self.front.metrics],
                 "ingest": [self.ingest_metrics],
             }
-            self.alerting = self._held.enter_context(Alerting(self.cluster.folder, targets))
-            self.until(self.alerting.is_up, what="Prometheus scrapes everything")
+            self.begin_alerting(targets)
         except BaseException:
             self._held.close()
             raise

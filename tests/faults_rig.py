@@ -105,8 +105,7 @@ class Scene:
                 "controller": [self.cluster.metrics],
                 "agents": [one.metrics for one in self.agents.values()],
             }
-            self.alerting = self._held.enter_context(Alerting(self.cluster.folder, targets))
-            self.until(self.alerting.is_up, what="Prometheus scrapes everything")
+            self.begin_alerting(targets)
         except BaseException:
             self._held.close()
             raise
@@ -114,6 +113,11 @@ class Scene:
 
     def __exit__(self, *reason):
         self._held.close()
+
+    def begin_alerting(self, targets):
+        """Starts Prometheus, with the addresses of each job; returns when it has scraped everything."""
+        self.alerting = self._held.enter_context(Alerting(self.cluster.folder, targets))
+        self.until(self.alerting.is_up, what="Prometheus scrapes everything")
 
     def until(self, condition, *, within_s=60.0, what=""):
         """What the condition gives once it is true."""

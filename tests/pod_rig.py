@@ -11,13 +11,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 from eelgrid_kernels.compilation import cache_folder
+from tests.entry_points import PACKAGES, ROOT, build_entry_point
 from tests.waiting import poll_until
 
-ROOT = Path(__file__).resolve().parent.parent
 # What an image would have, read-only: the machine's programs and libraries, the interpreter and the project.
 _SHARED = sorted({"/usr", "/etc/ssl", sys.base_prefix, sys.prefix, str(ROOT)})
 # Links into /usr, or folders where the machine keeps them apart.
@@ -31,11 +30,8 @@ with socket.socket() as one:
 print("up", flush=True)
 signal.pause()
 """
-# Where the tests have the project's packages from.
-_PACKAGES = [path for path in sys.path if Path(path).is_relative_to(ROOT)]
 # Where the chart has compiled kernels.
 _CACHE = "/var/cache/eelgrid"
-_PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 # A limit only for one that hangs: the first controller of a fresh tree compiles its kernels.
 READY_S = 900.0
 
@@ -99,7 +95,7 @@ class Pods:
         args = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], one) for one in container["args"]]
         # An image's entry point has its name.
         (program,) = container.get("command") or [container["image"].partition(":")[0].rpartition("/")[2]]
-        pod = self.run(name, [*_find_program(program), *args], env, mounts, context)
+        pod = self.run(name, [sys.executable, "-c", build_entry_point(program), *args], env, mounts, context)
         pod.ports = {one["name"]: one["containerPort"] for one in container["ports"]} | ports
         pod.probes = {probe: container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")}
         return pod
@@ -153,7 +149,7 @@ class Pods:
         yield f"mount --rbind /proc {self._root}/proc"
         yield f"mount --rbind /dev {self._root}/dev"
         yield f"cp {self._hosts} {self._root}/etc/hosts"
-        given = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(_PACKAGES), **env}
+        given = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(map(str, PACKAGES)), **env}
         rights = ["setpriv", "--pdeathsig=KILL"]
         if context:
             if context["readOnlyRootFilesystem"]:
@@ -192,9 +188,3 @@ class Pod:
             poll_until(
                 lambda probe=probe: self.answers(probe), f"{self.log.stem} answers its {probe}", within_s=READY_S
             )
-
-
-def _find_program(name):
-    """How to start one of the project's programs without its script, which names an interpreter."""
-    module, _, function = _PROGRAMS[name].partition(":")
-    return [sys.executable, "-c", f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; {function}()"]

@@ -14,14 +14,13 @@ import sys
 from pathlib import Path
 
 from eelgrid_kernels.compilation import cache_folder
+from tests.entry_points import PACKAGES, ROOT, build_entry_point
 from tests.waiting import poll_until
 
-ROOT = Path(__file__).resolve().parent.parent
 # Where the units have the programs, and what they are made of there: the interpreter, libraries and the project.
 _PROGRAMS, _PYTHON, _LIBRARIES, _SOURCE = "/opt/eelgrid", "/opt/python", "/opt/libraries", "/opt/source"
 # Compiled kernels of the tests.
 _KERNELS = "/opt/kernels"
-_PACKAGES = [Path(path).relative_to(ROOT) for path in sys.path if path and Path(path).is_relative_to(ROOT)]
 # Nothing of this machine's own services, and no wait for a network that nobody sets up.
 _KERNEL_LINE = ("systemd.unit=basic.target", "systemd.mask=systemd-networkd-wait-online.service")
 BOOTS_S = 120.0
@@ -128,7 +127,7 @@ class Machine:
         self.run("mkdir", "-p", f"{_PROGRAMS}/bin", f"{_PROGRAMS}/lib/python{major}.{minor}/site-packages")
         self.write(f"{_PROGRAMS}/pyvenv.cfg", f"home = {_PYTHON}/bin\ninclude-system-site-packages = false\n")
         self.run("ln", "-s", python, f"{_PROGRAMS}/bin/python")
-        paths = [*(f"{_SOURCE}/{path}" for path in _PACKAGES), _LIBRARIES]
+        paths = [*(f"{_SOURCE}/{path.relative_to(ROOT)}" for path in PACKAGES), _LIBRARIES]
         self.write(f"{_PROGRAMS}/lib/python{major}.{minor}/site-packages/eelgrid.pth", "\n".join(paths) + "\n")
 
     def install_kernels(self, path):
@@ -136,10 +135,9 @@ class Machine:
         self.run("mkdir", "-p", path)
         self.run("cp", "-r", "--preserve=timestamps", _KERNELS, f"{path}/{cache_folder().name}")
 
-    def install_program(self, name, module, function):
+    def install_program(self, name):
         """One of the project's programs."""
         # An interpreter that was built into a home folder looks for its library there, and units hide homes.
-        started = f"from {module} import {function}; import sys; sys.argv[0] = {name!r}; sys.exit({function}())"
-        command = shlex.join([f"{_PROGRAMS}/bin/python", "-c", started])
+        command = shlex.join([f"{_PROGRAMS}/bin/python", "-c", build_entry_point(name)])
         text = f'#!/bin/sh\nLD_LIBRARY_PATH={_PYTHON}/lib exec {command} "$@"\n'
         self.write(f"{_PROGRAMS}/bin/{name}", text, mode="0755")

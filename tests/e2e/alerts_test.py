@@ -109,34 +109,29 @@ def test_a_lost_gpu_and_failing_memory_fire_and_nothing_else(tmp_path):
         assert len(scene.rows) == 2
 
 
+def rehearse_all(scene, rehearse, wanted):
+    """Rehearses all faults of a scene, prints what fired, and demands that it was this and nothing else."""
+    with scene:
+        try:
+            rehearse(scene)
+        finally:
+            print(f"\n{scene.table()}")
+        assert names(scene) == wanted
+
+
 @whole
 def test_every_alert_of_a_fleet_fires_in_its_fault_and_only_there(tmp_path):
-    with FaultyFleet(tmp_path) as fleet:
-        try:
-            _rehearse_fleet(fleet)
-        finally:
-            print(f"\n{fleet.table()}")
-        assert names(fleet) == IN_THE_FLEET
+    rehearse_all(FaultyFleet(tmp_path), _rehearse_fleet, IN_THE_FLEET)
 
 
 @whole
 def test_every_alert_of_a_cluster_fires_in_its_fault_and_only_there(tmp_path):
-    with FaultyCluster(tmp_path) as cluster:
-        try:
-            _rehearse_cluster(cluster)
-        finally:
-            print(f"\n{cluster.table()}")
-        assert names(cluster) == IN_THE_CLUSTER
+    rehearse_all(FaultyCluster(tmp_path), _rehearse_cluster, IN_THE_CLUSTER)
 
 
 @whole
 def test_every_alert_of_a_front_fires_in_its_fault_and_only_there(tmp_path):
-    with FaultyFront(tmp_path) as front:
-        try:
-            _rehearse_front(front)
-        finally:
-            print(f"\n{front.table()}")
-        assert names(front) == AT_THE_FRONT | {"EelgridJournalNotWritable"}
+    rehearse_all(FaultyFront(tmp_path), _rehearse_front, AT_THE_FRONT | {"EelgridJournalNotWritable"})
 
 
 @whole

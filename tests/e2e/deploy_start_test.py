@@ -11,8 +11,7 @@ from tests.e2e.processes import fleet_of
 from tests.pod_rig import Pods, find_obstacle
 from tests.waiting import poll_until
 
-OBSTACLE = find_obstacle()
-pytestmark = [needs_helm, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+pytestmark = needs_helm
 
 VALUES = {
     "tls": {"mode": "secret", "roles": "require"},
@@ -39,6 +38,8 @@ NODE = {"name": "n1", "cpu_milli": 8000, "memory_bytes": 2**35, "gpus": [{"produ
 @pytest.fixture
 def objects(tmp_path):
     """The release."""
+    if why := find_obstacle():
+        pytest.skip(why)
     path = tmp_path / "values.yaml"
     path.write_text(yaml.safe_dump(VALUES))
     return [found for found in yaml.load_all(render.rendered(str(path)), render.LOADER) if found]

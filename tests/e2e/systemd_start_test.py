@@ -5,20 +5,13 @@ import re
 
 import pytest
 from tests.certificates_rig import Authority
-from tests.systemd_rig import ROOT, Machine, find_obstacle
+from tests.entry_points import ROOT
+from tests.systemd_rig import Machine, find_obstacle
 from tests.waiting import poll_until
-
-OBSTACLE = find_obstacle()
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 FOLDER = ROOT / "deploy" / "systemd"
 UNITS = ("controller", "ingest", "agent", "front")
-PROGRAMS = {
-    "eelgrid-controller": ("eelgrid_controller.__main__", "main"),
-    "eelgrid-front": ("eelgrid_controller.federation.__main__", "main"),
-    "eelgrid-agent": ("eelgrid_agent.__main__", "main"),
-    "eelctl": ("eelgrid_controller.cli.__main__", "main"),
-}
+PROGRAMS = ("eelgrid-controller", "eelgrid-front", "eelgrid-agent", "eelctl")
 # The names in the examples; one controller stands for two clusters, and the second of a pair is away.
 HERE = ("localhost", "controller.example", "controller-a.example", "north.example", "south.example", "front.example")
 AWAY = "127.0.0.2 controller-b.example\n"
@@ -33,10 +26,12 @@ CONTROLLER, FRONT = "controller.example:7443", "front.example:7445"
 @pytest.fixture
 def machine(tmp_path):
     """The machine as the guide leaves it before the first start."""
+    if why := find_obstacle():
+        pytest.skip(why)
     authority = Authority()
     with Machine(tmp_path) as machine:
-        for name, (module, function) in PROGRAMS.items():
-            machine.install_program(name, module, function)
+        for name in PROGRAMS:
+            machine.install_program(name)
         machine.write("/etc/hosts", "".join(f"127.0.0.1 {name}\n" for name in HERE) + AWAY)
         machine.write("/etc/sysusers.d/eelgrid.conf", (FOLDER / "eelgrid.sysusers").read_text())
         machine.write("/etc/sysusers.d/jobs.conf", 'u eelgrid-jobs - "Jobs"\n')
