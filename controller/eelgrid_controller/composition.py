@@ -269,7 +269,7 @@ class Controller:
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
-            make_core=lambda state: Core(state, products, joins_closed=is_engine_run),
+            make_core=partial(Core, catalogue=products, joins_closed=is_engine_run, joins_doubted=journal.is_remote),
             config=self.config,
             clock=self._clock,
             log=self._log.getChild("loop"),

@@ -18,7 +18,16 @@ from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.journal_rows import decode_checkpoint, encode_checkpoint
 from eelgrid_controller.state.journal import Checkpoint, CheckpointRow, JournalCounters, JournalEntry, JournalHistory
 from eelgrid_protos import rpc, transport
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HeldAssignments, Hello, Inventory, LeaderTerm
+from eelgrid_protos.messages import (
+    AttemptReport,
+    ConnectRequest,
+    ConnectResponse,
+    HeldAssignments,
+    Hello,
+    Inventory,
+    LeaderTerm,
+)
+from tests.waiting import wait_until
 
 LOG = logging.getLogger("test.controller")
 
@@ -36,7 +45,7 @@ class RunningController:
         self.agents: list[AgentStream] = []
 
     async def join(self, *inventories: Inventory, **hello: Any) -> "AgentStream":
-        """Agents that said Hello and were welcomed; the last of them."""
+        """Agents that said Hello, were welcomed and have answered; the last of them."""
         for item in inventories:
             agent = AgentStream(self.address)
             self.agents.append(agent)
@@ -49,7 +58,14 @@ class RunningController:
                 )
             )
             await agent.hear()
+            await self.answer(agent, item.node_name)
         return self.agents[-1]
+
+    async def answer(self, agent: "AgentStream", node_name: str) -> None:
+        """Has an agent say something after Welcome, and waits until the node is no longer doubted."""
+        await agent.say(AttemptReport())
+        nodes = self.controller.loop.core.state.nodes
+        await wait_until(lambda: nodes[node_name].is_reported)
 
 
 class AgentStream:

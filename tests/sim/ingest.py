@@ -465,6 +465,7 @@ class _ForwardedSession(Session):
         """Receives a batch of a frame; False if it is left out."""
         if self.is_over or not self.is_welcomed or self.hello is None:
             return False
+        self._confirm_claim()
         try:
             self._life.ledger.receive(self._life.telemetry, self.hello, tick.to_batch(), self._life.clock, tick=tick)
         except BatchRefused as error:

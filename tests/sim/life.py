@@ -241,7 +241,7 @@ class Life:
         return True
 
     def _adopt(self, recovered: RecoveredState) -> None:
-        self.core = Core(recovered.state, load_catalogue())
+        self.core = Core(recovered.state, load_catalogue(), joins_doubted=self.journal.is_remote)
         self._since_checkpoint = recovered.replayed
 
     def _checkpoint(self) -> None:

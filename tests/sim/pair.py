@@ -146,6 +146,10 @@ class PairSession(Session):
         self._life.seat.observe_teller()
         super()._welcome()
 
+    def _on_claim_compared(self, fault: Exception | None) -> None:
+        self._life.seat.observe_teller()
+        super()._on_claim_compared(fault)
+
 
 class PairSessions(Sessions):
     """The streams of a leader."""

@@ -5,17 +5,22 @@ import os
 import pytest
 
 from eelgrid_agent.node.leader_terms import LeaderTerms
+from eelgrid_controller.core.steps import CoreStep
 from eelgrid_controller.server.ingest.handover import StreamHandover, StreamPhase
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import Acknowledgement, ConnectResponse, NodePlan
 from tests.sim.clock import seconds
+from tests.sim.faults import Faults
 from tests.sim.ingest import IngestProcess, _AgentEnd
+from tests.sim.pair import LeaderLife
 from tests.sim.pair_ingest import PairIngestFaults, PairIngestParts, PairIngestWorld, run_pair_ingest
 from tests.sim.pair_world import PairAgent, PairFaults, PairParts, PairWorld, play
 from tests.sim.world import Failure
 
 SEEDS = int(os.environ.get("EELGRID_SIM_SEEDS", "12"))
 STEPS = 600
+# Each opening that comes late takes a minute.
+LATE_STEPS = 2500
 # A faulty part is given this many seeds to show itself.
 PLANT_SEEDS = range(1060, 1160)
 
@@ -199,6 +204,57 @@ class LoyalIngest(IngestProcess):
         super().__init__(*positional, controllers=controllers[:1], **named)
 
 
+class LateOpeningFaults(PairIngestFaults):
+    """Openings wait in a stopped ingest process, and reach a leader whose database has lost what their agents got since."""
+
+    def begin(self):
+        self._kinds = ((1, self.hold_openings),)
+        Faults.begin(self)
+
+    def hold_openings(self):
+        if self._is_over or any(one.is_stopped or not one.is_running for one in self.ingests):
+            return
+        holding, other = self._rng.sample(self.ingests, 2)
+        holding.stop_process()
+        for name in (holding.name, *(agent.name for agent in self._agents)):
+            self._network.snap(name, "connection reset")
+        self._timeline.after(seconds(3), self._forget_connections)
+        self._timeline.after(seconds(20), lambda: self._lose_transactions(holding, other))
+
+    def _forget_connections(self):
+        """As a firewall that drops what it does not know: the agent gives up, and the other end does not hear of it."""
+        for agent in self._agents:
+            if (stream := agent.stream) is not None and not (stream.is_welcomed or stream.is_over):
+                stream.abandon()
+                agent.stream_ended(stream, "no route to host")
+
+    def _lose_transactions(self, holding, other):
+        """Until the agents are back by themselves there is nothing but their old openings."""
+        other.stop_process()
+        self._store.promote(self._rng.randint(3, 15))
+        self._ledger.promoted()
+        self.kill_leader()
+        self._timeline.after(seconds(12), holding.continue_process)
+        self._timeline.after(seconds(30), other.continue_process)
+
+
+class CredulousLife(LeaderLife):
+    """Takes an opening for its agent's word."""
+
+    def _adopt(self, recovered):
+        super()._adopt(recovered)
+        core, register = self.core, self.core.register_node
+
+        def register_at_once(inventory, *, now_ns, plan_epoch=0, claim=None):
+            step = register(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
+            if not step.result:
+                return step
+            then = core.confirm_claim(inventory.node_name, claim, now_ns=now_ns)
+            return CoreStep((*step.events, *then.events), False, step.nodes | then.nodes)
+
+        core.register_node = register_at_once
+
+
 PLANTS = {
     "an ingest process that relays commands of an older term": (PairIngestParts(ingest=HoldingIngest), {11}),
     "an ingest process that hands on a former leader's message on a kept stream": (
@@ -214,11 +270,11 @@ PLANTS = {
 }
 
 
-def _find(parts, invariants, play_seed):
+def _find(parts, invariants, play_seed, *, steps=STEPS):
     found = []
     for seed in PLANT_SEEDS:
         try:
-            play_seed(seed, STEPS, parts=parts)
+            play_seed(seed, steps, parts=parts)
         except Failure as failure:
             found.append(failure.invariant)
             if failure.invariant in invariants:
@@ -248,3 +304,13 @@ def test_an_agent_that_obeys_whoever_calls_is_found_without_ingest_processes():
     seed, said = _find(PairParts(agent=ObedientAgent, faults=SuspendingFaults), {11}, _play_quietly)
     print(f"seed {seed}, {said.splitlines()[-2][:160]}")
     _play_quietly(seed, STEPS, parts=PairParts(faults=SuspendingFaults))
+
+
+def test_work_that_a_promotion_lost_is_told_however_late_an_opening_comes():
+    """See the explanation in `eelgrid_controller.core.nodes`; a leader that takes an opening for an answer is found."""
+    seed, said = _find(
+        PairIngestParts(life=CredulousLife, faults=LateOpeningFaults), {9}, run_pair_ingest, steps=LATE_STEPS
+    )
+    print(f"seed {seed}, {said.splitlines()[-2][:160]}")
+    for other in (seed, *range(SEEDS // 3)):
+        run_pair_ingest(other, LATE_STEPS, parts=PairIngestParts(faults=LateOpeningFaults))

@@ -8,7 +8,7 @@ command waits for its commit, what follows waits behind it.
 from collections import deque
 from typing import Any
 
-from eelgrid_controller.core.nodes import PlanClaim
+from eelgrid_controller.core.nodes import PlanClaim, check_plan_epoch, may_be_old
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement, cadence_of
 from eelgrid_protos.codec import decode_message, encode_message
@@ -49,6 +49,9 @@ class Session:
         self._inbox: deque[bytes] = deque()
         self._is_taking = False
         self.hello: Hello | None = None
+        # What Hello claims, and the same until the agent has answered Welcome, if it is to be compared then.
+        self._claim: PlanClaim | None = None
+        self._due_claim: PlanClaim | None = None
         self.is_welcomed = False
         self.is_over = False
         self.sequence = 0
@@ -132,14 +135,14 @@ class Session:
         self.hello = message
         self.sent_epoch = message.plan_epoch
         try:
-            self._life.core.check_plan_epoch(message.inventory.node_name, message.plan_epoch)
+            check_plan_epoch(self._life.core.state, message.inventory.node_name, message.plan_epoch)
         except InvalidArgument as error:
             self.hello = None
             self.end(str(error))
             return
         self._owner.arrived(self)
         epoch = message.plan_epoch
-        claim = PlanClaim(epoch=epoch, held=None if message.held is None else message.held.assignments)
+        claim = self._claim = PlanClaim(epoch=epoch, held=None if message.held is None else message.held.assignments)
         self._command(
             lambda core, now_ns: core.register_node(message.inventory, now_ns=now_ns, plan_epoch=epoch, claim=claim),
             self._welcome,
@@ -147,8 +150,10 @@ class Session:
 
     def _welcome(self) -> None:
         assert self.hello is not None
-        name = self.hello.inventory.node_name
-        self._life.ledger.joined(self.hello, self._life.core.state.nodes[name])
+        record = self._life.core.state.nodes[self.hello.inventory.node_name]
+        self._due_claim = self._claim if may_be_old(record, self._claim) else None
+        if self._due_claim is None:
+            self._life.ledger.joined(self.hello, record)
         self.sequence = self._life.telemetry.open_stream(self.hello.inventory, self.hello.incarnation)
         policy = self._owner.policy
         cadence = cadence_of(policy)
@@ -157,8 +162,31 @@ class Session:
         self.is_welcomed = True
         self.pump()
 
+    def _confirm_claim(self) -> None:
+        """The agent has answered: what it claims is compared before anything that it says."""
+        claim, self._due_claim = self._due_claim, None
+        if claim is not None and self.hello is not None:
+            name = self.hello.inventory.node_name
+            self._life.command(
+                lambda core, now_ns: core.confirm_claim(name, claim, now_ns=now_ns),
+                lambda _, fault: self._on_claim_compared(fault),
+            )
+
+    def _on_claim_compared(self, fault: Exception | None) -> None:
+        if self.is_over or self.hello is None:
+            return
+        if fault is not None:
+            self.end(str(fault))
+            return
+        record = self._life.core.state.nodes.get(self.hello.inventory.node_name)
+        if record is not None:
+            self._life.ledger.joined(self.hello, record)
+        self.is_plan_wanted = True
+        self.pump()
+
     def _handle(self, message: Any) -> None:
         assert self.hello is not None
+        self._confirm_claim()
         name = self.hello.inventory.node_name
         match message:
             case SampleBatch():

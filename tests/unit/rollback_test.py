@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
+from tests.builders.cluster import build_batch, build_core, build_node, build_request, drop_quotes
 from tests.builders.server import AgentStream, MemoryJournal, run_controller
 from tests.waiting import wait_until
 
@@ -23,6 +23,7 @@ from eelgrid_controller.state.events import (
     JournalRolledBack,
     NodeAhead,
     NodeHeard,
+    NodeJoined,
     NodeReconciled,
     PlansWithdrawn,
     event_from_plain,
@@ -40,6 +41,7 @@ from eelgrid_protos.messages import (
     Policy,
     ReconcileNodeRequest,
     UpdatePolicyRequest,
+    Welcome,
     WorkloadPhase,
 )
 
@@ -101,12 +103,18 @@ def told(name, **changes):
     return build_node(name, agent_version="1.0", **changes)
 
 
+def come_back(core, inventory, claimed, *, now_ns):
+    """An agent opens its stream and answers Welcome; the events of the answer."""
+    core.register_node(inventory, now_ns=now_ns, plan_epoch=claimed.epoch, claim=claimed)
+    return core.confirm_claim(inventory.node_name, claimed, now_ns=now_ns).events
+
+
 def test_an_epoch_that_was_used_twice_is_never_sent_with_other_content():
     """The journal went back, and its epochs have risen again to the very one that the agent holds."""
     core = started_anew(build_core(told("n")))
     core.update_policy(replace(core.state.policy, lease_s=30.0), now_ns=91)
     epoch = core.node_plan("n").epoch
-    core.register_node(told("n"), now_ns=92, plan_epoch=epoch, claim=claim(epoch=epoch))
+    come_back(core, told("n"), claim(epoch=epoch), now_ns=92)
     assert core.plan_to_send("n").epoch == epoch + 1
 
 
@@ -180,9 +188,9 @@ def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
             core.set_limit("a", 100.0 + 10 * start + number, now_ns=100 + number)
     assert core.state.nodes[on].plan_epoch > 5
     assert core.submit(build_request(gpus=1, key="b"), now_ns=110).result.phase is WorkloadPhase.PENDING
-    core.register_node(told(on), now_ns=120, plan_epoch=5, claim=claim(held(), epoch=5))
+    come_back(core, told(on), claim(held(), epoch=5), now_ns=120)
     assert core.state.nodes[on].ahead is not None
-    core.register_node(told(other), now_ns=121, claim=claim(epoch=0))
+    come_back(core, told(other), claim(epoch=0), now_ns=121)
     assert core.state.nodes[other].is_schedulable
     core.retry(now_ns=122)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
@@ -213,7 +221,8 @@ def test_work_that_waits_is_told_nothing_new_while_agents_come_back():
     core = started_anew(core)
     assert drop_quotes(core.retry(now_ns=91).events) == []
     for number, name in enumerate("nm"):
-        core.register_node(told(name, gpus=1), now_ns=92 + number, claim=claim(epoch=1))
+        (event,) = come_back(core, told(name, gpus=1), claim(epoch=1), now_ns=92 + number)
+        assert event == NodeHeard(time_ns=92 + number, node_name=name)
         assert drop_quotes(core.retry(now_ns=94 + number).events) == []
     assert {key: one.reason for key, one in core.state.workloads.items()} == reasons
 
@@ -262,9 +271,7 @@ def test_an_agent_that_holds_another_plan_than_a_restored_write_gave_it_is_ahead
     plan = followed.plan_to_send("n")
     assert restored.node_plan("n").epoch < plan.epoch, "no epoch has two contents"
     restored.record_controller_start(now_ns=90)
-    restored.register_node(
-        told("n"), now_ns=91, plan_epoch=plan.epoch, claim=claim(*plan.assignments, epoch=plan.epoch)
-    )
+    come_back(restored, told("n"), claim(*plan.assignments, epoch=plan.epoch), now_ns=91)
     assert restored.state.nodes["n"].ahead.workload_ids == ("accepted",)
     assert restored.plan_to_send("n") is None
 
@@ -274,8 +281,68 @@ def test_work_that_ended_while_its_agent_was_away_closes_no_node():
     plan = core.plan_to_send("n")
     core.cancel("accepted", now_ns=5)
     core = started_anew(core)
-    core.register_node(told("n"), now_ns=91, plan_epoch=plan.epoch, claim=claim(*plan.assignments, epoch=plan.epoch))
+    come_back(core, told("n"), claim(*plan.assignments, epoch=plan.epoch), now_ns=91)
     assert core.state.nodes["n"].is_schedulable
+
+
+# An opening that comes late
+
+
+def test_an_opening_that_waited_in_a_stopped_process_opens_no_node_until_its_agent_answers():
+    """It is of before the work that a promotion lost; what would be placed by it raises the epoch past the lost plan's."""
+    leader = build_core(told("n", gpus=8))
+    leader.submit(build_request(gpus=1, key="kept"), now_ns=2)
+    old = claim(*leader.node_plan("n").assignments, epoch=leader.node_plan("n").epoch)
+    promoted = started_anew(leader)
+    leader.submit(build_request(gpus=1, key="lost"), now_ns=3)
+    lost = leader.plan_to_send("n")
+    step = promoted.register_node(told("n", gpus=8), now_ns=91, plan_epoch=old.epoch, claim=old)
+    assert (step.events, step.result) == ((), True)
+    for number in range(3):
+        early = promoted.submit(build_request(gpus=1, key=f"early-{number}"), now_ns=92).result
+        assert early.phase is WorkloadPhase.PENDING
+        # Whatever else changes the plan.
+        promoted.set_limit("kept", 100.0 + number, now_ns=92)
+    assert promoted.node_plan("n").epoch > lost.epoch
+    assert promoted.plan_to_send("n") is None, "it would end the lost work"
+    come_back(promoted, told("n", gpus=8), claim(*lost.assignments, epoch=lost.epoch), now_ns=93)
+    assert promoted.state.nodes["n"].ahead.workload_ids == ("lost",)
+
+
+def test_a_new_node_is_doubted_where_its_joining_may_have_been_lost():
+    core = build_core(joins_doubted=True)
+    old, lost = claim(epoch=0), claim(held(), epoch=1)
+    step = core.register_node(told("n"), now_ns=2, claim=old)
+    assert step.result
+    assert core.submit(build_request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PENDING
+    core = build_core(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))), joins_doubted=True)
+    assert core.state.doubted == {"n"}
+    core.update_policy(replace(core.state.policy, lease_s=30.0), now_ns=4)
+    core.update_policy(replace(core.state.policy, lease_s=40.0), now_ns=4)
+    assert core.node_plan("n").epoch > lost.epoch
+    come_back(core, told("n"), lost, now_ns=5)
+    assert core.state.nodes["n"].ahead.workload_ids == ("lost",)
+
+
+def test_a_new_node_is_placed_on_once_its_agent_has_answered():
+    core = build_core(joins_doubted=True)
+    core.submit(build_request(gpus=1, key="a"), now_ns=1)
+    event, *_ = come_back(core, told("n"), claim(epoch=9), now_ns=2)
+    assert event == NodeReconciled(time_ns=2, node_name="n", plan_epoch=9)
+    assert core.state.workloads["a"].phase is WorkloadPhase.PLACED
+    assert core.plan_to_send("n").epoch > 9
+    assert core.confirm_claim("n", claim(held(), epoch=99), now_ns=4).events == (), "once for each opening"
+    assert core.confirm_claim("gone", claim(epoch=0), now_ns=4).events == ()
+
+
+def test_a_doubted_node_that_changed_is_described_anew_and_stays_doubted():
+    core = started_anew(build_core(told("n", gpus=1)))
+    step = core.register_node(told("n", gpus=4), now_ns=91, plan_epoch=7, claim=claim(held(), epoch=7))
+    assert [type(event) for event in step.events] == [NodeJoined]
+    assert (len(core.state.nodes["n"].inventory.gpus), core.state.nodes["n"].is_reported) == (4, False)
+    core.confirm_claim("n", claim(held(), epoch=7), now_ns=92)
+    assert core.state.nodes["n"].ahead.workload_ids == ("lost",)
+    assert core.node_plan("n").epoch > 7
 
 
 def test_epochs_stay_above_those_that_were_withdrawn_whatever_changes_a_plan():
@@ -314,6 +381,7 @@ def test_the_highest_of_several_failed_writes_counts_until_the_journal_has_it():
         NodeAhead(time_ns=1, node_name="n", plan_epoch=9),
         NodeReconciled(time_ns=1, node_name="n", plan_epoch=9),
         NodeHeard(time_ns=1, node_name="n"),
+        NodeJoined(time_ns=1, inventory=told("n"), is_doubted=True),
         ControllerStarted(time_ns=1),
         JournalRolledBack(time_ns=1, first=3, last=5),
         JournalRolledBack(time_ns=1, first=3),
@@ -322,6 +390,10 @@ def test_the_highest_of_several_failed_writes_counts_until_the_journal_has_it():
 )
 def test_the_events_come_back_as_they_were(event):
     assert event_from_plain(*event_to_plain(event)) == event
+
+
+def test_a_node_that_joins_without_doubt_is_written_as_older_versions_read_it():
+    assert "is_doubted" not in event_to_plain(NodeJoined(time_ns=1, inventory=told("n")))[1]
 
 
 # The controller
@@ -339,6 +411,7 @@ async def hello(rig, *assignments, epoch, name="n1", version="1.0", says=True):
         )
     )
     await agent.hear()
+    await rig.answer(agent, name)
     return agent
 
 
@@ -395,6 +468,23 @@ async def test_a_node_is_placed_on_once_its_agent_has_spoken_after_a_start(tmp_p
         await hello(rig, *plan.assignments, epoch=plan.epoch)
         await wait_until(lambda: rig.controller.loop.core.state.workloads["two"].phase is WorkloadPhase.PLACED)
         assert (await nodes(rig))["n1"].ahead_epoch is None
+
+
+async def test_an_opening_alone_opens_no_node_and_what_follows_welcome_does(tmp_path) -> None:
+    async with run_controller(tmp_path) as rig:
+        await rig.join(build_node("n1", agent_version="1.0"), build_node("n2", agent_version="1.0"))
+    async with run_controller(tmp_path) as rig:
+        agent = AgentStream(rig.address)
+        rig.agents.append(agent)
+        await agent.say(Hello(incarnation=1, inventory=build_node("n1", agent_version="1.0"), held=HeldAssignments()))
+        assert isinstance(await agent.hear(), Welcome)
+        # Another stream's turn comes after this one's.
+        await rig.join(build_node("n2", agent_version="1.0"))
+        records = rig.controller.loop.core.state.nodes
+        assert [records[name].is_reported for name in ("n1", "n2")] == [False, True]
+        assert rig.controller.agents.plans_sent == 0
+        await agent.say(build_batch(1))
+        await wait_until(lambda: records["n1"].is_reported)
 
 
 async def test_epochs_that_rose_again_before_the_agent_came_back_hide_no_rollback(tmp_path) -> None:

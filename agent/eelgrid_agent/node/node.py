@@ -197,6 +197,8 @@ class AgentNode:
         self._is_start_report_due, self._has_untold_starts = True, False
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks, self._streams = deque[LogChunk | InputResult](), 0
+        # Nothing was sent since Welcome: a controller that comes after another takes a node's word only then.
+        self._is_answer_due = False
         self._charged, self._clock = _ChargedAssignments(), clock
         self._draw_incarnation, self._incarnation = draw_incarnation, draw_incarnation()
         self._slow_sent_ns: int | None = None
@@ -517,6 +519,7 @@ class AgentNode:
         self._chunks.clear()
         self._log_requests.clear()
         self._streams += 1
+        self._is_answer_due = True
         self._held.mark_unsent()
         self._times.due = True
         now_ns = self._clock.monotonic_ns()
@@ -580,8 +583,9 @@ class AgentNode:
         idle = self.spool.in_flight == 0
         batch = self.spool.next_batch()
         if batch is None:
-            self._times.due = self._times.due and self.spool.waiting_ticks > 0
+            self._times.due = self._times.due and (self._is_answer_due or self.spool.waiting_ticks > 0)
             return None
+        self._is_answer_due = False
         if idle:
             self._times.waits_since_ns = self._clock.monotonic_ns()
         self._report_dropped(batch)

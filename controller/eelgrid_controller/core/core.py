@@ -42,10 +42,12 @@ from eelgrid_controller.core.nodes import (
     PlanClaim,
     check_plan_epoch,
     compare_claim,
+    may_be_old,
     plan_controller_start,
     plan_device_correction,
     plan_device_renaming,
     plan_node_removal,
+    plan_registration,
     plan_room_for_node,
     plan_unreported_usage,
     select_forgettable_nodes,
@@ -87,7 +89,6 @@ from eelgrid_controller.state.events import (
     GpuReturned,
     NodeCordoned,
     NodeHeard,
-    NodeJoined,
     NodeLost,
     NodeOccupied,
     NodeReconciled,
@@ -149,13 +150,13 @@ class Core:
         live_most: int = LIVE_WORKLOADS_MOST,
         nodes_most: int = NODES_MOST,
         joins_closed: bool = False,
+        joins_doubted: bool = False,
     ) -> None:
-        """Creates a core; if a node `joins_closed`, nothing is placed there before an engine reports its usage."""
+        """Creates a core; nodes that `joins_closed` wait for an engine's report, those `joins_doubted` for their agents."""
         self.state = state
-        self._nodes_most = nodes_most
-        self._joins_closed = joins_closed
+        self._nodes_most, self._live_most = nodes_most, live_most
+        self._joins_closed, self._joins_doubted = joins_closed, joins_doubted
         self._chooser = WorkloadPlacer(state, catalogue)
-        self._live_most = live_most
         # Parks what may not start, before the queues read what waits.
         self._conditions = JobConditionIndex(state)
         self.queues = QueueIndex(state)
@@ -228,8 +229,9 @@ class Core:
         return build_node_plan(self._node(node_name), self.state)
 
     def plan_to_send(self, node_name: str) -> NodePlan | None:
-        """Returns the plan to send to the node; None while it holds more than the journal knows, which the plan would end."""
-        return None if self._node(node_name).ahead is not None else self.node_plan(node_name)
+        """Returns the plan to send to the node; None while it holds, or may hold, more than the journal knows, which it would end."""
+        record = self._node(node_name)
+        return self.node_plan(node_name) if record.ahead is None and record.is_reported else None
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
         """Accepts a workload, or an array of them, and places it or lets it wait; repeating it with its id changes nothing."""
@@ -442,42 +444,44 @@ class Core:
 
     def register_node(
         self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0, claim: PlanClaim | None = None
-    ) -> CoreStep[None]:
+    ) -> CoreStep[bool]:
         """Registers a node that is new, changed or back; then pending work is tried again.
 
-        A node that is ready and reports the same inventory changes nothing. Later plans have epochs above
-        `plan_epoch`, which its agent holds. `claim` is what it holds under that plan, if that must be compared with
-        the journal. Raises InvalidArgument for an epoch that no controller can have sent.
+        Later plans have epochs above `plan_epoch`, which its agent holds; raises InvalidArgument for one that no
+        controller can have sent. `claim` is what it holds under that plan, if that must be compared with the journal;
+        returns whether it is compared when the agent has answered Welcome (`confirm_claim`).
         """
-        self.check_plan_epoch(inventory.node_name, plan_epoch)
-        record = self.state.nodes.get(inventory.node_name)
+        name = inventory.node_name
+        check_plan_epoch(self.state, name, plan_epoch)
+        record = self.state.nodes.get(name)
+        before = None if record is None else record.inventory
         gone = plan_room_for_node(self.state, self._nodes_most, now_ns=now_ns) if record is None else ()
         self._apply_all(gone)
-        name = inventory.node_name
-        before = None if record is None else record.inventory
-        compared = compare_claim(record, name, claim, now_ns=now_ns)
-        events: list[Event] = []
-        nodes = frozenset((name,))
-        if record is None or not record.matches_inventory(inventory) or plan_epoch > record.plan_epoch:
-            joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
-            nodes |= self._apply(joined)
-            events.append(joined)
-            if before is not None:
-                renamed = plan_device_renaming(self.state, self.state.nodes[name], before, now_ns=now_ns)
-                events += [] if renamed is None else [renamed]
-            elif self._joins_closed:
-                events.append(NodeOccupied(time_ns=now_ns, node_name=name, others=UNREPORTED_USAGE))
-        events += compared
-        for event in events:
-            if not isinstance(event, NodeJoined):
-                nodes |= self._apply(event)
+        joins, compared = plan_registration(
+            record, inventory, plan_epoch, claim, is_doubted=self._joins_doubted, now_ns=now_ns
+        )
+        nodes = frozenset((name,)) | self._apply_all(joins)
+        if joins and before is not None:
+            joins += plan_device_renaming(self.state, self.state.nodes[name], before, now_ns=now_ns)
+        elif joins and self._joins_closed:
+            joins += (NodeOccupied(time_ns=now_ns, node_name=name, others=UNREPORTED_USAGE),)
+        nodes |= self._apply_all((*joins[1:], *compared))
+        is_claim_due = may_be_old(self.state.nodes[name], claim)
+        return replace(self._admit_node((*gone, *joins, *compared), nodes, now_ns), result=is_claim_due)
+
+    def confirm_claim(self, node_name: str, claim: PlanClaim, *, now_ns: int) -> CoreStep[None]:
+        """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""
+        record = self.state.nodes.get(node_name)
+        events = compare_claim(record, node_name, claim, now_ns=now_ns) if may_be_old(record, claim) else ()
+        return self._admit_node(events, self._apply_all(events), now_ns)
+
+    def _admit_node(self, events: tuple[Event, ...], nodes: frozenset[str], now_ns: int) -> CoreStep[None]:
         if all(isinstance(event, NodeHeard) for event in events):
-            # After a start every agent sends Hello: pending work is tried in later steps, so that Hello is answered at
-            # once.
+            # After a start every agent comes: pending work is tried in later steps, so that each is answered at once.
             if events:
                 self._retrying.on_capacity_freed()
-            return CoreStep(tuple(events), None, frozenset())
-        return self._with_retry((*gone, *events), None, nodes, now_ns)
+            return CoreStep(events, None, frozenset())
+        return self._with_retry(events, None, nodes, now_ns)
 
     def expect_reports(self, *, now_ns: int) -> CoreStep[None]:
         """Blocks placement on every node until its engine has reported again what runs there."""
@@ -504,10 +508,6 @@ class Core:
         """Gives later plans higher epochs than this one, the highest of a write that may have been stored; see WithdrawnPlans."""
         event = PlansWithdrawn(time_ns=now_ns, plan_epoch=plan_epoch)
         return CoreStep((event,), None, self._apply(event))
-
-    def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
-        """Checks a plan epoch; raises InvalidArgument for one that no controller can have sent."""
-        check_plan_epoch(self.state, node_name, plan_epoch)
 
     def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> CoreStep[NodeRemoval]:
         """Removes a node, and ends the work on it if forced; raises NotFound and FailedPrecondition."""

@@ -14,6 +14,13 @@ really holds count: for its power limit, its energy and for what may be placed n
 whole, since two replicas may have swapped devices; it is refused only where it contradicts other allocations. A node
 that was described by its engine alone has device names made up from their indexes; when its agent joins, replicas are
 renamed to the real devices at the same indexes in the same step: in between, the real ones would appear free.
+
+Comparison of a claim. After a controller's start each node is doubted: its agent may hold work that the journal lost, and
+an epoch tells only as long as nothing else was placed there. So a doubted node takes nothing and gets no plan until its
+agent has spoken, and an opening alone is no such word: one that has waited in a stopped process says what the agent held
+then. As in TCP's handshake, where an old SYN may arrive late, only an answer to what this controller said (Welcome) shows
+that the other side is there and has said this. What an opening claims about a doubted node is therefore compared when
+the agent has answered (`may_be_old`, `confirm_claim` of the core).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +41,7 @@ from eelgrid_controller.state.events import (
     JournalRolledBack,
     NodeAhead,
     NodeHeard,
+    NodeJoined,
     NodeOccupied,
     NodeReconciled,
     NodesRemoved,
@@ -230,14 +238,14 @@ def _correct_replicas(
 
 def plan_device_renaming(
     state: ClusterState, record: NodeRecord, before: Inventory, *, now_ns: int
-) -> DevicesCorrected | None:
-    """Returns the event that renames made-up devices to the real ones at the same indexes, None without any.
+) -> tuple[DevicesCorrected, ...]:
+    """Returns the event that renames made-up devices to the real ones at the same indexes, if there are any.
 
     `record` has the agent's inventory already. A replica whose devices are not all present keeps what it held.
     """
     inventory = record.inventory
     if before.agent_version or not inventory.agent_version:
-        return None
+        return ()
     index_of = {gpu.uuid: gpu.index for gpu in before.gpus}
     uuid_at = {gpu.index: gpu.uuid for gpu in inventory.gpus if not gpu.mig_enabled and gpu.uuid not in record.layouts}
     found = []
@@ -247,9 +255,10 @@ def plan_device_renaming(
         if assignment.gpu_instance is None and gpus and len(gpus) == len(indexes):
             found.append((assignment, gpus))
     try:
-        return _correct_replicas(state, record, found, now_ns)
+        renamed = _correct_replicas(state, record, found, now_ns)
     except ContradictoryEvent:
-        return None
+        return ()
+    return () if renamed is None else (renamed,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +267,35 @@ class PlanClaim:
 
     epoch: int
     held: tuple[Assignment, ...] | None
+
+
+def plan_registration(
+    record: NodeRecord | None,
+    inventory: Inventory,
+    plan_epoch: int,
+    claim: PlanClaim | None,
+    *,
+    is_doubted: bool,
+    now_ns: int,
+) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+    """Returns the event with which a node joins, if it is new, changed or back, and those of the comparison of its claim.
+
+    A new one is doubted if `is_doubted`, and its agent makes a claim.
+    """
+    doubts_new = record is None and is_doubted and claim is not None
+    is_due = doubts_new or may_be_old(record, claim)
+    joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch, is_doubted=doubts_new)
+    compared = () if is_due else compare_claim(record, inventory.node_name, claim, now_ns=now_ns)
+    if record is None or (plan_epoch > record.plan_epoch and not is_due):
+        return (joined,), compared
+    if record.matches_inventory(inventory):
+        return (), compared
+    return (replace(joined, plan_epoch=0) if is_due else joined,), compared
+
+
+def may_be_old(record: NodeRecord | None, claim: PlanClaim | None) -> bool:
+    """Returns whether a claim is to be compared only when its agent has answered Welcome; see the module."""
+    return claim is not None and record is not None and not record.is_reported
 
 
 def compare_claim(

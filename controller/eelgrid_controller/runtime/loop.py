@@ -361,11 +361,15 @@ class ControllerLoop:
         """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
         await self.command(_change_nothing, entries=tuple(entries))
 
-    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
-        """Registers a node with its inventory, and the plan that its agent claims to hold."""
-        await self.command(
+    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> bool:
+        """Registers a node with its inventory and what its agent claims to hold; returns whether that is to be confirmed."""
+        return await self.command(
             lambda core, now_ns: core.register_node(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
+
+    def queue_confirmation(self, node_name: str, claim: PlanClaim) -> asyncio.Future[None]:
+        """Queues the comparison of what an agent holds that has answered Welcome; before whatever it says next."""
+        return self._enqueue(lambda core, now_ns: core.confirm_claim(node_name, claim, now_ns=now_ns))
 
     async def reconcile_node(self, node_name: str, *, call: AuditedCall | None = None) -> NodeRecord:
         """Releases the assignments that a node holds beyond the journal."""

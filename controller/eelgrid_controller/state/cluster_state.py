@@ -629,16 +629,17 @@ class ClusterState:
         record = self.nodes.get(name)
         if record is None:
             record = self.nodes[name] = NodeRecord(inventory=event.inventory)
-            if event.plan_epoch:
-                record.advance_plan(max(event.plan_epoch, self.withdrawn_epoch))
+            if event.is_doubted:
+                record.doubt_plan()
+                self.doubted.add(name)
             record.update_inventory(event.inventory)
             record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
-            return frozenset((name,))
-        before = is_pool_enforced(self.policy, record.inventory.pool), record.slice_devices()
-        record.update_inventory(event.inventory)
-        turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
-        if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.slice_devices()) != before:
-            record.advance_plan(self.withdrawn_epoch)
+        else:
+            before = is_pool_enforced(self.policy, record.inventory.pool), record.slice_devices()
+            record.update_inventory(event.inventory)
+            turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+            if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.slice_devices()) != before:
+                record.advance_plan(self.withdrawn_epoch)
         if event.plan_epoch > record.plan_epoch:
             record.advance_plan(max(event.plan_epoch, self.withdrawn_epoch))
         return frozenset((name,))

@@ -97,12 +97,13 @@ class NodeJoined:
     """A node joined, returned or changed; the inventory is its current one and says which GPUs are lost.
 
     `plan_epoch` is the epoch of the plan that its agent holds: later plans have higher epochs, even if this journal
-    began after the agent's last plan.
+    began after the agent's last plan. A new one `is_doubted` until its agent has answered Welcome.
     """
 
     time_ns: Nanoseconds
     inventory: Inventory
     plan_epoch: Uint64 = 0
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class NodeReconciled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHeard:
-    """A node's agent connected for the first time since the controller started, and holds no unknown assignments."""
+    """A node's agent answered Welcome for the first time since the controller started; it holds nothing unknown."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -712,6 +713,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     body = _placed_to_plain(event) if isinstance(event, _WITH_PLACES) else to_plain(event)
     # What is absent is left out, as in the formats without it, which older versions read.
     match event:
+        case NodeJoined():
+            omit_defaults(body, event, ("is_doubted",))
         case WorkloadSubmitted():
             omit_defaults(body, event, ("owner", "share"))
             omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))

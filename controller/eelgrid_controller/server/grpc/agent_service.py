@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.nodes import PlanClaim, known_epoch
+from eelgrid_controller.core.nodes import PlanClaim, check_plan_epoch, known_epoch
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
@@ -114,6 +114,8 @@ class AgentSession:
         self.wake = asyncio.Event()
         self.is_over = False
         self.end: Exception | None = None
+        # What the opening claims, until the agent has answered Welcome: see core/nodes.py.
+        self.claim: PlanClaim | None = None
         # Reports of processes that are queued and not on disk.
         self.reports: set[asyncio.Future[int]] = set()
         # Requests for output and chunks of input to send, and the answers that somebody waits for.
@@ -377,7 +379,7 @@ class AgentService:
             self._register(name, context)
         await self.claims.check(name, opening.term)
         # Before it takes the place of an honest stream.
-        await self._loop.read(lambda core: core.check_plan_epoch(name, opening.plan_epoch))
+        await self._loop.read(lambda core: check_plan_epoch(core.state, name, opening.plan_epoch))
         session = AgentSession(name, opening.plan_epoch)
         older = self._sessions.get(name)
         if older is None and len(self._sessions) >= _SESSIONS_MOST:
@@ -435,7 +437,7 @@ class AgentService:
                 inventory = await self._known(opening) if isinstance(opening, Resume) else opening.inventory
                 if inventory is None:
                     raise Aborted("the node was described anew by another stream; connect again")
-                await self._join(inventory, opening)
+                await self._join(session, inventory, opening)
                 session.sequence = self._telemetry.open_stream(inventory, opening.incarnation)
         finally:
             self._waiting -= 1
@@ -453,7 +455,7 @@ class AgentService:
         """Over how long all agents should come back."""
         return min(RECONNECT_SPREAD_S_MOST, len(self._loop.core.state.nodes) / _RECONNECTS_PER_S)
 
-    async def _join(self, inventory: Inventory, opening: Hello | Resume) -> None:
+    async def _join(self, session: AgentSession, inventory: Inventory, opening: Hello | Resume) -> None:
         """Take the node in; an agent ahead of the journal says that this lost entries."""
         name, epoch = inventory.node_name, opening.plan_epoch
         held = opening.held if isinstance(opening, Hello) else None
@@ -463,8 +465,33 @@ class AgentService:
             if self._loop.config.kubernetes is None
             else None
         )
-        await self._loop.register_node(inventory, plan_epoch=epoch, claim=claim)
+        is_claim_due = await self._loop.register_node(inventory, plan_epoch=epoch, claim=claim)
+        session.claim = claim if is_claim_due else None
         self._met.add(name)
+        self._log_loss(name, epoch)
+
+    def _confirm_claim(self, session: AgentSession) -> None:
+        """The agent has answered Welcome: what its opening claims is compared with the journal now, if it was not before."""
+        claim, session.claim = session.claim, None
+        if claim is None:
+            return
+        try:
+            answer = self._loop.queue_confirmation(session.node_name, claim)
+        except Fault as fault:
+            session.close(fault)
+        else:
+            answer.add_done_callback(partial(self._on_claim_compared, session, claim.epoch))
+
+    def _on_claim_compared(self, session: AgentSession, epoch: int, answer: asyncio.Future[None]) -> None:
+        if answer.cancelled():
+            return
+        if (fault := answer.exception()) is not None:
+            session.close(fault if isinstance(fault, Exception) else None)
+            return
+        self._log_loss(session.node_name, epoch)
+        session.request_plan(not_before_s=0.0)
+
+    def _log_loss(self, name: str, epoch: int) -> None:
         record = self._loop.core.state.nodes.get(name)
         if record is not None and record.ahead is not None:
             self._log.error(
@@ -530,6 +557,7 @@ class AgentService:
             session.close(None)
 
     async def _handle_message(self, session: AgentSession, request: ConnectRequest) -> None:
+        self._confirm_claim(session)
         match request.message:
             case SampleBatch() as batch:
                 self._sample(session, batch)
@@ -594,6 +622,7 @@ class AgentService:
 
     def receive_tick(self, session: AgentSession, tick: PackedTick) -> bool:
         """Receives a batch whose last tick an ingest process hands on; False if it is left out, and its stream ends."""
+        self._confirm_claim(session)
         if session.is_over:
             return False
         try:
