@@ -31,7 +31,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.journal import Checkpoint, digest_of
 from eelgrid_controller.state.node_allocations import AheadOfJournal
-from eelgrid_protos.faults import NotFound, Unavailable
+from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
 from eelgrid_protos.messages import (
     Assignment,
     HeldAssignments,
@@ -307,6 +307,19 @@ def test_an_opening_that_waited_in_a_stopped_process_opens_no_node_until_its_age
     assert promoted.plan_to_send("n") is None, "it would end the lost work"
     come_back(promoted, told("n", gpus=8), claim(*lost.assignments, epoch=lost.epoch), now_ns=93)
     assert promoted.state.nodes["n"].ahead.workload_ids == ("lost",)
+
+
+def test_what_a_node_held_before_the_controller_started_is_not_given_up_before_its_agent_has_spoken():
+    """Since then it may have got more, by a plan that was lost, too (seed 2020 of late openings)."""
+    core = build_core(told("n"))
+    core.register_node(told("n"), now_ns=2, plan_epoch=6, claim=claim(held(), epoch=6))
+    core = started_anew(core)
+    with pytest.raises(FailedPrecondition, match="has not reported since the controller started"):
+        core.reconcile_node("n", now_ns=91)
+    come_back(core, told("n"), claim(held(), held("later", gpu="GPU-n-1"), epoch=12), now_ns=92)
+    assert core.state.nodes["n"].ahead.workload_ids == ("lost", "later")
+    core.reconcile_node("n", now_ns=93)
+    assert core.plan_to_send("n").epoch > 12
 
 
 def test_a_new_node_is_doubted_where_its_joining_may_have_been_lost():

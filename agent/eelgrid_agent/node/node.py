@@ -196,9 +196,7 @@ class AgentNode:
         # Of attempts that have begun; anything else that changes goes at once, and takes them along.
         self._is_start_report_due, self._has_untold_starts = True, False
         self._log_requests: list[_PendingLogRequest] = []
-        self._chunks, self._streams = deque[LogChunk | InputResult](), 0
-        # Nothing was sent since Welcome: a controller that comes after another takes a node's word only then.
-        self._is_answer_due = False
+        self._chunks, self._streams, self._is_answer_due = deque[LogChunk | InputResult](), 0, False
         self._charged, self._clock = _ChargedAssignments(), clock
         self._draw_incarnation, self._incarnation = draw_incarnation, draw_incarnation()
         self._slow_sent_ns: int | None = None
@@ -519,6 +517,7 @@ class AgentNode:
         self._chunks.clear()
         self._log_requests.clear()
         self._streams += 1
+        # A controller that comes after another takes a node's word only when something has followed its Welcome.
         self._is_answer_due = True
         self._held.mark_unsent()
         self._times.due = True

@@ -47,6 +47,7 @@ from eelgrid_controller.core.nodes import (
     plan_device_correction,
     plan_device_renaming,
     plan_node_removal,
+    plan_reconciliation,
     plan_registration,
     plan_room_for_node,
     plan_unreported_usage,
@@ -91,7 +92,6 @@ from eelgrid_controller.state.events import (
     NodeHeard,
     NodeLost,
     NodeOccupied,
-    NodeReconciled,
     NodesRemoved,
     NodeUncordoned,
     PlansWithdrawn,
@@ -489,11 +489,11 @@ class Core:
         return CoreStep(events, None, self._apply_all(events))
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> CoreStep[NodeRecord]:
-        """Releases what a node holds beyond the journal: its next plan omits it; then pending work is tried."""
+        """Releases what a node holds beyond the journal: its next plan omits it; raises FailedPrecondition if doubted."""
         record = self._node(node_name)
         if record.ahead is None:
             return CoreStep((), record, frozenset())
-        event = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=record.ahead.plan_epoch)
+        event = plan_reconciliation(record, now_ns=now_ns)
         return self._with_retry((event,), record, self._apply(event), now_ns)
 
     def record_controller_start(

@@ -330,6 +330,21 @@ def compare_claim(
     )
 
 
+def plan_reconciliation(record: NodeRecord, *, now_ns: int) -> NodeReconciled:
+    """Returns the event that releases what a node holds beyond the journal.
+
+    Raises FailedPrecondition while the node is doubted: its agent may hold more by now than an operator has seen.
+    """
+    assert record.ahead is not None
+    name = record.inventory.node_name
+    if not record.is_reported:
+        raise FailedPrecondition(
+            f"the agent of {name} has not reported since the controller started, and may hold more than what is shown; "
+            f"wait until it is back (`eelctl nodes`), or remove the node with `eelctl node remove {name} --force`"
+        )
+    return NodeReconciled(time_ns=now_ns, node_name=name, plan_epoch=record.ahead.plan_epoch)
+
+
 def known_epoch(record: NodeRecord | None) -> int:
     """Returns the highest plan epoch that this journal can have sent to the node."""
     if record is None:

@@ -330,6 +330,7 @@ class ShellMetrics:
         yield build_family("eelgrid_journal_checkpoint_bytes", journal.checkpoint_bytes)
         yield build_family("eelgrid_journal_rollbacks_total", state.rollbacks)
         yield build_family("eelgrid_ahead_nodes", sum(one.ahead is not None for one in state.nodes.values()))
+        yield build_family("eelgrid_unreported_nodes", len(state.doubted))
 
 
 class LedgerMetrics:

@@ -630,8 +630,7 @@ class ClusterState:
         if record is None:
             record = self.nodes[name] = NodeRecord(inventory=event.inventory)
             if event.is_doubted:
-                record.doubt_plan()
-                self.doubted.add(name)
+                record.doubted_epoch, self.doubted = 0, self.doubted | {name}
             record.update_inventory(event.inventory)
             record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
         else:

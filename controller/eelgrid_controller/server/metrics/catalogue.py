@@ -355,6 +355,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             _G,
             "Nodes whose agents hold a plan that the journal does not contain: nothing is placed on them until they are reconciled (eelctl reconcile)",
         ),
+        MetricDescription("eelgrid_unreported_nodes", _G, "Nodes whose agents have not reported since the start"),
     ),
     "The energy ledger": (
         MetricDescription(
