@@ -247,10 +247,8 @@ class CredulousLife(LeaderLife):
 
         def register_at_once(inventory, *, now_ns, plan_epoch=0, claim=None):
             step = register(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
-            if not step.result:
-                return step
             then = core.confirm_claim(inventory.node_name, claim, now_ns=now_ns)
-            return CoreStep((*step.events, *then.events), False, step.nodes | then.nodes)
+            return CoreStep((*step.events, *then.events), None, step.nodes | then.nodes)
 
         core.register_node = register_at_once
 

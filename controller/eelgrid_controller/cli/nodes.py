@@ -445,8 +445,8 @@ def reconcile(settings: CliSettings, node: tuple[str, ...], *, yes: bool) -> Non
     """Release work that nodes hold but the journal has lost.
 
     The next plan of each NODE leaves that work out, and its GPUs become free. First check what runs there: `eelctl
-    doctor` and `eelctl nodes -o json` (unknown_workload_ids) name it. Stop it, or submit it again afterwards. Asks
-    before it releases work, or several nodes.
+    doctor` and `eelctl nodes -o json` (unknown_workload_ids) name it. Stop it, or submit it again afterwards. Refused
+    until the node's agent has reported since the controller's start. Asks before it releases work, or several nodes.
     """
     named = tuple(dict.fromkeys(node))
     with connect_operators(settings) as client:

@@ -444,12 +444,12 @@ class Core:
 
     def register_node(
         self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0, claim: PlanClaim | None = None
-    ) -> CoreStep[bool]:
+    ) -> CoreStep[None]:
         """Registers a node that is new, changed or back; then pending work is tried again.
 
         Later plans have epochs above `plan_epoch`, which its agent holds; raises InvalidArgument for one that no
-        controller can have sent. `claim` is what it holds under that plan, if that must be compared with the journal;
-        returns whether it is compared when the agent has answered Welcome (`confirm_claim`).
+        controller can have sent. `claim` is what it holds under that plan, if that must be compared with the journal; of
+        a doubted node it is compared when its agent has answered Welcome (`confirm_claim`).
         """
         name = inventory.node_name
         check_plan_epoch(self.state, name, plan_epoch)
@@ -466,8 +466,7 @@ class Core:
         elif joins and self._joins_closed:
             joins += (NodeOccupied(time_ns=now_ns, node_name=name, others=UNREPORTED_USAGE),)
         nodes |= self._apply_all((*joins[1:], *compared))
-        is_claim_due = may_be_old(self.state.nodes[name], claim)
-        return replace(self._admit_node((*gone, *joins, *compared), nodes, now_ns), result=is_claim_due)
+        return self._admit_node((*gone, *joins, *compared), nodes, now_ns)
 
     def confirm_claim(self, node_name: str, claim: PlanClaim, *, now_ns: int) -> CoreStep[None]:
         """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""

@@ -361,9 +361,9 @@ class ControllerLoop:
         """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
         await self.command(_change_nothing, entries=tuple(entries))
 
-    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> bool:
-        """Registers a node with its inventory and what its agent claims to hold; returns whether that is to be confirmed."""
-        return await self.command(
+    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
+        """Registers a node with its inventory, and the plan that its agent claims to hold."""
+        await self.command(
             lambda core, now_ns: core.register_node(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
 

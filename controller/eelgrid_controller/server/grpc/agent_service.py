@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.nodes import PlanClaim, check_plan_epoch, known_epoch
+from eelgrid_controller.core.nodes import PlanClaim, check_plan_epoch, known_epoch, may_be_old
 from eelgrid_controller.core.steps import CommitResult
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
@@ -465,8 +465,8 @@ class AgentService:
             if self._loop.config.kubernetes is None
             else None
         )
-        is_claim_due = await self._loop.register_node(inventory, plan_epoch=epoch, claim=claim)
-        session.claim = claim if is_claim_due else None
+        await self._loop.register_node(inventory, plan_epoch=epoch, claim=claim)
+        session.claim = claim if may_be_old(self._loop.core.state.nodes.get(name), claim) else None
         self._met.add(name)
         self._log_loss(name, epoch)
 
