@@ -84,19 +84,21 @@ class PostgresServer:
     def run(self, program, *arguments):
         """Runs one of PostgreSQL's programs; returns what it printed."""
         done = subprocess.run(
-            [self._programs / program, *map(str, arguments)],
+            [*self._as_user(), self._programs / program, *map(str, arguments)],
             check=False,
             capture_output=True,
             text=True,
             timeout=_START_S,
             cwd=self.folder,
-            **self._identity(),
         )
-        assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{program} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def _identity(self):
-        return {} if self._user is None else {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+    def _as_user(self):
+        """A program that becomes the user: `subprocess` would fork for it, and gRPC's handlers may crash the child."""
+        if self._user is None:
+            return ()
+        return ("setpriv", f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups", "--")
 
     @property
     def pid(self):
@@ -112,11 +114,10 @@ class PostgresServer:
         """Starts the server; returns when it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [self._programs / "postgres", "-D", self.data],
+                [*self._as_user(), self._programs / "postgres", "-D", self.data],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                **self._identity(),
             )
         poll_until(self._answers, "PostgreSQL answers", within_s=_START_S)
 
