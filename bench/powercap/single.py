@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.powercap.mixture import choose_mixture
 from bench.powercap.zeus import Run
-from eelgrid_controller.objectives.power.bandit import BanditSettings, start_search, step_search
+from eelgrid_controller.objectives.power.bandit import BanditSettings, PickReason, start_search, step_search
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve, choose_limit
 
@@ -39,6 +39,8 @@ __all__ = [
     "Outcome",
     "carried_out",
     "ceiling",
+    "search_limit",
+    "search_losses",
     "window_count",
     "window_scatter",
 ]
@@ -98,13 +100,13 @@ def window_scatter(run: Run, noise: Noise) -> tuple[float, float]:
 class _Course:
     """A run under way."""
 
-    def __init__(self, run: Run, seed: int, noise: Noise) -> None:
+    def __init__(self, run: Run, seed: int, noise: Noise, window_s: float | None = None) -> None:
         self.curve: PowerCurve = run.curve
         self.epochs = run.epochs
         self.rng = np.random.default_rng([seed, zlib.crc32(f"{run.model}/{run.key}".encode())])
         self.oracle = choose_limit(self.curve, MaxSlowdown(SLOWDOWN)).at
-        self.window_s = _window_s(run)
-        self.scatter = window_scatter(run, noise)
+        self.window_s = window_s or _window_s(run)
+        self.scatter = window_scatter(run, noise) if window_s is None else (noise.time, noise.power)
         self.done = self.time_s = self.drawn_j = self.claimed_j = 0.0
         self.shares: Counter[float] = Counter()
 
@@ -197,6 +199,26 @@ def carried_out(run: Run, policy: str, seed: int, relatives: tuple[PowerCurve, .
     course = _Course(run, seed, noise)
     POLICIES[policy](course, relatives)
     return course.outcome()
+
+
+def search_limit(run: Run, seed: int, noise: Noise, window_s: float) -> Outcome:
+    """One run to its target under a cold search that sees windows of this length, each off by the noise."""
+    course = _Course(run, seed, noise, window_s)
+    _explored(course, (), BanditSettings())
+    return course.outcome()
+
+
+def search_losses(run: Run, seed: int, noise: Noise) -> tuple[Outcome, dict[PickReason, float]]:
+    """One cold search, and what its windows saved less than at the oracle's limit, by why their limit was picked."""
+    course, lost = _Course(run, seed, noise), dict.fromkeys(PickReason, 0.0)
+    best, all_j = ceiling(run.curve).oracle, run.curve.largest.energy_j * run.epochs
+    state, decision = start_search(run.curve.limits_w, MaxSlowdown(SLOWDOWN))
+    while not course.over:
+        done, claimed_j, why = course.done, course.claimed_j, decision.why
+        state, decision = step_search(state, course.window(decision.limit_w))
+        share = (course.done - done) / run.epochs
+        lost[why] += best * share - (share - (course.claimed_j - claimed_j) / all_j)
+    return course.outcome(), lost
 
 
 class Ceiling(NamedTuple):

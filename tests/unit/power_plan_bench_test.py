@@ -4,12 +4,17 @@ import os
 from pathlib import Path
 
 import pytest
-from bench.powercap.__main__ import AboveOracle, checked, main
+from bench.powercap.__main__ import SENSITIVITY, AboveOracle, checked, main
 from bench.powercap.bound import most_throughput
 from bench.powercap.certified import allocate_certified
 from bench.powercap.fleet import draw
-from bench.powercap.noise_bounds import certified_saving, identified_saving
+from bench.powercap.losses import LossRow
+from bench.powercap.losses import main as print_losses
+from bench.powercap.near_promise import main as near_promise
+from bench.powercap.near_promise import near_runs
+from bench.powercap.noise_bounds import certified_saving, identified_saving, informed_saving
 from bench.powercap.peers import PEERS, exceeded, throughput
+from bench.powercap.promise_bound import bound_saving
 from bench.powercap.single import POLICIES, Noise, Outcome, carried_out, ceiling
 from bench.powercap.transitions import lived_through
 from bench.powercap.zeus import BASELINES, Data, NotThere, baseline_runs, load, relatives
@@ -169,3 +174,48 @@ def test_no_rule_finds_the_best_of_limits_that_differ_by_scatter_alone(data):
     assert same == best
     assert 0.0 <= guessed <= known <= best
     assert known > 0.5 * best
+
+
+def test_knowing_how_long_a_job_lasts_and_what_its_limits_may_be_stays_within_the_bound_for_any_rule(data):
+    run = next(one for one in baseline_runs(data) if one.key.workload == "movielens-1m")._replace(epochs=1.0)
+    noise = Noise(0.02, 0.01)
+    informed, (bound, _) = informed_saving(run, noise), identified_saving(run, noise)
+    assert 0.0 < informed <= bound + 0.002  # the mean of two thousand jobs
+
+
+def test_a_rule_that_breaks_promises_seldom_saves_less_where_windows_are_noisier(data):
+    run = next(one for one in baseline_runs(data) if one.key.workload == "squad")
+    exact, noisy, loud = (bound_saving(run, Noise(time, time / 2), 1 / 40) for time in (1e-6, 0.02, 0.2))
+    assert ceiling(run.curve).oracle >= exact > noisy > loud >= 0.0
+    assert bound_saving(run, Noise(0.02, 0.01), 1 / 500) < noisy
+    saved = [carried_out(run, "eelgrid", seed, (), Noise(0.02, 0.01)) for seed in range(4)]
+    assert sum(one.claimed for one in saved) / 4 <= noisy
+
+
+def test_jobs_near_their_promise_are_those_that_a_limit_may_break_it_for(data, folder, tmp_path):
+    runs = near_runs(data, 0, others_only=False)
+    others = near_runs(data, 0, others_only=True)
+    reported = {(run.model, run.key) for run in baseline_runs(data)}
+    assert {(run.model, run.key) for run in others} == {(run.model, run.key) for run in runs} - reported
+    for run in runs:
+        assert any(1.04 <= at.time_s / run.curve.largest.time_s <= 1.09 for at in run.curve.points)
+        assert 1.5 <= run.epochs * run.curve.largest.time_s / 3600.0 <= 6.0
+    assert near_promise(["--data", str(folder), "--seeds", "1", "--processes", "1", "--out", str(tmp_path)]) == 0
+    rows = read_csv(tmp_path / "near_promise.csv")
+    assert [int(row["jobs"]) for row in rows] == [len(runs)] * 2
+    for row in rows:
+        assert 0.0 <= float(row["saving_pct"]) <= float(row["oracle_pct"])
+        assert (int(row["broken"]) == 0) == (float(row["slowdown_most_pct"]) <= 5.0)
+
+
+def test_what_a_search_loses_is_booked_in_full_by_reason(folder, tmp_path):
+    asked = ["--data", str(folder), "--seeds", "1", "--processes", "1", "--most-windows", "700", "--out", str(tmp_path)]
+    assert print_losses(asked) == 0
+    rows = read_csv(tmp_path / "losses.csv")
+    assert len(rows) >= len(SENSITIVITY)
+    assert {row["noise"] for row in rows} == set(SENSITIVITY)
+    for row in rows:
+        parts = [float(row[part]) for part in row if part in LossRow._fields[6:12]]
+        lost = float(row["oracle_pct"]) - float(row["saving_pct"])
+        assert sum(parts) == pytest.approx(lost, abs=0.005)  # written with three digits
+        assert int(row["windows"]) <= 700
