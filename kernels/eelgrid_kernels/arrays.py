@@ -9,12 +9,11 @@
     C  classes of the mix             D  sets of models that classes may use, and their unions
 
 Things of one sort are one array of records (a structured dtype), not an array per
-field: a record is a line or two of the processor's cache, and a compiled function
-is handed a few arrays instead of sixty (handing them over took ten times as long
-as what was done with them). What depends on the fleet's width has an array of its
-own, since a record's size is known when a kernel is compiled. Large arrays are
-zeros that nobody has touched: the system lends their pages when they are first
-written.
+field: a record is a line or two of the processor's cache. What depends on the
+fleet's width has an array of its own, since a record's size is known when a kernel
+is compiled. Large arrays are zeros that nobody has touched: the system lends their
+pages when they are first written. Kernels hand tuples of many arrays to each other
+as tables (eelgrid_kernels.array_tables).
 """
 
 from typing import Any, NamedTuple
