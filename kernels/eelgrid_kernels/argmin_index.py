@@ -32,7 +32,7 @@ from eelgrid_kernels.arrays import (
     Ints,
     Records,
 )
-from eelgrid_kernels.baselines import MIX, RANDOM, choose_gpus, compute_task_cost, is_bounded
+from eelgrid_kernels.baselines import MIX, RANDOM, choose_gpus, compute_exact_cost, compute_task_cost, is_bounded
 from eelgrid_kernels.compilation import inlined_kernel, kernel, lean_kernel
 from eelgrid_kernels.node_states import first_roomy, random_draw, shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
@@ -196,7 +196,7 @@ def compute_all_costs(run: EngineArrays, kind: int) -> None:
     index, rows = run.cost_index, run.scalars[0].rows
     for row in range(rows):
         if index.known[kind, row] != EXACT and index.cost[kind, row] < np.inf:
-            index.cost[kind, row], index.known[kind, row] = compute_task_cost(run, kind, row, True)[0], EXACT
+            index.cost[kind, row], index.known[kind, row] = compute_exact_cost(run, kind, row)[0], EXACT
     for block in range((rows + BLOCK - 1) >> _SHIFT):
         _find_top(run, kind, block)
 

@@ -148,7 +148,7 @@ def task_fits(run: EngineArrays, kind: int, row: int) -> bool:
     return bool(fitting >= asked.gpu_count)
 
 
-@lean_kernel
+@inlined_kernel
 def compute_task_cost(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
     """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit.
 
@@ -169,6 +169,12 @@ def is_bounded(run: EngineArrays) -> bool:
 
 
 @lean_kernel
+def compute_exact_cost(run: EngineArrays, kind: int, row: int) -> tuple[float, float, int]:
+    """`compute_task_cost` where it is not hot: code of its own, so that the compiler makes it once."""
+    return compute_task_cost(run, kind, row, True)
+
+
+@lean_kernel
 def choose_gpus(run: EngineArrays, kind: int, row: int, moment: int) -> None:
     """The GPUs that a task takes in a state where it fits into run.taken, -1 beyond the last."""
     count, taken = run.kinds[kind].gpu_count, run.taken
@@ -177,7 +183,7 @@ def choose_gpus(run: EngineArrays, kind: int, row: int, moment: int) -> None:
         if run.scalars[0].policy == RANDOM:
             taken[0] = _random_slot(run, kind, row, moment)
             return
-        taken[0] = compute_task_cost(run, kind, row, True)[2]
+        taken[0] = compute_exact_cost(run, kind, row)[2]
         return
     found = 0
     for slot in range(run.gpu_free.shape[1] if count > 0 else 0):

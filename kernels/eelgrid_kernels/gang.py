@@ -35,7 +35,7 @@ by the same order, and the best of the grown ones is taken.
 import numpy as np
 
 from eelgrid_kernels.arrays import EngineArrays, Floats, Ints, Nodes
-from eelgrid_kernels.baselines import choose_gpus, compute_task_cost
+from eelgrid_kernels.baselines import choose_gpus, compute_exact_cost
 from eelgrid_kernels.compilation import kernel
 from eelgrid_kernels.cost_terms import fill_state_terms
 
@@ -53,7 +53,7 @@ def compute_replica_costs(trial: EngineArrays, kind: int, moment: int, costs: Fl
         costs[row] = np.inf
         costs[row, 0] = 0.0
         for tasks in range(1, costs.shape[1]):
-            cost = compute_task_cost(trial, kind, row, True)[0]
+            cost = compute_exact_cost(trial, kind, row)[0]
             if cost == np.inf:
                 break
             costs[row, tasks] = costs[row, tasks - 1] + cost
