@@ -143,14 +143,14 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
     capacity = int(fleet.gpu_count.sum()) * 1000
     most = 4 * int(fleet.gpu_count.sum()) + 1000
     held, slots = np.zeros((most, 2), np.int64), np.full((most, run.taken.shape[0]), -1, np.int64)
-    count, _ = _fill(run, drawn(most), held, slots, int(_FILL * capacity))
+    count, _ = _fill(run.table, drawn(most), held, slots, int(_FILL * capacity))
     rows = []
     for code, (way, number) in enumerate(zip(_WAYS, (steps[0], steps[1], steps[1], steps[2]), strict=True)):
         # Every kind once and then the trace, so that none is met for the first time while the clock runs.
         order = np.concatenate((np.arange(len(run.kinds)), drawn(number))) if way == "settling" else drawn(number)
         times = np.zeros((len(order), 3), np.int64)
         leavers = (bits.random_raw(len(order)) >> np.uint64(11)).astype(np.int64)
-        count = _churn(run, order, leavers, held, slots, count, times, clock, code)
+        count = _churn(run.table, order, leavers, held, slots, count, times, clock, code)
         if way == "settling":
             continue
         asked = run.kinds[held[:count, 1]]

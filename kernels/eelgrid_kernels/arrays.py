@@ -9,18 +9,19 @@
     C  classes of the mix             D  sets of models that classes may use, and their unions
 
 Things of one sort are one array of records (a structured dtype), not an array per
-field: a record is a line or two of the processor's cache, and a compiled function
-is handed a few arrays instead of sixty (handing them over took ten times as long
-as what was done with them). What depends on the fleet's width has an array of its
-own, since a record's size is known when a kernel is compiled. Large arrays are
-zeros that nobody has touched: the system lends their pages when they are first
-written.
+field: a record is a line or two of the processor's cache. What depends on the
+fleet's width has an array of its own, since a record's size is known when a kernel
+is compiled. Large arrays are zeros that nobody has touched: the system lends their
+pages when they are first written. Kernels hand tuples of many arrays to each other
+as tables (eelgrid_kernels.array_tables).
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from eelgrid_kernels.array_tables import ArrayTable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -72,23 +73,27 @@ class Task(NamedTuple):
     gpu_milli: int
 
 
-class TermPrices(NamedTuple):
-    """What a goal pays for each term of a node's cost."""
-
+class _TermPrices(NamedTuple):
     power: float  # watts per watt
     fragmentation_w: float  # watts per fragmented GPU
     stranding_w: float  # watts per stranded GPU
     block_w: float  # watts that a free GPU of a block is worth
 
 
-class ChurnLimits(NamedTuple):
-    """The churn budget, and how dear it is held."""
+class TermPrices(_TermPrices, ArrayTable):
+    """What a goal pays for each term of a node's cost."""
 
+
+class _ChurnLimits(NamedTuple):
     replicas: int  # that may move
     gpu_milli: int  # that may move
     thrift: float  # 0 takes the chain of the largest gain first, 1 that of the largest gain for its share of the budget
     ejections: int  # of such chains, the most that are weighed in one search
     tries: int  # moves that a search of every sequence may try
+
+
+class ChurnLimits(_ChurnLimits, ArrayTable):
+    """The churn budget, and how dear it is held."""
 
 
 # A node on which moves are tried. Nodes are in the order of rank: of equals the first is taken.
@@ -277,9 +282,7 @@ SCALARS = record_dtype(
 )
 
 
-class GroupArrays(NamedTuple):
-    """Classes of the mix that nodes of a family tell apart by their CPU at most."""
-
+class _GroupArrays(NamedTuple):
     group_count: Ints  # (F,) how many there are
     gpu_count: Ints  # (F, Q)
     gpu_milli: Ints  # (F, Q)
@@ -289,9 +292,11 @@ class GroupArrays(NamedTuple):
     quick_level: Ints  # the level that whole vCPUs reach, for a quick start
 
 
-class FeedArrays(NamedTuple):
-    """The GPU classes of the mix as nodes of a family feed them; those that need most CPU for a GPU first, 0 beyond the last."""
+class GroupArrays(_GroupArrays, ArrayTable):
+    """Classes of the mix that nodes of a family tell apart by their CPU at most."""
 
+
+class _FeedArrays(NamedTuple):
     gpu: Ints  # (F, C) share of the demand for GPU, FEED_SHARE in all
     cpu: Ints  # (F, C) of it what a milli-CPU feeds, in thousandths of a milli-GPU
     block_gpus: Ints  # (F, C) GPUs of each class that asks for several and may use all models of the family
@@ -299,9 +304,11 @@ class FeedArrays(NamedTuple):
     block_worth: Ints  # (F, C) of a place for one of them: its GPUs by its share of the demand
 
 
-class ClassArrays(NamedTuple):
-    """The mix class by class; whole numbers in floats, so that sums are exact in any order."""
+class FeedArrays(_FeedArrays, ArrayTable):
+    """The GPU classes of the mix as nodes of a family feed them; those that need most CPU for a GPU first, 0 beyond the last."""
 
+
+class _ClassArrays(NamedTuple):
     cpu_milli: Floats  # (C,)
     gpus: Floats  # (C,)
     beside_milli: Floats  # (C,) that must be free on a GPU in use to wake none: 0 without GPU, too many for several
@@ -309,9 +316,11 @@ class ClassArrays(NamedTuple):
     offers: Floats  # (C,) watts that a class costs elsewhere
 
 
-class MoveNodes(NamedTuple):
-    """The nodes while work comes and goes on them; requests, prices, groups and feed are only read, the rest changes."""
+class ClassArrays(_ClassArrays, ArrayTable):
+    """The mix class by class; whole numbers in floats, so that sums are exact in any order."""
 
+
+class _MoveNodes(NamedTuple):
     nodes: Records  # (N,) MOVE_NODE
     gpus: Records  # (N, G) MOVE_GPU
     requests: Records  # (R,) REQUEST
@@ -328,9 +337,11 @@ class MoveNodes(NamedTuple):
     slots: Ints  # (2, W) scratch
 
 
-class MoveSearch(NamedTuple):
-    """A search under way; limits, listed and slots are only read, the rest changes."""
+class MoveNodes(_MoveNodes, ArrayTable):
+    """The nodes while work comes and goes on them; requests, prices, groups and feed are only read, the rest changes."""
 
+
+class _MoveSearch(NamedTuple):
     units: Records  # (U,) MOVE_UNIT
     limits: ChurnLimits
     chains: Records  # (N,) CHAIN
@@ -347,9 +358,11 @@ class MoveSearch(NamedTuple):
     best: Ints  # (I, 2 + W) rows of the best sequence so far: unit, node and GPUs of each replica
 
 
-class CostIndex(NamedTuple):
-    """What is kept of each kind of task: its cost in each state and the best of each block of states."""
+class MoveSearch(_MoveSearch, ArrayTable):
+    """A search under way; limits, listed and slots are only read, the rest changes."""
 
+
+class _CostIndex(NamedTuple):
     cost: Floats  # (K, R) lowest best, infinite where it does not fit
     known: Flags  # (K, R) how well cost is known
     rank: Shorts  # (K, R) of the first node with the memory
@@ -358,9 +371,11 @@ class CostIndex(NamedTuple):
     top_cost: Floats  # (K, B)
 
 
-class EngineArrays(NamedTuple):
-    """One policy on one fleet, changed in place by what is done on it."""
+class CostIndex(_CostIndex, ArrayTable):
+    """What is kept of each kind of task: its cost in each state and the best of each block of states."""
 
+
+class _EngineArrays(NamedTuple):
     nodes: Records  # (N,) NODE
     states: Records  # (R,) STATE
     gpu_free: Ints  # (R, G) milli of each slot of a state, 0 where a slot takes no task
@@ -384,6 +399,10 @@ class EngineArrays(NamedTuple):
     cost_index: CostIndex
     gpu: Ints  # (G,) scratch: the GPUs of a node that changes its state
     taken: Ints  # (G,) GPUs of the task placed last, -1 beyond the last
+
+
+class EngineArrays(_EngineArrays, ArrayTable):
+    """One policy on one fleet, changed in place by what is done on it."""
 
 
 class ArrivalOutcomes(NamedTuple):

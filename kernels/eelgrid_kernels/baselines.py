@@ -171,8 +171,7 @@ def is_bounded(run: EngineArrays) -> bool:
 @lean_kernel
 def compute_exact_cost(run: EngineArrays, kind: int, row: int) -> tuple[float, float, int]:
     """`compute_task_cost` where it is not hot: code of its own, so that the compiler makes it once."""
-    exact = bool(1)  # a boolean: numba would compile all that it is handed to anew for the literal True
-    return compute_task_cost(run, kind, row, exact)
+    return compute_task_cost(run, kind, row, True)
 
 
 @lean_kernel

@@ -47,7 +47,7 @@ class NodeCandidate(NamedTuple):
 @lean_kernel
 def write_terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
-    terms = compute_added_terms(run, kind, run.nodes[node].state, run.taken[0], bool(1))
+    terms = compute_added_terms(run, kind, run.nodes[node].state, run.taken[0], True)
     for term in range(len(terms)):
         into[term] = terms[term] / run.scalars[0].scale[term]
 

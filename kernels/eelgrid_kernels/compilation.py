@@ -35,14 +35,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property, update_wrapper
+from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import codegen, types
-from numba.core.compiler import Compiler, CompileResult
+from numba.core.compiler import Compiler, CompileResult, Flags
 from numba.core.types.misc import unliteral
+
+from eelgrid_kernels.array_tables import ArrayTable
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -196,7 +198,45 @@ class _PartLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
         return 0
 
 
-class _PartCompiler(Compiler):  # type: ignore[misc]
+class _InheritedFlags(Flags):  # type: ignore[misc]
+    """What functions inherit that a kernel calls; one object for equal options, so that it is its own key.
+
+    numba looks up each function that it tries for each operation by the caller's options, which all hash alike and are
+    compared one by one: a tenth of its time.
+    """
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@cache
+def _build_inherited(nrt: bool, fastmath: frozenset[str]) -> _InheritedFlags:
+    flags = _InheritedFlags()
+    flags.nrt, flags.fastmath = nrt, set(fastmath)
+    return flags
+
+
+class _KernelFlags(Flags):  # type: ignore[misc]
+    """The options of a kernel."""
+
+    __slots__ = ()
+
+    def copy(self) -> _InheritedFlags:
+        """What numba has the functions inherit that the kernel calls; by itself also that they are inlined."""
+        return _build_inherited(self.nrt, frozenset(self.fastmath.flags))
+
+
+class _KernelCompiler(Compiler):  # type: ignore[misc]
+    def __init__(  # noqa: PLR0917 (numba's)
+        self, typingctx: Any, targetctx: Any, library: Any, args: Any, return_type: Any, flags: Flags, locals_: Any
+    ) -> None:
+        super().__init__(typingctx, targetctx, library, args, return_type, _KernelFlags(flags), locals_)
+
+
+class _PartCompiler(_KernelCompiler):
     def compile_extra(self, func: Callable[..., Any]) -> CompileResult:
         """Compiles a function as a part."""
         self.state.library = _PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
@@ -212,16 +252,21 @@ class Kernel:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the entry, or what the route of calls chooses."""
-        return self.entry(*args) if _route is None else _route(self, args)
+        return self.run_entry(args) if _route is None else _route(self, args)
+
+    def run_entry(self, args: tuple[Any, ...]) -> Any:
+        """Runs the entry, whatever the route."""
+        return self.entry(*[arg.table if isinstance(arg, ArrayTable) else arg for arg in args])
 
     @cached_property
     def entry(self) -> Any:
         """The form for calls from Python: a dispatcher of numba's."""
         if _FOLDER is None:
-            return numba.njit(no_cfunc_wrapper=True, **self._options)(self.function)
+            return numba.njit(no_cfunc_wrapper=True, pipeline_class=_KernelCompiler, **self._options)(self.function)
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
         try:  # numba reads the folder when it decorates
-            return numba.njit(cache=True, no_cfunc_wrapper=True, **self._options)(self.function)
+            wanted = {"no_cfunc_wrapper": True, "pipeline_class": _KernelCompiler}
+            return numba.njit(cache=True, **wanted, **self._options)(self.function)
         finally:
             numba.config.CACHE_DIR = before
 

@@ -219,7 +219,20 @@ def _grow(links: Ints, fitting: Ints, seed: int, places: Ints) -> None:
             if best < 0 or worst[place] > worst[best] or (worst[place] == worst[best] and total[place] > total[best]):
                 best = place
         newest = best
-    places.sort()
+    for k in range(1, places.shape[0]):
+        place, at = places[k], k
+        while at > 0 and places[at - 1] > place:
+            places[at] = places[at - 1]
+            at -= 1
+        places[at] = place
+
+
+@kernel
+def _copy(places: Ints, into: Ints) -> None:
+    """Copies places (K,) into another array, in place."""
+    # Not into[:] = places: for the message where shapes differ, numba would compile all that makes texts of tuples.
+    for k in range(places.shape[0]):
+        into[k] = places[k]
 
 
 @kernel
@@ -255,7 +268,7 @@ def choose_linked_gpus(links: Ints, fitting: Ints, chosen: Ints) -> bool:
     """
     size, count = fitting.shape[0], chosen.shape[0]
     places = np.arange(count)
-    best = places.copy()
+    best = np.arange(count)
     worth = _worth(links, fitting, best)
     exact = _subsets(size, count) <= SUBSETS_MOST
     if exact:
@@ -263,14 +276,14 @@ def choose_linked_gpus(links: Ints, fitting: Ints, chosen: Ints) -> bool:
             found = _worth(links, fitting, places)
             if found > worth:
                 worth = found
-                best[:] = places
+                _copy(places, best)
     else:
         for seed in range(size):
             _grow(links, fitting, seed, places)
             found = _worth(links, fitting, places)
             if found > worth or (found == worth and _lower(places, best)):
                 worth = found
-                best[:] = places
+                _copy(places, best)
     for k in range(count):
         chosen[k] = fitting[best[k]]
     _chain(links, chosen)

@@ -45,7 +45,7 @@ def toy(tmp_path):
 
 def ask(toy, code=ASK, **env):
     there = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA")}
-    there |= {"PYTHONPATH": str(toy.parent), "HOME": str(toy.parent / "home"), **env}
+    there |= {"PYTHONPATH": f"{toy.parent}:{SOURCE.parent}", "HOME": str(toy.parent / "home"), **env}
     done = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True)
     return done.stdout.split()
 

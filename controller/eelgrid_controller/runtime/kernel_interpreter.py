@@ -62,7 +62,7 @@ class KernelInterpreter:
         if getattr(thread, "is_inside", False):
             return kernel.function(*args)
         if kernel not in self._kernels or getattr(thread, "runs_machine_code", False) or not self._enter():
-            return kernel.entry(*args)
+            return kernel.run_entry(args)
         try:
             # Machine code does not warn of a hash that wraps around.
             with np.errstate(all="ignore"):
