@@ -34,6 +34,7 @@ from eelgrid_controller.replay.openb_protocol import TraceArrays
 from eelgrid_kernels.argmin_index import place_task, work_ahead
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.candidates import AHEAD_MOST, BEHIND_LEAST
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
 from eelgrid_kernels.simulation import build_empty_engine
@@ -42,7 +43,6 @@ _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
 _FILL = 0.8
 _WAYS = ("settling", "index", "tended", "scan")
 _WAYS_TENDED, _WAYS_SCAN = 2, 3
-_TENDED_MOST = 4096  # entries of the log in one bout of idle work
 _CLOCKS = {"wall": WALL, "thread": THREAD}
 
 
@@ -119,7 +119,7 @@ def _churn(
             update_prices(run)
             turn = np.int64(0)
             while turn >= 0:
-                turn = work_ahead(run, turn, _TENDED_MOST)
+                turn = work_ahead(run, turn, BEHIND_LEAST, AHEAD_MOST)
             times[step, 2] = now_ns(clock, scratch) - begun
         elif way == _WAYS_SCAN:
             run.kinds[kind].read = -1

@@ -192,8 +192,8 @@ def _cheapest(run: EngineArrays, kind: int) -> int:
 
 
 @kernel
-def work_ahead(run: EngineArrays, turn: int, most: int) -> int:
-    """Idle work, bounded: one kind that has something to catch up with reads at most so many changes.
+def work_ahead(run: EngineArrays, turn: int, least: int, most: int) -> int:
+    """Idle work, bounded: one kind that has at least so many changes to catch up with reads at most so many.
 
     Returns the kind to go on with, or -1 if none has anything left. From `turn` on, kinds known by prices of before
     come first, since they take longest. Kinds that were never asked for, or long ago, wait until they are. It changes
@@ -207,7 +207,7 @@ def work_ahead(run: EngineArrays, turn: int, most: int) -> int:
         if asked.loose > 0.0:
             chosen = (turn + at) % kinds
             break
-        if chosen < 0 and asked.read < entries:
+        if chosen < 0 and entries - asked.read >= least:
             chosen = (turn + at) % kinds
     if chosen < 0:
         return -1

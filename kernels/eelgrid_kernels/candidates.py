@@ -34,8 +34,9 @@ from eelgrid_kernels.opportunity_prices import apply_prices, are_prices_due, com
 _KIND_BYTES = 14
 _KINDS_BYTES_MOST = 128 * 1024 * 1024
 _KINDS_MOST = 256
-# Changes that one bout of idle work reads, some hundred nanoseconds each.
-_AHEAD_MOST = 1024
+# Changes that one bout of idle work reads, some hundred nanoseconds each. Fewer than the least are left to the decision,
+# which reads them in some microseconds: for every kind after every change, idle work would cost as much as submissions.
+BEHIND_LEAST, AHEAD_MOST = 64, 1024
 
 
 class NodeCandidate(NamedTuple):
@@ -189,7 +190,7 @@ class CandidateIndex:
 
     def work_ahead(self) -> bool:
         """Idle work, less than a millisecond on 1,213 nodes: one kind catches up; false if none had anything left."""
-        following = int(work_ahead(self._run, self._turn, _AHEAD_MOST))
+        following = int(work_ahead(self._run, self._turn, BEHIND_LEAST, AHEAD_MOST))
         self._turn = max(0, following)
         return following >= 0
 

@@ -174,7 +174,7 @@ class SimulatedFleet:
 
         It changes no decision, only how long the next one takes.
         """
-        following = int(work_ahead(self._run, self._turn, most))
+        following = int(work_ahead(self._run, self._turn, 1, most))
         self._turn = max(0, following)
         return following >= 0
 
