@@ -10,8 +10,9 @@ arrival is timed in the compiled loop, with its commit. Departures are timed sep
 they rescore nothing, the following arrivals do. `scan` is the same engine, which
 discards its index before each decision and evaluates every state again: the
 difference is the gain of the index, in the same run on the same fleet. `tended` does
-bounded idle work before each decision, for one kind in turn, timed separately: rare
-kinds then have less to catch up, and the total cost is higher.
+idle work before each decision until no kind has anything left, as the controller does
+between calls, timed separately: the total cost is higher. Beside them a loop of constant
+work is timed by the same clock: its 99th percentile is the machine's part of a tail.
 """
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
@@ -30,9 +31,10 @@ from bench.openb.traces import csv_folder, load_trace
 from bench.runner import Options, benchmark, data_option
 from bench.tables import write_csv
 from eelgrid_controller.replay.openb_protocol import TraceArrays
-from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
+from eelgrid_kernels.argmin_index import place_task, work_ahead
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.candidates import AHEAD_MOST, BEHIND_LEAST
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
 from eelgrid_kernels.simulation import build_empty_engine
@@ -41,7 +43,6 @@ _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
 _FILL = 0.8
 _WAYS = ("settling", "index", "tended", "scan")
 _WAYS_TENDED, _WAYS_SCAN = 2, 3
-_TENDED_MOST = 4096  # entries of the log in one bout of idle work
 _CLOCKS = {"wall": WALL, "thread": THREAD}
 
 
@@ -73,6 +74,8 @@ class Row(NamedTuple):
     departure_p50_us: float
     departure_p99_us: float
     idle_mean_us: float
+    spin_p50_us: float
+    spin_p99_us: float
     resident_mib: float
 
 
@@ -114,7 +117,9 @@ def _churn(
         if way == _WAYS_TENDED:
             begun = now_ns(clock, scratch)
             update_prices(run)
-            apply_log_ahead(run, step % run.kinds.shape[0], _TENDED_MOST)
+            turn = np.int64(0)
+            while turn >= 0:
+                turn = work_ahead(run, turn, BEHIND_LEAST, AHEAD_MOST)
             times[step, 2] = now_ns(clock, scratch) - begun
         elif way == _WAYS_SCAN:
             run.kinds[kind].read = -1
@@ -129,6 +134,30 @@ def _churn(
             count -= 1
             held[victim], slots[victim] = held[count], slots[count]
     return count
+
+
+@njit
+def _spin(times: Ints, steps: int, clock: int) -> int:
+    """Nanoseconds of the same arithmetic, over and over, into times (A,)."""
+    scratch, value = np.zeros(2, np.int64), 1
+    for i in range(times.shape[0]):
+        begun = now_ns(clock, scratch)
+        for _ in range(steps):
+            value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+        times[i] = now_ns(clock, scratch) - begun
+    return value
+
+
+def spin_percentiles_us(typical_us: float, count: int, clock: int) -> tuple[float, float]:
+    """Median and 99th percentile of a loop whose work is constant and takes about so long."""
+    times = np.zeros(1000, np.int64)
+    _spin(times[:1], 1, clock)  # compiles
+    _spin(times, 10_000, clock)
+    steps = max(1, int(10_000 * typical_us * 1e3 / max(1.0, float(np.median(times)))))
+    times = np.zeros(count, np.int64)
+    _spin(times, steps, clock)
+    half, most = np.percentile(times / 1e3, (50, 99))
+    return float(half), float(most)
 
 
 def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, int], clock: int) -> list[Row]:
@@ -170,6 +199,7 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
                 micro[0, 1],
                 micro[2, 1],
                 float(times[:, 2].mean() / 1e3),
+                *spin_percentiles_us(float(micro[0, 0]), len(order), clock),
                 resident,
             )
         )
@@ -222,7 +252,7 @@ def main(options: Options) -> None:
             print(
                 f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
                 f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, "
-                f"idle {row.idle_mean_us:.0f} µs, {row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s",
+                f"idle {row.idle_mean_us:.0f} µs, spin p50 {row.spin_p50_us:.1f} p99 {row.spin_p99_us:.1f} µs, {row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s",
                 flush=True,
             )
         cells = ([f"{value:.2f}" if isinstance(value, float) else value for value in row] for row in rows)

@@ -3,7 +3,7 @@
 Owns the command. Reads every row of SLO_latency.csv and SLO_req_rate.csv in DIR or
 below it, and prof_data in DIR, beside it or with --prof. Writes summary.csv (ours),
 peers.csv, plans.csv (our plans, a line a replica) and mig.png; with --random N
-random.csv and random.png; with --fleet fleet.csv.
+random.csv and random.png; with --changes changes.csv; with --fleet fleet.csv.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from bench.mig import fleet, report, scenes
+from bench.mig import changes, fleet, report, scenes
 from bench.mig.runs import Result, run
 from bench.mig.tables import Scenario, TableError, folders, points, scenarios
 from bench.runner import Options, Progress, benchmark, data_option, plots_option
@@ -51,6 +51,17 @@ def _random(options: Options, found: Sequence[Point], profiles: Path) -> None:
         plots.draw_random(options.out / "random.png", results)
 
 
+def _changes(options: Options, found: Sequence[Point], slo: Path) -> None:
+    rows = list(scenarios(slo, sorted({point.workload for point in found})))
+    rows += scenes.drawn(found, options.random, options.seed)
+    measured = list(changes.measure_changes(rows, found, options.seed))
+    report.write_changes(options.out / "changes.csv", measured)
+    print(
+        f"\none service's rate changed against the running plan, in each of {len(rows)} scenarios, drawn with seed "
+        f"{options.seed}:\n{report.changes_table(measured)}"
+    )
+
+
 def _fleet(options: Options, found: Sequence[Point]) -> None:
     rows = list(fleet.measured(found, options.services, options.gpus, options.seed))
     report.write_fleet(options.out / "fleet.csv", rows)
@@ -62,6 +73,7 @@ def _fleet(options: Options, found: Sequence[Point]) -> None:
 @click.option("--prof", type=click.Path(path_type=Path), help="the profile tables, if they lie elsewhere")
 @click.option("--random", default=0, metavar="N", help="draw N scenarios, too")
 @click.option("--seed", default=1, help="of what is drawn")
+@click.option("--changes", is_flag=True, help="change the rate of each service of a running plan, too")
 @click.option("--fleet", is_flag=True, help="plan a whole fleet, too")
 @click.option("--services", default=2000, help="of the fleet")
 @click.option("--gpus", default=10000, help="of the fleet")
@@ -73,6 +85,8 @@ def main(options: Options) -> int:
     _published(options, found, slo, profiles)
     if options.random > 0:
         _random(options, found, profiles)
+    if options.changes:
+        _changes(options, found, slo)
     if options.fleet:
         _fleet(options, found)
     print(f"\nwritten to {options.out}")

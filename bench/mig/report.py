@@ -1,7 +1,7 @@
 """Tables and files of the MIG comparison.
 
-Owns the columns of summary.csv, peers.csv, plans.csv, random.csv and fleet.csv and
-what is printed. Must not know how anything was planned.
+Owns the columns of summary.csv, peers.csv, plans.csv, random.csv, changes.csv and
+fleet.csv and what is printed. Must not know how anything was planned.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.mig.changes import Change
 from bench.mig.fleet import Row as FleetRow
 from bench.mig.peers import PEERS
 from bench.mig.runs import Result
@@ -18,10 +19,12 @@ from bench.tables import format_table, write_csv
 __all__ = [
     "SUMMARY_COLUMNS",
     "Published",
+    "changes_table",
     "fleet_table",
     "published",
     "random_table",
     "table",
+    "write_changes",
     "write_fleet",
     "write_peers",
     "write_plans",
@@ -208,3 +211,29 @@ def fleet_table(rows: Sequence[FleetRow]) -> str:
         for row in rows
     ]
     return format_table(None, lines, 1)
+
+
+def write_changes(path: Path, changes: Sequence[Change]) -> None:
+    """Changes of one service's rate, a line each."""
+    write_csv(path, Change._fields, changes)
+
+
+def changes_table(changes: Sequence[Change]) -> str:
+    """Processor time of a change, and GPUs above what no plan can go below."""
+    cpu_s = sorted(change.cpu_seconds for change in changes)
+    above = [round(change.gpus - change.bound) for change in changes]
+    line = {
+        "changes": str(len(changes)),
+        "p50 CPU s": f"{cpu_s[len(cpu_s) // 2]:.3f}",
+        "p90": f"{cpu_s[len(cpu_s) * 9 // 10]:.3f}",
+        "p99": f"{cpu_s[len(cpu_s) * 99 // 100]:.3f}",
+        "most": f"{cpu_s[-1]:.3f}",
+        "above 0.5 s": str(sum(one > 0.5 for one in cpu_s)),
+        "most wall s": f"{max(change.seconds for change in changes):.3f}",
+        "at the bound": str(above.count(0)),
+        "one GPU above": str(above.count(1)),
+        "more": str(sum(one > 1 for one in above)),
+        "GPU-s a change": f"{sum(change.cost_gpu_s for change in changes) / len(changes):.1f}",
+        "violations": str(sum(change.violations for change in changes)),
+    }
+    return format_table(None, [line], 0)

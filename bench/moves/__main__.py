@@ -2,7 +2,7 @@
 
 Owns the command: the trace is placed by the controller's own core, moves are
 recommended for several budgets and executed on a copy, and what they gain in
-watts and in room is written to moves.csv, a table and moves.png.
+watts and in room, and how many watts any moves could save (bounds.py), is written to moves.csv, a table and moves.png.
 
 Two scenes for each load x (GPU asked for by what runs, over capacity):
 
@@ -20,7 +20,9 @@ from typing import NamedTuple
 import click
 from joblib import Parallel, delayed
 
+from bench.moves.bounds import bound_fleet_w, bound_moves_w
 from bench.moves.scenes import fill_cluster
+from bench.openb.bounds import Relaxation, shapes_of
 from bench.openb.traces import load_trace
 from bench.runner import Options, benchmark, data_option, processes_option, seeds_option
 from bench.tables import format_table, write_csv
@@ -47,6 +49,8 @@ class Row(NamedTuple):
     power_before_kw: float
     saved_w: float
     saved_pct: float
+    most_by_moves_w: float
+    most_by_fleet_w: float
     net_gain_w: float
     typical_before: int
     typical_after: int
@@ -73,11 +77,15 @@ def _scenes(trace: TraceArrays, seed: int) -> Iterator[tuple[str, float, Core]]:
 
 def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
     rows = []
+    relaxation = Relaxation(shapes_of(trace.fleet), trace.specs)
     for scene, load_, core in _scenes(trace, seed):
+        least_w = None
         for budget in BUDGETS:
+            problem = core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget))
             begun = time.perf_counter()
-            found = recommend_moves(core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget)))
+            found = recommend_moves(problem)
             took_s = time.perf_counter() - begun
+            least_w = bound_fleet_w(problem, trace, relaxation) if least_w is None else least_w
             before, after = found.before, found.after
             saved_w = before.power_w - after.power_w
             rows.append(
@@ -93,6 +101,8 @@ def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
                     before.power_w / 1e3,
                     saved_w,
                     100 * saved_w / before.power_w,
+                    bound_moves_w(problem),
+                    before.power_w - least_w,
                     found.gain_w,
                     before.typical_tasks,
                     after.typical_tasks,
@@ -137,6 +147,8 @@ def _table(means: Sequence[Row]) -> str:
                 "before": f"{r.power_before_kw:.1f} kW",
                 "saved": f"{r.saved_w:.0f} W",
                 "saved %": f"{r.saved_pct:.2f}",
+                "most by moves": f"{r.most_by_moves_w / 1e3:.1f} kW",
+                "by the fleet": f"{r.most_by_fleet_w / 1e3:.1f} kW",
                 "typical tasks fit": f"{r.typical_before:.0f} {r.typical_after - r.typical_before:+.0f}",
                 "GPUs in blocks": f"{r.block_before:.0f} {r.block_after - r.block_before:+.0f}",
                 "largest fit": f"{r.gpu8_before:.0f} {r.gpu8_after - r.gpu8_before:+.0f}",

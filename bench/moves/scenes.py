@@ -38,18 +38,22 @@ def _inventories(trace: TraceArrays) -> Iterator[Inventory]:
         )
 
 
-def _submission(trace: TraceArrays, kind: int) -> SubmitWorkloadRequest:
+def request_of(trace: TraceArrays, kind: int) -> ResourceRequest:
+    """What one task of a kind asks for."""
     specs = trace.specs
     allowed = tuple(model for model, yes in zip(trace.models, specs.allows[kind], strict=True) if yes)
     count = int(specs.gpu_count[kind])
-    request = ResourceRequest(
+    return ResourceRequest(
         cpu_milli=int(specs.cpu_milli[kind]),
         memory_bytes=int(specs.memory_mib[kind]) * MIB,
         gpu_count=count,
         gpu_milli=int(specs.gpu_milli[kind]),
         gpu_models=() if not count or len(allowed) == len(trace.models) else allowed,
     )
-    return SubmitWorkloadRequest(spec=WorkloadSpec(name="task", request=request))
+
+
+def _submission(trace: TraceArrays, kind: int) -> SubmitWorkloadRequest:
+    return SubmitWorkloadRequest(spec=WorkloadSpec(name="task", request=request_of(trace, kind)))
 
 
 def fill_cluster(trace: TraceArrays, seed: int, loads: Sequence[float]) -> Iterator[tuple[float, Core]]:

@@ -147,13 +147,15 @@ def apply_log_ahead(run: EngineArrays, kind: int, most: int) -> int:
     """Read at most so many entries of the log for a kind that nobody asked for; returns how many rows were reviewed.
 
     For idle time: it changes no decision, only how much the kind's next one has to catch up. What is known by
-    prices of before is weighed anew, all of it.
+    prices of before is weighed anew, all of it, and the cheapest row exactly.
     """
     asked, entries = run.kinds[kind], run.scalars[0].log_entries
     if asked.read < 0 or entries - asked.read > run.log.shape[0]:
         return 0
     if asked.loose > 0.0:
-        return apply_log(run, kind)
+        reviewed = apply_log(run, kind)
+        _cheapest(run, kind)
+        return reviewed
     last = min(entries, asked.read + most)
     reviewed = _review(run, kind, asked.read, last, False)
     asked.read = last
@@ -187,6 +189,30 @@ def _cheapest(run: EngineArrays, kind: int) -> int:
         _find_top(run, kind, row >> _SHIFT)
         row = _lowest(run, kind)
     return int(row)
+
+
+@kernel
+def work_ahead(run: EngineArrays, turn: int, least: int, most: int) -> int:
+    """Idle work, bounded: one kind that has at least so many changes to catch up with reads at most so many.
+
+    Returns the kind to go on with, or -1 if none has anything left. From `turn` on, kinds known by prices of before
+    come first, since they take longest. Kinds that were never asked for, or long ago, wait until they are. It changes
+    no decision.
+    """
+    kinds, entries, chosen = run.kinds.shape[0], run.scalars[0].log_entries, -1
+    for at in range(kinds):
+        asked = run.kinds[(turn + at) % kinds]
+        if asked.read < 0 or entries - asked.read > run.log.shape[0]:
+            continue
+        if asked.loose > 0.0:
+            chosen = (turn + at) % kinds
+            break
+        if chosen < 0 and entries - asked.read >= least:
+            chosen = (turn + at) % kinds
+    if chosen < 0:
+        return -1
+    apply_log_ahead(run, chosen, most)
+    return int((chosen + 1) % kinds)
 
 
 @lean_kernel

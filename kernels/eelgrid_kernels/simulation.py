@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals, place_task
+from eelgrid_kernels.argmin_index import place_arrivals, place_task, work_ahead
 from eelgrid_kernels.arrays import ArrivalOutcomes, EngineArrays, Floats, Ints, Mix, Records
 from eelgrid_kernels.baselines import PlacementPolicy
 from eelgrid_kernels.compilation import kernel
@@ -169,13 +169,14 @@ class SimulatedFleet:
         """Whether the node takes new tasks; what it holds stays and draws its watts until it is released."""
         set_node_available(self._run, node, available)
 
-    def work_ahead(self, most: int) -> None:
-        """Idle work, bounded: one kind of task, each in turn, reads at most so many changes ahead of its next task.
+    def work_ahead(self, most: int) -> bool:
+        """Idle work, bounded: one kind of task reads at most so many changes ahead of its next task; false if none had any.
 
-        It changes no decision, only how long the next one of a rare kind takes.
+        It changes no decision, only how long the next one takes.
         """
-        apply_log_ahead(self._run, self._turn, most)
-        self._turn = (self._turn + 1) % max(1, len(self._run.kinds))
+        following = int(work_ahead(self._run, self._turn, 1, most))
+        self._turn = max(0, following)
+        return following >= 0
 
     @property
     def power_w(self) -> float:

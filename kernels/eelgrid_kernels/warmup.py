@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs, is_scaled
+from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs, is_scaled, work_ahead
 from eelgrid_kernels.arrays import (
     MOVE_UNIT,
     REQUEST,
@@ -151,6 +151,9 @@ def _call_deciding_kernels() -> _Calls:
     def choose() -> None:
         small().candidates.best_candidates(small().kind, 0, 1)
 
+    def ahead() -> None:
+        small().candidates.work_ahead()
+
     def prices() -> None:
         small().candidates.compute_prices()
 
@@ -166,6 +169,7 @@ def _call_deciding_kernels() -> _Calls:
         (choose_nodes, choose),
         (choose_gpus, choose),
         (write_terms, choose),
+        (work_ahead, ahead),
         (are_prices_due, lambda: small().candidates.is_due(-1)),
         (compute_prices, prices),
         (apply_prices, lambda: small().candidates.apply_prices([0], 0, 0)),

@@ -193,6 +193,13 @@ class Cluster(RuleBasedStateMachine):
             is_over = len(after.attempts) == len(after.placements) and all(one.is_over for one in after.attempts)
             assert after.phase.is_ended == is_over
 
+    @rule(bouts=st.integers(1, 50))
+    def idle(self, bouts):
+        """One of the two works ahead of its next decisions, which stay those of the other."""
+        for _ in range(bouts):
+            if not self.core.work_ahead():
+                break
+
     def processes(self):
         return [key for key in self.running() if self.core.workload(key).spec.process is not None]
 

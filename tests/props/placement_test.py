@@ -291,6 +291,7 @@ def test_warming_names_every_kernel():
         "search_moves",
         "simulate_queue",
         "sum_terms",
+        "work_ahead",
         "write_terms",
     }
 

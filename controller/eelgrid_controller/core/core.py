@@ -541,10 +541,7 @@ class Core:
     def uncordon_node(
         self, node_name: str, gpus: tuple[str, ...] = (), *, user: str = "", now_ns: int
     ) -> CoreStep[NodeRecord]:
-        """Opens a node, or GPUs of it, to new work; then pending work is tried. Raises NotFound.
-
-        Changes nothing if no operator cordoned them.
-        """
+        """Opens a node, or GPUs of it, that an operator cordoned; then pending work is tried. Raises NotFound."""
         record = find_node(self.state, node_name)
         uuids = resolve_gpus(record, gpus)
         cordoned = tuple(uuid for uuid in uuids if uuid in record.gpu_cordons)
@@ -667,6 +664,10 @@ class Core:
     def survey_moves(self, asked: RecommendMovesRequest) -> MigrationProblem:
         """Copies what a search for moves needs; the search may run in another thread."""
         return build_migration_problem(self.state, self.snapshot(), asked)
+
+    def work_ahead(self) -> bool:
+        """Does a bounded part of the next decisions' work between calls; false if nothing is left. It changes none."""
+        return self._chooser.work_ahead()
 
     def apply_moves(self, moves: Sequence[Move], *, now_ns: int, is_back: bool = False) -> CoreStep[int]:
         """Moves running work, or undoes moves, all or nothing; then pending work is tried. Raises MoveRefused."""

@@ -114,6 +114,11 @@ class WorkloadPlacer:
         policy, shifts = self._state.policy, self._state.market.shifts
         return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, shifts, request)
 
+    def work_ahead(self) -> bool:
+        """Does a bounded part of what the next decisions would have to; false if nothing is left. It changes none."""
+        policy = self._state.policy
+        return self.planner.work_ahead(self.snapshot(), policy.weights, policy.placement)
+
     def decide_placement(
         self,
         spec: WorkloadSpec,

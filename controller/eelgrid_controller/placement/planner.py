@@ -393,6 +393,19 @@ class Planner:
         models = sorted(name for name, code in snapshot.models.items() if scarce >> code & 1 and code in there)
         return OpportunityPrices(offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load)
 
+    def work_ahead(self, snapshot: Snapshot, weights: Weights, placement: str) -> bool:
+        """Idle work, bounded: one kind of task catches up with what changed; false if none has anything left.
+
+        It changes no decision, only how long the next one takes. An index that must be rebuilt waits for a decision: more
+        nodes may join before.
+        """
+        memory, prices = self._memory, make_prices(weights)
+        setting = (placement, prices if placement == DEFAULT_PLACEMENT_POLICY else ())
+        is_current = (
+            memory and memory.changes is snapshot.changes and (memory.era, memory.setting) == (snapshot.era, setting)
+        )
+        return bool(is_current) and self._candidates(snapshot, placement, prices).work_ahead()
+
     def count_room_when_empty(
         self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec
     ) -> tuple[int, tuple[Removal, ...]]:

@@ -502,6 +502,9 @@ class ControllerLoop:
             if awaits_kernels and self._stopping:
                 self._refuse_all(NotLeader(_STOPPING, leader=self._leader))
             if not self._queue or awaits_kernels:
+                if not (self._stopping or self._kernels.is_interpreted) and self.core.work_ahead():
+                    await asyncio.sleep(0)  # a part of the next decisions' work is done; a command may have come
+                    continue
                 self._wake.clear()
                 # A stop that was asked for while a checkpoint was written must not be slept through.
                 if not self._stopping:
