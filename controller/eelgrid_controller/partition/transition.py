@@ -13,20 +13,17 @@ at its rate, or if there is none, the one that leaves the worst service highest.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eelgrid_controller.partition.integer_program import (
     RATE_TOLERANCE,
     IntegerProgram,
     ObjectiveWeights,
-    OptimalityProof,
     constraint_rows,
     demand_throughput,
     minimize_objective,
-    objective_value,
     objective_weights,
 )
 from eelgrid_controller.partition.options import WHOLE
@@ -37,20 +34,12 @@ from eelgrid_controller.partition.plan import (
     RunningInstance,
     enumerate_targets,
 )
-from eelgrid_controller.partition.problem import PartitionObjective, SearchExhausted
+from eelgrid_controller.partition.problem import SearchExhausted
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_protos.catalogue.products import MigGeometry
 
-if TYPE_CHECKING:
-    from scipy import sparse  # imported where it solves, as in integer_program.py
-
-LEAST_NODES_MOST, NODES_MOST = 500, 3
-# What a change may cost above the least, of what the cheapest GPU costs over the horizon: two starts by default. HiGHS
-# spends most of its time on the last of it. In a fleet of many GPUs it is this share of the value, if that is more.
-CLOSE, _CLOSE_OF_VALUE = 1.0 / 60.0, 5e-4
-# A change to the fewest GPUs is taken if it is within this share of a GPU of what nothing can go below.
-_NEAR = 0.1
-_WHOLE = 1e-6
+LEAST_NODES_MOST, NODES_MOST = 500, 20
+CLOSE = 5e-4  # of the value
 _TIGHTER = 1e-5
 _ROUNDS_MOST = 4
 
@@ -194,16 +183,10 @@ def decide_transition(
         idle = {position: kind.targets[0] for kind in found for position in kind.members}
         return Transition(idle, np.zeros(0, np.int64), np.zeros(0, np.int64))
     columns = _columns(programme, gpus, found, costs)
-    proof = _bound(programme, gpus, found, columns)
+    bound = _bound(programme, gpus, found, columns)
     asked = np.ones(len(programme.rate_hz))
     for _ in range(_ROUNDS_MOST):
-        model = _model(programme, columns, costs, asked, proof.bound)
-        whole = programme.problem.objective == PartitionObjective.GPUS and proof.gap == 0.0
-        values = _solve_at_bound(model, proof.bound) if whole else None
-        if values is None:
-            values = _solve_columns(model, np.ones(len(model.weight), np.bool_))
-        if values is None:
-            raise SearchExhausted(f"no change within {NODES_MOST} nodes", "let fewer GPUs change at once")
+        values = _solve_transition(programme, columns, costs, asked, bound)
         taken, replicas = values[: len(columns.kind)], values[len(columns.kind) :][: len(programme.options)]
         short = demand_throughput(programme, replicas) < programme.rate_hz * (1.0 - RATE_TOLERANCE)
         if not short.any():
@@ -221,8 +204,8 @@ def decide_transition(
 
 def _bound(
     programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], columns: _Columns
-) -> OptimalityProof:
-    """The least of the first objective on these GPUs whatever the change costs, and its bound; raises FleetTooSmall.
+) -> float:
+    """The least of the first objective on these GPUs whatever the change costs; raises FleetTooSmall.
 
     Without it the search cannot tell that no fewer GPUs would do, and never ends. GPUs that nobody else is on can
     become anything; those that others are on are pools of their own with the patterns that are left, at no cost.
@@ -249,26 +232,16 @@ def _bound(
         patterns=np.array(patterns, np.int64).reshape(len(patterns), len(programme.cells)),
         pool=np.array(numbers, np.int64),
     )
-    wide = ObjectiveWeights(first.name, first.option, np.array(weights))
-    least, bound = minimize_objective(wider, wide, (), LEAST_NODES_MOST)
-    return OptimalityProof(first.name, objective_value(wide, least), bound)
+    return minimize_objective(
+        wider, ObjectiveWeights(first.name, first.option, np.array(weights)), (), LEAST_NODES_MOST
+    )[1]
 
 
-class _Model(NamedTuple):
-    """The integer program of a change: least weight @ z with low <= table @ z <= high, z whole and at least zero."""
-
-    weight: Floats
-    table: "sparse.csc_array"
-    low: Floats
-    high: Floats
-    bounded: int  # the row of the first objective, whose low is its bound
-    gpu: float  # what the cheapest GPU costs over the horizon
-    least: float  # what no solution costs less than
-
-
-def _model(programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float) -> _Model:
-    """The rows over [GPUs of each target | replicas | replicas that stay | places created] of repartition.py."""
+def _solve_transition(
+    programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float
+) -> Ints:
     from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     first, _ = objective_weights(programme)
     options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
@@ -301,65 +274,16 @@ def _model(programme: IntegerProgram, columns: _Columns, costs: TransitionCosts,
         np.full(options, -costs.start),
         np.array([0.0 if cell.profile == WHOLE else costs.create for cell in programme.cells]),
     )
-    paid = columns.gpu[columns.gpu > 0.0]
-    return _Model(
-        weight=np.concatenate(weights),
-        table=table,
-        low=low,
-        high=high,
-        bounded=demands + 2 * cells + 2 * options,
-        gpu=costs.horizon_s * float(paid.min()) if len(paid) else 0.0,
-        least=costs.horizon_s * bound,
-    )
-
-
-def _solve_at_bound(model: _Model, bound: float) -> Ints | None:
-    """A change to the fewest GPUs of nearly the least cost; None where none was found.
-
-    Columns whose reduced cost in the linear relaxation is above CLOSE of a GPU are left out. No change to the fewest
-    GPUs costs less than the relaxation, and one to more GPUs pays for another GPU.
-    """
-    from scipy import sparse
-    from scipy.optimize import linprog
-
-    high = model.high.copy()
-    high[model.bounded] = bound + _WHOLE
-    tight = model._replace(high=high)
-    equal = tight.low == tight.high
-    above, below = np.isfinite(tight.low) & ~equal, np.isfinite(tight.high) & ~equal
-    rows = tight.table.tocsr()
-    relaxed = linprog(
-        tight.weight,
-        A_ub=sparse.vstack((-rows[above], rows[below])),
-        b_ub=np.concatenate((-tight.low[above], tight.high[below])),
-        A_eq=rows[equal],
-        b_eq=tight.low[equal],
-        method="highs",
-    )
-    if relaxed.x is None:
-        return None
-    values = _solve_columns(tight, relaxed.lower.marginals <= CLOSE * model.gpu)
-    if values is None or float(model.weight @ values) - float(relaxed.fun) > _NEAR * model.gpu:
-        return None
-    return values
-
-
-def _solve_columns(model: _Model, keep: NDArray[np.bool_]) -> Ints | None:
-    """The best solution with these columns only that a few nodes find."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    gap = CLOSE * model.gpu / model.least if model.least > 0.0 else 0.0
     result = milp(
-        model.weight[keep],
-        integrality=np.ones(int(keep.sum())),
+        np.concatenate(weights),
+        integrality=np.ones(table.shape[1]),
         bounds=Bounds(0.0, np.inf),
-        constraints=LinearConstraint(model.table[:, keep], model.low, model.high),
-        options={"mip_rel_gap": max(_CLOSE_OF_VALUE, gap), "node_limit": NODES_MOST},
+        constraints=LinearConstraint(table, low, high),
+        options={"mip_rel_gap": CLOSE, "node_limit": NODES_MOST},
     )
     if result.x is None:
-        return None
-    values = np.zeros(len(model.weight), np.int64)
-    values[keep] = np.rint(result.x).astype(np.int64)
+        raise SearchExhausted(f"no change within {NODES_MOST} nodes", "let fewer GPUs change at once")
+    values: Ints = np.rint(result.x).astype(np.int64)
     return values
 
 
