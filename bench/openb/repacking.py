@@ -70,7 +70,8 @@ def asks_no_less(specs: TaskSpecs) -> npt.NDArray[np.bool_]:
     for column in (specs.cpu_milli, specs.memory_mib, specs.gpu_count, specs.gpu_milli):
         more &= column[:, None] >= column[None, :]
     models = ((specs.allows[:, None, :] == 0) | (specs.allows[None, :, :] != 0)).all(axis=2)
-    return more & (models | (specs.gpu_count == 0)[None, :])
+    more &= models | (specs.gpu_count == 0)[None, :]
+    return more
 
 
 def take_arrivals(trace: TraceArrays, order: Ints) -> npt.NDArray[np.bool_]:
