@@ -188,6 +188,15 @@ class Relaxation:
             found = max(found, self._solve_whole(cost, counts))
         return -found * GPU_WHOLE_MILLI
 
+    def can_hold(self, counts: Ints) -> bool:
+        """Whether there may be room for all counts (S,) of tasks; False says that there is none."""
+        # GPUs cost nothing and are all taken, so that a price is broken only where there are too few of them.
+        cost = np.concatenate([np.zeros(self._pairs), np.full(self._kinds, -1.0), np.zeros(self._kinds)])
+        while True:
+            solved = self._solve(cost, counts, ALL_HELD)
+            if solved is None or not self._cut(solved.x):
+                return solved is not None
+
     def _tightened(self, cost: Floats, counts: Ints, held: Held) -> float | None:
         """The least cost after the cuts that its solutions break; None where there is no solution."""
         before, patience = -math.inf, PATIENCE

@@ -10,22 +10,21 @@ is what savings are measured against, as everywhere. Arrivals have seeds of thei
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.openb.measure import Figures, figures, mean_curves
-from bench.openb.mixes import BASE, NAMING, Proportions, TaskPools, build_pools, draw_proportions, draw_tasks
+from bench.openb.mixes import BASE, NAMING, SEEDS_APART, Proportions, TaskPools, build_pools, draw_mix, draw_proportions
 from bench.openb.policies import OURS, REFERENCE
 from bench.openb.runs import Job, everything
 from bench.openb.traces import csv_folder
 from bench.runner import Options, Progress, report_promise
 from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.openb import NODE_LIST, TraceNode, read_nodes, read_tasks, task_list_name
-from eelgrid_controller.replay.openb_protocol import build_trace
 from eelgrid_kernels.baselines import policy_names
 
 PWR_MIXES = tuple(name for name in policy_names() if name.startswith("pwr"))
 BELOW_FGD_PP_MOST = 0.1
-SEEDS_APART = 1000  # first arrivals of two seeds of mixes
 
 
 class MixRow(NamedTuple):
@@ -77,7 +76,7 @@ def _judge(number: int, proportions: Proportions, found: dict[str, Figures], p99
 def run_mix(nodes: tuple[TraceNode, ...], pools: TaskPools, number: int, options: Options) -> MixRow:
     """One mix under every policy, means over its orders of arrival."""
     proportions = draw_proportions(options.seed, number)
-    trace = build_trace(f"mix-{number}", nodes, draw_tasks(pools, proportions, options.seed, number))
+    trace = draw_mix(nodes, pools, options.seed, number)
     first = SEEDS_APART * options.seed + number
     jobs = [Job(trace, policy, first + i) for policy in (REFERENCE, *PWR_MIXES, OURS) for i in range(options.seeds)]
     runs, _ = everything(jobs, options.processes, _tell_nothing)
@@ -123,11 +122,17 @@ def summarize(rows: Sequence[MixRow]) -> str:
     return "\n".join(lines)
 
 
+def read_pools(data: Path) -> tuple[tuple[TraceNode, ...], TaskPools]:
+    """The nodes of a folder, and the tasks there that mixes are drawn from."""
+    place = csv_folder(data)
+    pools = build_pools(*(read_tasks(place / task_list_name(name)) for name in (BASE, NAMING)))
+    return read_nodes(place / NODE_LIST), pools
+
+
 def compare_mixes(options: Options) -> int:
     """Draws the mixes, runs them and writes mixes.csv; returns the exit status, 1 where a target was missed."""
-    place, out = csv_folder(options.data), options.out
-    nodes = read_nodes(place / NODE_LIST)
-    pools = build_pools(*(read_tasks(place / task_list_name(name)) for name in (BASE, NAMING)))
+    nodes, pools = read_pools(options.data)
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
     progress, rows = Progress("mixes"), []
     for number in range(options.mixes):

@@ -24,9 +24,11 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_controller.replay.csv_reader import TraceMalformed
-from eelgrid_controller.replay.openb import TraceTask
+from eelgrid_controller.replay.openb import TraceNode, TraceTask
+from eelgrid_controller.replay.openb_protocol import TraceArrays, build_trace
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
+SEEDS_APART = 1000  # first arrivals of two seeds of mixes
 BASE, NAMING = "default", "gpuspec33"  # the lists that tasks and named models are drawn from
 CPU_ONLY_MOST, SEVERAL_MOST, SHARED_MOST, CONSTRAINED_MOST = 0.6, 0.5, 1.0, 0.4
 
@@ -88,6 +90,11 @@ def draw_tasks(pools: TaskPools, proportions: Proportions, seed: int, number: in
         models = named[int(name * len(named))] if named else ()
         drawn.append(replace(task, name=f"task-{i:05d}", gpu_models=models))
     return tuple(drawn)
+
+
+def draw_mix(nodes: tuple[TraceNode, ...], pools: TaskPools, seed: int, number: int) -> TraceArrays:
+    """The mix of that number on a fleet."""
+    return build_trace(f"mix-{number}", nodes, draw_tasks(pools, draw_proportions(seed, number), seed, number))
 
 
 def _pool(pools: TaskPools, proportions: Proportions, sort: float) -> tuple[Sequence[TraceTask], bool]:
