@@ -55,7 +55,7 @@ def gain(node, mix, offers):
 
 def unused_mw(node):
     """Milliwatts of what is awake and free: GPUs in use, and CPU that wakes no package."""
-    gpus = sum(gpu.free * round(gpu.busy_w - gpu.idle_w) for gpu in naive.placeable(node) if gpu.free < 1000)
+    gpus = sum(gpu.free * int(gpu.busy_w - gpu.idle_w) for gpu in naive.placeable(node) if gpu.free < 1000)
     awake = naive.package_power(node.cpu_capacity, node.cpu_free)
     wakes = bisect(
         range(node.cpu_free + 1), awake, key=lambda n: naive.package_power(node.cpu_capacity, node.cpu_free - n)
@@ -67,7 +67,7 @@ def unused_mw(node):
 def lost(node, slots, task, mix, offers):
     """What a placement takes away from G, and a sixteenth of what it leaves awake and unused, weighted."""
     after = naive.placed(node, slots, task)
-    unused = sum(entry.weight for entry in mix) * unused_mw(after) // 16_000
+    unused = float(sum(entry.weight for entry in mix)) * float(unused_mw(after)) * (1.0 / 16_000.0)
     return gain(node, mix, offers) - gain(after, mix, offers) + unused
 
 

@@ -103,8 +103,9 @@ TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 # milli beside others of a class that asks for several GPUs: more than any GPU has.
 SEVERAL = 2000
 PACKAGES_MOST = 4  # that count
-UNUSED_PARTS = 16  # one of them is what a watt counts that is awake and left unused
-MILLIWATTS = 1000  # in a watt
+# What a milliwatt counts that is awake and left unused: a sixteenth. A free milli-CPU of a package is 105 / 2**5 of them.
+UNUSED_W = 1.0 / 16_000.0
+PACKAGE_MW, PACKAGE_SHIFT = 105, 5
 ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bound must hold for both
 # A state as it is. Typed, since numba compiles another version of a function for every literal that it is handed.
 NO_KIND: Any = np.int64(-1)
@@ -335,7 +336,7 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
             continue
         total += free
         idle += 1 if free == WHOLE else 0
-        unused_mw += 0 if free == WHOLE else free * round(run.added_w[state.shape_row, slot])
+        unused_mw += 0 if free == WHOLE else free * int(run.added_w[state.shape_row, slot])
         most = max(most, free)
         if not _is_like_another(run, row, slot, options):
             run.distinct_slots[row, options] = slot
@@ -403,7 +404,7 @@ def compute_added_terms(
     if count == 1:
         model, was = run.slot_model[shape_row, slot], run.gpu_free[row, slot]
         gpu_w = run.added_w[shape_row, slot] if was == WHOLE else 0.0
-        unused_mw = ((WHOLE if was == WHOLE else 0) - milli) * round(run.added_w[shape_row, slot])
+        unused_mw = ((WHOLE if was == WHOLE else 0) - milli) * int(run.added_w[shape_row, slot])
         opened = 1 if was == WHOLE else 0
         scarce = milli * (scalars.scarce_models >> model & 1)
     elif count > 1:
@@ -416,7 +417,7 @@ def compute_added_terms(
                 gpu_w += run.added_w[shape_row, other] if run.gpu_free[row, other] == WHOLE else 0.0
                 opened += 1 if run.gpu_free[row, other] == WHOLE else 0
                 freed = (WHOLE if run.gpu_free[row, other] == WHOLE else 0) - milli
-                unused_mw += freed * round(run.added_w[shape_row, other])
+                unused_mw += freed * int(run.added_w[shape_row, other])
                 scarce += milli * (scalars.scarce_models >> model & 1)
                 taken += 1
                 if taken == count:
@@ -437,8 +438,6 @@ def compute_added_terms(
         elif gpu_w + packages > 0.0:
             useful = packages - asked.cpu_milli // PACKAGE_MILLI
             lost = -bound_gain_rise(run, row, cpu_left, useful, gpu_w)
-        unused_mw += (
-            state.unused_mw + int(MILLIWATTS * PACKAGE_W) * package_slack(shape.cpu_capacity, cpu_left) // PACKAGE_MILLI
-        )
-        lost += scalars.mix_weight * unused_mw // (MILLIWATTS * UNUSED_PARTS)
+        unused_mw += state.unused_mw + (PACKAGE_MW * package_slack(shape.cpu_capacity, cpu_left) >> PACKAGE_SHIFT)
+        lost += float(scalars.mix_weight) * float(unused_mw) * UNUSED_W
     return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)
