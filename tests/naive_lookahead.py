@@ -4,7 +4,6 @@ Every node, class and set of models is looked at anew each time; nothing is kept
 the quotes themselves. Formulas of power and placing are those of tests.naive.
 """
 
-from bisect import bisect
 from fractions import Fraction
 from itertools import combinations
 
@@ -53,22 +52,9 @@ def gain(node, mix, offers):
     return max(gains)
 
 
-def unused_mw(node):
-    """Milliwatts of what is awake and free: GPUs in use, and CPU that wakes no package."""
-    gpus = sum(gpu.free * round(gpu.busy_w - gpu.idle_w) for gpu in naive.placeable(node) if gpu.free < 1000)
-    awake = naive.package_power(node.cpu_capacity, node.cpu_free)
-    wakes = bisect(
-        range(node.cpu_free + 1), awake, key=lambda n: naive.package_power(node.cpu_capacity, node.cpu_free - n)
-    )
-    slack = wakes - 1  # the most CPU that can be taken and wakes no package
-    return gpus + 105_000 * slack // 32_000
-
-
 def lost(node, slots, task, mix, offers):
-    """What a placement takes away from G, and a sixteenth of what it leaves awake and unused, weighted."""
-    after = naive.placed(node, slots, task)
-    unused = sum(entry.weight for entry in mix) * unused_mw(after) // 16_000
-    return gain(node, mix, offers) - gain(after, mix, offers) + unused
+    """What a placement takes away from G, weighted."""
+    return gain(node, mix, offers) - gain(naive.placed(node, slots, task), mix, offers)
 
 
 def cheapest_w(node, task):

@@ -217,7 +217,6 @@ STATE = record_dtype(
     ("gain", np.int64),  # G of the look-ahead, weighted, by the offers in force
     ("stranded", np.int64),  # GPU that the free CPU does not feed, in the unit of the term
     ("idle", np.int64),  # GPUs
-    ("unused_mw", np.int64),  # milliwatts of what is free on GPUs in use
 )
 
 # What a group of the mix can use in a state.

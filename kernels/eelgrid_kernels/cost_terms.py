@@ -3,7 +3,7 @@
 power          watts, as eelgrid_kernels.node_cost has them
 fragmentation  F = sum_t f_t * frag(n, t), the same
 stranding      GPUs that the free CPU cannot feed, and places for several GPUs where they are scarce
-lookahead      minus G, the watts that the next task would save here, and a part of what is awake and left unused
+lookahead      minus G, the watts that the next task would save here (eelgrid_kernels.cost_terms)
 scarcity       GPUs taken of models that others will need (eelgrid_kernels.opportunity_prices)
 
 Theory of F: classes that ask for equally many GPUs of the same share and that may
@@ -42,14 +42,6 @@ dP is of power alone: 105 W for each CPU package that t wakes, and for GPUs
 nothing where one in use has the share left, else the watts of the cheapest idle
 ones; at most four packages count. Where a node has several models, the one with
 the largest G speaks for it.
-
-A placement is charged besides a sixteenth of what it leaves awake and unused in its node:
-
-    U(n) = 105 W * (free CPU that wakes no package) / 32 vCPU + sum of free_g * (what waking g adds) over GPUs in use
-
-It is no potential: of nodes that cost nearly the same, the one that is filled best is left to nobody, and the others
-stay for tasks that fit them. G cannot say so, since it looks at one task. It is too little to outweigh a GPU or a
-package: from half to twice of it, watts on openb are the same.
 
 How much G can rise is known without a look at any class, for states that need not
 be weighed exactly. Packages that wake help the classes that need more CPU than is
@@ -103,8 +95,6 @@ TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 # milli beside others of a class that asks for several GPUs: more than any GPU has.
 SEVERAL = 2000
 PACKAGES_MOST = 4  # that count
-UNUSED_PARTS = 16  # one of them is what a watt counts that is awake and left unused
-MILLIWATTS = 1000  # in a watt
 ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bound must hold for both
 # A state as it is. Typed, since numba compiles another version of a function for every literal that it is handed.
 NO_KIND: Any = np.int64(-1)
@@ -328,14 +318,13 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
     family = run.shapes[state.shape_row].family
     for q in range(run.usable.shape[1]):
         run.usable[row, q].gpus = run.usable[row, q].milli = 0
-    total = options = most = idle = unused_mw = 0
+    total = options = most = idle = 0
     for slot in range(run.added_w.shape[1]):
         model, free = run.slot_model[state.shape_row, slot], run.gpu_free[row, slot]
         if model < 0:
             continue
         total += free
         idle += 1 if free == WHOLE else 0
-        unused_mw += 0 if free == WHOLE else free * round(run.added_w[state.shape_row, slot])
         most = max(most, free)
         if not _is_like_another(run, row, slot, options):
             run.distinct_slots[row, options] = slot
@@ -344,8 +333,7 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
             if groups.allows[family, model, q] != 0 and free >= groups.gpu_milli[family, q]:
                 run.usable[row, q].gpus += 1
                 run.usable[row, q].milli += free
-    state.options, state.total_free, state.most_free = options, total, most
-    state.idle, state.unused_mw = idle, int(unused_mw)
+    state.options, state.total_free, state.most_free, state.idle = options, total, most, idle
     state.stranded = sum_stranded(run.feed, family, total, state.cpu_free)
     state.served = _served_milli(run, row, state.cpu_free, NO_CHANGE)
     refresh_gain(run, row)
@@ -399,11 +387,10 @@ def compute_added_terms(
         state.cpu_free,
         state.cpu_free - asked.cpu_milli,
     )
-    gpu_w, model, was, several, scarce, opened, unused_mw = 0.0, 0, 0, False, 0, 0, 0
+    gpu_w, model, was, several, scarce, opened = 0.0, 0, 0, False, 0, 0
     if count == 1:
         model, was = run.slot_model[shape_row, slot], run.gpu_free[row, slot]
         gpu_w = run.added_w[shape_row, slot] if was == WHOLE else 0.0
-        unused_mw = ((WHOLE if was == WHOLE else 0) - milli) * round(run.added_w[shape_row, slot])
         opened = 1 if was == WHOLE else 0
         scarce = milli * (scalars.scarce_models >> model & 1)
     elif count > 1:
@@ -415,8 +402,6 @@ def compute_added_terms(
             if fits and asked.models >> model & 1:
                 gpu_w += run.added_w[shape_row, other] if run.gpu_free[row, other] == WHOLE else 0.0
                 opened += 1 if run.gpu_free[row, other] == WHOLE else 0
-                freed = (WHOLE if run.gpu_free[row, other] == WHOLE else 0) - milli
-                unused_mw += freed * round(run.added_w[shape_row, other])
                 scarce += milli * (scalars.scarce_models >> model & 1)
                 taken += 1
                 if taken == count:
@@ -437,8 +422,4 @@ def compute_added_terms(
         elif gpu_w + packages > 0.0:
             useful = packages - asked.cpu_milli // PACKAGE_MILLI
             lost = -bound_gain_rise(run, row, cpu_left, useful, gpu_w)
-        unused_mw += (
-            state.unused_mw + int(MILLIWATTS * PACKAGE_W) * package_slack(shape.cpu_capacity, cpu_left) // PACKAGE_MILLI
-        )
-        lost += scalars.mix_weight * unused_mw // (MILLIWATTS * UNUSED_PARTS)
     return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)
