@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -16,7 +17,7 @@ from tests.waiting import wait_until
 from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.lease_table import LeaseDevice, LeaseTable
 from eelgrid_agent.engine import local
-from eelgrid_agent.engine.attempt_records import read_records, record_exit
+from eelgrid_agent.engine.attempt_records import lock_records, read_records, record_exit, was_launcher_forked
 from eelgrid_agent.engine.launcher import read_start_ticks
 from eelgrid_agent.engine.local import LocalEngine, adopt_attempts
 from eelgrid_agent.engine.port import attempt_key
@@ -178,3 +179,15 @@ def adopted(folder):
     leases = DeviceLeases(MemoryState(LeaseTable()), boot_id="b", wall_ns=lambda: 1)
     adopt_attempts(leases, folder)
     return leases.table.leases
+
+
+def test_the_lock_of_what_a_killed_fork_server_was_sent_is_no_launcher(tmp_path):
+    """The kernel closes it a moment after the server can be waited for."""
+    assert not was_launcher_forked(tmp_path)
+    closing = threading.Timer(0.01, os.close, (lock_records(tmp_path),))
+    closing.start()
+    assert not was_launcher_forked(tmp_path)
+    closing.join()
+    held = lock_records(tmp_path)
+    assert was_launcher_forked(tmp_path)
+    os.close(held)

@@ -13,12 +13,14 @@ and what follows it is. Versions before 0.3 had a file for each step, and one fo
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from eelgrid_agent.engine import launcher
 
 _LOCK_BEFORE = "lock"
+_CLOSED_AFTER_MS_MOST = 50
 
 
 def lock_records(folder: Path) -> int:
@@ -46,6 +48,20 @@ def is_launcher_alive(folder: Path) -> bool:
         finally:
             os.close(descriptor)
     return False
+
+
+def was_launcher_forked(folder: Path) -> bool:
+    """Returns whether a fork server that has ended had forked the launcher of a folder.
+
+    The kernel closes what a killed process was sent a moment after it can be waited for, so its lock may outlast it.
+    """
+    for _ in range(_CLOSED_AFTER_MS_MOST):
+        if "running" in read_records(folder):
+            return True
+        if not is_launcher_alive(folder):
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def flush_records(folder: Path) -> None:

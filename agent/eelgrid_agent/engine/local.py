@@ -48,6 +48,7 @@ from eelgrid_agent.engine.attempt_records import (
     lock_records,
     read_records,
     record_exit,
+    was_launcher_forked,
 )
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import REQUESTS_MOST, ForkServer, ForkServerEnded
@@ -288,7 +289,7 @@ class LocalEngine:
     def _start_launcher(self, folder: Path) -> int:
         """Returns the launcher's pidfd; -1 if a fork server that has ended had forked it. Raises OSError."""
         for _ in range(_STARTS_MOST):
-            if is_launcher_alive(folder) or "running" in read_records(folder):
+            if was_launcher_forked(folder):
                 return -1
             try:
                 self._request_launcher(folder, lock_records(folder))

@@ -300,8 +300,7 @@ class DemoRun:
                 rpc.OPERATOR_SERVICE,
                 await stack.enter_async_context(transport.open_channel(self.address, tls=None, insecure=False)),
             )
-            await self._ready(client, controller)
-            ready_s = time.monotonic()
+            # Beside the compilation of kernels; its agents connect as soon as they can.
             write_fleet_file(self.work / "fleet.json", self.trace.nodes, catalogue.load_catalogue().products)
             fleet = self._start(
                 stack,
@@ -313,6 +312,8 @@ class DemoRun:
                 f"{_window_s(len(self.trace.nodes)):g}",
             )
             children = (controller, fleet)
+            await self._ready(client, controller)
+            ready_s = time.monotonic()
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch_summary(client)))
             await self._wait_for_nodes(client, children)
             joined_s = time.monotonic()
