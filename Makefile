@@ -36,8 +36,8 @@ $(VENV)/made:
 
 $(VENV)/installed: $(VENV)/made requirements.lock requirements-build.lock pyproject.toml
 	@echo "installing the agent and the controller (pinned in requirements.lock)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
+	@# Bytecode is made of what is imported, then: all of it takes longer than the installation.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock -r requirements-build.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
