@@ -466,15 +466,15 @@ class Core:
         elif joins and self._joins_closed:
             joins += (NodeOccupied(time_ns=now_ns, node_name=name, others=UNREPORTED_USAGE),)
         nodes |= self._apply_all((*joins[1:], *compared))
-        return self._admit_node((*gone, *joins, *compared), nodes, now_ns)
+        return self._finish_registration((*gone, *joins, *compared), nodes, now_ns)
 
     def confirm_claim(self, node_name: str, claim: PlanClaim, *, now_ns: int) -> CoreStep[None]:
         """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""
         record = self.state.nodes.get(node_name)
         events = compare_claim(record, node_name, claim, now_ns=now_ns) if may_be_old(record, claim) else ()
-        return self._admit_node(events, self._apply_all(events), now_ns)
+        return self._finish_registration(events, self._apply_all(events), now_ns)
 
-    def _admit_node(self, events: tuple[Event, ...], nodes: frozenset[str], now_ns: int) -> CoreStep[None]:
+    def _finish_registration(self, events: tuple[Event, ...], nodes: frozenset[str], now_ns: int) -> CoreStep[None]:
         if all(isinstance(event, NodeHeard) for event in events):
             # After a start every agent comes: pending work is tried in later steps, so that each is answered at once.
             if events:
