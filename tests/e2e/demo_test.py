@@ -73,7 +73,8 @@ def children_of(demo, module, deadline_s=60.0):
     """The demo's children that run a module, once there are any."""
     until = time.monotonic() + deadline_s
     while time.monotonic() < until and demo.poll() is None:
-        found = [child for child in demo.children() if module in " ".join(child.cmdline())]
+        # By the whole argument: a child that has not begun its program yet shows the demo's own.
+        found = [child for child in demo.children() if module in child.cmdline()]
         if found:
             return found
         time.sleep(0.05)
