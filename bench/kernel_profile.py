@@ -1,9 +1,8 @@
 """`python -m bench.kernel_profile --out DIR`: what compiling every kernel costs, by function and by step, in CPU time.
 
 A process with an empty cache compiles what `python -m eelgrid_kernels` does. Steps of numba are timed by its own events,
-steps of LLVM where numba calls it; what a function
-waits for while another is compiled is the other's. Writes `functions.csv` (function, variants, arguments,
-seconds of numba, seconds of LLVM) and `steps.csv`. The last line is the bound: all but what kernels themselves take,
+steps of LLVM where numba calls it; what a function waits for while another is compiled is the other's. Writes
+`functions.csv` (function, variants, arguments, seconds of numba, seconds of LLVM) and `steps.csv`. The last line is the bound: all but what kernels themselves take,
 numba's own functions and start, cannot be had for fewer or smaller kernels.
 """
 

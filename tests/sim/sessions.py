@@ -49,9 +49,8 @@ class Session:
         self._inbox: deque[bytes] = deque()
         self._is_taking = False
         self.hello: Hello | None = None
-        # What Hello claims, and the same until the agent has answered Welcome, if it is to be compared then.
+        # What Hello claims; after Welcome, only what is to be compared when the agent has answered.
         self._claim: PlanClaim | None = None
-        self._due_claim: PlanClaim | None = None
         self.is_welcomed = False
         self.is_over = False
         self.sequence = 0
@@ -151,8 +150,8 @@ class Session:
     def _welcome(self) -> None:
         assert self.hello is not None
         record = self._life.core.state.nodes[self.hello.inventory.node_name]
-        self._due_claim = self._claim if may_be_old(record, self._claim) else None
-        if self._due_claim is None:
+        if not may_be_old(record, self._claim):
+            self._claim = None
             self._life.ledger.joined(self.hello, record)
         self.sequence = self._life.telemetry.open_stream(self.hello.inventory, self.hello.incarnation)
         policy = self._owner.policy
@@ -164,7 +163,7 @@ class Session:
 
     def _confirm_claim(self) -> None:
         """The agent has answered: what it claims is compared before anything that it says."""
-        claim, self._due_claim = self._due_claim, None
+        claim, self._claim = self._claim, None
         if claim is not None and self.hello is not None:
             name = self.hello.inventory.node_name
             self._life.command(

@@ -248,6 +248,11 @@ class _Call(NamedTuple):
     terms: tuple[str, ...] = TERMS
 
 
+def _index_setting(placement: str, prices: tuple[float, ...]) -> tuple[str, tuple[float, ...]]:
+    """What an index is built for: prices count under the default policy alone."""
+    return placement, prices if placement == DEFAULT_PLACEMENT_POLICY else ()
+
+
 @dataclass(slots=True)
 class _Memory:
     """The candidate index, and how far it has processed which list of changes."""
@@ -399,12 +404,10 @@ class Planner:
         It changes no decision, only how long the next one takes. An index that must be rebuilt waits for a decision: more
         nodes may join before.
         """
-        memory, prices = self._memory, make_prices(weights)
-        setting = (placement, prices if placement == DEFAULT_PLACEMENT_POLICY else ())
-        is_current = (
-            memory and memory.changes is snapshot.changes and (memory.era, memory.setting) == (snapshot.era, setting)
-        )
-        return bool(is_current) and self._candidates(snapshot, placement, prices).work_ahead()
+        prices = make_prices(weights)
+        if self._find_memory(snapshot, _index_setting(placement, prices)) is None:
+            return False
+        return self._candidates(snapshot, placement, prices).work_ahead()
 
     def count_room_when_empty(
         self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec
@@ -421,11 +424,18 @@ class Planner:
     def _update(candidates: CandidateIndex, snapshot: Snapshot, rows: Sequence[int]) -> bool:
         return candidates.update_nodes(snapshot.nodes, rows, snapshot.sorts)
 
-    def _candidates(self, snapshot: Snapshot, placement: str, prices: tuple[float, ...]) -> CandidateIndex:
-        """Returns the candidate index, brought up to date with the snapshot."""
-        setting = (placement, prices if placement == DEFAULT_PLACEMENT_POLICY else ())
+    def _find_memory(self, snapshot: Snapshot, setting: tuple[str, tuple[float, ...]]) -> "_Memory | None":
+        """Returns what is known of this fleet under this setting; None where an index has to be built."""
         memory = self._memory
         if memory and memory.changes is snapshot.changes and (memory.era, memory.setting) == (snapshot.era, setting):
+            return memory
+        return None
+
+    def _candidates(self, snapshot: Snapshot, placement: str, prices: tuple[float, ...]) -> CandidateIndex:
+        """Returns the candidate index, brought up to date with the snapshot."""
+        setting = _index_setting(placement, prices)
+        memory = self._find_memory(snapshot, setting)
+        if memory is not None:
             stale = snapshot.changes[memory.read :]
             memory.read += len(stale)
             rows = sorted(set(stale))

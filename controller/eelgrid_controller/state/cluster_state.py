@@ -624,20 +624,20 @@ class ClusterState:
         (self.draining.add if record.is_draining else self.draining.discard)(record.inventory.node_name)
 
     def _apply_joined(self, event: NodeJoined) -> frozenset[str]:
-        name = event.inventory.node_name
+        name, pool, record = event.inventory.node_name, event.inventory.pool, self.nodes.get(event.inventory.node_name)
         self.market.request_refresh()
-        record = self.nodes.get(name)
         if record is None:
             record = self.nodes[name] = NodeRecord(inventory=event.inventory)
             if event.is_doubted:
-                record.doubted_epoch, self.doubted = 0, self.doubted | {name}
+                record.doubt_plan()
+                self.doubted.add(name)
             record.update_inventory(event.inventory)
-            record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+            record.set_partitioned(partitioned=is_pool_partitioned(self.policy, pool))
         else:
             before = is_pool_enforced(self.policy, record.inventory.pool), record.slice_devices()
             record.update_inventory(event.inventory)
-            turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
-            if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.slice_devices()) != before:
+            turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, pool))
+            if turned or (is_pool_enforced(self.policy, pool), record.slice_devices()) != before:
                 record.advance_plan(self.withdrawn_epoch)
         if event.plan_epoch > record.plan_epoch:
             record.advance_plan(max(event.plan_epoch, self.withdrawn_epoch))

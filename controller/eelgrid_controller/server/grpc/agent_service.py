@@ -468,7 +468,8 @@ class AgentService:
         await self._loop.register_node(inventory, plan_epoch=epoch, claim=claim)
         session.claim = claim if may_be_old(self._loop.core.state.nodes.get(name), claim) else None
         self._met.add(name)
-        self._log_loss(name, epoch)
+        if session.claim is None:
+            self._log_loss(name, epoch)
 
     def _confirm_claim(self, session: AgentSession) -> None:
         """The agent has answered Welcome: what its opening claims is compared with the journal now, if it was not before."""
