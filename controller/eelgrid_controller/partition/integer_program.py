@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.partition.geometry import Tiling, build_tiling, maximal_multisets
+from eelgrid_controller.partition.mixed_integer import MixedIntegerResult, solve_mixed_integer
 from eelgrid_controller.partition.options import (
     NO_HELD_CONFIGURATIONS,
     WHOLE,
@@ -46,7 +47,6 @@ from eelgrid_kernels.arrays import Floats, Ints
 if TYPE_CHECKING:
     # Imported where it solves: a controller that partitions nothing starts half a second sooner, and 40 MB smaller.
     from scipy import sparse
-    from scipy.optimize import OptimizeResult
 
 # A rate is met to this share of itself: the rounding of a sum of throughputs, nothing else.
 RATE_TOLERANCE = 1e-12
@@ -189,7 +189,6 @@ def constraint_rows(programme: IntegerProgram, asked: Floats) -> "tuple[sparse.c
 NODES_MOST, _OPTIONS = 2000, 55
 # To say what a fleet lacks.
 _LACK_NODES_MOST = 200
-_OPTIMAL, _CUT, _INFEASIBLE = 0, 1, 2
 _TIGHTER = 1e-5  # ten times what HiGHS may miss a row by
 _ROUNDS_MOST = 4
 _WHOLE = 1e-6  # a bound this little above a whole number is that number
@@ -235,7 +234,7 @@ def solve_exact(programme: IntegerProgram, nodes_most: int = NODES_MOST) -> Prog
         )
     except SearchExhausted:
         relaxed = _solve(programme, second, ((first, kept),), np.ones(len(programme.rate_hz)), 0)
-        low = 0.0 if relaxed.x is None else round_bound_up(second, float(relaxed.fun))
+        low = 0.0 if relaxed.values is None else round_bound_up(second, relaxed.bound)
         return ProgramSolution(*found, (proof, OptimalityProof(second.name, objective_value(second, found), low)))
     if objective_value(second, better) > objective_value(second, found):
         better = found
@@ -262,15 +261,15 @@ def minimize_objective(
     bound = 0.0
     for number in range(_ROUNDS_MOST):
         result = _solve(programme, weights, kept, asked, nodes_most)
-        if result.status == _INFEASIBLE and number == 0:
+        if result.is_infeasible and number == 0:
             raise fleet_too_small_error(programme)
         if number == 0:
-            bound = round_bound_up(weights, max(0.0, float(result.mip_dual_bound or 0.0)))
-        if result.x is None:
+            bound = round_bound_up(weights, max(0.0, result.bound))
+        if result.values is None:
             remedy = "allow more, or plan parts of the fleet apart"
             raise SearchExhausted(f"no plan within {nodes_most} nodes", remedy)
         options = len(programme.options)
-        values = np.rint(result.x).astype(np.int64)
+        values = np.rint(result.values).astype(np.int64)
         found = values[:options], values[options:]
         short = demand_throughput(programme, found[0]) < programme.rate_hz * (1.0 - RATE_TOLERANCE)
         if not short.any():
@@ -285,10 +284,9 @@ def _solve(
     kept: tuple[tuple[ObjectiveWeights, float], ...],
     asked: Floats,
     nodes_most: int,
-) -> "OptimizeResult":
-    """HiGHS on the programme; with no nodes at all on the one without whole numbers."""
+) -> MixedIntegerResult:
+    """The programme solved; with no nodes at all the one without whole numbers."""
     from scipy import sparse
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
     table, low, high = constraint_rows(programme, asked)
     most = np.concatenate((_replicas_most(programme), np.full(len(programme.pool), np.inf)))
@@ -296,12 +294,8 @@ def _solve(
         row = np.concatenate((other.option, other.pattern))
         table = sparse.vstack((table, sparse.csc_array(row[None, :])), format="csc")
         low, high = np.append(low, -np.inf), np.append(high, value * (1.0 + 1e-9) + 1e-9)
-    return milp(
-        np.concatenate((weights.option, weights.pattern)),
-        integrality=np.full(table.shape[1], int(nodes_most > 0)),
-        bounds=Bounds(0.0, most),
-        constraints=LinearConstraint(table, low, high),
-        options={"mip_rel_gap": 0.0, "node_limit": nodes_most},
+    return solve_mixed_integer(
+        np.concatenate((weights.option, weights.pattern)), table, low, high, most=most, nodes_most=nodes_most
     )
 
 
@@ -331,7 +325,6 @@ def fleet_too_small_error(programme: IntegerProgram) -> FleetTooSmall:
 def missing_gpus(programme: IntegerProgram) -> dict[str, int]:
     """Fewest GPUs beyond the pools' that would serve everything, by model."""
     from scipy import sparse
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
     table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
     limited = [number for number, pool in enumerate(programme.problem.pools) if pool.count is not None]
@@ -341,15 +334,10 @@ def missing_gpus(programme: IntegerProgram) -> dict[str, int]:
         shape=(table.shape[0], len(limited)),
     )
     wide = sparse.hstack((table, more), format="csc")
-    result = milp(
-        np.concatenate((np.zeros(table.shape[1]), np.ones(len(limited)))),
-        integrality=np.ones(wide.shape[1]),
-        bounds=Bounds(0.0, np.inf),
-        constraints=LinearConstraint(wide, low, high),
-        options={"mip_rel_gap": 0.0, "node_limit": _LACK_NODES_MOST},
-    )
-    if result.x is None:
+    cost = np.concatenate((np.zeros(table.shape[1]), np.ones(len(limited))))
+    result = solve_mixed_integer(cost, wide, low, high, nodes_most=_LACK_NODES_MOST)
+    if result.values is None:
         return {}
-    counts = np.rint(result.x[table.shape[1] :]).astype(np.int64)
+    counts = np.rint(result.values[table.shape[1] :]).astype(np.int64)
     names = [programme.problem.pools[number].model for number in limited]
     return {name: int(count) for name, count in zip(names, counts, strict=True) if count > 0}

@@ -26,6 +26,7 @@ from eelgrid_controller.partition.integer_program import (
     minimize_objective,
     objective_weights,
 )
+from eelgrid_controller.partition.mixed_integer import solve_mixed_integer
 from eelgrid_controller.partition.options import WHOLE
 from eelgrid_controller.partition.plan import (
     GpuTarget,
@@ -38,7 +39,7 @@ from eelgrid_controller.partition.problem import SearchExhausted
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_protos.catalogue.products import MigGeometry
 
-LEAST_NODES_MOST, NODES_MOST = 500, 20
+LEAST_NODES_MOST, NODES_MOST = 500, 10
 CLOSE = 5e-4  # of the value
 _TIGHTER = 1e-5
 _ROUNDS_MOST = 4
@@ -241,7 +242,6 @@ def _solve_transition(
     programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float
 ) -> Ints:
     from scipy import sparse
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
     first, _ = objective_weights(programme)
     options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
@@ -274,16 +274,10 @@ def _solve_transition(
         np.full(options, -costs.start),
         np.array([0.0 if cell.profile == WHOLE else costs.create for cell in programme.cells]),
     )
-    result = milp(
-        np.concatenate(weights),
-        integrality=np.ones(table.shape[1]),
-        bounds=Bounds(0.0, np.inf),
-        constraints=LinearConstraint(table, low, high),
-        options={"mip_rel_gap": CLOSE, "node_limit": NODES_MOST},
-    )
-    if result.x is None:
+    result = solve_mixed_integer(np.concatenate(weights), table, low, high, gap=CLOSE, nodes_most=NODES_MOST)
+    if result.values is None:
         raise SearchExhausted(f"no change within {NODES_MOST} nodes", "let fewer GPUs change at once")
-    values: Ints = np.rint(result.x).astype(np.int64)
+    values: Ints = np.rint(result.values).astype(np.int64)
     return values
 
 
