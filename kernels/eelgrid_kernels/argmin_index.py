@@ -65,7 +65,7 @@ def _find_top(run: EngineArrays, kind: int, block: int) -> None:
     for place in range(costs.shape[0]):
         least = min(least, costs[place])
     for place in range(costs.shape[0]):
-        ranked = (np.int64(ranks[place]) << _SHIFT) + place
+        ranked = (int(ranks[place]) << _SHIFT) + place
         lowest = min(lowest, ranked if costs[place] == least else _RANKS_MOST)
     index.top[kind, block], index.top_cost[kind, block] = first + (lowest & (BLOCK - 1)), least
 
