@@ -4,6 +4,7 @@ Every node, class and set of models is looked at anew each time; nothing is kept
 the quotes themselves. Formulas of power and placing are those of tests.naive.
 """
 
+from bisect import bisect
 from fractions import Fraction
 from itertools import combinations
 
@@ -55,6 +56,15 @@ def gain(node, mix, offers):
 def lost(node, slots, task, mix, offers):
     """What a placement takes away from G, weighted."""
     return gain(node, mix, offers) - gain(naive.placed(node, slots, task), mix, offers)
+
+
+def unused_w(node):
+    """U: watts of what is awake and free, which are GPUs in use and CPU that wakes no package."""
+    gpus = sum(gpu.free * int(gpu.busy_w - gpu.idle_w) for gpu in naive.placeable(node) if gpu.free < 1000)
+    asleep = naive.package_power(node.cpu_capacity, node.cpu_free)
+    taken = range(node.cpu_free + 1)
+    slack = bisect(taken, asleep, key=lambda milli: naive.package_power(node.cpu_capacity, node.cpu_free - milli)) - 1
+    return (gpus + 105 * slack // 32) / 1000
 
 
 def cheapest_w(node, task):
@@ -176,17 +186,17 @@ def stranding_w(load, least, most):
 
 
 class Market:
-    """The quotes in force for a fleet; weights are as the policy has them, six or three."""
+    """The quotes in force for a fleet; weights are as the policy has them, seven or three."""
 
     def __init__(self, weights, mix, models):
-        self.given = (*weights, 0.0, 0.0, weights[2]) if len(weights) == 3 else tuple(weights)
+        self.given = (*weights, 0.0, 0.0, 0.0, weights[2]) if len(weights) == 3 else tuple(weights)
         self.mix, self.models = mix, models
         self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
         self.block_permille = 0
 
     @property
     def is_heeded(self):
-        return bool(self.given[3] or self.given[4] or self.given[5] != self.given[2])
+        return bool(self.given[3] or self.given[4] or self.given[6] != self.given[2])
 
     def is_due(self, nodes):
         return self.is_heeded and (self.shifts < 0 or self.shifts >= max(1, horizon(nodes, self.mix) // 10))
@@ -204,7 +214,7 @@ class Market:
 
     def weigh_blocks(self, nodes):
         """Thousandths of the weight of stranding: a tenth of the least up to a load of seven tenths, then as that goes."""
-        least, most = self.given[2], self.given[5]
+        least, most = self.given[2], self.given[6]
         now = stranding_w(self.load, least, most)
         scarce = are_blocks_scarce(nodes, self.mix)
         self.block_permille = int(1000.0 * stranding_w(self.load, 0.1 * least, most) / now) if scarce and now else 0
@@ -215,7 +225,7 @@ class Market:
             self.shifts += 1
 
     def weights(self):
-        """Of the five terms, at the load that was quoted."""
-        power, fragmentation, least, lookahead, scarcity, most = self.given
+        """Of the six terms, at the load that was quoted."""
+        power, fragmentation, least, lookahead, scarcity, unused, most = self.given
         stranding = stranding_w(self.load, least, most) if self.shifts >= 0 else least
-        return power, fragmentation, stranding, lookahead, scarcity
+        return power, fragmentation, stranding, lookahead, scarcity, unused

@@ -121,7 +121,8 @@ def cost_w(node, slots, task, mix, market):
     added_w = naive.node_power(after) - naive.node_power(node)
     lost = naive_lookahead.lost(node, slots, task, mix, market.offers) / total
     taken = sum(task.gpu_milli for slot in slots if node.gpus[slot].model in market.scarce) / 1000
-    terms = (added_w, fragments / (total * 1000), stranded, lost, taken)
+    unused_w = naive_lookahead.unused_w(after)
+    terms = (added_w, fragments / (total * 1000), stranded, lost, taken, unused_w)
     return sum(weight * term for weight, term in zip(market.weights(), terms, strict=True))
 
 

@@ -33,12 +33,13 @@ from eelgrid_kernels.arrays import (
     Records,
 )
 from eelgrid_kernels.baselines import MIX, RANDOM, choose_gpus, compute_exact_cost, compute_task_cost, is_bounded
-from eelgrid_kernels.compilation import inlined_kernel, kernel, lean_kernel
+from eelgrid_kernels.compilation import inlined_kernel, kernel, kernel_least, lean_kernel
 from eelgrid_kernels.node_states import first_roomy, random_draw, shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
 
 _SHIFT = 6
 BLOCK = 1 << _SHIFT
+_RANKS_MOST = 1 << 62  # beyond any rank with the place in a block
 LOOSE_MOST_W = 200.0  # from there on bounds are made anew rather than lowered
 
 
@@ -55,15 +56,18 @@ def _is_cheaper(index: CostIndex, kind: int, row: int, other: int) -> bool:
     return bool(mine < theirs or (mine == theirs and index.rank[kind, row] < index.rank[kind, other]))
 
 
-@inlined_kernel
+@kernel_least
 def _find_top(run: EngineArrays, kind: int, block: int) -> None:
-    """Look for the best row of a block anew."""
+    """Look for the best row of a block anew: without branches, so that several rows are compared at once."""
     first, index = block * BLOCK, run.cost_index
-    best = first
-    for row in range(first + 1, min(first + BLOCK, run.scalars[0].rows)):
-        if _is_cheaper(index, kind, row, best):
-            best = row
-    index.top[kind, block], index.top_cost[kind, block] = best, index.cost[kind, best]
+    last, least, lowest = min(first + BLOCK, run.scalars[0].rows), np.inf, _RANKS_MOST
+    costs, ranks = index.cost[kind, first:last], index.rank[kind, first:last]
+    for place in range(costs.shape[0]):
+        least = min(least, costs[place])
+    for place in range(costs.shape[0]):
+        ranked = (int(ranks[place]) << _SHIFT) + place
+        lowest = min(lowest, ranked if costs[place] == least else _RANKS_MOST)
+    index.top[kind, block], index.top_cost[kind, block] = first + (lowest & (BLOCK - 1)), least
 
 
 @inlined_kernel

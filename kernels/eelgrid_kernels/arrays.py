@@ -180,7 +180,7 @@ FRAME = record_dtype(
 
 
 # Terms of the cost, in the order of TERMS; stranding has a second weight, that in a full fleet.
-POWER, FRAGMENTATION, STRANDING, LOOKAHEAD, SCARCITY, STRANDING_WHEN_FULL = range(6)
+POWER, FRAGMENTATION, STRANDING, LOOKAHEAD, SCARCITY, UNUSED, STRANDING_WHEN_FULL = range(7)
 WEIGHTS = STRANDING_WHEN_FULL + 1
 # How well a cost is known: as a bound from below by prices of before, by those in force, or itself.
 LOOSE, BOUNDED, EXACT = 0, 1, 2
@@ -217,6 +217,7 @@ STATE = record_dtype(
     ("gain", np.int64),  # G of the look-ahead, weighted, by the offers in force
     ("stranded", np.int64),  # GPU that the free CPU does not feed, in the unit of the term
     ("idle", np.int64),  # GPUs
+    ("unused_mw", np.int64),  # watts of what is free on GPUs in use, in thousandths
 )
 
 # What a group of the mix can use in a state.

@@ -25,7 +25,8 @@ the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs
 unless it is given other weights: a watt as 1; fragmentation not at all, since the
 look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 100 W,
 and as up to 2,000 W when the fleet is fuller than 70 %; a watt that the next task
-would have saved as 0.8; a GPU of a scarce model as 500 W. docs/explanation/placement.md has the why.
+would have saved as 0.8; a GPU of a scarce model as 500 W; a watt that is left awake
+and unused as 0.05. docs/explanation/placement.md has the why.
 """
 
 import re
@@ -35,7 +36,7 @@ import numpy as np
 
 from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, EngineArrays, Floats
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel
-from eelgrid_kernels.cost_terms import WHOLE, compute_added_terms
+from eelgrid_kernels.cost_terms import WHOLE, compute_added_terms, compute_shared_terms
 from eelgrid_kernels.node_states import random_draw
 
 RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
@@ -79,14 +80,20 @@ def _random_slot(run: EngineArrays, kind: int, row: int, moment: int) -> int:
 def _by_effect(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
     """MIX and EELGRID: every GPU that differs is tried."""
     scalars, count = run.scalars[0], run.kinds[kind].gpu_count
-    best, power, chosen = np.inf, np.inf, IN_ORDER
+    best, power, chosen, shared = np.inf, np.inf, IN_ORDER, compute_shared_terms(run, kind, row)
+    shape, tried = run.states[row].shape_row, IN_ORDER  # GPU in use of the bound before
     for option in range(run.states[row].options if count == 1 else 1):
         slot = IN_ORDER
         if count == 1:
             slot = run.distinct_slots[row, option]
             if not _fits_slot(run, kind, row, slot):
                 continue
-        terms = compute_added_terms(run, kind, row, slot, exact)
+            if not exact and run.gpu_free[row, slot] < WHOLE and scalars.weights[FRAGMENTATION] == 0.0:
+                alike = tried >= 0 and run.slot_model[shape, slot] == run.slot_model[shape, tried]
+                if alike and run.added_w[shape, slot] == run.added_w[shape, tried]:
+                    continue  # what is free on a GPU in use makes no difference to a bound
+                tried = slot
+        terms = compute_added_terms(run, shared, slot, exact)
         if scalars.policy == EELGRID:
             cost = 0.0
             for term in range(len(terms)):
@@ -217,7 +224,7 @@ _KNOWN: dict[str, tuple[int, tuple[float, ...]]] = {
     "fgd": _mix(0),
     "pwr": _mix(_MIX_TOTAL),
     **{f"pwr{power}": _mix(power) for power in _PUBLISHED_MIXES},
-    "eelgrid": (EELGRID, (1.0, 0.0, 100.0, 0.8, 500.0, 2000.0)),
+    "eelgrid": (EELGRID, (1.0, 0.0, 100.0, 0.8, 500.0, 0.05, 2000.0)),
 }
 
 

@@ -14,7 +14,7 @@ from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs, work_a
 from eelgrid_kernels.arrays import EngineArrays, Floats, Ints, Mix, Nodes, Task
 from eelgrid_kernels.baselines import PlacementPolicy, choose_gpus
 from eelgrid_kernels.compilation import lean_kernel
-from eelgrid_kernels.cost_terms import TERMS, compute_added_terms
+from eelgrid_kernels.cost_terms import TERMS, compute_added_terms, compute_shared_terms
 from eelgrid_kernels.engine_setup import (
     NodeColumns,
     build_engine,
@@ -50,7 +50,8 @@ class NodeCandidate(NamedTuple):
 @lean_kernel
 def write_terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
-    terms = compute_added_terms(run, kind, run.nodes[node].state, run.taken[0], True)
+    shared = compute_shared_terms(run, kind, run.nodes[node].state)
+    terms = compute_added_terms(run, shared, run.taken[0], True)
     for term in range(len(terms)):
         into[term] = terms[term] / run.scalars[0].scale[term]
 

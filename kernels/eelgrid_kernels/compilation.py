@@ -320,6 +320,11 @@ def kernel_sum(function: _Function) -> _Function:
     return _compile(function, fastmath={"reassoc", "nsz"}, _nrt=False)
 
 
+def kernel_least(function: _Function) -> _Function:
+    """A lean kernel that takes the least of floats among which is no NaN, so that the compiler may compare several at once."""
+    return _compile(function, fastmath={"nnan", "nsz"}, _nrt=False)
+
+
 def nogil_kernel(function: _Function) -> _Function:
     """A kernel that gives up the interpreter's lock while it runs: for seconds of work in a thread of its own.
 

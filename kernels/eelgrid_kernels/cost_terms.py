@@ -5,6 +5,7 @@ fragmentation  F = sum_t f_t * frag(n, t), the same
 stranding      GPUs that the free CPU cannot feed, and places for several GPUs where they are scarce
 lookahead      minus G, the watts that the next task would save here (eelgrid_kernels.cost_terms)
 scarcity       GPUs taken of models that others will need (eelgrid_kernels.opportunity_prices)
+unused         U, the watts of what is awake in the node and left unused
 
 Theory of F: classes that ask for equally many GPUs of the same share and that may
 use the same models of a node's family differ only in their CPU. They are one
@@ -49,6 +50,12 @@ awake and not more than is free, each by what they cost and by its offer at most
 a GPU that wakes helps those that ask for a share of one. What is left of these
 sums over all classes with at most so much CPU is a table, made with the quotes.
 
+    U(n) = 105 W * (free CPU that wakes no package) / 32 vCPU + sum of free_g * (busy_g - idle_g) over GPUs in use
+
+A placement is charged a part of U of the node as it leaves it. It is no potential, and nothing is paid back to a node
+that had more before: of nodes that cost nearly the same, the one that is filled best takes the task, and the others
+stay for tasks that fit them. G cannot say so, since it looks at one task.
+
 Everything is whole: CPU in milli, watts rounded, weights as counted. So sums are
 exact in a float, in whatever order a processor's vectors add them up. The loop
 over classes has no branches for that reason: some 40 ns for 35 classes.
@@ -91,10 +98,16 @@ def package_slack(cpu_capacity: int, cpu_free: int) -> int:
     return cpu_free - MILLI_PER_CORE * asleep
 
 
-TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
+TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity", "unused")
 # milli beside others of a class that asks for several GPUs: more than any GPU has.
 SEVERAL = 2000
 PACKAGES_MOST = 4  # that count
+MILLIWATTS = 1000  # in a watt
+# The weight of U by that of the look-ahead: too little to outweigh a GPU or a package. From half to twice of it, watts
+# on openb are the same.
+UNUSED_SHARE = 1.0 / 16.0
+PACKAGE_MW = int(PACKAGE_W)  # of a milli-CPU, times PACKAGE_CPUS
+PACKAGE_CPUS = PACKAGE_MILLI // 1000  # vCPU of a package, a power of two
 ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bound must hold for both
 # A state as it is. Typed, since numba compiles another version of a function for every literal that it is handed.
 NO_KIND: Any = np.int64(-1)
@@ -107,6 +120,16 @@ class ModelGpus(NamedTuple):
     idle: int
     beside_milli: int  # the most that is free on one in use
     open_w: float  # the least that waking one adds, rounded
+
+
+class SharedTerms(NamedTuple):
+    """What a task of a kind adds in a state whichever GPUs it takes."""
+
+    kind: int
+    row: int  # of states
+    packages: int  # that wake
+    stranded: int  # GPU that the free CPU does not feed, without places for several GPUs
+    unused_mw: int  # U after it, by the GPUs as they are
 
 
 class FreeShareChange(NamedTuple):
@@ -209,16 +232,15 @@ def count_blocks(feed: FeedArrays, family: int, idle: int, cpu_free: int) -> int
 
 
 @inlined_kernel
-def _added_stranding(run: EngineArrays, row: int, cpu_left: int, gpu_asked: int, opened: int) -> int:
-    """What a task adds to S that leaves so much CPU, asks for so much GPU and opens so many idle ones."""
+def _taken_blocks(run: EngineArrays, row: int, cpu_left: int, opened: int) -> int:
+    """What a task adds to S by the places for several GPUs that it takes, leaving so much CPU and opening so many GPUs."""
     state, permille = run.states[row], run.scalars[0].block_permille
+    if permille == 0 or state.idle <= 1:
+        return 0
     family = run.shapes[state.shape_row].family
-    stranded = sum_stranded(run.feed, family, state.total_free - gpu_asked, cpu_left) - state.stranded
-    if permille > 0 and state.idle > 1:
-        before = count_blocks(run.feed, family, state.idle, state.cpu_free)
-        after = count_blocks(run.feed, family, state.idle - opened, cpu_left)
-        stranded += permille * FEED_MILLI * (before - after)
-    return int(stranded)
+    before = count_blocks(run.feed, family, state.idle, state.cpu_free)
+    after = count_blocks(run.feed, family, state.idle - opened, cpu_left)
+    return int(permille * FEED_MILLI * (before - after))
 
 
 @inlined_kernel
@@ -318,13 +340,14 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
     family = run.shapes[state.shape_row].family
     for q in range(run.usable.shape[1]):
         run.usable[row, q].gpus = run.usable[row, q].milli = 0
-    total = options = most = idle = 0
+    total = options = most = idle = unused_mw = 0
     for slot in range(run.added_w.shape[1]):
         model, free = run.slot_model[state.shape_row, slot], run.gpu_free[row, slot]
         if model < 0:
             continue
         total += free
         idle += 1 if free == WHOLE else 0
+        unused_mw += 0 if free == WHOLE else free * int(run.added_w[state.shape_row, slot])
         most = max(most, free)
         if not _is_like_another(run, row, slot, options):
             run.distinct_slots[row, options] = slot
@@ -333,7 +356,8 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
             if groups.allows[family, model, q] != 0 and free >= groups.gpu_milli[family, q]:
                 run.usable[row, q].gpus += 1
                 run.usable[row, q].milli += free
-    state.options, state.total_free, state.most_free, state.idle = options, total, most, idle
+    state.options, state.total_free, state.most_free = options, total, most
+    state.idle, state.unused_mw = idle, unused_mw
     state.stranded = sum_stranded(run.feed, family, total, state.cpu_free)
     state.served = _served_milli(run, row, state.cpu_free, NO_CHANGE)
     refresh_gain(run, row)
@@ -371,27 +395,36 @@ def _served_after_several(run: EngineArrays, kind: int, row: int) -> int:
 
 
 @inlined_kernel
+def compute_shared_terms(run: EngineArrays, kind: int, row: int) -> SharedTerms:
+    """What a task adds in a state where it fits, whichever GPUs it takes."""
+    state, asked = run.states[row], run.kinds[kind]
+    shape, cpu_left = run.shapes[state.shape_row], state.cpu_free - asked.cpu_milli
+    gpu_left = state.total_free - asked.gpu_count * asked.gpu_milli
+    packages = active_packages(shape.cpu_capacity, cpu_left) - active_packages(shape.cpu_capacity, state.cpu_free)
+    stranded = sum_stranded(run.feed, shape.family, gpu_left, cpu_left) - state.stranded
+    cpu_mw = PACKAGE_MW * package_slack(shape.cpu_capacity, cpu_left) // PACKAGE_CPUS
+    return SharedTerms(kind, row, packages, stranded, state.unused_mw + cpu_mw)
+
+
+@inlined_kernel
 def compute_added_terms(
-    run: EngineArrays, kind: int, row: int, slot: int, exact: bool
-) -> tuple[float, float, float, float, float]:
-    """What a task adds to each term (J,) in a state where it fits, unscaled; slot is its GPU if it asks for one.
+    run: EngineArrays, shared: SharedTerms, slot: int, exact: bool
+) -> tuple[float, float, float, float, float, float]:
+    """What a task adds to each term (J,), unscaled; slot is its GPU if it asks for one.
 
     Several GPUs are the first that fit. Terms that take a look at the mix are 0 where they weigh nothing. Where
-    exact is not asked for, the look-ahead is the least that it can be by the watts added.
+    exact is not asked for, the look-ahead is the least that it can be by the watts added. The last term is U itself.
     """
-    state, asked, scalars = run.states[row], run.kinds[kind], run.scalars[0]
+    kind, row, scalars = shared.kind, shared.row, run.scalars[0]
+    state, asked = run.states[row], run.kinds[kind]
     shape, shape_row = run.shapes[state.shape_row], state.shape_row
-    count, milli, cpu_free, cpu_left = (
-        asked.gpu_count,
-        asked.gpu_milli,
-        state.cpu_free,
-        state.cpu_free - asked.cpu_milli,
-    )
-    gpu_w, model, was, several, scarce, opened = 0.0, 0, 0, False, 0, 0
+    count, milli, cpu_left = asked.gpu_count, asked.gpu_milli, state.cpu_free - asked.cpu_milli
+    gpu_w, model, was, several, scarce, opened, unused_mw = 0.0, 0, 0, False, 0, 0, shared.unused_mw
     if count == 1:
         model, was = run.slot_model[shape_row, slot], run.gpu_free[row, slot]
         gpu_w = run.added_w[shape_row, slot] if was == WHOLE else 0.0
         opened = 1 if was == WHOLE else 0
+        unused_mw += (opened * WHOLE - milli) * int(run.added_w[shape_row, slot])
         scarce = milli * (scalars.scarce_models >> model & 1)
     elif count > 1:
         several = shape.models & (shape.models - 1) != 0 or milli < WHOLE
@@ -400,26 +433,28 @@ def compute_added_terms(
             model = max(0, run.slot_model[shape_row, other])
             fits = run.slot_model[shape_row, other] >= 0 and run.gpu_free[row, other] >= milli
             if fits and asked.models >> model & 1:
-                gpu_w += run.added_w[shape_row, other] if run.gpu_free[row, other] == WHOLE else 0.0
-                opened += 1 if run.gpu_free[row, other] == WHOLE else 0
+                is_idle = 1 if run.gpu_free[row, other] == WHOLE else 0
+                gpu_w += is_idle * run.added_w[shape_row, other]
+                opened += is_idle
+                unused_mw += (is_idle * WHOLE - milli) * int(run.added_w[shape_row, other])
                 scarce += milli * (scalars.scarce_models >> model & 1)
                 taken += 1
                 if taken == count:
                     break
         was = WHOLE
-    packages = active_packages(shape.cpu_capacity, cpu_left) - active_packages(shape.cpu_capacity, cpu_free)
-    gpu_asked, fragments, lost = count * milli, 0, 0.0
-    stranded = _added_stranding(run, row, cpu_left, gpu_asked, opened)
+    fragments, lost = 0, 0.0
+    stranded = shared.stranded + _taken_blocks(run, row, cpu_left, opened)
     if scalars.weights[FRAGMENTATION] != 0.0:
         if several:
             served = _served_after_several(run, kind, row)
         else:
             served = _served_milli(run, row, cpu_left, FreeShareChange(model, count, was, was - milli))
-        fragments = -gpu_asked * scalars.mix_weight - (served - state.served)
+        fragments = -count * milli * scalars.mix_weight - (served - state.served)
     if scalars.weights[LOOKAHEAD] != 0.0:
         if exact:
             lost = state.gain - gain_after(run, row, cpu_left, slot, kind)
-        elif gpu_w + packages > 0.0:
-            useful = packages - asked.cpu_milli // PACKAGE_MILLI
+        elif gpu_w + shared.packages > 0.0:
+            useful = shared.packages - asked.cpu_milli // PACKAGE_MILLI
             lost = -bound_gain_rise(run, row, cpu_left, useful, gpu_w)
-    return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)
+    added_w = gpu_w + PACKAGE_W * shared.packages
+    return added_w, float(fragments), float(stranded), lost, float(scarce), float(unused_mw)

@@ -36,7 +36,7 @@ from eelgrid_kernels.arrays import (
     Records,
 )
 from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
-from eelgrid_kernels.cost_terms import FEED_MILLI, FEED_SHARE, SEVERAL, STRANDED_UNIT, WHOLE
+from eelgrid_kernels.cost_terms import FEED_MILLI, FEED_SHARE, MILLIWATTS, SEVERAL, STRANDED_UNIT, WHOLE
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
@@ -306,7 +306,7 @@ def _fill_mix_scalars(scalars: Records, expected: ExpectedMix) -> None:
     weight, captive = int(expected.class_weight.sum()), expected.captive
     scalars["mix_weight"], scalars["captive_milli"] = weight, captive.milli
     scalars["captive_unions"], scalars["captive_sets"] = captive.unions, captive.sets
-    scalars["scale"] = (1.0, expected.fragmentation_scale, STRANDED_UNIT, max(1, weight), WHOLE, 1.0)
+    scalars["scale"] = (1.0, expected.fragmentation_scale, STRANDED_UNIT, max(1, weight), WHOLE, MILLIWATTS, 1.0)
 
 
 def _build_scalars(expected: ExpectedMix, policy: PlacementPolicy, rank: Ints) -> Records:

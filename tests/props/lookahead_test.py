@@ -116,7 +116,8 @@ def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scar
         node, slots = cluster[choice.node], list(choice.slots)
         taken = sum(task.gpu_milli for slot in slots if node.gpus[slot].model in scarce)
         lost = naive_lookahead.lost(node, slots, task, mix, offers)
-        assert choice.terms[3:] == (lost / total, taken / 1000)
+        unused_w = naive_lookahead.unused_w(naive.placed(node, slots, task))
+        assert choice.terms[3:] == (lost / total, taken / 1000, unused_w)
         cheapest = min(cost_w(node, other, task, mix, market) for other in naive.choices(node, task))
         costs.append(cost_w(node, slots, task, mix, market))
         assert costs[-1] == cheapest
@@ -268,7 +269,7 @@ def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, dat
     ANY_MIX,
     st.integers(-1, 100),
     st.integers(1, 20),
-    st.tuples(*[st.sampled_from([0.0, 0.0, 1.0, 50.0])] * 6) | st.tuples(*[st.sampled_from([0.0, 50.0])] * 3),
+    st.tuples(*[st.sampled_from([0.0, 0.0, 1.0, 50.0])] * 7) | st.tuples(*[st.sampled_from([0.0, 50.0])] * 3),
 )
 def test_quotes_are_due_when_the_naive_twins_are(cluster, mix, shifts, copies, weights):
     cluster = cluster * copies
@@ -315,7 +316,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
 def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.apply_prices([], 0, load)
-    assert candidates.weights == (1.0, 0.0, expected, 0.8, 500.0)
+    assert candidates.weights == (1.0, 0.0, expected, 0.8, 500.0, 0.05)
 
 
 def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():

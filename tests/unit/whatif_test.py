@@ -158,7 +158,7 @@ def test_placing_again_follows_the_weights():
         core.submit(build_request(gpus=1, milli=500, models=("G3", "T4")), now_ns=2)
     again = imagined(core, PlaceAnew())
     assert (again.after, again.differences) == (again.before, ())
-    costly = replace(OBJECTIVES["balanced"], power=0.0, fragmentation_w=0.0, stranding_w=0.0)
+    costly = replace(OBJECTIVES["balanced"], power=0.0, stranding_w=0.0, lookahead=0.0)
     core.update_policy(replace(core.state.policy, objective="custom", weights=costly), now_ns=3)
     core.cancel("w-1", now_ns=4)
     core.cancel("w-2", now_ns=4)

@@ -35,7 +35,7 @@ from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
-from eelgrid_kernels.cost_terms import TERMS
+from eelgrid_kernels.cost_terms import TERMS, UNUSED_SHARE
 from eelgrid_kernels.gang import divide_replicas, exchange_gpus
 from eelgrid_kernels.node_cost import CANDIDATES_MOST, CONSTRAINTS, FITS, GPU_WHOLE_MILLI, count_verdicts, replica_room
 from eelgrid_protos.messages import (
@@ -268,8 +268,9 @@ class _Memory:
 
 def make_prices(weights: Weights) -> tuple[float, ...]:
     """Returns the weights in the order of TERMS, and last that of stranding in a full fleet."""
-    full_w = max(weights.stranding_w, weights.stranding_full_w)
-    return (weights.power, weights.fragmentation_w, weights.stranding_w, weights.lookahead, weights.scarcity_w, full_w)
+    full_w, unused = max(weights.stranding_w, weights.stranding_full_w), UNUSED_SHARE * weights.lookahead
+    terms = (weights.power, weights.fragmentation_w, weights.stranding_w, weights.lookahead, weights.scarcity_w, unused)
+    return (*terms, full_w)
 
 
 def make_task(request: ResourceRequest) -> Task:
