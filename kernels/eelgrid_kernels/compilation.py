@@ -7,7 +7,10 @@ cache keeps. Called from another kernel it is a part: LLVM IR that the entry
 optimises together with its own. numba itself makes each function that another
 calls a library of its own, optimises it with all that it calls, makes machine code
 of that, and a wrapper that takes Python's objects apart: a function five calls deep
-is compiled five times, and nobody calls four of them.
+is compiled five times, and nobody calls four of them. Entries that are compiled
+together (`compile_together`, as eelgrid_kernels.warmup has it done) share their parts
+as well, in one library (eelgrid_kernels.shared_code); one that is called before, or
+with other types, is compiled by itself.
 
 Until machine code is there, a kernel may run as what it is, a function of Python's:
 slower some hundred times, and equal to the bit. Whoever wants that routes calls
@@ -44,6 +47,7 @@ import numba
 import numpy as np
 from numba.core import codegen, types
 from numba.core.compiler import Compiler, CompileResult, Flags
+from numba.core.compiler_machinery import PassManager
 from numba.core.types.misc import unliteral
 
 from eelgrid_kernels.array_tables import ArrayTable
@@ -209,11 +213,31 @@ class _KernelFlags(Flags):  # type: ignore[misc]
         return _build_inherited(self.nrt, frozenset(self.fastmath.flags))
 
 
+# Of numba's, for what no kernel has: `with`, closures, comprehensions, errors that are put together, functions that numba
+# inlines, choices by literals, and expressions of whole arrays.
+_NEEDLESS_PASSES = {
+    "with_lifting", "inline_closure_likes", "Rewrite dynamic raises", "make_function_op_code_to_jit_function",
+    "inline_inlinables", "find_literally", "literal_unroll", "LiteralPropagation", "inline_overloads", "nopython_rewrites",
+}  # fmt: skip
+
+
 class _KernelCompiler(Compiler):  # type: ignore[misc]
     def __init__(  # noqa: PLR0917 (numba's)
         self, typingctx: Any, targetctx: Any, library: Any, args: Any, return_type: Any, flags: Flags, locals_: Any
     ) -> None:
         super().__init__(typingctx, targetctx, library, args, return_type, _KernelFlags(flags), locals_)
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Those of numba without passes that find nothing to do in a kernel, each of which looks at every statement."""
+        found = []
+        for pipeline in super().define_pipelines():
+            shorter = PassManager(pipeline.pipeline_name)
+            for each, description in pipeline.passes:
+                if each.name() not in _NEEDLESS_PASSES:
+                    shorter.add_pass(each, description)
+            shorter.finalize()
+            found.append(shorter)
+        return found
 
 
 class _PartCompiler(_KernelCompiler):
