@@ -36,7 +36,6 @@ import platform
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, cached_property, update_wrapper
@@ -320,12 +319,10 @@ def route_calls(route: Callable[[Kernel, tuple[Any, ...]], Any] | None) -> None:
 def _record_calls(run: Callable[[], object]) -> list[tuple[Kernel, tuple[types.Type, ...]]]:
     """Runs calls interpreted; returns the kernels that they call from Python, with the types of the arguments, each once."""
     found: dict[tuple[Kernel, tuple[types.Type, ...]], None] = {}
-    own, is_inside = threading.get_ident(), False
+    is_inside = False
 
     def record(called: Kernel, args: tuple[Any, ...]) -> Any:
         nonlocal is_inside
-        if threading.get_ident() != own:
-            return called.run_entry(args)
         if is_inside:
             return called.function(*args)
         found[called, tuple(numba.typeof(arg.table if isinstance(arg, ArrayTable) else arg) for arg in args)] = None
@@ -350,7 +347,7 @@ def compile_together(
 ) -> None:
     """Compiles kernels for the calls of `run` into machine code that they share, where any of them was never compiled.
 
-    Tells of each how many are done. Does nothing while calls are routed elsewhere: then each kernel is compiled by its own.
+    Tells of each how many are done. No other thread calls kernels meanwhile. Does nothing while calls are routed elsewhere: then each kernel is compiled by its own.
     """
     if _route is not None or all(each.entry.overloads for each in kernels):
         return
