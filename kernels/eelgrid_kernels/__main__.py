@@ -2,12 +2,15 @@
 
 import gc
 import os
+import sys
 
 # What it has for types that do not fit is made for each that is tried, and thrown away: without colours that takes half
 # the time where colorama is installed. numba reads this when it is imported.
 os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+# Where scipy is installed, numba looks for linear algebra in it, which no kernel uses: a fifth of a second.
+sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
 
-from eelgrid_kernels.warmup import COMPILED_DECIDING, warm_kernels
+from eelgrid_kernels.warmup import COMPILED_DECIDING, warm_kernels  # noqa: E402 (numba reads both when it is imported)
 
 # Of what a compiler makes, most is for good or gone at once: looking for circles after every 700 objects is a tenth of
 # the time. Measured: without any looking 0.4 GB more are held, with this 0.08.

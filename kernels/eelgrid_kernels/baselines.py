@@ -43,6 +43,8 @@ RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
 
 IN_ORDER = -1  # slot of a task with no GPU or several, which are taken in index order
 CPU_SPAN, GPU_SPAN = 128_000, 8_000  # the widest node of the papers, in milli
+# Constants: for a power in a kernel numba compiles a function of its own.
+_CPU_SQUARED, _CPU_OVER_GPU_SQUARED = CPU_SPAN**2, (CPU_SPAN // GPU_SPAN) ** 2
 
 
 @inlined_kernel
@@ -109,7 +111,7 @@ def _by_effect(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[flo
     return best, power, chosen
 
 
-@inlined_kernel
+@lean_kernel
 def _by_fill(run: EngineArrays, kind: int, row: int) -> tuple[float, float, int]:
     """The policies that look at how full a node is."""
     policy, state, asked = run.scalars[0].policy, run.states[row], run.kinds[kind]
@@ -120,8 +122,8 @@ def _by_fill(run: EngineArrays, kind: int, row: int) -> tuple[float, float, int]
         left = (state.cpu_free - asked.cpu_milli) + CPU_SPAN // GPU_SPAN * (total - count * asked.gpu_milli)
         score = (100 * (2 * CPU_SPAN - left)) // (2 * CPU_SPAN)
     elif policy == DOT_PROD:
-        product = state.cpu_free * asked.cpu_milli + (CPU_SPAN // GPU_SPAN) ** 2 * total * count * asked.gpu_milli
-        score = (100 * (2 * CPU_SPAN**2 - product)) // (2 * CPU_SPAN**2)
+        product = state.cpu_free * asked.cpu_milli + _CPU_OVER_GPU_SQUARED * total * count * asked.gpu_milli
+        score = (100 * (2 * _CPU_SQUARED - product)) // (2 * _CPU_SQUARED)
     elif policy == GPU_PACKING and count > 0:
         width = run.shapes[state.shape_row].width
         if total == width * WHOLE:

@@ -7,7 +7,10 @@ cache keeps. Called from another kernel it is a part: LLVM IR that the entry
 optimises together with its own. numba itself makes each function that another
 calls a library of its own, optimises it with all that it calls, makes machine code
 of that, and a wrapper that takes Python's objects apart: a function five calls deep
-is compiled five times, and nobody calls four of them.
+is compiled five times, and nobody calls four of them. Entries that are compiled
+together (`compile_together`, as eelgrid_kernels.warmup has it done) share their parts
+as well, in one library (eelgrid_kernels.shared_code); one that is called before, or
+with other types, is compiled by itself.
 
 Until machine code is there, a kernel may run as what it is, a function of Python's:
 slower some hundred times, and equal to the bit. Whoever wants that routes calls
@@ -33,18 +36,21 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core import codegen, types
 from numba.core.compiler import Compiler, CompileResult, Flags
+from numba.core.compiler_machinery import PassManager
 from numba.core.types.misc import unliteral
 
 from eelgrid_kernels.array_tables import ArrayTable
+from eelgrid_kernels.shared_code import PartLibrary, compile_shared, load_results
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PREFIX = "eelgrid-"
@@ -124,13 +130,18 @@ def cache_folder() -> Path | None:
     return None
 
 
-def _marker(folder: Path) -> Path:
-    """What says that every kernel was compiled for this processor by this numba."""
+def _describe_target() -> str:
+    """Names this processor and this numba."""
     name = numba.config.CPU_NAME or codegen.ll.get_host_cpu_name()
     features = numba.config.CPU_FEATURES
     target = repr((name, codegen.get_host_cpu_features() if features is None else features))
     version = f"{sys.implementation.cache_tag}-numba-{numba.__version__}"
-    return folder / f"complete-{version}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+    return f"{version}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+
+
+def _marker(folder: Path) -> Path:
+    """What says that every kernel was compiled for this processor by this numba."""
+    return folder / f"complete-{_describe_target()}"
 
 
 def _copy_shipped(folder: Path) -> None:
@@ -139,7 +150,7 @@ def _copy_shipped(folder: Path) -> None:
     Machine code comes before the index that names it, and each file is replaced whole: nothing is broken whoever dies.
     """
     shipped = Path(__file__).parent / "__pycache__" / folder.name
-    if shipped == folder or not _marker(shipped).exists() or any(folder.rglob("*.nbi")):
+    if shipped == folder or not _marker(shipped).exists() or any(folder.rglob("*.nb?")):
         return
     with suppress(OSError):  # a full disk: they are compiled, in memory
         for path in sorted(shipped.rglob("*.nb?"), key=lambda one: one.suffix == ".nbi"):
@@ -168,34 +179,6 @@ _select_processor()
 _FOLDER = cache_folder()
 if _FOLDER is not None:
     _copy_shipped(_FOLDER)
-
-
-class _NoEngine:
-    """In place of the engine of machine code, which knows nothing of a part."""
-
-    @staticmethod
-    def set_env(_name: str, _env: Any) -> None:
-        """The globals of a part live in its callers."""
-
-
-class _PartLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
-    """The code of a part: linked into what calls it, never made machine code."""
-
-    @property
-    def codegen(self) -> _NoEngine:
-        """Asked only for the place of the function's globals."""
-        return _NoEngine()
-
-    def _optimize_final_module(self) -> None:
-        """Left to the entry, which sees the whole."""
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    def get_pointer_to_function(self, _name: str) -> int:
-        """There is none."""
-        return 0
 
 
 class _InheritedFlags(Flags):  # type: ignore[misc]
@@ -229,17 +212,37 @@ class _KernelFlags(Flags):  # type: ignore[misc]
         return _build_inherited(self.nrt, frozenset(self.fastmath.flags))
 
 
+# Of numba's, for what no kernel has: `with`, closures, comprehensions, errors that are put together, functions that numba
+# inlines, choices by literals, and expressions of whole arrays.
+_NEEDLESS_PASSES = {
+    "with_lifting", "inline_closure_likes", "Rewrite dynamic raises", "make_function_op_code_to_jit_function",
+    "inline_inlinables", "find_literally", "literal_unroll", "LiteralPropagation", "inline_overloads", "nopython_rewrites",
+}  # fmt: skip
+
+
 class _KernelCompiler(Compiler):  # type: ignore[misc]
     def __init__(  # noqa: PLR0917 (numba's)
         self, typingctx: Any, targetctx: Any, library: Any, args: Any, return_type: Any, flags: Flags, locals_: Any
     ) -> None:
         super().__init__(typingctx, targetctx, library, args, return_type, _KernelFlags(flags), locals_)
 
+    def define_pipelines(self) -> list[PassManager]:
+        """Those of numba without passes that find nothing to do in a kernel, each of which looks at every statement."""
+        found = []
+        for pipeline in super().define_pipelines():
+            shorter = PassManager(pipeline.pipeline_name)
+            for each, description in pipeline.passes:
+                if each.name() not in _NEEDLESS_PASSES:
+                    shorter.add_pass(each, description)
+            shorter.finalize()
+            found.append(shorter)
+        return found
+
 
 class _PartCompiler(_KernelCompiler):
     def compile_extra(self, func: Callable[..., Any]) -> CompileResult:
         """Compiles a function as a part."""
-        self.state.library = _PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        self.state.library = PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
         return super().compile_extra(func)
 
 
@@ -261,14 +264,27 @@ class Kernel:
     @cached_property
     def entry(self) -> Any:
         """The form for calls from Python: a dispatcher of numba's."""
+        wanted = {"no_cfunc_wrapper": True, "pipeline_class": _KernelCompiler} | self._options
         if _FOLDER is None:
-            return numba.njit(no_cfunc_wrapper=True, pipeline_class=_KernelCompiler, **self._options)(self.function)
+            return numba.njit(**wanted)(self.function)
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)
         try:  # numba reads the folder when it decorates
-            wanted = {"no_cfunc_wrapper": True, "pipeline_class": _KernelCompiler}
-            return numba.njit(cache=True, **wanted, **self._options)(self.function)
+            dispatcher = numba.njit(cache=True, **wanted)(self.function)
         finally:
             numba.config.CACHE_DIR = before
+        for result in load_results(_FOLDER.glob(f"*-{_describe_target()}.nbl"), self.name):
+            dispatcher.add_overload(result)
+        return dispatcher
+
+    @property
+    def name(self) -> str:
+        """The function with its module."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def compile_part(self, types_of_args: tuple[types.Type, ...]) -> tuple[str, CompileResult, bool]:
+        """Compiles what shared code is made of, for a call with these arguments."""
+        self.part.compile(types_of_args)
+        return self.name, self.part.overloads[types_of_args], self._options.get("nogil", False)
 
     @cached_property
     def part(self) -> Any:
@@ -298,6 +314,53 @@ def route_calls(route: Callable[[Kernel, tuple[Any, ...]], Any] | None) -> None:
     """Has calls from Python run by `route`, which chooses the entry or the function; by the entry again where it is None."""
     global _route  # noqa: PLW0603  # one for all kernels, which a call reads in some nanoseconds
     _route = route
+
+
+def _record_calls(run: Callable[[], object]) -> list[tuple[Kernel, tuple[types.Type, ...]]]:
+    """Runs calls interpreted; returns the kernels that they call from Python, with the types of the arguments, each once."""
+    found: dict[tuple[Kernel, tuple[types.Type, ...]], None] = {}
+    is_inside = False
+
+    def record(called: Kernel, args: tuple[Any, ...]) -> Any:
+        nonlocal is_inside
+        if is_inside:
+            return called.function(*args)
+        found[called, tuple(numba.typeof(arg.table if isinstance(arg, ArrayTable) else arg) for arg in args)] = None
+        is_inside = True
+        try:
+            # Machine code does not warn of a hash that wraps around.
+            with np.errstate(all="ignore"):
+                return called.function(*args)
+        finally:
+            is_inside = False
+
+    route_calls(record)
+    try:
+        run()
+    finally:
+        route_calls(None)
+    return list(found)
+
+
+def compile_together(
+    name: str, kernels: Iterable[Kernel], run: Callable[[], object], on_compiled: Callable[[int], None]
+) -> None:
+    """Compiles kernels for the calls of `run` into machine code that they share, where any of them was never compiled.
+
+    Tells of each how many are done. No other thread calls kernels meanwhile. Does nothing while calls are routed elsewhere: then each kernel is compiled by its own.
+    """
+    if _route is not None or all(each.entry.overloads for each in kernels):
+        return
+    parts, calls = [], _record_calls(run)
+    for called, types_of_args in calls:
+        parts.append(called.compile_part(types_of_args))
+        on_compiled(len(parts))
+    path = None if _FOLDER is None else _FOLDER / f"{name}-{_describe_target()}.nbl"
+    shared = compile_shared(name, parts, path)
+    for called in dict.fromkeys(called for called, _ in calls):
+        for result in shared.find_results(called.name):
+            if tuple(result.signature.args) not in called.entry.overloads:
+                called.entry.add_overload(result)
 
 
 def kernel(function: _Function) -> _Function:

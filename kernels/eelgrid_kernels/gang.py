@@ -82,6 +82,8 @@ def _merge(into: Floats, held: int, child: Floats, size: int, split: Ints) -> in
                 best, share = cost, given
         into[replicas] = best
         split[replicas] = share
+    for replicas in range(most + 1, split.shape[0]):
+        split[replicas] = 0
     return int(most)
 
 
@@ -98,6 +100,14 @@ def _level_that_ends(groups: Ints, node: int) -> int:
 
 
 @kernel
+def _clear(table: Floats) -> None:
+    """A table (R+1,) of a group that holds no replica yet, in place."""
+    for replicas in range(table.shape[0]):
+        table[replicas] = np.inf
+    table[0] = 0.0
+
+
+@kernel
 def divide_replicas(costs: Floats, groups: Ints, price: Floats, counts: Ints) -> float:
     """The replicas of each node into counts (N,), in place; returns the least cost, infinite where R do not fit.
 
@@ -107,15 +117,16 @@ def divide_replicas(costs: Floats, groups: Ints, price: Floats, counts: Ints) ->
     """
     count, levels = groups.shape
     replicas, size = price.shape[0] - 1, costs.shape[1] - 1
-    tables = np.full((levels + 1, replicas + 1), np.inf)
-    tables[:, 0] = 0.0
-    held = np.zeros(levels + 1, np.int64)
-    ends = np.empty(count, np.int64)
+    tables = np.empty((levels + 1, replicas + 1))
+    held, wanted, ends = np.empty(levels + 1, np.int64), np.empty(levels + 1, np.int64), np.empty(count, np.int64)
+    for level in range(levels + 1):
+        _clear(tables[level])
+        held[level] = wanted[level] = 0
     merges = count
     for node in range(count):
         ends[node] = _level_that_ends(groups, node)
         merges += levels - ends[node]
-    splits = np.zeros((merges, replicas + 1), np.int64)
+    splits = np.empty((merges, replicas + 1), np.int64)
     leaf = np.empty(size + 1)
     merge = 0
     for node in range(count):
@@ -133,11 +144,9 @@ def divide_replicas(costs: Floats, groups: Ints, price: Floats, counts: Ints) ->
                 tables[level - 1], int(held[level - 1]), tables[level], int(held[level]), splits[merge]
             )
             merge += 1
-            tables[level, :] = np.inf
-            tables[level, 0] = 0.0
+            _clear(tables[level])
             held[level] = 0
     # Backwards: what each group was given, then each node in it.
-    wanted = np.zeros(levels + 1, np.int64)
     wanted[0] = replicas if held[0] == replicas else 0
     for node in range(count - 1, -1, -1):
         for level in range(ends[node] + 1, levels + 1):
@@ -202,16 +211,16 @@ def _advance(places: Ints, size: int) -> bool:
 def _grow(links: Ints, fitting: Ints, seed: int, places: Ints) -> None:
     """A choice grown from one GPU, in place: each step takes the best linked one, then the least linked to the rest."""
     size = fitting.shape[0]
-    worst = np.full(size, _BOUNDLESS, np.int64)
-    total = np.zeros(size, np.int64)
-    taken = np.zeros(size, np.bool_)
+    worst, total, taken = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    for place in range(size):
+        worst[place], total[place], taken[place] = _BOUNDLESS, 0, 0
     newest = seed
     for k in range(places.shape[0]):
         places[k] = newest
-        taken[newest] = True
+        taken[newest] = 1
         best = -1
         for place in range(size):
-            if taken[place]:
+            if taken[place] != 0:
                 continue
             link = links[fitting[place], fitting[newest]]
             worst[place] = min(worst[place], link)
@@ -267,8 +276,9 @@ def choose_linked_gpus(links: Ints, fitting: Ints, chosen: Ints) -> bool:
     Neighbours in chosen are near each other: ranks of a job are mostly numbered in the order given.
     """
     size, count = fitting.shape[0], chosen.shape[0]
-    places = np.arange(count)
-    best = np.arange(count)
+    places, best = np.empty(count, np.int64), np.empty(count, np.int64)
+    for k in range(count):
+        places[k] = best[k] = k
     worth = _worth(links, fitting, best)
     exact = _subsets(size, count) <= SUBSETS_MOST
     if exact:

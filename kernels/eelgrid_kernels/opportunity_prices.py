@@ -170,6 +170,7 @@ def _sum_free(run: EngineArrays, free: Ints) -> int:
     """Free milli-GPU of each model that takes tasks into free (M,), in place; returns the load of all nodes, in thousandths."""
     scalars = run.scalars[0]
     held, cpu_held = scalars.capacity_milli, scalars.cpu_capacity
+    free[:] = 0
     for row in range(run.scalars[0].rows):
         state = run.states[row]
         if state.root < 0:
@@ -189,11 +190,10 @@ def _sum_free(run: EngineArrays, free: Ints) -> int:
 def compute_prices(run: EngineArrays, offers: Ints) -> tuple[int, int]:
     """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load in thousandths."""
     scalars, weight = run.scalars[0], run.class_weight
-    free = np.zeros(run.classes.wanted.shape[0] - 1, np.int64)
+    free, nodes = np.empty(run.classes.wanted.shape[0] - 1, np.int64), np.empty(_WATTS_MOST + 1, np.int64)
     load = _sum_free(run, free)
-    room = np.zeros(scalars.rows * run.added_w.shape[1] + 1, OPENING)
-    openings = room[: _list_openings(run, room)]
-    nodes, total = np.zeros(_WATTS_MOST + 1, np.int64), 0
+    room = np.empty(scalars.rows * run.added_w.shape[1] + 1, OPENING)
+    openings, total = room[: _list_openings(run, room)], 0
     for t in range(offers.shape[0]):
         total += weight[t]
     for t in range(offers.shape[0]):

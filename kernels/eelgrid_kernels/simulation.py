@@ -217,7 +217,8 @@ def simulate_queue(arrived_s: Floats, works_s: Floats, station: BatchServers, to
     works_s (A,) is how long each takes in a full batch. A log(servers) steps.
     """
     servers, batch, alone = station
-    free_s = np.zeros(servers)  # a heap: the earliest first
+    free_s = np.empty(servers)  # a heap: the earliest first
+    free_s[:] = 0.0
     first, count = 0, arrived_s.shape[0]
     while first < count:
         start_s = max(free_s[0], arrived_s[first])

@@ -27,7 +27,7 @@ from eelgrid_kernels.arrays import (
 )
 from eelgrid_kernels.baselines import EELGRID, PlacementPolicy, choose_gpus
 from eelgrid_kernels.candidates import CandidateIndex, count_candidates, write_terms
-from eelgrid_kernels.compilation import Kernel, mark_cache_complete
+from eelgrid_kernels.compilation import Kernel, compile_together, mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import GREEDY, OVERLAPS, search_moves
@@ -69,6 +69,8 @@ def _search_small() -> tuple[MoveNodes, MoveSearch]:
 
 # What the program prints once a controller could decide.
 COMPILED_DECIDING = "compiled: what decides"
+# Machine code that kernels share.
+DECIDING, OTHERS = "deciding", "others"
 _Calls: TypeAlias = tuple[tuple[Callable[..., Any], Callable[[], object]], ...]
 
 
@@ -84,19 +86,34 @@ def warm_kernels(
     Tells how many of all are done, and when those that decide are.
     """
     deciding, others = _call_deciding_kernels(), _call_other_kernels()
-    for done, (_, call) in enumerate((*deciding, *others), 1):
-        call()
-        on_progress(done, len(deciding) + len(others))
-        if done == len(deciding):
-            on_decides()
+    total = len(deciding) + len(others)
+    _warm(DECIDING, deciding, lambda done: on_progress(done, total))
+    on_decides()
+    _warm(OTHERS, others, lambda done: on_progress(len(deciding) + done, total))
     mark_cache_complete()
     return tuple(kernel.__name__ for kernel, _ in (*deciding, *others))
 
 
 def warm_deciding_kernels() -> None:
     """Compiles, or loads from the cache, the kernels without which nothing is decided."""
-    for _, call in _call_deciding_kernels():
-        call()
+    _warm(DECIDING, _call_deciding_kernels(), lambda _: None)
+
+
+def _warm(name: str, calls: _Calls, on_progress: Callable[[int], None]) -> None:
+    """Calls kernels, which share machine code; tells how many are done."""
+
+    def run() -> None:
+        for _, call in calls:
+            call()
+
+    kernels = [kernel for kernel, _ in calls if isinstance(kernel, Kernel)]
+    # The last is done with the machine code of all.
+    compile_together(name, kernels, run, lambda done: on_progress(min(done, len(calls) - 1)))
+    # Anew: kernels were called interpreted for it.
+    _build_small_cluster.cache_clear()
+    _search_small.cache_clear()
+    run()
+    on_progress(len(calls))
 
 
 def list_deciding_kernels() -> frozenset[Kernel]:
