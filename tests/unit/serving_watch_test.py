@@ -259,6 +259,14 @@ def test_tokens_that_no_instance_gives_in_time():
     assert fine.concurrent_requests(3) == 384
 
 
+def test_a_promise_that_takes_more_than_there_may_be_gets_all_of_them():
+    service = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.03))
+    for known in (SlownessFactor(1.0, 0.0), SlownessFactor(1.2, 0.1)):
+        needed = [service.needed_replicas(rate_hz, known, 10) for rate_hz in np.geomspace(1.0, 1e4, 60)]
+        assert needed == sorted(needed)
+        assert (needed[0], needed[-1]) == (1, 10)
+
+
 def test_the_first_token_is_promised_too():
     both = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.05), QuantileObjective(0.95, 0.2))
     late = LiveDistribution((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))

@@ -408,7 +408,7 @@ class TokenService:
     watched_first: QuantileObjective | None = None
 
     def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
-        """The instances that keep the promise; those that can give the tokens at all, if none do."""
+        """The instances that keep the promise; where none or too few do, as many as make them as fast as was measured."""
         if most < 1:
             return 0
         demand = self.usual._replace(request_hz=rate_hz)
@@ -416,8 +416,7 @@ class TokenService:
             return least_instances(self.curve, demand, self.inter_token, most=most, factor=known)
         except NoFeasibleConfiguration:
             wanted_hz = demand.token_hz * known.value * (1.0 + known.error)
-            at_hz = self.curve.token_hz[0] if self.is_hopeless(known) else self.curve.token_hz[-1]
-            return min(most, max(1, math.ceil(wanted_hz / at_hz)))
+            return min(most, max(1, math.ceil(wanted_hz / self.curve.token_hz[0])))
 
     def is_hopeless(self, known: SlownessFactor) -> bool:
         """Whether even the fewest sequences at once are too slow."""
