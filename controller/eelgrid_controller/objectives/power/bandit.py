@@ -372,7 +372,7 @@ def start_search(
     """A job whose curve is unknown, and its first limit, the largest; or one that goes on from what it has `shown`.
 
     `relatives` are curves of other jobs on the same GPU model; without them the job starts cold. What was shown at a
-    limit that is none of these is left out, and each counts as SHOWN_MOST windows at most: it may be of long ago.
+    limit that is none of these is left out, and each counts as HISTORY_LIMITS_MOST windows at most: it may be of long ago.
     Raises InvalidCurve for no limits, too many, or one that is not a positive number of watts.
     """
     falling = sorted(set(limits_w), reverse=True)
