@@ -1,20 +1,14 @@
 """A kernel's cache goes by every source of the package, not by its own file alone."""
 
-import os
 import platform
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numba
 import pytest
 from llvmlite import binding
+from tests.kernel_package_rig import run_code, write_package
 
-import eelgrid_kernels
 from eelgrid_kernels import compilation
 
-SOURCE = Path(eelgrid_kernels.__file__).parent
 ONE = '''"""One."""
 from toy.compilation import kernel
 from toy.other import twice, SHIFT
@@ -34,20 +28,11 @@ ASK = "from toy.one import three; print(three(10), sum(three.entry.stats.cache_h
 
 @pytest.fixture
 def toy(tmp_path):
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    (folder / "__init__.py").write_text('"""Toy."""\n')
-    (folder / "one.py").write_text(ONE)
-    (folder / "other.py").write_text(OTHER)
-    shutil.copy(SOURCE / "compilation.py", folder)
-    return folder
+    return write_package(tmp_path, one=ONE, other=OTHER)
 
 
 def ask(toy, code=ASK, **env):
-    there = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA")}
-    there |= {"PYTHONPATH": f"{toy.parent}:{SOURCE.parent}", "HOME": str(toy.parent / "home"), **env}
-    done = subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return run_code(toy, code, **env).split()
 
 
 def folders(place):

@@ -3,17 +3,9 @@
 It fails where another version of numba has other code libraries, wrappers or results than shared_code.py uses.
 """
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from tests.kernel_package_rig import run_code, write_package
 
-import eelgrid_kernels
-
-SOURCE = Path(eelgrid_kernels.__file__).parent
 ONE = '''"""One."""
 import numpy as np
 from toy.compilation import lean_kernel, nogil_kernel
@@ -67,23 +59,12 @@ for kernel in (share, add_shares, list_shares):
 
 @pytest.fixture
 def toy(tmp_path):
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    (folder / "__init__.py").write_text('"""Toy."""\n')
-    (folder / "one.py").write_text(ONE)
-    (folder / "other.py").write_text(OTHER)
-    shutil.copy(SOURCE / "compilation.py", folder)
-    return folder
+    return write_package(tmp_path, one=ONE, other=OTHER)
 
 
 def ask(toy, *parts, **env):
-    there = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA")}
-    there |= {"PYTHONPATH": f"{toy.parent}:{SOURCE.parent}", "HOME": str(toy.parent / "home"), **env}
     head = "import numpy as np\nfrom toy.one import add_shares, list_shares, share\namounts = np.array([4, 5, 6])"
-    command = [sys.executable, "-c", "\n".join((head, *parts))]
-    done = subprocess.run(command, env=there, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_code(toy, "\n".join((head, *parts)), **env).splitlines()
 
 
 def kept(folder, pattern):
