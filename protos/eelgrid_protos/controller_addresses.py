@@ -39,11 +39,10 @@ def is_reachable_name(address: str) -> bool:
 
 def order_addresses(addresses: Iterable[str], node_name: str) -> tuple[str, ...]:
     """Returns the addresses in the order in which the agent of a node tries them; see the module's theory."""
-    # A call of eelctl needs no hash.
-    from hashlib import blake2b
 
-    def weigh(address: str) -> bytes:
-        return blake2b(f"{address} {node_name}".encode(), digest_size=8).digest()
+    def weigh(address: str) -> float:
+        # A hash of its seed, the same everywhere. `hashlib` would load OpenSSL, 4 MB of an agent.
+        return random.Random(f"{address} {node_name}").random()  # noqa: S311  # nothing secret
 
     return tuple(sorted(addresses, key=weigh))
 
