@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from eelgrid_agent.devices.port import INSTANCE_READINGS, LATENCY_BUCKETS_S
 from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, EnergyAnomalyKind
 from eelgrid_agent.enforce.rules import RefusalRule
-from eelgrid_agent.metrics.http_request import HEAD_BYTES_MOST
-from eelgrid_agent.metrics.server import REQUEST_S_MOST, SCRAPES_MOST
+from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, REQUEST_S_MOST, SCRAPES_MOST
 from eelgrid_agent.metrics.snapshot import SHARES_MOST
 from eelgrid_agent.node.inventory import MAX_XIDS
 from eelgrid_controller.energy.ledger import EXPORTERS_MOST, NAMESPACES_MOST

@@ -6,7 +6,7 @@ exit code: 2 for a flag, file or address that cannot be used, 1 for a failure.
 Knows everything and decides nothing.
 """
 
-import eelgrid_agent.lean_asyncio  # noqa: F401  # for its effect, before whatever imports asyncio
+import eelgrid_agent.lean_imports  # noqa: F401  # for its effect, before whatever imports asyncio or http.server
 
 # isort: split
 import asyncio

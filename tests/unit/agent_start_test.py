@@ -13,8 +13,7 @@ _CHILD = "eelgrid_agent.devices.process.child, eelgrid_agent.devices.nvml.device
 _NOT_OF_AN_AGENT = (
     "cryptography", "difflib", "eelgrid_agent.engine.local", "eelgrid_agent.engine.slurm_node_host", "eelgrid_agent.simulation",
     "eelgrid_protos.messages.operator", "eelgrid_protos.messages.proposals", "eelgrid_protos.wire.operator_service_pb2",
-    "email", "google.protobuf.descriptor_pb2", "hashlib", "html", "http.client", "http.server", "numpy", "prometheus_client",
-    "pynvml", "shutil", "ssl", "tomllib",
+    "google.protobuf.descriptor_pb2", "hashlib", "numpy", "prometheus_client", "pynvml", "ssl", "tomllib",
 )  # fmt: skip
 _NOT_OF_A_CHILD = (
     "asyncio", "difflib", "eelgrid_agent.simulation", "eelgrid_protos.codec", "eelgrid_protos.messages.energy",
@@ -67,9 +66,34 @@ asyncio.run(connect())
     assert "not available" in refusal
 
 
-def test_asyncio_that_is_loaded_already_keeps_its_tls():
-    code = "import asyncio.sslproto, sys, eelgrid_agent.lean_asyncio; print(asyncio.sslproto.ssl is sys.modules['ssl'])"
-    assert run_program(code) == "True\n"
+@pytest.mark.parametrize("loaded", ["asyncio", "http.client", "http.server", "ssl"])
+def test_what_is_loaded_already_keeps_its_tls(loaded):
+    code = f"""
+import {loaded}, eelgrid_agent.lean_imports, asyncio.sslproto, http.client, ssl
+print(asyncio.sslproto.ssl is ssl, hasattr(http.client, "HTTPSConnection"))
+"""
+    assert run_program(code) == "True True\n"
+
+
+def test_the_client_of_kubernetes_has_https_beside_a_metrics_endpoint_that_was_loaded_without():
+    code = """
+import eelgrid_agent.__main__, eelgrid_agent.metrics.server as server, http.client
+from http.server import BaseHTTPRequestHandler
+print(hasattr(http.client, "HTTPSConnection"))
+from eelgrid_agent.kubelet import kube_client
+import io, ssl
+connection = http.client.HTTPSConnection("localhost", context=ssl.create_default_context())
+print(kube_client.http.client.HTTPSConnection is type(connection), server.http.client is http.client)
+class Handler(server._Handler):
+    def __init__(self, head):
+        self.rfile, self.wfile, self.close_connection = server._Head(io.BytesIO(head)), io.BytesIO(), True
+        self.handle_one_request()
+    def _send(self, answer, headers):
+        print(answer.status)
+Handler(b"GET / HTTP/1.1\\r\\n" + b"A: " + b"a" * 20_000)
+Handler(b"GET /" + b"a" * 20_000)
+"""
+    assert run_program(code).split() == ["False", "True", "True", "431", "414"]
 
 
 _SMAPS = """\

@@ -10,20 +10,20 @@ import base64
 import binascii
 import contextlib
 import gzip
+import http.client
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from pathlib import Path
 from socket import SHUT_RDWR, socket
-from socketserver import StreamRequestHandler, TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 
 from eelgrid_agent.metrics.access import AccessRules, MetricsError, PasswordVerdict, ScrapeAccess
 from eelgrid_agent.metrics.collector import AgentCollector
 from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
-from eelgrid_agent.metrics.http_request import RequestHead, RequestRefused, read_request
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, accepts_gzip, prefers_openmetrics
@@ -32,6 +32,7 @@ from eelgrid_protos.transport import TlsFiles, is_loopback
 from eelgrid_protos.values import dataclass
 
 if TYPE_CHECKING:
+    # Who has no TLS does without OpenSSL.
     from ssl import SSLSocket
 
 # The event loop is taken for dead when nothing was sampled for this long and four intervals.
@@ -118,6 +119,8 @@ class ScrapeHandler:
 
 SCRAPES_MOST = 8
 REQUEST_S_MOST = 10.0
+# Request line and headers together; Prometheus sends some 400 bytes.
+HEAD_BYTES_MOST = 16 * 1024
 # How late the end of a connection may be noticed.
 _TEND_S = 0.25
 
@@ -175,8 +178,7 @@ class MetricsEndpoint:
         self._server.server_close()
 
 
-class _Server(ThreadingMixIn, TCPServer):
-    allow_reuse_address = True
+class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 16
@@ -275,54 +277,92 @@ def _names(connection: "SSLSocket") -> frozenset[str]:
     return frozenset(name for kind, name in found.get("subjectAltName", ()) if kind in _SAN_KINDS)
 
 
-class _Handler(StreamRequestHandler):
-    server: _Server
+class _Head:
+    """What a request is read from: lines, within the bytes that a head may have."""
 
-    def handle(self) -> None:
-        """Answers one request; a client that sends none gets no answer."""
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = HEAD_BYTES_MOST
+
+    def readline(self, size: int = -1) -> bytes:
+        """A line, or as much of it as was asked for; raises LineTooLong beyond the bound of the head."""
+        line = self._file.readline(min(self._left + 1, size) if size >= 0 else self._left + 1)
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("head")
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.0"
+    server_version = f"eelgrid-agent/{__version__}"
+    sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Head(self.rfile)  # type: ignore[assignment]  # all that http.server asks of it
+
+    def handle_one_request(self) -> None:
         try:
-            request = read_request(self.rfile)
-        except RequestRefused as refused:
-            # In plain words and without an echo of it.
-            self._send(_text_response(refused.status, HTTPStatus(refused.status).phrase))
-            return
-        if request is None:
-            return
-        if request.method not in ("GET", "HEAD"):
-            self._send(_text_response(405, "ask with GET or HEAD"))
-            return
+            super().handle_one_request()
+        except http.client.LineTooLong:
+            # The request line itself: headers that are too long are told by the class above.
+            self.requestline, self.command = "", ""
+            self.send_error(414)
+
+    def do_GET(self) -> None:  # the name that http.server asks for
         self.server.on_request_read()
         config = self.server.door.config
-        answer = self._refusal(config, request) or self.server.page.build_response(
-            request.target,
-            accept=request.headers.get("accept", ""),
-            accept_encoding=request.headers.get("accept-encoding", ""),
+        refusal = self._refusal(config)
+        answer = refusal or self.server.page.build_response(
+            self.path, accept=self.headers.get("Accept", ""), accept_encoding=self.headers.get("Accept-Encoding", "")
         )
-        self._send(answer, config.headers, has_body=request.method != "HEAD")
+        self._send(answer, config.headers)
 
-    def _send(
-        self, answer: ScrapeResponse, headers: tuple[tuple[str, str], ...] = (), *, has_body: bool = True
-    ) -> None:
-        given = [
-            ("Server", f"eelgrid-agent/{__version__}"),
-            ("Date", _format_date(time.time())),
-            ("Content-Type", answer.content_type),
-            ("Content-Length", str(len(answer.body))),
-            ("Vary", "Accept, Accept-Encoding"),
-        ]
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no HTTP that we speak, in plain words and without an echo of it."""
+        del message, explain
+        # To http.server a method without a function is 501, not implemented.
+        self.request_version = "HTTP/1.0"  # it may not be known yet, and the answer has headers all the same
+        answer = (
+            _text_response(405, "ask with GET or HEAD")
+            if code == 501
+            else _text_response(code, self.responses[code][0])
+        )
+        self._send(answer, ())
+        self.close_connection = True
+
+    def _send(self, answer: ScrapeResponse, headers: tuple[tuple[str, str], ...]) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Vary", "Accept, Accept-Encoding")
         if answer.encoding:
-            given.append(("Content-Encoding", answer.encoding))
-        lines = [f"{name}: {value}\r\n" for name, value in (*given, *_MORE.get(answer.status, ()), *headers)]
-        head = f"HTTP/1.0 {answer.status} {HTTPStatus(answer.status).phrase}\r\n{''.join(lines)}\r\n"
-        self.wfile.write(head.encode("latin-1") + (answer.body if has_body else b""))
+            self.send_header("Content-Encoding", answer.encoding)
+        for name, value in (*_MORE.get(answer.status, ()), *headers):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
-    def _refusal(self, config: WebConfig, request: RequestHead) -> ScrapeResponse | None:
+    def _refusal(self, config: WebConfig) -> ScrapeResponse | None:
         """Why the page is not given; None where it is."""
-        if not self.server.hosts.allows(request.headers.get("host", "")):
+        if not self.server.hosts.allows(self.headers.get("Host", "")):
             return _text_response(421, "this Host is none of ours; name it with --metrics-host if it is")
-        if not config.users or request.target.partition("?")[0] in _PROBES:
+        if not config.users or self.path.partition("?")[0] in _PROBES:
             return None
-        name, password = _basic(request.headers.get("authorization", ""))
+        name, password = _basic(self.headers.get("Authorization", ""))
         if password is None:
             return _text_response(401, "give a user and a password")
         match self.server.door.credentials.check_password(config.users, name, password):
@@ -333,17 +373,8 @@ class _Handler(StreamRequestHandler):
             case PasswordVerdict.WRONG:
                 return _text_response(401, "the user or the password is wrong")
 
-
-# In English whatever the locale, as RFC 9110 (5.6.7) has them.
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-
-def _format_date(wall_s: float) -> str:
-    """The time as headers have it: `Sun, 06 Nov 1994 08:49:37 GMT`."""
-    at = time.gmtime(wall_s)
-    day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
-    return f"{day}, {at.tm_mday:02} {month} {at.tm_year} {at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02} GMT"
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # its name in http.server
+        """Scrapes are not logged."""
 
 
 # Headers that a status asks for.

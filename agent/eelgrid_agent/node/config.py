@@ -3,10 +3,8 @@
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,15 +253,6 @@ def _add_node_flags(add: Callable[..., Any]) -> None:
     )
 
 
-def _find_width() -> int:
-    """The width of help, as argparse finds it: it would load `shutil` and its archive formats for that in each agent."""
-    try:
-        columns = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    return (columns or 80) - 2
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eelgrid-agent",
@@ -279,7 +268,6 @@ def _parser() -> argparse.ArgumentParser:
             "eelgrid-agent lease --help: devices that engines of this node hold, take and give back."
         ),
         allow_abbrev=False,
-        formatter_class=partial(argparse.HelpFormatter, width=_find_width()),
     )
     add = parser.add_argument
     _add_endpoint_flags(add)

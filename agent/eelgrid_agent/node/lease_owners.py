@@ -22,8 +22,8 @@ import asyncio
 import bisect
 import contextlib
 import logging
-import os
 import re
+import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -103,18 +103,12 @@ def ask_process(lease: LeaseEntry, proc: Path = Path("/proc")) -> OwnerAnswer:
     return OwnerAnswer(OwnerState.HOLDS if lives else OwnerState.GONE)
 
 
-def _find_program(name: str) -> str | None:
-    """What `shutil.which` finds, without the archive formats that shutil loads."""
-    found = (str(Path(folder) / name) for folder in os.get_exec_path())
-    return next((path for path in found if os.access(path, os.X_OK)), None)
-
-
 class SlurmOwners:
     """Asks slurmctld about jobs, by `scontrol`."""
 
     def __init__(self, *, program: str | None = None, proc: Path = Path("/proc"), uuids: Path = UUIDS_FILE) -> None:
         """`uuids` has the UUID of each index of a GRES, on a node whose MIG layout Eelgrid changes."""
-        self._program, self._proc, self._uuids = program or _find_program("scontrol"), proc, uuids
+        self._program, self._proc, self._uuids = program or shutil.which("scontrol"), proc, uuids
         self._asked_last = 0
 
     async def ask(self, lease: LeaseEntry) -> OwnerAnswer:
