@@ -9,8 +9,10 @@ the child, the communication with it, and the machine's own readings.
 
 import sys
 
+from eelgrid_agent.__main__ import main as agent  # first, as in the agent: it decides what is loaded
+
+# isort: split
 from eelgrid_agent import composition
-from eelgrid_agent.__main__ import main as agent
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
 
 

@@ -6,6 +6,9 @@ exit code: 2 for a flag, file or address that cannot be used, 1 for a failure.
 Knows everything and decides nothing.
 """
 
+import eelgrid_agent.lean_imports  # noqa: F401  # for its effect, before whatever imports asyncio or http.server
+
+# isort: split
 import asyncio
 import logging
 import random
@@ -27,7 +30,7 @@ from eelgrid_agent.node.config import AgentConfig, AgentConfigError, parse_flags
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.node.node_service import NodeAuthorizer, NodeServicer
 from eelgrid_agent.node.uplink import UplinkCertificates, UplinkPool, know_controllers, open_channels
-from eelgrid_agent.settled_memory import settle_memory
+from eelgrid_agent.settled_memory import settle_memory, use_one_arena
 from eelgrid_protos import __version__
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
@@ -73,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     _log_to_stderr(config.log_level)
     raise_descriptor_limit()
+    use_one_arena()
     try:
         asyncio.run(_run(config))
     except _unusable_settings() as error:

@@ -2,7 +2,9 @@
 
 Owns the command: the trace is placed by the controller's own core, moves are
 recommended for several budgets and executed on a copy, and what they gain in
-watts and in room, and how many watts any moves could save (bounds.py), is written to moves.csv, a table and moves.png.
+watts and in room, how many watts any moves could save (the product's bound, and bounds.py), and how long they take, is
+written to moves.csv, a table and moves.png. Times are of the processor: `held` is what the controller's loop waits for,
+the copy of one moment; the problem is built and searched in another thread.
 
 Two scenes for each load x (GPU asked for by what runs, over capacity):
 
@@ -14,22 +16,25 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 from joblib import Parallel, delayed
 
-from bench.moves.bounds import bound_fleet_w, bound_moves_w
-from bench.moves.scenes import fill_cluster
+from bench.moves.bounds import bound_fleet_w
+from bench.moves.scenes import copy_fleet, fill_cluster
+from bench.moves.waits import measure_waits
 from bench.openb.bounds import Relaxation, shapes_of
 from bench.openb.traces import load_trace
+from bench.processes import spread
 from bench.runner import Options, benchmark, data_option, processes_option, seeds_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order
-from eelgrid_protos.messages import MoveGoal, RecommendMovesRequest
+from eelgrid_protos.messages import MOVES_RATIO, MoveGoal, RecommendMovesRequest
 
 LOADS = (0.5, 0.8, 1.0)
 BUDGETS = (0.01, 0.05, 0.10)
@@ -58,6 +63,8 @@ class Row(NamedTuple):
     block_after: float
     gpu8_before: int
     gpu8_after: int
+    held_ms: float
+    built_ms: float
     search_s: float
 
 
@@ -81,10 +88,15 @@ def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
     for scene, load_, core in _scenes(trace, seed):
         least_w = None
         for budget in BUDGETS:
-            problem = core.survey_moves(RecommendMovesRequest(goal=goal, moves_ratio=budget))
-            begun = time.perf_counter()
+            asked = RecommendMovesRequest(goal=goal, moves_ratio=budget)
+            begun_s = [time.thread_time()]
+            survey = core.survey_moves(asked)
+            begun_s.append(time.thread_time())
+            problem = build_migration_problem(survey)
+            begun_s.append(time.thread_time())
             found = recommend_moves(problem)
-            took_s = time.perf_counter() - begun
+            begun_s.append(time.thread_time())
+            held_s, built_s, took_s = (end - begin for begin, end in pairwise(begun_s))
             least_w = bound_fleet_w(problem, trace, relaxation) if least_w is None else least_w
             before, after = found.before, found.after
             saved_w = before.power_w - after.power_w
@@ -101,7 +113,7 @@ def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
                     before.power_w / 1e3,
                     saved_w,
                     100 * saved_w / before.power_w,
-                    bound_moves_w(problem),
+                    found.saved_most_w or 0.0,
                     before.power_w - least_w,
                     found.gain_w,
                     before.typical_tasks,
@@ -110,6 +122,8 @@ def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
                     after.block_gpus,
                     before.largest[0].tasks,
                     after.largest[0].tasks,
+                    1e3 * held_s,
+                    1e3 * built_s,
                     took_s,
                 )
             )
@@ -152,6 +166,8 @@ def _table(means: Sequence[Row]) -> str:
                 "typical tasks fit": f"{r.typical_before:.0f} {r.typical_after - r.typical_before:+.0f}",
                 "GPUs in blocks": f"{r.block_before:.0f} {r.block_after - r.block_before:+.0f}",
                 "largest fit": f"{r.gpu8_before:.0f} {r.gpu8_after - r.gpu8_before:+.0f}",
+                "loop held": f"{r.held_ms:.1f} ms",
+                "built": f"{r.built_ms:.0f} ms",
                 "search": f"{r.search_s:.1f} s",
             }
             for r in means
@@ -181,15 +197,31 @@ def _draw(path: Path, means: Sequence[Row]) -> None:
         watts.legend()
 
 
+def _print_waits(trace: TraceArrays, rounds: int) -> None:
+    """Of the thinned fleet at the lowest load, with the usual budget."""
+    *_, (_, _, core) = _scenes(trace, SEEDS[0])
+    asked = RecommendMovesRequest(moves_ratio=MOVES_RATIO)
+    recommend_moves(build_migration_problem(core.survey_moves(asked)))  # compiles
+    running = sum(len(found.placements) for found in core.state.workloads.values())
+    print(f"{len(core.state.nodes):,} nodes, {running:,} tasks; longest wait of the loop in a search, ms:")
+    for kind, waits in measure_waits(core, asked, rounds).items():
+        print(f"  {kind:18} {spread(waits)}")
+
+
 @benchmark(out="bench-out/moves")
 @data_option()
 @click.option("--trace", default="default")
 @click.option("--goal", type=click.Choice([goal.name.lower() for goal in MoveGoal if goal]), default="balanced")
 @seeds_option(2)
 @processes_option
+@click.option("--copies", default=1, help="the fleet and its tasks so many times side by side")
+@click.option("--waits", default=0, help="only how long the controller's loop waits, in so many rounds")
 def main(options: Options) -> int:
     """Runs the bench."""
-    trace = load_trace(options.data, options.trace)
+    trace = copy_fleet(load_trace(options.data, options.trace), options.copies)
+    if options.waits:
+        _print_waits(trace, options.waits)
+        return 0
     work = Parallel(n_jobs=max(1, min(options.processes, options.seeds)))
     rows = [
         row

@@ -5,6 +5,8 @@ Owns how a trace becomes inventories and submissions. Must not know moves or wha
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.replay.openb import openb_product_key
 from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order
@@ -72,3 +74,9 @@ def fill_cluster(trace: TraceArrays, seed: int, loads: Sequence[float]) -> Itera
             arrived += milli[order[done]]
             done += 1
         yield load_, core
+
+
+def copy_fleet(trace: TraceArrays, copies: int) -> TraceArrays:
+    """The fleet of a trace and its tasks, so many times side by side."""
+    fleet = trace.fleet._replace(**{name: np.tile(array, copies) for name, array in trace.fleet._asdict().items()})
+    return trace._replace(fleet=fleet, task_spec=np.tile(trace.task_spec, copies))

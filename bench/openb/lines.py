@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench.moves.scenes import fill_cluster
 from bench.openb.times import compare_times
 from bench.openb.traces import csv_folder
-from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.replay.openb import read_tasks, task_list_name
 from eelgrid_controller.replay.openb_protocol import TraceArrays
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, value_at
@@ -46,7 +46,11 @@ def measure_moves(trace: TraceArrays, seeds: range, ratio: float, reference: Arr
     moves, gains = [], []
     for seed in seeds:
         for load, core in fill_cluster(trace, seed, MOVE_X):
-            found = recommend_moves(core.survey_moves(RecommendMovesRequest(goal=MoveGoal.POWER, moves_ratio=ratio)))
+            found = recommend_moves(
+                build_migration_problem(
+                    core.survey_moves(RecommendMovesRequest(goal=MoveGoal.POWER, moves_ratio=ratio))
+                )
+            )
             moves.append(found.moving)
             saved_w = found.before.power_w - found.after.power_w
             gains.append(100.0 * saved_w / value_at(reference.power_w, load))

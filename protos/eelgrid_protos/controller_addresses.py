@@ -20,6 +20,12 @@ from collections.abc import Callable, Iterable
 from eelgrid_protos.faults import DeadlineExceeded, Fault, NoLeader, NotLeader, Unavailable
 from eelgrid_protos.sockets import split_address
 
+try:
+    # The same function, without the OpenSSL that `hashlib` loads (4 MB of an agent): `random` does so, too.
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
 _PAUSE_FIRST_S = 0.2
 _PAUSE_MOST_S = 2.0
 _REASON_SHOWN = 200
@@ -39,8 +45,6 @@ def is_reachable_name(address: str) -> bool:
 
 def order_addresses(addresses: Iterable[str], node_name: str) -> tuple[str, ...]:
     """Returns the addresses in the order in which the agent of a node tries them; see the module's theory."""
-    # A call of eelctl needs no hash.
-    from hashlib import blake2b
 
     def weigh(address: str) -> bytes:
         return blake2b(f"{address} {node_name}".encode(), digest_size=8).digest()

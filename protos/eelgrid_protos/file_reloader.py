@@ -12,12 +12,15 @@ and metrics endpoint, the controller's HTTP endpoints. One rule for all of them:
 """
 
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    # Who loads no certificate does without OpenSSL.
+    from ssl import SSLContext, SSLObject
 
 T = TypeVar("T")
 
@@ -105,7 +108,7 @@ def _read_stamp(path: Path) -> _FileStamp:
     return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+def load_key_pair(context: "SSLContext", certificate: Path, key: Path) -> None:
     """Gives a context its certificate chain and key; raises OSError (ssl.SSLError too), also for a key with a password.
 
     OpenSSL would ask for that password on the terminal, and the daemon would stand still.
@@ -114,14 +117,14 @@ def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None
 
 
 def build_listening_context(
-    build: Callable[[], ssl.SSLContext], choose: Callable[[ssl.SSLObject], ssl.SSLContext]
-) -> ssl.SSLContext:
+    build: "Callable[[], SSLContext]", choose: "Callable[[SSLObject], SSLContext]"
+) -> "SSLContext":
     """A context for a listening socket that gives each handshake the context that `choose` returns.
 
     `build` makes the context that OpenSSL begins with. `choose` gets the connection, and must not raise.
     """
 
-    def on_handshake(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+    def on_handshake(connection: "SSLObject", _name: str | None, _context: "SSLContext") -> None:
         connection.context = choose(connection)
 
     context = build()

@@ -9,7 +9,6 @@ import ipaddress
 import logging
 import re
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +82,8 @@ class TlsFiles(KeyPairFiles):
 
     def load_contents(self, watch: WatchFile) -> TlsContents:
         """Reads them for a FileReloader; raises CertificateUnusable, also if they do not match each other."""
+        import ssl  # loads OpenSSL, which who has no certificate does without
+
         for path in (self.certificate, self.key, self.authority):
             watch(path)
         contents = self.read_contents()
@@ -434,12 +435,43 @@ class HealthService:
             await self._servicer.set(name, status)
 
 
+_REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+
+
+class _ReflectionHandler(grpc.GenericRpcHandler):
+    """Reflection on services, loaded when it is first called: what describes protobuf itself is 0.8 MB."""
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._services = services
+        self._loaded: tuple[grpc.GenericRpcHandler, ...] = ()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Returns the handler of a call of reflection, None for others."""
+        if not handler_call_details.method.startswith(f"/{_REFLECTION}/"):
+            return None
+        if not self._loaded:
+            from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+            # By name: reflection's own helper uses the threads of the synchronous API for what is no grpc.aio server.
+            place: Any = self
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+                reflection.aio.ReflectionServicer(self._services), place
+            )
+        return next(filter(None, (one.service(handler_call_details) for one in self._loaded)), None)
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Takes the handlers of the generated registration."""
+        self._loaded = handlers
+
+    def add_registered_method_handlers(self, _service: str, _handlers: object) -> None:
+        """Ignores the same handlers in their second form."""
+
+
 async def standard_services(
     server: "grpc.aio.Server | GuardedHandlers", services: tuple[RpcService, ...]
 ) -> HealthService:
     """Adds grpc.health.v1 and reflection; NOT_SERVING until `set_serving`."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
     for service in services:
         codec.load_service(service.name.rpartition(".")[2])
@@ -447,9 +479,8 @@ async def standard_services(
     place: Any = server
     health_pb2_grpc.add_HealthServicer_to_server(servicer, place)
     names = tuple(service.name for service in services)
-    reflected = (*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-    # By name: reflection's own helper uses the threads of the synchronous API for anything that is no grpc.aio server.
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(reflected), place)
+    reflected = (*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, _REFLECTION)
+    place.add_generic_rpc_handlers((_ReflectionHandler(reflected),))
     answer = HealthService(servicer, names)
     await answer.set_serving(False)
     return answer

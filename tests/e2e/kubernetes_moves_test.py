@@ -40,6 +40,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods.migration import MoveTimeouts
 from eelgrid_controller.engines.kubernetes.reconcilers import moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_kernels.move_search import OVERLAPS
 from eelgrid_protos.messages import (
@@ -432,7 +433,7 @@ def test_running_pods_are_recommended_to_move_and_are_moved(tmp_path):
                     cluster, lambda pods, name=name: any(name in one["metadata"]["name"] for one in ready(pods))
                 )
             core = loop.core
-            problem = core.survey_moves(RecommendMovesRequest())
+            problem = build_migration_problem(core.survey_moves(RecommendMovesRequest()))
             assert problem.running == 3
             assert {unit.manner for unit in problem.units} == {OVERLAPS}, "each may move"
 

@@ -6,7 +6,7 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.e2e.processes import Cluster, fleet_of
 
-from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_protos.messages import ListPlansRequest, RecommendMovesRequest
 
 NODE = {
@@ -22,7 +22,7 @@ def compiled():
     """The kernels in the cache: eelctl does not wait minutes for a machine that never compiled them."""
     core = build_core(build_node("a"), build_node("b"))
     core.submit(build_request(gpus=1, milli=500), now_ns=1)
-    recommend_moves(core.survey_moves(RecommendMovesRequest()))
+    recommend_moves(build_migration_problem(core.survey_moves(RecommendMovesRequest())))
 
 
 @pytest.fixture
@@ -52,6 +52,8 @@ def test_moves_are_shown_then_made_and_the_plans_of_both_nodes_say_so(scattered)
     assert set(before.values()) == {"a-0", "b-0"}
     table = scattered.eelctl("moves", "--budget", 5).stdout
     assert "-225.0 W" in table
+    assert "Saves 225.0 W by the model." in table
+    assert "No moves within the budget save more than 450.0 W: an upper bound" in table
     assert "1 of 2 replicas to move (at most 5)" in table
     assert places(scattered) == before, "asking moves nothing"
     (words,) = [line for line in table.splitlines() if line.startswith("Nothing was moved.")]

@@ -5,11 +5,11 @@ import random
 
 import numpy as np
 import pytest
-from bench.moves.bounds import bound_moves_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
 
+from eelgrid_controller.placement.migration_planner import bound_saved_w, build_migration_problem, recommend_moves
 from eelgrid_protos.messages import RecommendMovesRequest, WorkloadPhase
 
 MODELS = ("G2", "T4")
@@ -69,8 +69,10 @@ def best_saving_w(problem, most):
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), most=st.integers(1, 4))
 def test_no_places_of_the_tasks_save_more_than_the_bound(seed, most):
-    problem = draw_core(seed).survey_moves(RecommendMovesRequest(moves_most=most))
-    assert bound_moves_w(problem) >= best_saving_w(problem, most) - 1e-6
+    problem = build_migration_problem(draw_core(seed).survey_moves(RecommendMovesRequest(moves_most=most)))
+    assert bound_saved_w(problem) >= best_saving_w(problem, most) - 1e-6
+    found = recommend_moves(problem)
+    assert found.before.power_w - found.after.power_w <= found.saved_most_w + 1e-6
 
 
 def test_the_bound_of_two_halves_is_what_joining_them_saves():
@@ -80,6 +82,6 @@ def test_the_bound_of_two_halves_is_what_joining_them_saves():
     core.register_node(build_node("b", gpus=1), now_ns=1)
     core.submit(build_request("two", milli=500), now_ns=1)
     core.cancel("gap", now_ns=2)
-    problem = core.survey_moves(RecommendMovesRequest(moves_most=1))
+    problem = build_migration_problem(core.survey_moves(RecommendMovesRequest(moves_most=1)))
     assert best_saving_w(problem, 1) > 0.0
-    assert bound_moves_w(problem) == pytest.approx(best_saving_w(problem, 1))
+    assert bound_saved_w(problem) == pytest.approx(best_saving_w(problem, 1))

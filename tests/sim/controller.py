@@ -7,7 +7,7 @@ moment between two events, thus also between a commit and its answers.
 from typing import Any
 
 from eelgrid_controller.errors import JournalLost, LostEntries
-from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.faults import Fault, NotFound
@@ -211,7 +211,7 @@ class Controller:
         )
 
     def _recommend(self, life: Life, request: RecommendMovesRequest, reply: Reply) -> None:
-        found = recommend_moves(life.core.survey_moves(request))
+        found = recommend_moves(build_migration_problem(life.core.survey_moves(request)))
         self._kept[found.recommendation_id] = found
         reply(encode_message(RecommendMovesResponse(recommendation=found)))
 

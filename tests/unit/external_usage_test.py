@@ -7,6 +7,7 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.migration_planner import build_migration_problem
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import NodeOccupied, event_to_plain
@@ -150,7 +151,7 @@ def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
     core = build_core(build_node("a"), build_node("b"))
     core.update_external_usage("a", ExternalUsage(traits=("x",)), now_ns=2)
     core.submit(build_request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
-    problem = core.survey_moves(RecommendMovesRequest())
+    problem = build_migration_problem(core.survey_moves(RecommendMovesRequest()))
     assert [unit.manner for unit in problem.units] == [STAYS]
 
 

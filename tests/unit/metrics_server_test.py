@@ -1,9 +1,11 @@
 """The endpoint over real connections: methods, the bounds on a request, curl, and a Prometheus that scrapes it."""
 
 import contextlib
+import email.utils
 import http.client
 import json
 import logging
+import re
 import shutil
 import signal
 import socket
@@ -95,6 +97,7 @@ def test_another_method_is_refused_with_those_that_are_taken(serve, method):
         (b"GET / HTTP/1.1\r\n" + b"A: a\r\n" * 101 + b"\r\n", b"431"),
         (b"GET / HTTP/1.1\r\n" + (b"A: " + b"a" * 200 + b"\r\n") * 90, b"431"),
         (b"\x16\x03\x01\x02\x00\x01\r\n", b"400"),
+        (b"GET /metrics HTTP/1\r\n\r\n", b"400"),
         (b"GET / HTTP/9.9\r\n\r\n", b"505"),
     ],
 )
@@ -103,6 +106,21 @@ def test_what_is_too_large_or_no_http_is_refused(serve, sent, status):
     assert answer.startswith(b"HTTP/1.0 " + status)
     assert b"eelgrid_gpu_up" not in answer
     assert len(answer) < 500, "nothing of it is echoed"
+
+
+def test_a_client_that_sends_nothing_gets_no_answer(serve):
+    with socket.create_connection(("127.0.0.1", serve()), timeout=5) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+
+
+def test_headers_are_read_in_any_case_and_the_date_is_that_of_http(serve):
+    port = serve(host_names=("gpu7.cluster.example",))
+    answer = exchange(port, b"GET /metrics HTTP/1.0\nhOST:   gpu7.cluster.example\t\nX-Other:\n\n")
+    assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+    (date,) = re.findall(rb"\r\nDate: (.*)\r\n", answer)
+    assert abs(email.utils.parsedate_to_datetime(date.decode()).timestamp() - time.time()) < 10.0
+    assert date.endswith(b" GMT")
 
 
 def test_a_client_that_trickles_ends_in_time_and_its_place_is_free_again(serve):

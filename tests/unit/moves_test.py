@@ -9,10 +9,12 @@ from tests.state_invariants import check_invariants
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.workloads import MoveRefused
 from eelgrid_controller.placement import migration_planner
-from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_controller.state.events import WorkloadMoved, event_from_plain, event_to_plain
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_kernels.move_search import OVERLAPS
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     Mobility,
@@ -27,7 +29,8 @@ from eelgrid_protos.messages import (
 
 
 def asked(core: Core, **wanted) -> Recommendation:
-    return recommend_moves(core.survey_moves(RecommendMovesRequest(**{"moves_ratio": 1.0} | wanted)))
+    survey = core.survey_moves(RecommendMovesRequest(**{"moves_ratio": 1.0} | wanted))
+    return recommend_moves(build_migration_problem(survey))
 
 
 def places(core: Core, key: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -64,7 +67,54 @@ def test_two_halves_join_and_the_watts_are_those_of_the_model():
     # 500 milli of 150 W and a vCPU of 120/32 W, for a minute of an hour.
     assert move.restart_w == pytest.approx((75.0 + 3.75) / 60.0)
     assert found.gain_w == pytest.approx(found.before.cost_w - found.after.cost_w - move.restart_w)
+    # The bound does not ask where work goes: it counts both nodes as emptied, and with one move one of them.
+    assert found.saved_most_w == pytest.approx(2 * (120.0 + 105.0))
+    assert asked(two_halves(), moves_most=1).saved_most_w == pytest.approx(120.0 + 105.0)
     check_invariants(core.state)
+
+
+def test_the_bound_on_watts_grows_with_the_budget_and_leaves_out_what_stays():
+    core = build_core(build_node("a", gpus=4))
+    for key in ("one", "two", "three"):
+        core.submit(build_request(gpus=1, milli=1000, key=key), now_ns=1)
+    # Whole GPUs draw elsewhere what they free here; a package of CPU would sleep.
+    assert asked(core, moves_most=3).saved_most_w == pytest.approx(105.0)
+    core = two_halves(mobility=Mobility.FIXED)
+    assert asked(core).saved_most_w == 0.0
+    core = two_halves()
+    core.register_node(build_node("c", gpus=1), now_ns=2)
+    core.submit(build_request(gpus=1, milli=600, key="three"), now_ns=3)
+    least, most = (asked(core, moves_most=budget).saved_most_w for budget in (1, 2))
+    assert 0.0 < least < most
+
+
+def test_a_survey_is_of_one_moment_whatever_happens_before_its_problem_is_built():
+    """The problem is built in another thread while the controller goes on."""
+    core = build_core(build_node("a", gpus=1))
+    for name, keys in (("a", ("one", "gap")), ("b", ("two",))):
+        core.register_node(build_node(name, gpus=1), now_ns=1)
+        core.update_external_usage(name, ExternalUsage(traits=("nvlink",)), now_ns=1)
+        for key in keys:
+            core.submit(build_request(gpus=1, milli=500, key=key, required_traits=("nvlink",)), now_ns=1)
+    core.cancel("gap", now_ns=2)
+    assert (places(core, "one"), places(core, "two")) == ([("a", (0,))], [("b", (0,))])
+    survey = core.survey_moves(RecommendMovesRequest(moves_ratio=1.0))
+    before = build_migration_problem(survey)
+    assert [unit.manner for unit in before.units] == [OVERLAPS, OVERLAPS]
+    assert before.limits.gpu_milli == sum(record.allocated_gpu_milli for record in core.state.nodes.values()) == 1000
+    first = recommend_moves(before)
+    core.update_external_usage("a", ExternalUsage(traits=()), now_ns=3)
+    core.apply_moves(first.moves, now_ns=3)
+    core.submit(build_request(gpus=1, milli=500, key="late"), now_ns=4)
+    core.cancel("two", now_ns=5)
+    core.register_node(build_node("z", gpus=2), now_ns=6)
+    core.mark_node_lost("b", now_ns=7)
+    again = build_migration_problem(survey)
+    assert (again.units, again.names, again.limits, again.largest) == (
+        before.units, before.names, before.limits, before.largest,
+    )  # fmt: skip
+    assert recommend_moves(again) == first
+    assert recommend_moves(build_migration_problem(core.survey_moves(RecommendMovesRequest(moves_ratio=1.0)))) != first
 
 
 def test_the_explanation_of_a_moved_replica_is_that_of_the_move():

@@ -12,6 +12,7 @@ from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import OBJECTIVES, Policy, Weights
 
@@ -106,11 +107,18 @@ def test_rows_kept_up_to_date_equal_arrays_built_again():
     core.mark_node_lost("b", now_ns=3)
     for number in range(80):
         core.register_node(build_node(f"late{number}", gpus=2, model="T4"), now_ns=4)
+    core.update_external_usage("late0", ExternalUsage(traits=("x",)), now_ns=5)
+    core.cordon_node("late1", reason="a fan", now_ns=5)
+    core.update_external_usage("late1", ExternalUsage(traits=("y",)), now_ns=6)
     kept, anew = core.snapshot(), SnapshotMirror(core.state, PriorPowerModel(catalogue.load_catalogue()).gpu).snapshot()
     assert list(kept.names) == list(anew.names)
     assert kept.devices == anew.devices
     # Models are coded in the order in which they were met, which a removed model may shift.
     assert kept.models == anew.models
+    assert (kept.is_ready, kept.traits) == (anew.is_ready, anew.traits)
+    row = {name: at for at, name in enumerate(kept.names)}
+    assert [kept.is_ready[row[name]] for name in ("b", "late0", "late1")] == [False, True, True]
+    assert [kept.traits[row[name]] for name in ("b", "late0", "late1", "late2")] == [None, ("x",), None, ()]
     for left, right in zip((*kept.nodes, *kept.mix[:5]), (*anew.nodes, *anew.mix[:5]), strict=True):
         assert np.array_equal(left, right)
     assert np.array_equal(kept.measure_fragments(), anew.measure_fragments())

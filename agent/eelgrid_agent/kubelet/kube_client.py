@@ -11,6 +11,7 @@ with the wait that the server asks for, bounded; everything else is the caller's
 """
 
 import http.client
+import importlib
 import json
 import logging
 import ssl
@@ -22,6 +23,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from eelgrid_protos.file_reloader import FileReloader, WatchFile
 from eelgrid_protos.values import dataclass
+
+if not hasattr(http.client, "HTTPSConnection"):
+    # A small process has loaded it without `ssl` (lean_imports).
+    importlib.reload(http.client)
 
 _LOG = logging.getLogger("eelgrid.agent")
 

@@ -8,22 +8,24 @@ does. Hashes run one at a time, and only so many a second, for a stranger who
 guesses must not take the node's cores; known answers are never held up by that.
 """
 
-import hashlib
-import hmac
 import logging
-import secrets
-import ssl
+import os
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eelgrid_agent.metrics.web_config import TlsSettings, WebConfig, WebConfigError, load_web_config
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
 from eelgrid_protos.transport import CertificateUnusable, TlsFiles
 from eelgrid_protos.values import dataclass
+
+# `ssl` and `hashlib` load OpenSSL, which is 4 MB of a small daemon: where they are used.
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 _ANSWERS_MOST = 100
 # New passwords tried in a second, all users together.
@@ -93,6 +95,9 @@ class BasicAuthenticator:
 
     def _digest(self, *parts: bytes) -> bytes:
         """Lengths go in, so that no two triples read alike."""
+        import hashlib
+        import hmac
+
         digest = hmac.new(self._secret, digestmod=hashlib.sha256)
         for part in parts:
             digest.update(len(part).to_bytes(8, "big") + part)
@@ -114,13 +119,9 @@ def _matches(hashed: str, password: bytes) -> bool:
     return bool(matches) and fits
 
 
-_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-_VERSIONS = {
-    "TLS10": ssl.TLSVersion.TLSv1,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
-    "TLS12": ssl.TLSVersion.TLSv1_2,
-    "TLS13": ssl.TLSVersion.TLSv1_3,
-}
+# The names that `ssl` has for those of the file.
+_AUTH = {"none": "CERT_NONE", "optional": "CERT_OPTIONAL", "required": "CERT_REQUIRED"}
+_VERSIONS = {"TLS10": "TLSv1", "TLS11": "TLSv1_1", "TLS12": "TLSv1_2", "TLS13": "TLSv1_3"}
 
 
 class MetricsError(Exception):
@@ -136,14 +137,14 @@ class AccessRules:
     """What the files say: users, headers and client names, and the TLS context; None without TLS."""
 
     config: WebConfig
-    context: ssl.SSLContext | None
+    context: "SSLContext | None"
 
 
 class ScrapeAccess:
     """Who may come in now: by the web configuration file, or else by the files of the agent's TLS flags."""
 
     def __init__(self, path: Path | None, tls: TlsFiles | None, log: logging.Logger) -> None:
-        self.credentials = BasicAuthenticator(secret=secrets.token_bytes(32), monotonic_ns=time.monotonic_ns)
+        self.credentials = BasicAuthenticator(secret=os.urandom(32), monotonic_ns=time.monotonic_ns)
         self._path = path
         self._flags = tls
         name = "metrics_tls" if path is None else "web_config"
@@ -179,6 +180,8 @@ class ScrapeAccess:
             return AccessRules(config, _build_context(config.tls, self._path))
         if self._flags is None:
             return AccessRules(WebConfig(), None)
+        import ssl
+
         self._flags.load_contents(watch)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self._flags.authority))
         load_key_pair(context, self._flags.certificate, self._flags.key)
@@ -186,9 +189,12 @@ class ScrapeAccess:
         return AccessRules(WebConfig(), context)
 
 
-def _build_context(settings: TlsSettings, path: Path) -> ssl.SSLContext:
+def _build_context(settings: TlsSettings, path: Path) -> "SSLContext":
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version, context.maximum_version = _VERSIONS[settings.oldest], _VERSIONS[settings.newest]
+    context.minimum_version = ssl.TLSVersion[_VERSIONS[settings.oldest]]
+    context.maximum_version = ssl.TLSVersion[_VERSIONS[settings.newest]]
     context.options |= ssl.OP_NO_COMPRESSION
     if settings.own_preference:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -217,5 +223,5 @@ def _build_context(settings: TlsSettings, path: Path) -> ssl.SSLContext:
                 f"{path}: tls_server_config.client_ca_file: {settings.client_authority} cannot be used ({error}); "
                 "name a PEM file"
             ) from None
-    context.verify_mode = _AUTH[settings.client_auth]
+    context.verify_mode = ssl.VerifyMode[_AUTH[settings.client_auth]]
     return context

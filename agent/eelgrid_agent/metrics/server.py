@@ -12,7 +12,6 @@ import contextlib
 import gzip
 import http.client
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
 from socket import SHUT_RDWR, socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eelgrid_agent.metrics.access import AccessRules, MetricsError, PasswordVerdict, ScrapeAccess
 from eelgrid_agent.metrics.collector import AgentCollector
@@ -31,6 +30,10 @@ from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, 
 from eelgrid_protos.sockets import HttpHosts, split_address
 from eelgrid_protos.transport import TlsFiles, is_loopback
 from eelgrid_protos.values import dataclass
+
+if TYPE_CHECKING:
+    # Who has no TLS does without OpenSSL.
+    from ssl import SSLSocket
 
 # The event loop is taken for dead when nothing was sampled for this long and four intervals.
 SILENCE_S_MOST = 60.0
@@ -268,7 +271,7 @@ class _Server(ThreadingHTTPServer):
         return secured
 
 
-def _names(connection: ssl.SSLSocket) -> frozenset[str]:
+def _names(connection: "SSLSocket") -> frozenset[str]:
     """The names that the client's certificate is for."""
     found: Any = connection.getpeercert() or {}
     return frozenset(name for kind, name in found.get("subjectAltName", ()) if kind in _SAN_KINDS)

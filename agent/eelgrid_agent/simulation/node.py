@@ -6,7 +6,7 @@ It answers as the NVML adapter does; one contract suite checks both. One thread 
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from eelgrid_agent.devices.port import (
     SLOW_READINGS,
@@ -26,7 +26,7 @@ from eelgrid_agent.devices.port import (
     make_silent_readings,
 )
 from eelgrid_agent.simulation.gpu import LoadBehavior, SimGpu, SimHealth
-from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused
+from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused, make_uuid
 from eelgrid_agent.simulation.operations import DeviceOperations, DriverAnnouncement, OperationKind, SimulatedControl
 from eelgrid_agent.simulation.sensors import (
     POWER_FIELDS_SINCE,
@@ -267,7 +267,7 @@ class SimulatedNode(SimulatedControl):
             SimGpu(
                 gpu,
                 find_product(gpu, catalogue),
-                uuid=uuid5(_SPACE, f"{seed}/{spec.node_name}/{index}"),
+                uuid=make_uuid(_SPACE, f"{seed}/{spec.node_name}/{index}"),
                 index=index,
                 now_ns=now_ns,
                 branch=spec.driver_branch,

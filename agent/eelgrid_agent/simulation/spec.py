@@ -16,7 +16,6 @@ nvidia-smi captures, NVML's notes on minimum architectures and NVIDIA's list of 
 """
 
 import json
-import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -325,7 +324,7 @@ def load_fleet(path: Path | str) -> tuple[NodeSpec, ...]:
         raise FleetFileError(f"{path}: is larger than {_BYTES_MOST} bytes; use `count` for like nodes")
     try:
         text = content.decode("utf-8")
-        document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        document = _load_toml(text) if path.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FleetFileError(f"{path}: is not {kind} ({error}); correct it there") from None
@@ -333,6 +332,12 @@ def load_fleet(path: Path | str) -> tuple[NodeSpec, ...]:
         return tuple(_nodes(document, load_catalogue()))
     except SpecError as error:
         raise FleetFileError(f"{path}: {error.field}: {error.problem}") from None
+
+
+def _load_toml(text: str) -> Any:
+    import tomllib  # not of a fleet in JSON
+
+    return tomllib.loads(text)
 
 
 def _nodes(document: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:

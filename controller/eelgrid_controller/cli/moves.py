@@ -109,12 +109,21 @@ def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
         yield row(f"room: {_class_text(before)}", before.tasks, after.tasks)
 
 
+def _bound_text(most_w: float) -> str:
+    return (
+        f"No moves within the budget save more than {format_power(most_w)}: an upper bound, which does not ask whether "
+        "there is room, and is loose where work was placed recently."
+    )
+
+
 def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     if not found.moves:
         yield (
             f"No move within the budget is worth its restart: of {count_noun(found.running, 'running replica')} "
             f"{found.movable:,} may move, at most {found.moves_most:,} at once."
         )
+        if found.saved_most_w is not None:
+            yield _bound_text(found.saved_most_w)
         return
     budget = f"{found.moving:,} of {count_noun(found.running, 'replica')} to move (at most {found.moves_most:,})"
     yield f"{budget}, with {format_gpu(found.moving_gpu_milli)} GPUs."
@@ -124,6 +133,10 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     )
     if found.gain_most_w is not None:
         yield "Every sequence of moves within the budget was tried: none gains more."
+    saved_w = found.before.power_w - found.after.power_w
+    yield f"{'Saves' if saved_w >= 0.0 else 'Draws'} {format_power(abs(saved_w))}{'' if saved_w >= 0.0 else ' more'} by the model."
+    if found.saved_most_w is not None:
+        yield _bound_text(found.saved_most_w)
     yield ""
     columns: list[TableColumn[tuple[str, str, str, str]]] = [
         TableColumn("THE CLUSTER", lambda row: row[0]),

@@ -73,7 +73,7 @@ from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
 from eelgrid_controller.placement.explanations import explain_workload, make_outcome_event
-from eelgrid_controller.placement.migration_planner import MigrationProblem, build_migration_problem
+from eelgrid_controller.placement.migration_planner import MigrationSurvey, survey_for_moves
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
@@ -661,9 +661,9 @@ class Core:
         freed = self._chooser.allowance.report_limits(highest_w)
         return self.retry_waiting(now_ns=now_ns) if freed else self.retry(now_ns=now_ns)
 
-    def survey_moves(self, asked: RecommendMovesRequest) -> MigrationProblem:
-        """Copies what a search for moves needs; the search may run in another thread."""
-        return build_migration_problem(self.state, self.snapshot(), asked)
+    def survey_moves(self, asked: RecommendMovesRequest) -> MigrationSurvey:
+        """Copies what a search for moves needs; the problem is built and searched in another thread."""
+        return survey_for_moves(self.state, self.snapshot(), asked)
 
     def work_ahead(self) -> bool:
         """Does a bounded part of the next decisions' work between calls; false if nothing is left. It changes none."""

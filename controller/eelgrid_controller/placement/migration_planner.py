@@ -6,8 +6,8 @@ the expected task mix would fit afterwards. Must not execute anything (core.work
 recommendation is kept or shown. What is lost,
 cordoned, partitioned or declared fixed stays where it is.
 
-Theory: `build_migration_problem` copies what the search needs in milliseconds, and `recommend_moves` works on
-the copy and may take seconds, elsewhere. A move is worth the fall of the cluster's cost in watts less its
+Theory: `survey_for_moves` copies what may change in milliseconds, while the controller's loop waits;
+`build_migration_problem` and `recommend_moves` work on the copy and may take seconds, in another thread. A move is worth the fall of the cluster's cost in watts less its
 restart, which costs the watts that the workload holds while it does no work, spread over the time in which the
 move must have paid:
 
@@ -17,14 +17,26 @@ A gang stops as a whole if one replica moves: its replicas on one node are one u
 for the restart of all. The search (eelgrid_kernels.move_search) is greedy, so it runs in a few ways that fail
 differently, and the best result is kept.
 
+Bound. Where not every sequence can be tried, `gain_most_w` is not known, but the watts are bounded. After at most K moves,
+power is at least that of all nodes without what moved, and what the moved work adds where it goes: nothing, but for whole
+GPUs, of which it takes as many idle ones as it asks for, at the watts of the cheapest that it may use. On one node k moves
+save at most G(k) + C(k):
+
+    G(k)  watts of GPUs of which all holders moved, a holder of several GPUs counted in parts; fractional
+    C(k)  watts of CPU packages that sleep if the k that hold most CPU moved
+
+The largest sum over all nodes of the concave envelopes of G + C with K moves is the bound: the K steepest steps. It does
+not ask whether there is room for what moves, so it is loose where work was placed well.
+
 Headroom. The number of free GPUs says little, since a share may be too small or its CPU used up. So tasks in the
 proportions of the mix arrive until they have requested as much GPU as is free, each is placed where it is cheapest on
 a copy of the nodes, and those that fit are counted. The order is fixed (smooth weighted round robin), so that two
 placements of the same work are tried with the same stream.
 """
 
+import gc
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -46,7 +58,7 @@ from eelgrid_kernels.arrays import (
     Records,
     TermPrices,
 )
-from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, PACKAGE_W, active_packages
 from eelgrid_kernels.engine_setup import encode_models
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import DEEP, EVERY, GREEDY, OVERLAPS, RELEASES, STAYS, WEIGH, search_moves
@@ -160,6 +172,7 @@ MIGRATION_GOALS = {
     MoveGoal.BALANCED: TermPrices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=30.0),
 }
 _CPU_MILLI_PER_PACKAGE = 32_000
+_COLLECTED_AFTER = 4096
 _MANNERS = {Mobility.FIXED: STAYS, Mobility.RESTARTABLE: RELEASES}
 
 
@@ -195,25 +208,62 @@ class MigrationProblem:
     horizon_s: float
 
 
-def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest) -> MigrationProblem:
-    """Copies what a search needs from the state; see `MigrationProblem`."""
-    goal = asked.goal or MoveGoal.BALANCED
-    restart_s = RESTART_S if asked.restart_s is None else asked.restart_s
-    horizon_s = HORIZON_S if asked.horizon_s is None else asked.horizon_s
-    units = tuple(_units(state, snapshot, restart_s / horizon_s))
-    running = sum(len(unit.placements) for unit in units)
-    held_milli = sum(record.allocated_gpu_milli for record in state.nodes.values())
-    most = asked.moves_most or max(1, int(running * (asked.moves_ratio or MOVES_RATIO)))
-    return MigrationProblem(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationSurvey:
+    """What a problem is built from: the cluster at one moment, copied where it changes, and the request."""
+
+    asked: RecommendMovesRequest
+    revision: int
+    nodes: Nodes
+    mix: Mix
+    demand: Mapping[TaskClass, int]
+    names: tuple[str, ...]
+    devices: tuple[GpuSlots, ...]
+    models: Mapping[str, int]
+    # All that is known; a workload is replaced when it changes, never written to.
+    workloads: tuple[Workload, ...]
+    is_ready: tuple[bool, ...]
+    # Of the nodes that take new work; None of others.
+    traits: tuple[tuple[str, ...] | None, ...]
+
+
+def survey_for_moves(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest) -> MigrationSurvey:
+    """Copies the state for a search; the controller's loop waits for this alone, so it looks at no single node."""
+    return MigrationSurvey(
+        asked=asked,
         revision=state.revision,
-        goal=goal,
-        prices=MIGRATION_GOALS.get(goal, MIGRATION_GOALS[MoveGoal.BALANCED]),
         nodes=copy_nodes(snapshot.nodes),
         mix=copy_mix(snapshot.mix),
-        largest=select_largest_classes(state.demand.counts),
+        demand=dict(state.demand.counts),
         names=tuple(snapshot.names),
         devices=tuple(snapshot.devices),
         models=dict(snapshot.models),
+        workloads=tuple(state.workloads.values()),
+        is_ready=tuple(snapshot.is_ready),
+        traits=tuple(snapshot.traits),
+    )
+
+
+def build_migration_problem(survey: MigrationSurvey) -> MigrationProblem:
+    """Builds the problem of a survey; takes most of a second at 10,000 nodes, and reads nothing else."""
+    asked = survey.asked
+    goal = asked.goal or MoveGoal.BALANCED
+    restart_s = RESTART_S if asked.restart_s is None else asked.restart_s
+    horizon_s = HORIZON_S if asked.horizon_s is None else asked.horizon_s
+    units = tuple(_collect_in_parts(_units(survey, restart_s / horizon_s)))
+    running = sum(len(unit.placements) for unit in units)
+    held_milli = sum(_held_milli(unit) for unit in units)
+    most = asked.moves_most or max(1, int(running * (asked.moves_ratio or MOVES_RATIO)))
+    return MigrationProblem(
+        revision=survey.revision,
+        goal=goal,
+        prices=MIGRATION_GOALS.get(goal, MIGRATION_GOALS[MoveGoal.BALANCED]),
+        nodes=survey.nodes,
+        mix=survey.mix,
+        largest=select_largest_classes(survey.demand),
+        names=survey.names,
+        devices=survey.devices,
+        models=survey.models,
         units=units,
         limits=ChurnLimits(min(most, MOVES_MOST), int(held_milli * (asked.gpu_ratio or 1.0)), 1.0, 0, 0),
         running=running,
@@ -222,57 +272,82 @@ def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: Reco
     )
 
 
-def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Iterator[MigrationUnit]:
-    rows = {name: row for row, name in enumerate(snapshot.names)}
-    slot_of = [{uuid: slot for slot, uuid in enumerate(devices.uuids)} for devices in snapshot.devices]
-    # Lists: a cell of an array costs some hundred nanoseconds, and the controller's loop waits for all of this.
-    placeable, busy_w = (snapshot.nodes.gpu_state == GPU_PLACEABLE).tolist(), snapshot.nodes.gpu_busy_w.tolist()
-    is_ready = [state.nodes[name].is_ready for name in snapshot.names]
+def _collect_in_parts(units: Iterator[MigrationUnit]) -> Iterator[MigrationUnit]:
+    """Passes units on, and has the collector of garbage look at them by the thousand.
+
+    It stops every thread, and would look at a hundred thousand young objects at once: 40 to 90 ms on a busy machine.
+    """
+    for number, unit in enumerate(units, start=1):
+        if number % _COLLECTED_AFTER == 0:
+            gc.collect(1)
+        yield unit
+
+
+def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationUnit]:
+    rows = {name: row for row, name in enumerate(survey.names)}
+    # Flat lists: a cell of an array costs some hundred nanoseconds, and a list for each node the collector's time.
+    width = survey.nodes.gpu_state.shape[1]
+    placeable = (survey.nodes.gpu_state == GPU_PLACEABLE).ravel().tolist()
+    busy_w = survey.nodes.gpu_busy_w.ravel().tolist()
     common: dict[tuple[bool, tuple[str, ...]], bool] = {}
-    for workload in state.workloads.values():
+    # Equal tuples are one: each new one is work for the collector of garbage, which stops the controller's loop as well.
+    shared: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
+    for workload in survey.workloads:
         if workload.phase is not WorkloadPhase.PLACED:
             continue
         spec = workload.spec
         asked = spec.request.gpu_count > 0, spec.required_traits
         if asked not in common:
-            common[asked] = _are_common(state, *asked)
+            common[asked] = _are_common(survey, *asked)
         is_gang = spec.kind is WorkloadKind.TRAINING_JOB and spec.replicas > 1
         groups: dict[tuple[int, int], list[Placement]] = {}
         for placement in workload.placements:
             row = rows[placement.node_name]
             groups.setdefault((row, -1 if is_gang else placement.replica), []).append(placement)
         for (row, _), placements in groups.items():
-            here, there = slot_of[row], placeable[row]
+            here, start = survey.devices[row].uuids, row * width
             try:
-                slots = tuple([tuple([here[uuid] for uuid in placement.gpu_uuids]) for placement in placements])
+                slots = tuple([tuple([here.index(uuid) for uuid in placement.gpu_uuids]) for placement in placements])
                 # Lost, cordoned and partitioned nodes are not to be emptied.
-                usable = all(there[slot] for held in slots for slot in held) and is_ready[row] and common[asked]
-            except KeyError:  # a GPU that the inventory has no more
+                usable = (
+                    all(placeable[start + slot] for held in slots for slot in held)
+                    and survey.is_ready[row]
+                    and common[asked]
+                )
+            except ValueError:  # a GPU that the inventory has no more
                 slots, usable = ((),) * len(placements), False
-            held_w = _held_w(busy_w[row], slots[0], spec.request) if usable else 0.0
+            held_w = _held_w([busy_w[start + slot] for slot in slots[0]], spec.request) if usable else 0.0
             stopped = spec.replicas if is_gang else 1
             yield MigrationUnit(
                 workload=workload,
                 row=row,
-                placements=tuple(placements),
-                slots=slots,
+                placements=workload.placements if len(groups) == 1 else tuple(placements),
+                slots=shared.setdefault(slots, slots),
                 manner=_MANNERS.get(spec.mobility, OVERLAPS) if usable else STAYS,
                 restart_w=held_w * stopped * restart_share,
             )
 
 
-def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> bool:
+def _are_common(survey: MigrationSurvey, on_gpus: bool, wanted: tuple[str, ...]) -> bool:
     """Returns whether every schedulable node with suitable devices has these traits: the search does not know traits."""
-    return not traits or all(
-        set(traits) <= set(record.others.traits)
-        for record in state.nodes.values()
-        if record.is_schedulable and (record.inventory.gpus or not on_gpus)
+    nodes = zip(survey.traits, survey.devices, strict=True)
+    return not wanted or all(
+        set(wanted) <= set(traits) for traits, devices in nodes if traits is not None and (devices.uuids or not on_gpus)
     )
 
 
-def _held_w(busy_w: Sequence[float], slots: Sequence[int], request: ResourceRequest) -> float:
-    """Returns the watts of what one replica holds, at full work."""
-    gpu_w = sum([busy_w[slot] for slot in slots]) * request.gpu_milli / GPU_WHOLE_MILLI
+def _held_milli(unit: MigrationUnit) -> int:
+    """Returns the GPU share that a unit holds, in thousandths; a slice of a GPU has its own."""
+    milli = unit.workload.spec.request.gpu_milli
+    return sum(
+        len(held.gpu_uuids) * (milli if held.gpu_instance is None else held.gpu_instance.gpu_milli)
+        for held in unit.placements
+    )
+
+
+def _held_w(busy_w: Sequence[float], request: ResourceRequest) -> float:
+    """Returns the watts of what one replica holds, at full work; `busy_w` are those of its GPUs."""
+    gpu_w = sum(busy_w) * request.gpu_milli / GPU_WHOLE_MILLI
     return gpu_w + CPU_PACKAGE_FULL_W * request.cpu_milli / _CPU_MILLI_PER_PACKAGE
 
 
@@ -388,7 +463,7 @@ def _search_steps(problem: MigrationProblem) -> _SearchResult:
             )
             order = search.log[: search_moves(_copy_ground(begun), search, way)].tolist()
             found = [_make_step(problem, search, rows, chosen, unit) for unit in order]
-            gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
+            gain_w = sum(move.gain_w for move in _make_moves(problem, _Standings(problem), found))
             if gain_w > best_w:
                 best, best_w = found, gain_w
             if way == EVERY and search.progress[0].tried <= _TRIES_MOST:
@@ -414,6 +489,95 @@ def _make_step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen
         chosen[unit],
         tuple((int(rows[search.to_node[item]]), tuple(search.to_slots[item, :count].tolist())) for item in items),
     )
+
+
+# The bound on watts
+
+
+def bound_saved_w(problem: MigrationProblem) -> float:
+    """Bounds the modelled watts that moves within the limit of replicas may save, wherever they go; see the module."""
+    by_row: dict[int, list[MigrationUnit]] = {}
+    for unit in problem.units:
+        by_row.setdefault(unit.row, []).append(unit)
+    arrival_w: dict[ResourceRequest, float] = {}
+    steps = [_bound_node_steps(problem, row, units, arrival_w) for row, units in by_row.items()]
+    every = np.sort(np.concatenate(steps))[::-1] if steps else np.zeros(0)
+    most = problem.limits.replicas
+    return float(every[:most][every[:most] > 0.0].sum())
+
+
+def _least_arrival_w(problem: MigrationProblem, request: ResourceRequest) -> float:
+    """Least watts that a replica of whole GPUs adds where it goes; 0 for a share, which may go beside others."""
+    if request.gpu_count == 0 or request.gpu_milli < GPU_WHOLE_MILLI:
+        return 0.0
+    nodes = problem.nodes
+    allowed = [code for model, code in problem.models.items() if not request.gpu_models or model in request.gpu_models]
+    usable = (nodes.gpu_state == GPU_PLACEABLE) & np.isin(nodes.gpu_model, allowed)
+    return request.gpu_count * float((nodes.gpu_busy_w - nodes.gpu_idle_w)[usable].min(initial=np.inf))
+
+
+def _bound_node_steps(
+    problem: MigrationProblem, row: int, units: Sequence[MigrationUnit], arrival_w: dict[ResourceRequest, float]
+) -> Floats:
+    """What each further move off a node saves at most, falling."""
+    replicas = [(unit.workload.spec.request, held) for unit in units if unit.manner != STAYS for held in unit.slots]
+    for request, _ in replicas:
+        if request not in arrival_w:
+            arrival_w[request] = _least_arrival_w(problem, request)
+    saved = _bound_gpu_savings(problem, row, units, replicas, arrival_w)
+    saved += _bound_package_savings(problem, row, [request.cpu_milli for request, _ in replicas])
+    return np.diff(_concave_envelope(saved))
+
+
+def _bound_gpu_savings(
+    problem: MigrationProblem,
+    row: int,
+    units: Sequence[MigrationUnit],
+    replicas: Sequence[tuple[ResourceRequest, tuple[int, ...]]],
+    arrival_w: Mapping[ResourceRequest, float],
+) -> Floats:
+    """G(0), G(1), ... G(replicas) of a node."""
+    nodes = problem.nodes
+    fixed = {slot for unit in units if unit.manner == STAYS for held in unit.slots for slot in held}
+    moves: dict[int, float] = {}
+    worth: dict[int, float] = {}
+    for request, held in replicas:
+        for slot in held:
+            moves[slot] = moves.get(slot, 0.0) + 1.0 / len(held)
+            gpu_w = float(nodes.gpu_busy_w[row, slot] - nodes.gpu_idle_w[row, slot])
+            worth[slot] = worth.get(slot, gpu_w) - arrival_w[request] / len(held)
+    items = sorted(
+        ((worth[slot] / moves[slot], moves[slot]) for slot in moves if slot not in fixed and worth[slot] > 0.0),
+        reverse=True,
+    )
+    at, total = [0.0], [0.0]
+    for rate_w, count in items:
+        at.append(at[-1] + count)
+        total.append(total[-1] + rate_w * count)
+    found: Floats = np.interp(np.arange(len(replicas) + 1, dtype=np.float64), at, total)
+    return found
+
+
+def _bound_package_savings(problem: MigrationProblem, row: int, cpu_milli: Sequence[int]) -> Floats:
+    """C(0), C(1), ... C(replicas) of a node."""
+    capacity, free = int(problem.nodes.cpu_capacity[row]), int(problem.nodes.cpu_free[row])
+    freed = np.concatenate(([0], np.cumsum(sorted(cpu_milli, reverse=True))))
+    before = active_packages(capacity, free)
+    return np.array([PACKAGE_W * (before - active_packages(capacity, free + int(more))) for more in freed])
+
+
+def _concave_envelope(values: Floats) -> Floats:
+    """The least concave function of 0, 1, ... that is nowhere below."""
+    corners: list[int] = []
+    for at, value in enumerate(values.tolist()):
+        while len(corners) > 1:
+            first, last = corners[-2], corners[-1]
+            if (values[last] - values[first]) * (at - first) > (value - values[first]) * (last - first):
+                break
+            corners.pop()
+        corners.append(at)
+    found: Floats = np.interp(np.arange(len(values), dtype=np.float64), corners, values[corners])
+    return found
 
 
 # Result of the search
@@ -475,10 +639,9 @@ def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_
     )
 
 
-def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], _Standings]:
-    """Returns each step with its gain at its position in the sequence, and how the nodes are after all of them."""
-    standings = _Standings(problem)
-    return tuple(_move(problem, standings, step) for step in steps), standings
+def _make_moves(problem: MigrationProblem, standings: _Standings, steps: Iterable[_Step]) -> Iterator[Move]:
+    """Yields each step with its gain at its position in the sequence, and changes the nodes accordingly."""
+    return (_move(problem, standings, step) for step in steps)
 
 
 def _move(problem: MigrationProblem, standings: _Standings, step: _Step) -> Move:
@@ -540,7 +703,8 @@ def recommend_moves(problem: MigrationProblem) -> Recommendation:
     """Searches for moves; equal problems give equal recommendations."""
     steps, considered, gain_most_w = _search_steps(problem)
     before_terms = _Standings(problem).sum_terms()
-    moves, standings = _moves(problem, steps)
+    standings = _Standings(problem)
+    moves = tuple(_make_moves(problem, standings, steps))
     after = standings.copy_nodes(problem.nodes)
     kinds = generate_task_stream(problem.nodes, problem.mix)
     asked = problem.mix.gpu_count * problem.mix.gpu_milli
@@ -571,6 +735,7 @@ def recommend_moves(problem: MigrationProblem) -> Recommendation:
         typical_asked_gpu_milli=int(asked[kinds].sum()),
         nodes_considered=considered,
         gain_most_w=gain_most_w,
+        saved_most_w=bound_saved_w(problem),
     )
     text = f"{problem.revision} {problem.prices} {moves}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]

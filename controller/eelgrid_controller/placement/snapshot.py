@@ -161,6 +161,9 @@ class Snapshot:
     quotes: OpportunityPrices = NO_OPPORTUNITY_PRICES
     # How many more assignments each node's plan can express (N,); None if that is no limit.
     assignments_left: Ints | None = None
+    # Whether each node is ready, and the traits of those that take new work, None of others.
+    is_ready: Sequence[bool] = ()
+    traits: Sequence[tuple[str, ...] | None] = ()
 
     def allowed_models(self, models: tuple[str, ...]) -> Ints:
         """Returns 1 for each model that a request may use (M,); all if the request names none."""
@@ -375,6 +378,8 @@ class SnapshotMirror:
         self._absent: list[tuple[frozenset[str], frozenset[str]]] = []
         # Whether the partition planner owns a node, and for which of its GPUs a layout is desired.
         self._kept: list[tuple[bool, frozenset[str]]] = []
+        self._is_ready: list[bool] = []
+        self._traits: list[tuple[str, ...] | None] = []
         self._models: dict[str, int] = {}
         self._places = NetworkLocations()
         self._changes: list[int] = []
@@ -421,6 +426,8 @@ class SnapshotMirror:
                 places=self._places,
                 quotes=quotes,
                 assignments_left=_read_only(self._assignments_left[:count]),
+                is_ready=self._is_ready,
+                traits=self._traits,
             )
         return self._snapshot
 
@@ -481,6 +488,8 @@ class SnapshotMirror:
         self._inventories.append(None)
         self._absent.append((frozenset(), frozenset()))
         self._kept.append((False, frozenset()))
+        self._is_ready.append(False)
+        self._traits.append(None)
         self._renew()
         return row
 
@@ -536,3 +545,5 @@ class SnapshotMirror:
         _write_free_amounts(self._arrays, row, self._devices[row].uuids, record)
         self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
         self._sorts[row] = _sorts_held(record)
+        self._is_ready[row] = record.is_ready
+        self._traits[row] = record.others.traits if record.is_schedulable else None

@@ -405,6 +405,7 @@ class Recommendation:
     typical_asked_gpu_milli: Uint64
     nodes_considered: Uint32
     gain_most_w: CostWatts | None = None
+    saved_most_w: CostWatts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

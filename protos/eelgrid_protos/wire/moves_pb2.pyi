@@ -94,7 +94,7 @@ class Standing(_message.Message):
     def __init__(self, power_w: _Optional[float] = ..., fragmented_gpus: _Optional[float] = ..., stranded_gpus: _Optional[float] = ..., cost_w: _Optional[float] = ..., typical_tasks: _Optional[int] = ..., typical_gpu_milli: _Optional[int] = ..., largest: _Optional[_Iterable[_Union[ClassFit, _Mapping]]] = ..., block_gpus: _Optional[float] = ...) -> None: ...
 
 class Recommendation(_message.Message):
-    __slots__ = ("recommendation_id", "revision", "goal", "weights", "moves", "before", "after", "gain_w", "restart_w", "running", "movable", "moving", "moving_gpu_milli", "moves_most", "gpu_milli_most", "restart_s", "horizon_s", "typical_asked_tasks", "typical_asked_gpu_milli", "nodes_considered", "gain_most_w")
+    __slots__ = ("recommendation_id", "revision", "goal", "weights", "moves", "before", "after", "gain_w", "restart_w", "running", "movable", "moving", "moving_gpu_milli", "moves_most", "gpu_milli_most", "restart_s", "horizon_s", "typical_asked_tasks", "typical_asked_gpu_milli", "nodes_considered", "gain_most_w", "saved_most_w")
     RECOMMENDATION_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     GOAL_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class Recommendation(_message.Message):
     TYPICAL_ASKED_GPU_MILLI_FIELD_NUMBER: _ClassVar[int]
     NODES_CONSIDERED_FIELD_NUMBER: _ClassVar[int]
     GAIN_MOST_W_FIELD_NUMBER: _ClassVar[int]
+    SAVED_MOST_W_FIELD_NUMBER: _ClassVar[int]
     recommendation_id: str
     revision: int
     goal: MoveGoal
@@ -137,7 +138,8 @@ class Recommendation(_message.Message):
     typical_asked_gpu_milli: int
     nodes_considered: int
     gain_most_w: float
-    def __init__(self, recommendation_id: _Optional[str] = ..., revision: _Optional[int] = ..., goal: _Optional[_Union[MoveGoal, str]] = ..., weights: _Optional[_Union[GoalWeights, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., before: _Optional[_Union[Standing, _Mapping]] = ..., after: _Optional[_Union[Standing, _Mapping]] = ..., gain_w: _Optional[float] = ..., restart_w: _Optional[float] = ..., running: _Optional[int] = ..., movable: _Optional[int] = ..., moving: _Optional[int] = ..., moving_gpu_milli: _Optional[int] = ..., moves_most: _Optional[int] = ..., gpu_milli_most: _Optional[int] = ..., restart_s: _Optional[float] = ..., horizon_s: _Optional[float] = ..., typical_asked_tasks: _Optional[int] = ..., typical_asked_gpu_milli: _Optional[int] = ..., nodes_considered: _Optional[int] = ..., gain_most_w: _Optional[float] = ...) -> None: ...
+    saved_most_w: float
+    def __init__(self, recommendation_id: _Optional[str] = ..., revision: _Optional[int] = ..., goal: _Optional[_Union[MoveGoal, str]] = ..., weights: _Optional[_Union[GoalWeights, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., before: _Optional[_Union[Standing, _Mapping]] = ..., after: _Optional[_Union[Standing, _Mapping]] = ..., gain_w: _Optional[float] = ..., restart_w: _Optional[float] = ..., running: _Optional[int] = ..., movable: _Optional[int] = ..., moving: _Optional[int] = ..., moving_gpu_milli: _Optional[int] = ..., moves_most: _Optional[int] = ..., gpu_milli_most: _Optional[int] = ..., restart_s: _Optional[float] = ..., horizon_s: _Optional[float] = ..., typical_asked_tasks: _Optional[int] = ..., typical_asked_gpu_milli: _Optional[int] = ..., nodes_considered: _Optional[int] = ..., gain_most_w: _Optional[float] = ..., saved_most_w: _Optional[float] = ...) -> None: ...
 
 class RecommendMovesRequest(_message.Message):
     __slots__ = ("goal", "moves_most", "moves_ratio", "gpu_ratio", "restart_s", "horizon_s")

@@ -16,7 +16,7 @@ from eelgrid_controller.core.drains import find_node, resolve_gpus
 from eelgrid_controller.core.job_arrays import ElementChange
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult
-from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.runtime.array_changes import change_array, is_array
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
@@ -354,8 +354,8 @@ class OperatorService:
             raise ResourceExhausted("another search for moves is under way; ask again in a few seconds")
         self._is_searching = True
         try:
-            problem = await self._loop.read(lambda core: core.survey_moves(request))
-            found = await asyncio.to_thread(recommend_moves, problem)
+            survey = await self._loop.read(lambda core: core.survey_moves(request))
+            found = await asyncio.to_thread(lambda: recommend_moves(build_migration_problem(survey)))
         finally:
             self._is_searching = False
         self._recommended[found.recommendation_id] = found
