@@ -303,9 +303,11 @@ def test_plan(live):
     live.until(lambda: "waiting" not in live.eelctl("plan", "small").stdout, what="the plan is applied")
     as_json, as_yaml, table = both(live, "plan", "small")
     assert as_json == as_yaml
-    assert [a["workload_id"] for a in as_json[0]["plan"]["assignments"]] == ["fill"]
+    assigned = [each["workload_id"] for each in as_json[0]["plan"]["assignments"]]
+    assert "fill" in assigned, "beside what other tests left there"
     assert as_json[0]["applied"]["status"] == "applied"
-    assert table.splitlines()[1].split()[:4] == ["small", "1", "1", "applied"]
+    epoch = str(as_json[0]["plan"]["epoch"])
+    assert table.splitlines()[1].split()[:4] == ["small", epoch, epoch, "applied"]
     assert len(live.eelctl("plan", "--no-headers").stdout.splitlines()) == 3
     assert "nowhere" in fails(live, 4, "plan", "nowhere")
 
