@@ -702,8 +702,8 @@ def _standing(problem: MigrationProblem, nodes: Nodes, terms: Floats, found: Hea
 def recommend_moves(problem: MigrationProblem) -> Recommendation:
     """Searches for moves; equal problems give equal recommendations."""
     steps, considered, gain_most_w = _search_steps(problem)
-    before_terms = _Standings(problem).sum_terms()
     standings = _Standings(problem)
+    before_terms = standings.sum_terms()
     moves = tuple(_make_moves(problem, standings, steps))
     after = standings.copy_nodes(problem.nodes)
     kinds = generate_task_stream(problem.nodes, problem.mix)

@@ -408,7 +408,7 @@ class TokenService:
     watched_first: QuantileObjective | None = None
 
     def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
-        """The instances that keep the promise; where none or too few do, as many as make them as fast as was measured."""
+        """The instances that keep the promise; if `most` do not, those that hold as few sequences at once as were measured."""
         if most < 1:
             return 0
         demand = self.usual._replace(request_hz=rate_hz)
