@@ -31,6 +31,7 @@ from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 OURS = "eelgrid"
+RUNS = (OURS, "eelgrid_second_run", "eelgrid_fifth_run")
 SENSITIVITY = {
     "none": Noise(0.0, 0.0),
     "1 % time, 0.5 % power": Noise(0.01, 0.005),
@@ -162,9 +163,10 @@ def _single_part(data: Data, options: Options, pool: Parallel) -> list[report.Ro
     print(f"{report.rows_table(rows, OURS)}\n\n{report.models_table(mean)}\n")
     if options.sensitivity_seeds:
         tried = {
-            name: single(runs, (OURS,), options.sensitivity_seeds, noise, pool) for name, noise in SENSITIVITY.items()
+            name: single(runs, RUNS, options.sensitivity_seeds, noise, pool) for name, noise in SENSITIVITY.items()
         }
-        print(f"{OURS}, share of the oracle in %:\n{report.sensitivity(tried, OURS)}\n")
+        for policy in RUNS:
+            print(f"{policy}, share of the oracle in %:\n{report.sensitivity(tried, policy)}\n")
         report.write(
             options.out / "sensitivity.csv",
             [one._replace(network=name) for name, group in tried.items() for one in report.means(group)],

@@ -3,7 +3,8 @@
 Owns the jobs and the count of broken promises. Every curve of Zeus's tables on which some limit takes 4 to 9 %
 more time than the largest is one job: the larger of these limits break the promise of 5 % by so little that noise
 can hide it, the smaller keep it by as little. A job lasts 1.5 to 6 hours, and its windows are of 30 s. Jobs of
-bench.powercap's own runs are left out on request, so that a search can be developed on others.
+bench.powercap's own runs are left out on request, so that a search can be developed on others. With --former each
+job is the last of several runs, which may differ at each limit (--differ) more than the search expects.
 """
 
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from bench.powercap import report
-from bench.powercap.single import SLOWDOWN, Noise, Outcome, ceiling, search_limit
+from bench.powercap.single import SLOWDOWN, FormerRuns, Noise, Outcome, ceiling, search_limit
 from bench.powercap.zeus import Data, NotThere, Run, baseline_runs, load
 from bench.runner import Options, benchmark, data_option, processes_option, seeds_option
 
@@ -75,17 +76,19 @@ def _row(name: str, runs: Sequence[Sequence[Run]], outcomes: Sequence[Outcome]) 
 @seeds_option(4)
 @click.option("--first-seed", type=int, default=0)
 @click.option("--others-only", is_flag=True, help="Without the jobs that bench.powercap reports.")
+@click.option("--former", type=int, default=0, help="Runs of each job before the one that counts.")
+@click.option("--differ", type=float, default=0.0, help="Relative scatter of their time at each limit, e.g. 0.02.")
 @processes_option
 def main(options: Options) -> int:
     """Writes near_promise.csv; 2 if the data is not there. Jobs may break their promise: the count is the result."""
     data = load(options.data)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [near_runs(data, seed, others_only=options.others_only) for seed in seeds]
-    rows = []
+    rows, former = [], FormerRuns(options.former, options.differ)
     with Parallel(n_jobs=options.processes) as pool:
         for name, noise in NOISES.items():
             done = pool(
-                delayed(search_limit)(run, seed, noise, WINDOW_S)
+                delayed(search_limit)(run, seed, noise, WINDOW_S, former)
                 for seed, group in zip(seeds, runs, strict=True)
                 for run in group
             )

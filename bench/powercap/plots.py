@@ -11,7 +11,7 @@ from bench.powercap.report import ClusterRow, Row
 
 __all__ = ["draw_cluster", "draw_savings"]
 
-_SHOWN = ("cap80", "zeus_epoch", "zeus_jit", "eelgrid", "eelgrid_relatives", "eelgrid_in_turn")
+_SHOWN = ("cap80", "zeus_epoch", "zeus_jit", "eelgrid", "eelgrid_second_run", "eelgrid_relatives")
 
 
 def draw_savings(path: Path, rows: Sequence[Row]) -> None:

@@ -21,20 +21,35 @@ for any use of limits in turn is the two-limit mixture (mixture.py).
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from bench.powercap.mixture import choose_mixture
 from bench.powercap.zeus import Run
-from eelgrid_controller.objectives.power.bandit import BanditSettings, PickReason, start_search, step_search
-from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.bandit import (
+    BanditSettings,
+    LimitSearch,
+    PickReason,
+    PriorSet,
+    measured_estimates,
+    start_search,
+    step_search,
+)
+from eelgrid_controller.objectives.power.estimates import (
+    RUNS_DIFFER,
+    LimitPrior,
+    MeasurementWindow,
+    prior_from_estimates,
+)
 from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve, choose_limit
 
 __all__ = [
     "NOISE",
     "POLICIES",
     "SLOWDOWN",
+    "FormerRuns",
     "Noise",
     "Outcome",
     "carried_out",
@@ -100,15 +115,23 @@ def window_scatter(run: Run, noise: Noise) -> tuple[float, float]:
 class _Course:
     """A run under way."""
 
-    def __init__(self, run: Run, seed: int, noise: Noise, window_s: float | None = None) -> None:
+    def __init__(self, run: Run, seed: int, noise: Noise, window_s: float | None = None, number: int = 0) -> None:
+        self._given = run, seed, noise, window_s
+        entropy = [seed, zlib.crc32(f"{run.model}/{run.key}".encode())]
+        self.rng = np.random.default_rng([*entropy, number] if number else entropy)
         self.curve: PowerCurve = run.curve
         self.epochs = run.epochs
-        self.rng = np.random.default_rng([seed, zlib.crc32(f"{run.model}/{run.key}".encode())])
         self.oracle = choose_limit(self.curve, MaxSlowdown(SLOWDOWN)).at
         self.window_s = window_s or _window_s(run)
         self.scatter = window_scatter(run, noise) if window_s is None else (noise.time, noise.power)
         self.done = self.time_s = self.drawn_j = self.claimed_j = 0.0
         self.shares: Counter[float] = Counter()
+
+    def start_former(self, number: int, differ: float) -> "_Course":
+        """A former run of the same job, with noise of its own; its time at each limit differs by a relative scatter."""
+        course = _Course(*self._given, number)
+        course.curve = _vary_curve(course.curve, course.rng, differ)
+        return course
 
     @property
     def over(self) -> bool:
@@ -144,14 +167,45 @@ class _Course:
         )
 
 
-Policy = Callable[[_Course, tuple[PowerCurve, ...]], None]
+def _vary_curve(curve: PowerCurve, rng: np.random.Generator, differ: float) -> PowerCurve:
+    """The job on another day: the time at each limit below the largest is off by a relative scatter, power is not."""
+    if not differ:
+        return curve
+    factors = [*np.maximum(0.5, 1.0 + differ * rng.standard_normal(len(curve.points) - 1)).tolist(), 1.0]
+    points = (replace(at, time_s=at.time_s * factor) for at, factor in zip(curve.points, factors, strict=True))
+    return replace(curve, points=tuple(points))
 
 
-def _explored(course: _Course, relatives: tuple[PowerCurve, ...], manner: BanditSettings) -> None:
-    """Ours: nothing of the job's curve is known at the start."""
+Policy = Callable[[_Course, tuple[PowerCurve, ...]], object]
+
+
+def _explored(
+    course: _Course, relatives: tuple[PowerCurve, ...], manner: BanditSettings, prior: LimitPrior | None = None
+) -> LimitSearch:
+    """Ours: nothing of the job's curve is known at the start but what former runs measured, if there were any."""
     state, decision = start_search(course.curve.limits_w, MaxSlowdown(SLOWDOWN), manner=manner, relatives=relatives)
+    if prior is not None:
+        state, decision = step_search(state, PriorSet(prior))
     while not course.over:
         state, decision = step_search(state, course.window(decision.limit_w))
+    return state
+
+
+class FormerRuns(NamedTuple):
+    """Runs of the same job before the one that counts."""
+
+    count: int = 0
+    differ: float = 0.0  # relative scatter of their time at each limit
+
+
+def _explored_again(course: _Course, former: FormerRuns) -> None:
+    """Ours after former runs, each with what the ones before it measured."""
+    prior = None
+    for number in range(1, former.count + 1):
+        found = measured_estimates(_explored(course.start_former(number, former.differ), (), BanditSettings(), prior))
+        if found[0] is not None:
+            prior = prior_from_estimates(found, 0, RUNS_DIFFER, is_measured=True)
+    _explored(course, (), BanditSettings(), prior)
 
 
 def _profiled(course: _Course, windows: int) -> None:
@@ -188,7 +242,9 @@ POLICIES: Mapping[str, Policy] = {
     "cap70": lambda course, _: _fixed(course, 0.7),
     "zeus_epoch": lambda course, _: _epoch(course),
     "zeus_jit": lambda course, _: _profiled(course, 1),
-    "eelgrid": lambda course, _: _explored(course, (), BanditSettings()),
+    "eelgrid": lambda course, _: _explored_again(course, FormerRuns()),
+    "eelgrid_second_run": lambda course, _: _explored_again(course, FormerRuns(1)),
+    "eelgrid_fifth_run": lambda course, _: _explored_again(course, FormerRuns(4)),
     "eelgrid_relatives": lambda course, relatives: _explored(course, relatives, BanditSettings()),
     "eelgrid_in_turn": lambda course, _: _explored(course, (), BanditSettings(alternate=True)),
 }
@@ -201,10 +257,10 @@ def carried_out(run: Run, policy: str, seed: int, relatives: tuple[PowerCurve, .
     return course.outcome()
 
 
-def search_limit(run: Run, seed: int, noise: Noise, window_s: float) -> Outcome:
-    """One run to its target under a cold search that sees windows of this length, each off by the noise."""
+def search_limit(run: Run, seed: int, noise: Noise, window_s: float, former: FormerRuns) -> Outcome:
+    """One run to its target under a search that sees windows of this length, each off by the noise."""
     course = _Course(run, seed, noise, window_s)
-    _explored(course, (), BanditSettings())
+    _explored_again(course, former)
     return course.outcome()
 
 

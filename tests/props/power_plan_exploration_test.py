@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason, WindowMissed, start_search, step_search
-from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.estimates import (
+    LimitArm,
+    LimitPrior,
+    LimitRatio,
+    MeasurementWindow,
+    WindowScatter,
+    estimate_limits,
+    prior_from_estimates,
+)
 from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve, PowerLaw, choose_limit
 
 CURVES = st.builds(
@@ -98,3 +106,65 @@ def test_units_do_not_matter(drawn, scale, rate):
             )
         runs.append(limits)
     assert runs[0] == runs[1]
+
+
+LIMITS_AND_PRIORS = st.lists(
+    st.tuples(
+        st.integers(0, 40),  # windows
+        st.none() | st.tuples(st.floats(-0.5, 1.0), st.floats(0.005, 0.3)),  # of ratios
+        st.floats(0.5, 2.0),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def solve_normal_model(seen, ratios, reference):
+    """Means and covariance of the logarithms at all limits, by the precision matrix of level and ratios."""
+    count = len(seen)
+    precision, shift = np.zeros((count, count)), np.zeros(count)  # of values; that of the reference is the level
+    for index, value in enumerate(seen):
+        if value is not None:
+            precision[index, index] += 1.0 / value[1]
+            shift[index] += value[0] / value[1]
+    for index, ratio in enumerate(ratios):
+        if ratio is not None and index != reference:
+            difference = np.zeros(count)
+            difference[index], difference[reference] = 1.0, -1.0
+            precision += np.outer(difference, difference) / ratio[1] ** 2
+            shift += difference * ratio[0] / ratio[1] ** 2
+    known = [index for index in range(count) if precision[index, index] > 0.0]
+    covariance = np.linalg.inv(precision[np.ix_(known, known)])
+    return known, covariance @ shift[known], covariance
+
+
+@settings(max_examples=200, deadline=None)
+@given(LIMITS_AND_PRIORS, st.integers(0, 6), st.floats(0.005, 0.05), st.floats(0.005, 0.05))
+def test_estimates_are_the_posterior_of_the_normal_model(limits, reference, time_share, energy_share):
+    reference %= len(limits)
+    arms = [
+        LimitArm(400.0 - index, windows, windows, windows * value, windows * value * 100.0)
+        for index, (windows, _, value) in enumerate(limits)
+    ]
+    if not arms[reference].windows:
+        arms[reference] = LimitArm(arms[reference].limit_w, 1, 1.0, 1.0, 100.0)
+    ratios = [None if ratio is None else LimitRatio(*ratio) for _, ratio, _ in limits]
+    prior = LimitPrior(tuple(ratios), tuple(ratios))
+    found = estimate_limits(arms, reference, WindowScatter.prior(time_share, energy_share, 1.0), prior)
+    seen = [(np.log(arm.time_per_work), time_share**2 / arm.windows) if arm.windows else None for arm in arms]
+    joules = [(np.log(arm.energy_per_work), energy_share**2 / arm.windows) if arm.windows else None for arm in arms]
+    known, mean, covariance = solve_normal_model(seen, ratios, reference)
+    _, energy_mean, energy_covariance = solve_normal_model(joules, ratios, reference)
+    base = known.index(reference)
+    assert [index for index, one in enumerate(found) if one is not None] == known
+    for place, index in enumerate(known):
+        one = found[index]
+        np.testing.assert_allclose(np.log([one.time_s, one.energy_j]), [mean[place], energy_mean[place]], atol=1e-9)
+        np.testing.assert_allclose(one.time_error**2, covariance[place, place], rtol=1e-6)
+        np.testing.assert_allclose(one.energy_error**2, energy_covariance[place, place], rtol=1e-6)
+        np.testing.assert_allclose(np.log(one.ratio), mean[place] - mean[base], atol=1e-9)
+        spread = covariance[place, place] + covariance[base, base] - 2.0 * covariance[place, base]
+        np.testing.assert_allclose(one.ratio_error**2, spread, rtol=1e-6, atol=1e-12)
+    again = prior_from_estimates(found, reference, 0.01)
+    assert [index for index, one in enumerate(again.time) if one is not None] == known
+    assert again.time[reference] == LimitRatio(0.0, 0.01)

@@ -8,15 +8,35 @@ from tests.builders.objectives import build_powered_node, build_training_job, ru
 from tests.unit.objectives_jobs_test import Training, ready, standing
 
 from eelgrid_controller.objectives import job_observer
-from eelgrid_controller.objectives.job_observer import HISTORY_INTERVAL_S, JobHistories, limit_history
+from eelgrid_controller.objectives.forecasts import JobQuestion
+from eelgrid_controller.objectives.job_history import (
+    HISTORY_INTERVAL_S,
+    RUN_INTERVAL_S,
+    JobHistories,
+    ProfileUpdates,
+    former_curve,
+    limit_history,
+)
 from eelgrid_controller.objectives.observation import ClusterObservation, ObservedNode
-from eelgrid_controller.objectives.power.bandit import HISTORY_LIMITS_MOST, PickReason, start_search
+from eelgrid_controller.objectives.power.bandit import (
+    HISTORY_LIMITS_MOST,
+    PickReason,
+    measured_estimates,
+    start_search,
+    step_search,
+)
 from eelgrid_controller.objectives.power.control_events import LimitPhase
-from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, WindowScatter
+from eelgrid_controller.objectives.power.estimates import (
+    LimitArm,
+    LimitHistory,
+    MeasurementWindow,
+    WindowScatter,
+    prior_from_estimates,
+)
 from eelgrid_controller.objectives.power.power_model import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.state.measurements import make_job_profile_name
+from eelgrid_controller.state.measurements import make_job_profile_name, make_profile_point
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 
 OWN = make_job_profile_name("j")
@@ -91,8 +111,10 @@ async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
         assert world.loop.core.state.points._count == 0
 
 
-def placed(key="j"):
-    workload = Workload(workload_id=key, spec=build_training_job(key, gpus=2).spec, phase=WorkloadPhase.PLACED)
+def placed(key="j", **promise):
+    promise = {"slowdown_most": 0.1} | promise
+    spec = build_training_job(key, gpus=2, **promise).spec
+    workload = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PLACED)
     uuids = tuple(gpu.uuid for gpu in build_powered_node("n1").gpus[:2])
     return SimpleNamespace(
         **{name: getattr(workload, name) for name in ("workload_id", "spec", "phase")},
@@ -151,6 +173,89 @@ def test_what_is_read_back_is_what_was_told_and_nothing_else():
     strange = (kept(gpus=4), kept(source="by hand"), kept(source="own, 6 windows, scatter 1.1.1 % and 2 %"))
     assert limit_history(workload, "G2", strange[:2], 30.0) == LimitHistory()
     assert limit_history(workload, "G2", strange, 30.0) == LimitHistory(arms(6), None)
+
+
+def estimates(*windows):
+    """What a search knows after so many windows of each limit, half as fast at 200 W as at 400."""
+    state, _ = start_search((400.0, 300.0, 200.0), MaxSlowdown(0.1), gpus=2)
+    for limit_w, count in zip((400.0, 300.0, 200.0), windows, strict=True):
+        for _ in range(count):
+            state, _ = step_search(state, MeasurementWindow(limit_w, 100.0 * limit_w / 400.0, 30.0, 60.0 * limit_w))
+    return measured_estimates(state)
+
+
+def test_what_a_run_measured_is_what_the_next_one_is_told():
+    workload, updates = placed("j", profile="p"), ProfileUpdates()
+    found = estimates(9, 4, 2)
+
+    def told(now_s, found, jobs=True):
+        return updates.collect_points({"j": workload} if jobs else {}, at(now_s, workload), lambda _: found)
+
+    def curve(points):
+        return former_curve(map(make_profile_point, points), JobQuestion("p", "G2", 2, (400.0, 300.0, 200.0)))
+
+    points = told(0.0, found)
+    assert [(one.profile, one.gpus, one.power_limit_w) for one in points] == [
+        ("p", 2, limit_w) for limit_w in (400.0, 300.0, 200.0)
+    ]
+    assert points[1].throughput_hz == pytest.approx(2.5)
+    assert points[1].power_w == pytest.approx(600.0)
+    expected = prior_from_estimates(found, 0, 0.0)
+    for ours, theirs in ((curve(points).time, expected.time), (curve(points).energy, expected.energy)):
+        assert [one.mean for one in ours] == pytest.approx([one.mean for one in theirs])
+        assert [one.scatter for one in ours][1:] == pytest.approx([one.scatter for one in theirs][1:], abs=1e-6)
+    assert told(RUN_INTERVAL_S, estimates(10, 5, 4)) == (), "little more than before"
+    assert told(2.0 * RUN_INTERVAL_S - 1.0, estimates(50, 50, 50)) == (), "looked at a moment ago"
+    assert len(told(2.0 * RUN_INTERVAL_S, estimates(50, 50, 50))) == 3
+    updates.end_runs(["j", "other"], 200.0, lambda name: estimates(60, 50, 50) if name == "j" else ())
+    assert len(told(200.0, (), jobs=False)) == 3, "the last windows of a run count as well"
+    assert told(201.0, (), jobs=False) == ()
+    told(300.0, found)
+    updates.end_runs(["j"], 301.0, lambda _: found)
+    assert told(301.0, (), jobs=False) == (), "nothing is new at its end"
+
+
+def test_of_two_runs_of_a_profile_one_is_recorded_at_a_time():
+    jobs, updates = {name: placed(name, profile="p") for name in ("j", "k")}, ProfileUpdates()
+    found = {"j": estimates(9, 4, 2), "k": estimates(9, 4, 0)}
+    known = {name: tuple(one for one in of if one is not None) for name, of in found.items()}
+    assert len(updates.collect_points(jobs, at(0.0, jobs["j"]), known.__getitem__)) == 3
+    assert len(updates.collect_points(jobs, at(5.0, jobs["j"]), known.__getitem__)) == 2
+    without = {"j": placed("j")}
+    assert ProfileUpdates().collect_points(without, at(0.0, without["j"]), known.__getitem__) == ()
+
+
+def test_a_limit_of_few_windows_is_handed_on_with_more_doubt():
+    one, many = estimates(9, 9, 1)[2], estimates(9, 9, 40)[2]
+    assert one.ratio_error > 0.03
+    assert many.ratio_error < 0.01
+    assert estimates(2, 9, 9) == (None, None, None), "the largest limit is not known well enough"
+
+
+async def test_the_second_run_of_a_profile_begins_with_what_the_first_one_measured():
+    async def run(world, key):
+        await world.loop.submit(build_training_job(key, slowdown_most=0.1, profile="p"))
+        training = Training(world, key)
+        tried = set()
+        for _ in range(300):
+            await training.run(1)
+            tried |= set(training.limits_w())
+        (job,) = world.control_loop.objectives_status.steering.jobs
+        assert job.phase is LimitPhase.SETTLED
+        basis = world.control_loop._desk._foreseen.job_bases().get(key, "")
+        await world.loop.cancel(key)
+        await world.cycle()
+        return tried, job.limit_w, basis
+
+    async with run_objectives() as world:
+        await ready(world)
+        first, limit_w, basis = await run(world, "j")
+        assert basis == ""
+        assert all(point.source.startswith("telemetry of 20") for point in world.loop.core.state.points["p"])
+        second, again_w, basis = await run(world, "k")
+        assert basis.startswith("measured on former runs: ")
+        assert again_w == limit_w
+        assert len(second) < len(first)
 
 
 def test_a_search_that_begins_with_what_was_shown_believes_a_few_windows_of_each_limit():

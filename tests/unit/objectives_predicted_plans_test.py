@@ -1,5 +1,6 @@
 """When a prediction is planned with, and when it is withdrawn; forecasts by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,9 @@ from eelgrid_controller.objectives.forecasts import (
     ProfileForecast,
     ServiceQuestion,
 )
+from eelgrid_controller.objectives.job_history import former_curve
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
-from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.estimates import RUNS_DIFFER, MeasurementWindow
 from eelgrid_controller.objectives.predicted_plans import CURVE_POINTS, OUTSIDE_WINDOWS, PredictedPlans
 from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, LogRatio, Point, ProfileEstimate
@@ -190,6 +192,67 @@ def test_a_job_whose_curve_was_measured_is_told_nothing():
     assert foreseen.job_bases() == {"j": "its curve was measured before"}
     assert build_training_job("j").spec.training.profile == ""
     assert foreseen.predict_job("k", QUESTION._replace(profile=""), ()) is None
+
+
+def run_points(*throughputs_hz, when="2026-11-29T01:00:00Z", power_w=200.0):
+    """Points of a run, the largest limit first; None for a limit that was not measured."""
+    return [
+        Point(
+            "llm",
+            Configuration("G2", power_limit_w=limit_w),
+            hz,
+            power_w=power_w,
+            source=f"telemetry of {when}, 9 windows, errors {0.0 if limit_w == LIMITS_W[0] else 0.5} % and 0.4 %",
+        )
+        for limit_w, hz in zip(LIMITS_W, throughputs_hz, strict=True)
+        if hz is not None
+    ]
+
+
+def test_a_job_begins_with_what_former_runs_of_its_profile_measured():
+    foreseen = PredictedPlans(Answers(BEND))
+    prior = foreseen.predict_job("j", QUESTION, run_points(10.0, 9.9, 8.0))
+    assert prior.is_measured
+    assert [one.mean for one in prior.time] == pytest.approx([0.0, math.log(10.0 / 9.9), math.log(10.0 / 8.0)])
+    assert prior.time[2].scatter == pytest.approx(math.hypot(0.005, RUNS_DIFFER))
+    assert prior.energy[2].scatter == pytest.approx(math.hypot(0.004, 0.004, RUNS_DIFFER))
+    assert foreseen.forecasts.asked == []
+    assert foreseen.job_bases() == {
+        "j": "measured on former runs: 200 W costs +25.0 % of time, 90 % within +24.0 % to +26.0 %"
+    }
+    assert foreseen.predict_job("j", QUESTION, run_points(10.0, 9.9, 8.0)) is None, "its own windows are among them"
+    assert foreseen.predict_job("j", QUESTION, run_points(10.0, 9.9, 8.0), is_new=True).is_measured
+
+
+def test_a_job_that_goes_on_is_told_nothing_that_its_own_windows_have_told_already():
+    foreseen = PredictedPlans(Answers(BEND))
+    assert foreseen.predict_job("j", QUESTION, run_points(10.0, 9.9, 8.0), is_new=True, is_resumed=True) is None
+    assert "goes on" in foreseen.job_bases()["j"]
+
+
+def test_a_job_that_differs_from_former_runs_is_reported_so():
+    foreseen = PredictedPlans(Answers(BEND))
+    prior = foreseen.predict_job("j", QUESTION, run_points(10.0, None, 8.0))
+    assert prior.time[1] is None
+    assert foreseen.check_job_window("j", window(400.0)) is None
+    assert all(foreseen.check_job_window("j", window(300.0, 2.0)) is None for _ in range(20)), "nothing was measured"
+    assert all(foreseen.check_job_window("j", window(200.0, 1.27)) is None for _ in range(20))
+    said = [foreseen.check_job_window("j", window(200.0, 1.4)) for _ in range(OUTSIDE_WINDOWS)]
+    assert said[-1] == "prediction=withdrawn limit_w=200"
+    assert said[:-1] == [None] * (OUTSIDE_WINDOWS - 1)
+
+
+def test_points_of_two_runs_make_no_curve():
+    older, newer = run_points(10.0, 9.9, 8.0), run_points(12.0, 11.9, None, when="2026-11-29T02:00:00Z")
+    curve = former_curve([*newer, older[2]], QUESTION)
+    assert [one is not None for one in curve.time] == [True, True, False]
+    assert former_curve([newer[0], *older[1:]], QUESTION) is None
+    assert former_curve(older[1:], QUESTION) is None, "the largest limit is missing"
+    for strange in (QUESTION._replace(gpus=2), QUESTION._replace(gpu_model="G3"), QUESTION._replace(limits_w=(1.0,))):
+        assert former_curve(older, strange) is None
+    by_hand = [replace(one, source="telemetry, 9 windows") for one in older]
+    assert former_curve(by_hand, QUESTION) is None
+    assert former_curve([replace(one, power_w=None) for one in older], QUESTION) is None
 
 
 def test_a_job_that_leaves_its_interval_again_and_again_is_reported_so_once():

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.elastic import ElasticObserver
-from eelgrid_controller.objectives.job_observer import JobHistories, JobObserver, ProfileUpdates
+from eelgrid_controller.objectives.job_history import JobHistories, ProfileUpdates
+from eelgrid_controller.objectives.job_observer import JobObserver
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     NodeLiveness,
@@ -25,7 +26,7 @@ from eelgrid_controller.objectives.observation import (
     allows_enforcement,
     highest_limit_w,
 )
-from eelgrid_controller.objectives.power.bandit import PickReason
+from eelgrid_controller.objectives.power.bandit import PickReason, measured_estimates
 from eelgrid_controller.objectives.power.budgets import (
     BudgetTree,
     Holding,
@@ -69,7 +70,7 @@ from eelgrid_controller.objectives.power.control_events import (
     SolveAllocation,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.estimates import LimitHistory
+from eelgrid_controller.objectives.power.estimates import LimitEstimate, LimitHistory
 from eelgrid_controller.objectives.power.job_controller import JobController
 from eelgrid_controller.objectives.power.power_cap_controller import PowerCapController
 from eelgrid_controller.objectives.power.power_model import is_same_limit
@@ -269,6 +270,11 @@ class ObjectiveController:
             if job.decision.settled
         }
 
+    def measured_estimates(self, name: str) -> tuple[LimitEstimate, ...]:
+        """What a job and its former runs measured, limits falling; empty for a job that is not known."""
+        job = self._jobs.jobs.get(name)
+        return () if job is None else tuple(one for one in measured_estimates(job.search) if one is not None)
+
     def evaluate_budgets(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
         """The limits that jobs would have under other budgets; `lowest` names the nearest budget of each node.
 
@@ -451,7 +457,11 @@ class ControlCycle:
         of_nodes = self._of_nodes(world)
         said = self._observe_nodes(of_nodes)
         said += self._observe_nodes(self._services.end_missing(services, world.at_s))
-        said += self._observe_nodes(self._jobs.end_missing(jobs, world))
+        ending = self._jobs.end_missing(jobs, world)
+        self._lessons.end_runs(
+            (one.name for one in ending if isinstance(one, WorkloadEnded)), world.at_s, self.steering.measured_estimates
+        )
+        said += self._observe_nodes(ending)
         said += self._observe_nodes(self._of_policy(world, faults))
         said += self._observe_nodes(AllocationSolved(world.at_s, number, shared) for number, shared in world.divided)
         for name, workload in services.items():
@@ -464,9 +474,6 @@ class ControlCycle:
                 events = self._jobs.observe_job(name, workload, world, earned.get(name, 0.0))
                 events += self._of_predictions(name, world, events, told)
                 said += self._observe_nodes(events)
-                for event in events:
-                    if isinstance(event, JobMeasured):
-                        self._lessons.add_window(workload, world, event.window)
             except Exception as error:  # noqa: BLE001
                 faults.append((name, error))
         said += self._observe_nodes([ControlTick(world.at_s)])
@@ -483,7 +490,7 @@ class ControlCycle:
             self._services.scrape_requests() | self._jobs.scrape_requests(),
             standing,
             tuple(faults),
-            self._lessons.collect_points()
+            self._lessons.collect_points(jobs, world, self.steering.measured_estimates)
             + self._keepsakes.collect_points(self.steering.limit_histories(), jobs, world),
             next((one for one in reversed(said) if isinstance(one, SolveAllocation)), None),
             tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
@@ -572,8 +579,14 @@ class ControlCycle:
         if question is None:
             return []
         made: list[ControlEvent] = []
-        is_new = any(isinstance(event, JobStarted) for event in heard)
-        prior = self._foreseen.predict_job(name, question, world.points.get(question.profile, ()), is_new=is_new)
+        started = next((event for event in heard if isinstance(event, JobStarted)), None)
+        prior = self._foreseen.predict_job(
+            name,
+            question,
+            world.points.get(question.profile, ()),
+            is_new=started is not None,
+            is_resumed=started is not None and bool(started.shown.arms),
+        )
         if prior is not None:
             made.append(JobPredicted(world.at_s, name, prior))
         for event in heard:

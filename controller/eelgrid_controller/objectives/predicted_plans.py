@@ -1,7 +1,7 @@
-"""Plans unmeasured services and jobs from conservative predictions until observations contradict them."""
+"""Plans services and jobs from conservative predictions, or from former runs, until observations contradict them."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -9,12 +9,12 @@ from eelgrid_controller.objectives.forecasts import (
     ConservativePoint,
     ForecastQuestion,
     JobQuestion,
-    LimitCurve,
     ProfileForecast,
     ServiceQuestion,
 )
+from eelgrid_controller.objectives.job_history import former_curve
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
-from eelgrid_controller.objectives.power.estimates import LimitPrior, LimitRatio, MeasurementWindow
+from eelgrid_controller.objectives.power.estimates import RUNS_DIFFER, LimitPrior, LimitRatio, MeasurementWindow
 from eelgrid_controller.objectives.promises import matches_workload, related_curves, slowest_gpu_model
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.messages import LatencyMetric, ServicePromise, Workload
@@ -23,7 +23,7 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 CURVE_POINTS = 3  # points of a service with a promise on tokens, from which on nothing is predicted
 OUTSIDE_WINDOWS = 8  # windows in a row
 _NORMAL_90 = 1.6448536269514722
-_FLOOR = 0.02  # scatter that two runs of one job may differ by
+_FLOOR = 0.02  # scatter of a ratio beside what a model knows
 _HAIR = 0.03  # of a window's time, beside the interval
 _WITHDRAWN_MOST = 4096
 
@@ -59,9 +59,9 @@ class _JobCheck:
     """A job's prediction, and its windows against it."""
 
     question: JobQuestion
-    bend: LimitCurve | None = None
+    expected: LimitPrior | None = None  # scatters without what two runs may differ by
     basis: str = ""
-    is_over: bool = False  # measured before, or withdrawn
+    is_over: bool = False  # nothing is to be predicted, or no longer
     work: float = 0.0  # at the largest limit
     time_s: float = 0.0
     outside: int = 0
@@ -156,54 +156,59 @@ class PredictedPlans:
     # Jobs
 
     def predict_job(
-        self, name: str, question: JobQuestion, own: Iterable[Point], *, is_new: bool = False
+        self, name: str, question: JobQuestion, own: Iterable[Point], *, is_new: bool = False, is_resumed: bool = False
     ) -> LimitPrior | None:
         """The prior that a managed job gets now; None where there is none, or not yet.
 
-        own: points of its profile; is_new: it begins, or begins anew.
+        own: points of its profile; is_new: it begins, or begins anew; is_resumed: with windows of its own from before.
         """
         known = self._jobs.get(name)
         if known is None or known.question != question or (is_new and not known.is_over):
             known = self._jobs[name] = _JobCheck(question)
-            if related_curves(own, question.gpu_model):
+            if is_resumed:
+                known.is_over, known.basis = True, "it goes on from what it measured itself"
+            elif (former := former_curve(own, question)) is not None:
+                known.expected = former
+                known.basis = f"measured on former runs: {_describe_limits(former, question.limits_w)}"
+                return _add_scatter(former, RUNS_DIFFER)
+            elif related_curves(own, question.gpu_model):
                 known.is_over, known.basis = True, "its curve was measured before"
-        if known.is_over or known.bend is not None or self.forecasts is None or not question.profile:
+        if known.is_over or known.expected is not None or self.forecasts is None or not question.profile:
             return None
         found = self.forecasts.request_forecast(question)
         if found is None or found.bend is None:
             return None
-        known.bend = found.bend
-        most, least = found.bend.time[-1], question.limits_w[-1]
+        known.expected = LimitPrior(
+            tuple(LimitRatio(one.mean, one.half / _NORMAL_90) for one in found.bend.time),
+            tuple(LimitRatio(one.mean, one.half / _NORMAL_90) for one in found.bend.energy),
+        )
         known.basis = (
-            f"predicted from {found.learned_from} points before it was measured: {least:g} W costs "
-            f"{_percent(most.mean)} of time, 90 % within {_percent(max(0.0, most.mean - most.half))} to "
-            f"{_percent(most.mean + most.half)}"
+            f"predicted from {found.learned_from} points before it was measured: "
+            f"{_describe_limits(known.expected, question.limits_w)}"
         )
-        return LimitPrior(
-            *(tuple(LimitRatio(one.mean, math.hypot(one.half / _NORMAL_90, _FLOOR)) for one in of) for of in found.bend)
-        )
+        return _add_scatter(known.expected, _FLOOR)
 
     def check_job_window(self, name: str, window: MeasurementWindow) -> str | None:
         """The log text where this window withdraws a job's prediction, which the controller has to hear, too; else None."""
         known = self._jobs.get(name)
-        if known is None or known.bend is None or known.is_over or not (window.work > 0.0 and window.time_s > 0.0):
+        if known is None or known.expected is None or known.is_over or not (window.work > 0.0 and window.time_s > 0.0):
             return None
         limits_w = known.question.limits_w
         place = min(range(len(limits_w)), key=lambda index: abs(limits_w[index] - window.limit_w))
         if place == 0:
             known.work, known.time_s = known.work + window.work, known.time_s + window.time_s
             return None
-        if known.work <= 0.0:
+        expected = known.expected.time[place]
+        if known.work <= 0.0 or expected is None:
             return None
-        expected = known.bend.time[place]
         off = abs(math.log(window.time_s / window.work * known.work / known.time_s) - expected.mean)
-        known.outside = 0 if off <= expected.half + _HAIR else known.outside + 1
+        known.outside = 0 if off <= _NORMAL_90 * expected.scatter + _HAIR else known.outside + 1
         if known.outside < OUTSIDE_WINDOWS:
             return None
         known.is_over = True
         known.basis = (
             f"its prediction is withdrawn: its windows were outside the 90 % interval {OUTSIDE_WINDOWS} times in a row; "
-            "what was measured stands"
+            "what they measured stands"
         )
         return f"prediction=withdrawn limit_w={window.limit_w:g}"
 
@@ -255,6 +260,27 @@ def _describe_prediction(one: ConservativePoint, promise: ServicePromise) -> str
         middle, low, high = (1e3 * value for value in one.latency_s[nearest][:3])
         said += f"; p{100 * nearest:g} {_number(middle)} ms, 90 % within {_number(low)} to {_number(high)}"
     return f"{said} at batch {one.point.configuration.batch}"
+
+
+def _add_scatter(prior: LimitPrior, scatter: float) -> LimitPrior:
+    """The prior with ratios that may differ by so much more."""
+
+    def widen(of: Iterable[LimitRatio | None]) -> tuple[LimitRatio | None, ...]:
+        return tuple(None if one is None else LimitRatio(one.mean, math.hypot(one.scatter, scatter)) for one in of)
+
+    return LimitPrior(widen(prior.time), widen(prior.energy), prior.is_measured)
+
+
+def _describe_limits(prior: LimitPrior, limits_w: Sequence[float]) -> str:
+    """What the lowest limit costs that anything is known of."""
+    place = max(place for place, one in enumerate(prior.time) if one is not None)
+    most = prior.time[place]
+    assert most is not None, "it was chosen so"
+    half = _NORMAL_90 * most.scatter
+    return (
+        f"{limits_w[place]:g} W costs {_percent(most.mean)} of time, 90 % within {_percent(max(0.0, most.mean - half))} to "
+        f"{_percent(most.mean + half)}"
+    )
 
 
 def _number(value: float) -> str:

@@ -15,11 +15,11 @@ from eelgrid_controller.objectives.power.estimates import (
     LimitEstimate,
     LimitHistory,
     LimitPrior,
-    LimitRatio,
     MeasurementWindow,
     WindowDrift,
     WindowScatter,
     estimate_limits,
+    prior_from_estimates,
     prior_from_relatives,
 )
 from eelgrid_controller.objectives.power.power_model import (
@@ -282,6 +282,7 @@ def _pick_place(case: _BanditProblem, kept: int | None) -> LimitPick:
 
 
 _CHANGED = 0.05  # by which a limit's ratios may change with the job
+_LONE_WINDOW = 0.03  # error of a limit's only window beside its scatter; of more, their share of it
 _FIRST_PHASE = 16  # windows
 HISTORY_LIMITS_MOST = 64  # windows of a limit that are believed of before
 _OPENING = PromiseAccount()
@@ -436,6 +437,26 @@ def limit_estimates(state: LimitSearch) -> tuple[LimitEstimate | None, ...]:
     return estimate_limits(state.arms, reference, state.noise, state.prior)
 
 
+def measured_estimates(state: LimitSearch) -> tuple[LimitEstimate | None, ...]:
+    """What this run and former ones measured at each limit, without what models or other jobs say; None where nothing.
+
+    Nothing before the largest limit has its first windows. A limit of few windows in its only run may be further off
+    than scatter says, since an outlier is told from the rest by these alone.
+    """
+    if state.arms[0].windows < state.manner.first_windows:
+        return (None,) * len(state.arms)
+    former = state.prior if state.prior is not None and state.prior.is_measured else None
+    return tuple(
+        _doubt_few_windows(one) if one is not None and place and (former is None or former.time[place] is None) else one
+        for place, one in enumerate(estimate_limits(state.arms, 0, state.noise, former))
+    )
+
+
+def _doubt_few_windows(one: LimitEstimate) -> LimitEstimate:
+    more = _LONE_WINDOW / one.windows
+    return one._replace(ratio_error=math.hypot(one.ratio_error, more), energy_error=math.hypot(one.energy_error, more))
+
+
 def can_afford(state: LimitSearch, limit_w: float, windows: int = 1) -> bool:
     """Whether so many windows at a known limit leave the promise kept, whenever the job may end after them."""
     place = next((index for index, arm in enumerate(state.arms) if is_same_limit(arm.limit_w, limit_w)), None)
@@ -546,23 +567,13 @@ def _next_phase(state: LimitSearch, window: MeasurementWindow, index: int) -> Li
         ledger = state.ledger
         carried = ledger.carried_s + (1.0 + state.promise.share) * base.time_s * ledger.work - ledger.time_s
 
-    def ratio(one: LimitEstimate | None, *, energy: bool) -> LimitRatio | None:
-        if one is None:
-            return None
-        value = one.energy_j / base.energy_j if energy else one.ratio
-        error = math.hypot(one.energy_error, base.energy_error) if energy else one.ratio_error
-        return LimitRatio(math.log(value), math.hypot(error, _CHANGED))
-
-    prior = LimitPrior(
-        tuple(ratio(one, energy=False) for one in found), tuple(ratio(one, energy=True) for one in found)
-    )
     arms = [LimitArm(arm.limit_w) for arm in state.arms]
     arms[index] = arms[index].with_window(window)  # the first of the new phase that is sure to be of it
     return replace(
         state,
         arms=tuple(arms),
         drift=_LEVEL,
-        prior=prior if reference == 0 else None,
+        prior=prior_from_estimates(found, reference, _CHANGED) if reference == 0 else None,
         kept=None,
         windows=1,
         phase=state.phase + 1,

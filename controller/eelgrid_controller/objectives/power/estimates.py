@@ -1,11 +1,11 @@
-"""Estimates time and energy per unit of work at each power limit from windows and from related jobs.
+"""Estimates time and energy per unit of work at each power limit from windows, former runs and related jobs.
 
-Windows give means and a pooled scatter; the prior is log-normal over related jobs; both are combined by
-precision. Cumulative sums of deviations detect drift.
+Windows give means and a pooled scatter; the prior of the ratios between limits is log-normal, over related jobs, by a
+model or from former runs of the same job; both are combined by precision. Cumulative sums of deviations detect drift.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.power.power_model import PowerCurve
@@ -153,6 +153,7 @@ class LimitPrior(NamedTuple):
 
     time: tuple[LimitRatio | None, ...]
     energy: tuple[LimitRatio | None, ...]
+    is_measured: bool = False  # on former runs of the same job, not by a model or on other jobs
 
 
 def _pool_ratios(values: Sequence[tuple[float, float]]) -> LimitRatio | None:
@@ -206,18 +207,66 @@ class LimitEstimate(NamedTuple):
         return self.energy_j / self.time_s
 
 
-def _combine_estimates(
-    seen: tuple[float, float] | None, prior: tuple[float, float] | None
-) -> tuple[float, float] | None:
-    """Two (logarithm, error) pairs by their precision."""
-    if seen is None or prior is None:
-        return seen if prior is None else prior
-    ours, theirs = seen[1] ** -2, prior[1] ** -2
-    return (ours * seen[0] + theirs * prior[0]) / (ours + theirs), (ours + theirs) ** -0.5
+class _LogEstimate(NamedTuple):
+    """A logarithm and its variance."""
+
+    mean: float
+    variance: float
 
 
-def _from_prior(ratio: LimitRatio | None, reference: float, error: float) -> tuple[float, float] | None:
-    return None if ratio is None else (math.log(reference) + ratio.mean, math.hypot(ratio.scatter, error))
+def _combine_estimates(estimates: Iterable[_LogEstimate | None]) -> _LogEstimate | None:
+    """Independent estimates of one value, by their precision; None without any."""
+    found = [one for one in estimates if one is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    precision = math.fsum(1.0 / one.variance for one in found)
+    return _LogEstimate(math.fsum(one.mean / one.variance for one in found) / precision, 1.0 / precision)
+
+
+class _Estimated(NamedTuple):
+    """The value at a limit, and its ratio to the reference's."""
+
+    value: _LogEstimate
+    ratio: _LogEstimate
+
+
+def _estimate_values(
+    seen: Sequence[_LogEstimate | None], ratios: Sequence[LimitRatio | None], reference: int
+) -> list[_Estimated | None]:
+    """Values at all limits, from what windows say of each and what is known of their ratios to the reference's.
+
+    With logarithms value = level + ratio, windows at any limit whose ratio is known tell of the level, and so of every
+    other limit: the posterior of a normal model with independent ratios and a flat prior of the level.
+    """
+    known = [
+        _LogEstimate(0.0, 0.0)
+        if index == reference
+        else None
+        if one is None
+        else _LogEstimate(one.mean, one.scatter**2)
+        for index, one in enumerate(ratios)
+    ]
+    levels = [
+        None
+        if value is None or ratio is None
+        else _LogEstimate(value.mean - ratio.mean, value.variance + ratio.variance)
+        for value, ratio in zip(seen, known, strict=True)
+    ]
+    found: list[_Estimated | None] = []
+    for index, (value, ratio) in enumerate(zip(seen, known, strict=True)):
+        others = _combine_estimates(one for other, one in enumerate(levels) if other != index)
+        if index == reference:
+            level = _combine_estimates((value, others))
+            found.append(None if level is None else _Estimated(level, _LogEstimate(0.0, 0.0)))
+            continue
+        if others is None:
+            found.append(None)  # the reference has windows, so that this is never so
+            continue
+        by_others = None if ratio is None else _LogEstimate(others.mean + ratio.mean, others.variance + ratio.variance)
+        against = None if value is None else _LogEstimate(value.mean - others.mean, value.variance + others.variance)
+        at, by = _combine_estimates((value, by_others)), _combine_estimates((against, ratio))
+        found.append(None if at is None or by is None else _Estimated(at, by))
+    return found
 
 
 def estimate_limits(
@@ -227,36 +276,54 @@ def estimate_limits(
 
     `reference` is the limit, measured at least once, that slowdowns are relative to.
     """
-    base = arms[reference]
-    time_share, energy_share = noise.time_share, noise.energy_share
-    base_time_s, base_energy_j = base.time_per_work, base.energy_per_work
-    time_error = time_share / math.sqrt(base.windows)
-    energy_error = energy_share / math.sqrt(base.windows)
-    found: list[LimitEstimate | None] = []
-    for index, arm in enumerate(arms):
-        time = energy = None
-        if arm.windows:
-            root = math.sqrt(arm.windows)
-            time = math.log(arm.time_per_work), time_share / root
-            energy = math.log(arm.energy_per_work), energy_share / root
-        if prior is not None and index != reference:
-            time = _combine_estimates(time, _from_prior(prior.time[index], base_time_s, time_error))
-            energy = _combine_estimates(energy, _from_prior(prior.energy[index], base_energy_j, energy_error))
-        if time is None or energy is None:
-            found.append(None)
-            continue
-        time_s = math.exp(time[0])
-        ratio_error = 0.0 if index == reference else math.hypot(time[1], time_error)
-        found.append(
-            LimitEstimate(
-                arm.limit_w,
-                arm.windows,
-                time_s,
-                time[1],
-                math.exp(energy[0]),
-                energy[1],
-                time_s / base_time_s,
-                ratio_error,
-            )
+    nothing = (None,) * len(arms)
+
+    def seen(value: Callable[[LimitArm], float], share: float) -> list[_LogEstimate | None]:
+        return [_LogEstimate(math.log(value(arm)), share**2 / arm.windows) if arm.windows else None for arm in arms]
+
+    times = _estimate_values(
+        seen(lambda arm: arm.time_per_work, noise.time_share), nothing if prior is None else prior.time, reference
+    )
+    energies = _estimate_values(
+        seen(lambda arm: arm.energy_per_work, noise.energy_share), nothing if prior is None else prior.energy, reference
+    )
+    return tuple(
+        None
+        if time is None or energy is None
+        else LimitEstimate(
+            arm.limit_w,
+            arm.windows,
+            math.exp(time.value.mean),
+            math.sqrt(time.value.variance),
+            math.exp(energy.value.mean),
+            math.sqrt(energy.value.variance),
+            math.exp(time.ratio.mean),
+            math.sqrt(time.ratio.variance),
         )
-    return tuple(found)
+        for arm, time, energy in zip(arms, times, energies, strict=True)
+    )
+
+
+RUNS_DIFFER = 0.015  # scatter of a limit's ratio between two runs of one job
+
+
+def prior_from_estimates(
+    found: Sequence[LimitEstimate | None], reference: int, scatter: float, *, is_measured: bool = False
+) -> LimitPrior:
+    """What to expect of ratios that may differ by a relative `scatter` from those that were found.
+
+    `reference` is the limit that they are relative to; it was measured.
+    """
+    base = found[reference]
+    assert base is not None, "the reference was measured"
+
+    def ratio(one: LimitEstimate | None, *, energy: bool) -> LimitRatio | None:
+        if one is None:
+            return None
+        value = one.energy_j / base.energy_j if energy else one.ratio
+        error = math.hypot(one.energy_error, base.energy_error) if energy else one.ratio_error
+        return LimitRatio(math.log(value), math.hypot(error, scatter))
+
+    return LimitPrior(
+        tuple(ratio(one, energy=False) for one in found), tuple(ratio(one, energy=True) for one in found), is_measured
+    )
