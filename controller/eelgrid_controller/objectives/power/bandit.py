@@ -35,6 +35,7 @@ from eelgrid_controller.objectives.power.power_model import (
 )
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
+_ROUNDING = 1e-9
 _GROWS = 2.0  # power of the ratio of two limits with which time may grow; Zeus's steepest steps are near it
 _STEP_UP = 1.05  # and what an untried limit may cost beyond that
 
@@ -153,14 +154,18 @@ class _BanditProblem(NamedTuple):
         return energy + time, error
 
 
+def _binds(one: LimitEstimate, limit_w: float, gpus: int) -> bool:
+    """Whether a limit would hold back GPUs that draw what they do at this one."""
+    return one.power_w >= _HOLDS_BACK * limit_w * gpus * (1.0 - _ROUNDING)
+
+
 def _floor(case: _BanditProblem) -> int:
     """The first limit below which nothing is tried: it binds and is surely too slow."""
     for index, one in enumerate(case.found):
         if index <= case.reference or one is None or not one.windows:
             continue
         over, error = case.pace(one)
-        binds = one.power_w >= _HOLDS_BACK * one.limit_w * case.gpus
-        if binds and over * (1.0 - case.z * error) > 1.0:
+        if _binds(one, one.limit_w, case.gpus) and over * (1.0 - case.z * error) > 1.0:
             return index
     return len(case.found)
 
@@ -190,8 +195,8 @@ def _next_untried_limit(case: _BanditProblem, floor: int) -> int | None:
 def _affords(case: _BanditProblem, untried: int) -> bool:
     """Whether a window at a limit that was never tried leaves the promise kept, if its neighbour's time all grew."""
     above, limits_w = _sure(case.found[untried - 1]), case.limits_w
-    holds = above.power_w >= _HOLDS_BACK * limits_w[untried] * case.gpus
-    grown = (limits_w[untried - 1] / limits_w[untried]) ** _GROWS if holds else 1.0
+    binds = _binds(above, limits_w[untried], case.gpus)
+    grown = (limits_w[untried - 1] / limits_w[untried]) ** _GROWS if binds else 1.0
     return case.permits(above.time_s * _STEP_UP * grown)
 
 
