@@ -6,11 +6,20 @@ import pytest
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.builders.server import MemoryJournal
 
+from eelgrid_controller.objectives import control_loop
 from eelgrid_controller.objectives.power.control_events import LimitPhase
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
 from eelgrid_controller.runtime.scraper import parse_samples
 from eelgrid_protos.faults import Unavailable
-from eelgrid_protos.messages import BudgetScope, EnergyPrices, MetricsServer, MetricsSource, PowerBudget, PricePeriod
+from eelgrid_protos.messages import (
+    BudgetScope,
+    EnergyPrices,
+    MeasuredPoint,
+    MetricsServer,
+    MetricsSource,
+    PowerBudget,
+    PricePeriod,
+)
 
 HZ = 10.0  # units of work a second at the default limit
 
@@ -275,3 +284,15 @@ async def test_a_job_waits_for_the_watts_that_another_frees_and_begins_when_its_
                 break
         assert before_w + 2 * 400.0 <= 1500.0
         assert world.workload("c").placements
+
+
+async def test_all_that_was_measured_in_a_cycle_is_recorded_however_much_it_is(monkeypatch):
+    monkeypatch.setattr(control_loop, "POINTS_A_CALL_MOST", 2)
+    async with run_objectives() as world:
+        points = [
+            MeasuredPoint(profile="p", gpu_model="G2", throughput_hz=1.0, power_limit_w=float(limit_w))
+            for limit_w in range(100, 105)
+        ]
+        await world.control_loop._record(points)
+        assert len(world.loop.core.state.points["p"]) == len(points)
+        assert world.control_loop.counts.done["record"] == 3

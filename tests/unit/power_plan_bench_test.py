@@ -15,7 +15,7 @@ from bench.powercap.near_promise import near_runs
 from bench.powercap.noise_bounds import certified_saving, identified_saving, informed_saving
 from bench.powercap.peers import PEERS, exceeded, throughput
 from bench.powercap.promise_bound import bound_saving
-from bench.powercap.single import POLICIES, Noise, Outcome, carried_out, ceiling
+from bench.powercap.single import POLICIES, Noise, Outcome, carried_out, ceiling, window_count
 from bench.powercap.transitions import lived_through
 from bench.powercap.zeus import BASELINES, Data, NotThere, baseline_runs, load, relatives
 from tests.tables import read_csv
@@ -192,6 +192,19 @@ def test_a_rule_that_breaks_promises_seldom_saves_less_where_windows_are_noisier
     assert sum(one.claimed for one in saved) / 4 <= noisy
 
 
+def test_a_job_that_ran_before_saves_more_the_next_time(data):
+    runs = (run for run in baseline_runs(data) if run.model == "v100")
+    short = [run._replace(epochs=100.0 * run.epochs / window_count(run)) for run in runs]
+    saved = {
+        policy: [carried_out(run, policy, seed, (), Noise(0.04, 0.02)) for run in short for seed in range(4)]
+        for policy in ("eelgrid", "eelgrid_second_run", "eelgrid_fifth_run")
+    }
+    first, second, fifth = (sum(one.claimed for one in outcomes) for outcomes in saved.values())
+    assert first < second
+    assert first < fifth
+    assert all(one.kept for one in saved["eelgrid_fifth_run"])
+
+
 def test_jobs_near_their_promise_are_those_that_a_limit_may_break_it_for(data, folder, tmp_path):
     runs = near_runs(data, 0, others_only=False)
     others = near_runs(data, 0, others_only=True)
@@ -200,8 +213,13 @@ def test_jobs_near_their_promise_are_those_that_a_limit_may_break_it_for(data, f
     for run in runs:
         assert any(1.04 <= at.time_s / run.curve.largest.time_s <= 1.09 for at in run.curve.points)
         assert 1.5 <= run.epochs * run.curve.largest.time_s / 3600.0 <= 6.0
-    assert near_promise(["--data", str(folder), "--seeds", "1", "--processes", "1", "--out", str(tmp_path)]) == 0
+    asked = ["--data", str(folder), "--seeds", "1", "--processes", "1", "--out", str(tmp_path)]
+    assert near_promise([*asked, "--former", "1", "--differ", "0.01"]) == 0
+    again = read_csv(tmp_path / "near_promise.csv")
+    assert near_promise(asked) == 0
     rows = read_csv(tmp_path / "near_promise.csv")
+    assert again != rows
+    assert [row["oracle_pct"] for row in again] == [row["oracle_pct"] for row in rows]
     assert [int(row["jobs"]) for row in rows] == [len(runs)] * 2
     for row in rows:
         assert 0.0 <= float(row["saving_pct"]) <= float(row["oracle_pct"])

@@ -545,13 +545,15 @@ class ControlLoop:
             await self._loop.report_limits(self._read_w)
 
     async def _record(self, points: Sequence[MeasuredPoint]) -> None:
-        try:
-            recorded = await self._loop.record_points(points[:POINTS_A_CALL_MOST])
-        except Exception as error:  # noqa: BLE001  # what was not learned is learned again
-            self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
-            return
-        self.counts.done["record"] += 1
-        self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
+        for start in range(0, len(points), POINTS_A_CALL_MOST):
+            part = points[start : start + POINTS_A_CALL_MOST]
+            try:
+                recorded = await self._loop.record_points(part)
+            except Exception as error:  # noqa: BLE001  # what was not learned is learned again
+                self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(part)), 0, error)
+                continue
+            self.counts.done["record"] += 1
+            self._log.info("points=%d recorded=%d source=telemetry", len(part), recorded)
 
     async def _record_progress(self, name: str, progress: ProgressReading) -> None:
         """Tells the core how far a job with an elastic deadline is."""
