@@ -2,7 +2,7 @@
 
 Written after flux.scheduler of flux-core 0.88 and RFC 27, which both say what a scheduler is told and may answer; the suite in
 tests/contracts/flux_contract_test.py drives this one and a real broker alike. The module runs in a thread of its own with a
-reactor, as in Flux; `FluxBroker` is called from the test's thread.
+reactor, as in Flux; `FluxBroker` is called from the test's thread, and jobs change in the module's thread alone.
 """
 
 import errno
@@ -364,10 +364,17 @@ class FluxBroker:
     def submit(self, jobspec, priority=16):
         self._number += 1
         number, job = self._number, types.SimpleNamespace(events=[], R=None, left=None, notes={}, jobspec=jobspec)
-        job.priority, job.submit_s = priority, time.time()
-        self.jobs[number] = job
-        self._event(number, "submit", userid=os.getuid(), urgency=16, flags=0, version=1)
-        self._handle.call(lambda: self._ask(number))
+        job.priority, job.submit_s, is_known = priority, time.time(), threading.Event()
+
+        def apply():
+            self.jobs[number] = job
+            self._event(number, "submit", userid=os.getuid(), urgency=16, flags=0, version=1)
+            is_known.set()
+            self._ask(number)
+
+        self._handle.call(apply)
+        while not is_known.wait(0.1):
+            self._check()
         return number
 
     def cancel(self, number):
@@ -421,7 +428,14 @@ class FluxBroker:
         errnum, text = answer.get(timeout=30.0)
         return text if errnum else ""
 
+    def _check(self):
+        """Raises what has ended the module: nothing that is waited for would come."""
+        if self.failed is not None:
+            raise self.failed
+        assert self._thread.is_alive(), "no module is loaded"
+
     def list_events(self, number):
+        self._check()
         return [one["name"] for one in self.jobs[number].events]
 
     def get_resources(self, number):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.builders.agent import build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
@@ -96,13 +97,82 @@ def test_a_process_that_cannot_be_looked_at_is_the_only_holders():
     for at_s in range(20, 200, 10):
         found = attributor.observe(look(at_s, 500.0 * at_s, [1], held=[A], utilization=1.0))
     assert found.anomalies == ()
-    # Of two holders none is more likely.
+
+
+def charged_by_workload(found):
+    """Millijoules of each part by the name of the workload."""
+    charged = {}
+    for account, energy_mj in found.accounts.items():
+        parts = charged.setdefault(account.owner.workload, {})
+        parts[account.part.value] = parts.get(account.part.value, 0) + energy_mj
+    return charged
+
+
+def planned(*shares):
+    return tuple(
+        DeviceAllocation(
+            place=DeviceReference("GPU-0"),
+            owner=UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name),
+            source=AllocationSource.PLAN,
+            shares=milli,
+        )
+        for name, milli in shares
+    )
+
+
+def test_a_process_that_cannot_be_looked_at_is_divided_among_those_who_share_its_device():
+    """Nobody knows whose it is, and it is no stranger's: each holder is charged by its shares, and told how sure that is."""
     attributor = Attributor(load_catalogue())
-    attributor.observe(look(0, 0.0, [1], held=[A, B]))
-    found = attributor.observe(look(10, 5000.0, [1], held=[A, B], utilization=1.0))
-    assert {account.owner.kind for account in found.accounts if account.part.value == "active"} == {
-        UsageOwnerKind.PROCESS
+    for at_s in range(0, 200, 10):
+        seen = look(at_s, 500.0 * at_s, [1], utilization=1.0)
+        found = attributor.observe(replace(seen, allocations=planned(("w-1", 500), ("w-2", 300))))
+    charged = charged_by_workload(found)
+    assert charged.keys() == {"w-1", "w-2"}, "no joules without a name"
+    for part, energy_mj in charged["w-1"].items():
+        assert energy_mj * 3 == pytest.approx(charged["w-2"][part] * 5, rel=1e-5), part
+    assert sum(found.accounts.values()) == 500_000 * 190
+    assert {(one.method, one.confidence) for one in found.accounts if one.part.value != "bare_idle"} == {
+        (ShareMethod.EQUAL_SHARE, ShareConfidence.LOW)
     }
+    assert found.anomalies == (), "whoever holds a share of the device has a process there"
+
+
+def test_a_process_that_cannot_be_looked_at_on_a_device_of_two_pods_is_no_intruder():
+    attributor = Attributor(load_catalogue())
+    for at_s in range(0, 200, 10):
+        found = attributor.observe(look(at_s, 500.0 * at_s, [1], held=[A, B], utilization=1.0))
+    assert {account.owner for account in found.accounts} == {A, B}
+    assert found.anomalies == ()
+
+
+def test_a_process_that_states_its_workload_keeps_its_own_joules_beside_one_that_cannot_be_looked_at():
+    attributor = Attributor(load_catalogue())
+    stated = {1: ProcessOwner(UsageOwner(kind=UsageOwnerKind.PROCESS, pid=1), workload="w-1")}
+    for at_s, energy_j in ((0, 0.0), (10, 5000.0)):
+        seen = look(at_s, energy_j, [1, 2], utilization=1.0)
+        found = attributor.observe(replace(seen, owners=stated, allocations=planned(("w-1", 500), ("w-2", 500))))
+    charged = charged_by_workload(found)
+    # A context each: one is the first workload's, and of the other each has a half.
+    assert charged["w-1"]["active"] == pytest.approx(3 * charged["w-2"]["active"], rel=1e-6)
+    assert charged.keys() == {"w-1", "w-2"}
+
+
+def test_a_process_that_cannot_be_looked_at_is_its_ended_workloads_until_its_device_is_allocated_anew():
+    attributor = Attributor(load_catalogue())
+    for at_s in (0, 10, 20):
+        seen = look(at_s, 500.0 * at_s, [1], utilization=1.0)
+        # The plan no longer has it in the last look, whose processes were listed before.
+        found = attributor.observe(replace(seen, allocations=planned(("w-1", 1000)) if at_s < 20 else ()))
+    assert charged_by_workload(found).keys() == {"w-1"}
+    # Another process was never the workload's.
+    found = attributor.observe(replace(look(30, 15_000.0, [2], utilization=1.0), allocations=()))
+    found = attributor.observe(replace(look(40, 20_000.0, [2], utilization=1.0), allocations=()))
+    assert charged_by_workload(found).keys() == {"w-1", ""}
+    charged = charged_by_workload(found)["w-1"]
+    found = attributor.observe(replace(look(50, 25_000.0, [2], utilization=1.0), allocations=planned(("w-2", 1000))))
+    found = attributor.observe(replace(look(60, 30_000.0, [2], utilization=1.0), allocations=planned(("w-2", 1000))))
+    assert charged_by_workload(found)["w-1"] == charged
+    assert charged_by_workload(found)["w-2"]["active"] > 2_000_000
 
 
 def test_a_process_that_can_be_looked_at_and_has_no_owner_stays_so():

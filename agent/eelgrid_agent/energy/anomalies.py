@@ -204,7 +204,8 @@ def _holder_working(glance: DeviceObservation, place: int | None, sm_ratio: floa
     """Whether one context is at work: by its own ratio where it has one, else by its place."""
     if sm_ratio is not None and sm_ratio > ACTIVE_RATIO:
         return True
-    others = [one for one in glance.holders or () if one.gpu_instance_id == place]
+    # Processes, of which one that cannot be inspected may be listed for several owners.
+    others = {one.pid for one in glance.holders or () if one.gpu_instance_id == place}
     if len(others) > 1 and sm_ratio is not None:
         return False
     working = _working(glance, place)

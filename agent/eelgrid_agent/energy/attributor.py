@@ -5,9 +5,11 @@ observation with a total to the next; observations without a total only add what
 first observation is unattributed. At every observation and for every device, all accounts add up to the device's total
 to the millijoule: over processes and layouts that come and go, missing readings and meters that restart.
 
-A process that cannot be inspected (no host process ids, or it died before it was seen) is attributed to the only owner
-that its device is allocated to. A workload of the plan is a second name of whoever holds or uses its device. A Ray
-worker inside a workload (a raylet that is a job of the queue) is the workload's, and keeps the name of its Ray job.
+A process that cannot be inspected (no host process ids, or it died before it was seen) is attributed to those whom its
+device is allocated to: to the only one, or to each of several by its shares, as bare idle power is. It stays theirs while
+it runs after they have ended, until the device is allocated anew. A workload of the plan is a second name of whoever
+holds or uses its device. A Ray worker inside a workload (a raylet that is a job of the queue) is the workload's, and
+keeps the name of its Ray job.
 
 Bare idle power is the lowest mean power over an interval in which no context was open and nothing was busy. It is never
 learnt under load, nor in the first seconds of quiet while clocks fall; until then the catalogue's value is used, with
@@ -21,8 +23,9 @@ was given all devices on which a UID has contexts, and no other UID fits that po
 one device stay nameless. An inferred name is dropped as soon as it no longer fits.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import chain, islice
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing
 from eelgrid_agent.energy.accounts import (
@@ -196,6 +199,8 @@ OBSERVATIONS_MOST = 64
 # Devices present and departed whose totals are kept, as the sampler keeps them.
 DEVICES_MOST = 2 * GPUS_PER_NODE_MOST
 PROCESSES_MOST = 1024
+# Contexts of one device, where each that cannot be inspected counts once for everyone who shares the device.
+_HOLDERS_MOST = 4 * PROCESSES_MOST
 # No sampler's total goes beyond; see READING_RANGES.
 _ENERGY_J_MOST = 1e14
 
@@ -366,10 +371,13 @@ class Attributor:
         )
         holders = None
         if device.processes is not None:
-            holders = tuple(
-                _holder(process, look.owners, claims, workloads, planned)
+            meter = self._meters.get(gpu.uuid)
+            earlier = meter.glances[-1].holders or () if meter is not None and meter.glances else ()
+            found = (
+                _holders(process, look.owners, claims, workloads, planned, earlier=earlier)
                 for process in device.processes[:PROCESSES_MOST]
             )
+            holders = tuple(islice(chain.from_iterable(found), _HOLDERS_MOST))
         return DeviceObservation(
             monotonic_ns=look.monotonic_ns,
             slices=self._slices(device),
@@ -443,33 +451,57 @@ def _of_workload(owner: UsageOwner, place: int | None, workloads: Mapping[int | 
     return owner if owner.workload or not workload else replace(owner, workload=workload)
 
 
-def _holder(
+def _holders(
     process: GpuProcess,
     owners: Mapping[int, ProcessOwner],
     claims: Iterable[DeviceClaim],
     workloads: Mapping[int | None, str],
     planned: Mapping[int | None, set[str]],
-) -> ContextHolder:
+    *,
+    earlier: Iterable[ContextHolder],
+) -> Iterable[ContextHolder]:
+    """The context of a process: one holder, or one for each who shares the device where the process is hidden.
+
+    `earlier` are the holders of the look before.
+    """
     place = process.gpu_instance_id
     nobody = UsageOwner(kind=UsageOwnerKind.PROCESS, pid=process.pid)
     found = owners.get(process.pid) or ProcessOwner(nobody, hidden=True)
-    owner, inferred = found.owner, False
-    if found.hidden:
-        claimants = {claim.owner for claim in claims if claim.gpu_instance_id in (None, place)}
-        if len(claimants) == 1:
-            owner, inferred = replace(claimants.pop(), pid=process.pid), True
-    elif found.workload in planned.get(place, planned.get(None, ())):
+    owner = found.owner
+    if not found.hidden and found.workload in planned.get(place, planned.get(None, ())):
         owner = UsageOwner(
             kind=UsageOwnerKind.WORKLOAD, workload=found.workload, ray_job=owner.ray_job, pid=process.pid
         )
-    return ContextHolder(
+    holder = ContextHolder(
         owner=_of_workload(owner, place, workloads),
         pid=process.pid,
         gpu_instance_id=place,
         sm_ratio=_ratio(process.sm_ratio),
         mps_server=found.mps_server,
-        inferred=inferred,
     )
+    return (_infer_holders(holder, claims, workloads, earlier) if found.hidden else ()) or (holder,)
+
+
+def _infer_holders(
+    holder: ContextHolder,
+    claims: Iterable[DeviceClaim],
+    workloads: Mapping[int | None, str],
+    earlier: Iterable[ContextHolder],
+) -> Sequence[ContextHolder]:
+    """A hidden process by whom its device is allocated to, else by whose it was; empty where neither is known."""
+    place = holder.gpu_instance_id
+    shares: dict[UsageOwner, int] = {}
+    for claim in claims:
+        if claim.gpu_instance_id in (None, place):
+            owner = _of_workload(claim.owner, place, workloads)
+            shares[owner] = shares.get(owner, 0) + claim.shares
+    whole = sum(shares.values())
+    portions = [(replace(owner, pid=holder.pid), many / whole) for owner, many in shares.items()] or [
+        (one.owner, one.portion)
+        for one in earlier
+        if one.inferred and (one.pid, one.gpu_instance_id) == (holder.pid, place)
+    ]
+    return [replace(holder, owner=owner, inferred=True, portion=portion) for owner, portion in portions]
 
 
 def _name_holders(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:

@@ -9,6 +9,7 @@ and the rest, active. Whole millijoules are apportioned, so the shares add up to
   bare idle      to whoever the device is allocated to, by the slice's share of the SMs; what is allocated to nobody is
                  the node's own.
   context idle   equally to every open context: a context costs the same whatever it does and whatever memory it holds.
+                 A process that cannot be inspected is one context, in portions of those who share its device.
   active         exclusive: to the only owner. MIG: SM share x activity where every slice with a context reports it, SM
                  share alone otherwise. Time-slicing: by SM ratio; else, and under MPS, equally.
 
@@ -52,7 +53,10 @@ class SliceActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextHolder:
-    """An open context; `inferred` marks an owner that was taken from the only allocation of its device."""
+    """An open context; `inferred` marks an owner that was taken from the allocations of its device.
+
+    `portion` is below one where several share that device: the context is then listed once for each of them.
+    """
 
     owner: UsageOwner
     pid: int
@@ -60,6 +64,7 @@ class ContextHolder:
     sm_ratio: float | None = None
     mps_server: bool = False
     inferred: bool = False
+    portion: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,7 @@ class IdlePower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Present:
-    """A context over a pair of looks: seen at both ends (1.0) or at one (0.5)."""
+    """A context over a pair of looks: seen at both ends (1.0) or at one (0.5), by the owner's mean portion of it."""
 
     holder: ContextHolder
     presence: float
@@ -173,8 +178,8 @@ def _present(before: DeviceObservation, now: DeviceObservation) -> tuple[_Presen
     last = {(one.pid, one.gpu_instance_id, one.owner): one for one in later or ()}
     found = []
     for key, holder in {**first, **last}.items():
-        both = key in first and key in last
-        found.append(_Present(holder=holder, presence=1.0 if both else 0.5, sm_ratio=holder.sm_ratio))
+        portions = [seen[key].portion for seen in (first, last) if key in seen]
+        found.append(_Present(holder=holder, presence=0.5 * sum(portions), sm_ratio=holder.sm_ratio))
     return tuple(found)
 
 
@@ -224,6 +229,7 @@ def _context_weights(pair: _ObservationPair, known: ShareConfidence) -> _Weights
     weights: _Weights = {}
     for one in pair.present:
         sure = ShareConfidence.HIGH if alone and not one.holder.inferred else ShareConfidence.MEDIUM
+        sure = ShareConfidence.LOW if one.holder.portion < 1.0 else sure
         _add(weights, {(one.holder.owner, one.holder.gpu_instance_id, method, min(known, sure)): one.presence})
     return _to_one(weights)
 
@@ -308,7 +314,9 @@ def _context_user_weights(present: Sequence[_Present], place: int | None, *, exa
         method, confidence = ShareMethod.EQUAL_SHARE, ShareConfidence.LOW
     found: _Weights = {}
     for one, weight in zip(takers, weights, strict=True):
-        _add(found, {(one.holder.owner, place, method, confidence): weight})
+        is_divided = one.holder.portion < 1.0
+        sure = (ShareMethod.EQUAL_SHARE, ShareConfidence.LOW) if is_divided else (method, confidence)
+        _add(found, {(one.holder.owner, place, *sure): weight})
     return _to_one(found)
 
 
