@@ -178,12 +178,13 @@ class ProfileUpdates:
             told = self._told.get(name)
             if told is not None and world.at_s - told.at_s < RUN_INTERVAL_S:
                 continue
-            training, found = workload.spec.training, measured(name)
-            if training is None or not training.profile or not found:
+            training, models = workload.spec.training, gpu_models_of(workload, world)
+            if training is None or not training.profile or len(models) != 1:
                 continue
-            models, behind = gpu_models_of(workload, world), _behind(found)
-            if len(models) != 1:
+            found = measured(name)
+            if not found:
                 continue
+            behind = _behind(found)
             run = self._runs[name] = _ProfiledRun(training.profile, next(iter(models)), _gpus(workload))
             if told is not None and not told.has_news(*behind):
                 self._told[name] = told._replace(at_s=world.at_s)

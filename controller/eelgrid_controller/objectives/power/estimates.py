@@ -5,8 +5,8 @@ model or from former runs of the same job; both are combined by precision. Cumul
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 
@@ -207,65 +207,46 @@ class LimitEstimate(NamedTuple):
         return self.energy_j / self.time_s
 
 
-class _LogEstimate(NamedTuple):
-    """A logarithm and its variance."""
-
-    mean: float
-    variance: float
+_Normal: TypeAlias = tuple[float, float]  # mean and variance of a logarithm
 
 
-def _combine_estimates(estimates: Iterable[_LogEstimate | None]) -> _LogEstimate | None:
-    """Independent estimates of one value, by their precision; None without any."""
-    found = [one for one in estimates if one is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    precision = math.fsum(1.0 / one.variance for one in found)
-    return _LogEstimate(math.fsum(one.mean / one.variance for one in found) / precision, 1.0 / precision)
-
-
-class _Estimated(NamedTuple):
-    """The value at a limit, and its ratio to the reference's."""
-
-    value: _LogEstimate
-    ratio: _LogEstimate
+def _combine_normals(one: _Normal, other: _Normal) -> _Normal:
+    """Two independent estimates of one value, by their precision."""
+    total = one[1] + other[1]
+    return (one[0] * other[1] + other[0] * one[1]) / total, one[1] * other[1] / total
 
 
 def _estimate_values(
-    seen: Sequence[_LogEstimate | None], ratios: Sequence[LimitRatio | None], reference: int
-) -> list[_Estimated | None]:
-    """Values at all limits, from what windows say of each and what is known of their ratios to the reference's.
+    seen: Sequence[_Normal | None], ratios: Sequence[_Normal | None], reference: int
+) -> list[tuple[_Normal, _Normal] | None]:
+    """Values at all limits, and their ratios to the reference's, from windows and what is known of the ratios.
 
     With logarithms value = level + ratio, windows at any limit whose ratio is known tell of the level, and so of every
-    other limit: the posterior of a normal model with independent ratios and a flat prior of the level.
+    other limit: the posterior of a normal model with independent ratios and a flat prior of the level. What is known of
+    one limit is combined with what all the others say of the level. The reference has windows, and a ratio of nothing.
     """
-    known = [
-        _LogEstimate(0.0, 0.0)
-        if index == reference
-        else None
-        if one is None
-        else _LogEstimate(one.mean, one.scatter**2)
-        for index, one in enumerate(ratios)
-    ]
-    levels = [
-        None
-        if value is None or ratio is None
-        else _LogEstimate(value.mean - ratio.mean, value.variance + ratio.variance)
-        for value, ratio in zip(seen, known, strict=True)
-    ]
-    found: list[_Estimated | None] = []
-    for index, (value, ratio) in enumerate(zip(seen, known, strict=True)):
-        others = _combine_estimates(one for other, one in enumerate(levels) if other != index)
+    precision = weighted = 0.0
+    levels: list[_Normal] = []  # precision that each limit adds, and mean times precision
+    for value, ratio in zip(seen, ratios, strict=True):
+        adds = 0.0 if value is None or ratio is None else 1.0 / (value[1] + ratio[1])
+        mean = 0.0 if value is None or ratio is None else value[0] - ratio[0]
+        levels.append((adds, adds * mean))
+        precision, weighted = precision + adds, weighted + adds * mean
+    found: list[tuple[_Normal, _Normal] | None] = []
+    for index, (value, ratio, (adds, moved)) in enumerate(zip(seen, ratios, levels, strict=True)):
         if index == reference:
-            level = _combine_estimates((value, others))
-            found.append(None if level is None else _Estimated(level, _LogEstimate(0.0, 0.0)))
+            found.append(((weighted / precision, 1.0 / precision), (0.0, 0.0)))
             continue
-        if others is None:
-            found.append(None)  # the reference has windows, so that this is never so
+        level, variance = (weighted - moved) / (precision - adds), 1.0 / (precision - adds)  # by all the others
+        if value is None:
+            found.append(None if ratio is None else ((level + ratio[0], variance + ratio[1]), ratio))
             continue
-        by_others = None if ratio is None else _LogEstimate(others.mean + ratio.mean, others.variance + ratio.variance)
-        against = None if value is None else _LogEstimate(value.mean - others.mean, value.variance + others.variance)
-        at, by = _combine_estimates((value, by_others)), _combine_estimates((against, ratio))
-        found.append(None if at is None or by is None else _Estimated(at, by))
+        against = value[0] - level, value[1] + variance
+        if ratio is None:
+            found.append((value, against))
+            continue
+        told = level + ratio[0], variance + ratio[1]
+        found.append((_combine_normals(value, told), _combine_normals(against, ratio)))
     return found
 
 
@@ -276,32 +257,45 @@ def estimate_limits(
 
     `reference` is the limit, measured at least once, that slowdowns are relative to.
     """
+
+    def known(ratios: Sequence[LimitRatio | None]) -> list[_Normal | None]:
+        made = [None if one is None else (one.mean, one.scatter * one.scatter) for one in ratios]
+        made[reference] = (0.0, 0.0)
+        return made
+
     nothing = (None,) * len(arms)
-
-    def seen(value: Callable[[LimitArm], float], share: float) -> list[_LogEstimate | None]:
-        return [_LogEstimate(math.log(value(arm)), share**2 / arm.windows) if arm.windows else None for arm in arms]
-
+    time_ratios, energy_ratios = (nothing, nothing) if prior is None else (prior.time, prior.energy)
+    time_square, energy_square = noise.time_share**2, noise.energy_share**2
     times = _estimate_values(
-        seen(lambda arm: arm.time_per_work, noise.time_share), nothing if prior is None else prior.time, reference
+        [(math.log(arm.time_per_work), time_square / arm.windows) if arm.windows else None for arm in arms],
+        known(time_ratios),
+        reference,
     )
     energies = _estimate_values(
-        seen(lambda arm: arm.energy_per_work, noise.energy_share), nothing if prior is None else prior.energy, reference
+        [(math.log(arm.energy_per_work), energy_square / arm.windows) if arm.windows else None for arm in arms],
+        known(energy_ratios),
+        reference,
     )
-    return tuple(
-        None
-        if time is None or energy is None
-        else LimitEstimate(
-            arm.limit_w,
-            arm.windows,
-            math.exp(time.value.mean),
-            math.sqrt(time.value.variance),
-            math.exp(energy.value.mean),
-            math.sqrt(energy.value.variance),
-            math.exp(time.ratio.mean),
-            math.sqrt(time.ratio.variance),
+    found: list[LimitEstimate | None] = []
+    for arm, time, energy in zip(arms, times, energies, strict=True):
+        if time is None or energy is None:
+            found.append(None)
+            continue
+        (time_log, time_variance), (ratio_log, ratio_variance) = time
+        energy_log, energy_variance = energy[0]
+        found.append(
+            LimitEstimate(
+                arm.limit_w,
+                arm.windows,
+                math.exp(time_log),
+                math.sqrt(time_variance),
+                math.exp(energy_log),
+                math.sqrt(energy_variance),
+                math.exp(ratio_log),
+                math.sqrt(ratio_variance),
+            )
         )
-        for arm, time, energy in zip(arms, times, energies, strict=True)
-    )
+    return tuple(found)
 
 
 RUNS_DIFFER = 0.015  # scatter of a limit's ratio between two runs of one job
