@@ -44,10 +44,16 @@ class Change(NamedTuple):
 
 
 def measure_changes(scenarios: Sequence[Scenario], points: Sequence[Point], seed: int) -> Iterator[Change]:
-    """Each service of each scenario in turn, from the same plan; raises PartitionError if a draw has no plan."""
-    for scenario in scenarios:
+    """Each service of each scenario in turn, from the same plan; raises PartitionError if a draw has no plan.
+
+    The first plan is changed once before the clock runs, which loads the solver and the kernels as a controller does when
+    it starts.
+    """
+    for at, scenario in enumerate(scenarios):
         problem = problem_of(scenario, points)
         fleet = _run_plan(problem)
+        if at == 0:
+            plan_change(problem, fleet)
         draw = random.Random(f"changes {seed} {scenario.name}")
         for number, service in enumerate(problem.services):
             factor = math.exp(draw.gauss(0.0, RATE_SIGMA))

@@ -2,8 +2,8 @@
 
     least  sum_k price_k x_k    such that  sum_k size_k x_k >= need,   x whole numbers
 
-Owns this one search, for many needs at once. Must not know services, slices or
-where prices come from.
+Owns this one search, for many needs at once: for the cheapest cover of each, and for all that are cheap enough. Must not
+know services, slices or where prices come from.
 
 Theory: the covering knapsack. Pieces are taken in the order of price per size, e_k
 rising, as many as could be used first, then fewer. With a level's count fixed,
@@ -39,6 +39,7 @@ LEVEL = record_dtype(
     ("spent", np.float64),  # before it
     ("pieces", np.int64),  # on the path under way
     ("best_pieces", np.int64),  # in the cheapest cover found
+    ("place", np.int64),  # among the need's options
 )
 
 
@@ -48,6 +49,15 @@ class CoverPieces(NamedTuple):
     price: Floats  # (O,) >= 0
     size: Floats  # (O,) > 0
     first: Ints  # (S + 1,) need s may use the options first[s] to first[s + 1] - 1, at least one
+
+
+class CoverList(NamedTuple):
+    """Covers of every need, M of each at most."""
+
+    counts: Ints  # (S, M, K) pieces of the need's options, in their order
+    cost: Floats  # (S, M)
+    number: Ints  # (S,) covers found
+    within: Floats  # (S,) every other minimal cover costs at least this
 
 
 class Covers(NamedTuple):
@@ -65,12 +75,12 @@ def _unsearched(levels: Records, level: int, need: float) -> float:
     for at in range(level + 1):
         here = levels[at]
         fewer = here.pieces - (1 if at < level else 0)
-        rest = here.left - fewer * here.piece_size
-        cost = here.spent + fewer * here.price
-        if fewer >= 0 and rest <= EXACT * need:
-            low = min(low, cost)
-        elif fewer >= 0 and at + 1 < levels.shape[0]:
-            low = min(low, cost + rest * levels[at + 1].price_per_size)
+        if fewer >= 0 and here.left - fewer * here.piece_size <= EXACT * need:
+            low = min(low, here.spent + fewer * here.price)
+            fewer -= 1  # one less leaves something to the next piece, which may cost less
+        if fewer >= 0 and at + 1 < levels.shape[0]:
+            rest = here.left - fewer * here.piece_size
+            low = min(low, here.spent + fewer * here.price + rest * levels[at + 1].price_per_size)
     return low
 
 
@@ -105,6 +115,21 @@ def _cover(levels: Records, need: float, nodes_most: int) -> tuple[float, float]
 
 
 @kernel
+def _fill_levels(pieces: CoverPieces, row: int, levels: Records) -> None:
+    """The options of a need by rising price per size; equals as they came."""
+    first = pieces.first[row]
+    for place in range(levels.shape[0]):
+        mine, at = pieces.price[first + place] / pieces.size[first + place], place
+        while at > 0 and levels[at - 1].price_per_size > mine:
+            levels[at].price_per_size, levels[at].place = levels[at - 1].price_per_size, levels[at - 1].place
+            at -= 1
+        levels[at].price_per_size, levels[at].place = mine, place
+    for at in range(levels.shape[0]):
+        option = first + levels[at].place
+        levels[at].price, levels[at].piece_size = pieces.price[option], pieces.size[option]
+
+
+@kernel
 def find_cheapest_covers(pieces: CoverPieces, need: Floats, nodes_most: int, covers: Covers) -> None:
     """The cheapest cover of every need (S,) > 0, in the unit of the pieces' size, into covers, in place.
 
@@ -113,21 +138,81 @@ def find_cheapest_covers(pieces: CoverPieces, need: Floats, nodes_most: int, cov
     widest = 0
     for row in range(need.shape[0]):
         widest = max(widest, pieces.first[row + 1] - pieces.first[row])
-    levels, order = np.zeros(widest, LEVEL), np.zeros(widest, np.int64)
-    each = np.zeros(widest)
+    levels = np.zeros(widest, LEVEL)
     for row in range(need.shape[0]):
         first, options = pieces.first[row], pieces.first[row + 1] - pieces.first[row]
-        for place in range(options):  # by rising price per size; equals as they came
-            option = first + place
-            mine, at = pieces.price[option] / pieces.size[option], place
-            while at > 0 and each[at - 1] > mine:
-                each[at], order[at] = each[at - 1], order[at - 1]
-                at -= 1
-            each[at], order[at] = mine, option
-        for at in range(options):
-            level = levels[at]
-            level.price, level.piece_size = pieces.price[order[at]], pieces.size[order[at]]
-            level.price_per_size = each[at]
+        _fill_levels(pieces, row, levels[:options])
         covers.cost[row], covers.bound[row] = _cover(levels[:options], need[row], nodes_most)
         for at in range(options):
-            covers.counts[order[at]] = levels[at].best_pieces
+            covers.counts[first + levels[at].place] = levels[at].best_pieces
+
+
+@kernel
+def _is_minimal(levels: Records, level: int, rest: float, need: float) -> bool:
+    """Whether a cover that leaves this rest, at most nothing, needs each of its pieces."""
+    smallest = np.inf
+    for at in range(level + 1):
+        if levels[at].pieces > 0:
+            smallest = min(smallest, levels[at].piece_size)
+    return rest + smallest > EXACT * need
+
+
+@kernel
+def _dearest(cost: Floats) -> int:
+    """Where the largest cost is, the first of equals."""
+    worst = 0
+    for at in range(1, cost.shape[0]):
+        worst = at if cost[at] > cost[worst] else worst
+    return worst
+
+
+@kernel
+def _list(levels: Records, need: float, nodes_most: int, row: int, covers: CoverList) -> None:
+    """The cheapest minimal covers of one need within its budget."""
+    most, budget = covers.cost.shape[1], covers.within[row]
+    levels[0].left, levels[0].spent = need, 0.0
+    levels[0].pieces = math.ceil(need / levels[0].piece_size * (1.0 - EXACT))
+    number, worst, level = 0, 0, 0
+    for _ in range(nodes_most):
+        here = levels[level]
+        cost = here.spent + here.pieces * here.price
+        rest = here.left - here.pieces * here.piece_size
+        if rest <= EXACT * need:
+            if cost < budget and _is_minimal(levels, level, rest, need):
+                at = number if number < most else worst
+                number = min(number + 1, most)
+                covers.cost[row, at] = cost
+                covers.counts[row, at] = 0
+                for place in range(level + 1):
+                    covers.counts[row, at, levels[place].place] = levels[place].pieces
+                if number == most:  # from here on only what is cheaper than the dearest of the list
+                    worst = _dearest(covers.cost[row])
+                    budget = covers.cost[row, worst]
+        elif level + 1 < levels.shape[0] and cost + rest * levels[level + 1].price_per_size < budget:
+            level += 1
+            levels[level].left, levels[level].spent = rest, cost
+            levels[level].pieces = math.ceil(rest / levels[level].piece_size * (1.0 - EXACT))
+            continue
+        else:
+            here.pieces = 0
+        while level >= 0 and levels[level].pieces == 0:
+            level -= 1
+        if level < 0:
+            covers.number[row], covers.within[row] = number, budget
+            return
+        levels[level].pieces -= 1
+    covers.number[row], covers.within[row] = number, min(_unsearched(levels, level, need), budget)
+
+
+@kernel
+def list_cheap_covers(pieces: CoverPieces, need: Floats, nodes_most: int, covers: CoverList) -> None:
+    """The cheapest covers of every need (S,) > 0, as many as fit, into covers, in place.
+
+    Only minimal covers, those that need each of their pieces, and of a cost below `within`, which is a need's budget
+    beforehand. After nodes_most steps the search for a need is cut.
+    """
+    levels = np.zeros(covers.counts.shape[2], LEVEL)
+    for row in range(need.shape[0]):
+        options = pieces.first[row + 1] - pieces.first[row]
+        _fill_levels(pieces, row, levels[:options])
+        _list(levels[:options], need[row], nodes_most, row, covers)

@@ -17,6 +17,7 @@ from eelgrid_kernels.arrays import (
     MOVE_UNIT,
     REQUEST,
     ChurnLimits,
+    Floats,
     Ints,
     Mix,
     MoveNodes,
@@ -29,6 +30,7 @@ from eelgrid_kernels.baselines import EELGRID, PlacementPolicy, choose_gpus
 from eelgrid_kernels.candidates import CandidateIndex, count_candidates, write_terms
 from eelgrid_kernels.compilation import Kernel, compile_together, mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
+from eelgrid_kernels.min_cost_cover import CoverList, CoverPieces, list_cheap_covers
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import GREEDY, OVERLAPS, search_moves
 from eelgrid_kernels.move_setup import build_move_search, build_search_ground
@@ -65,6 +67,13 @@ def _search_small() -> tuple[MoveNodes, MoveSearch]:
     units["end"], units["manner"] = 1, OVERLAPS
     ground = build_search_ground(nodes, mix, TermPrices(1.0, 1.0, 1.0, 1.0), requests, replicas=1)
     return ground, build_move_search(ground, ChurnLimits(1, 1000, 1.0, 1, 1), units, np.zeros((1, 1), np.int64))
+
+
+def _list_small() -> tuple[CoverPieces, Floats, int, CoverList]:
+    """One need that one piece covers."""
+    one = np.ones(1)
+    covers = CoverList(np.zeros((1, 1, 1), np.int64), np.zeros((1, 1)), np.zeros(1, np.int64), np.full(1, 2.0))
+    return CoverPieces(one, one, np.array([0, 1])), one, 64, covers
 
 
 # What the program prints once a controller could decide.
@@ -127,6 +136,7 @@ def _call_other_kernels() -> _Calls:
         (place_tasks, lambda: place_tasks(_search_small()[0], np.zeros(1, np.int64), np.zeros(1, np.int64))),
         (node_terms, lambda: node_terms(_search_small()[0], 0)),
         (sum_terms, lambda: sum_terms(_search_small()[0], np.zeros(4))),
+        (list_cheap_covers, lambda: list_cheap_covers(*_list_small())),
         (simulate_queue, lambda: simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))),
     )
 

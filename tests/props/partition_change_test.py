@@ -16,18 +16,20 @@ from tests.props.partition_plan_test import small
 
 from eelgrid_agent.enforce.mig.layout import resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import plan_steps
+from eelgrid_controller.partition.change_program import CLOSE, TransitionCosts
+from eelgrid_controller.partition.integer_program import build_program
 from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu, RunningInstance, plan_partition
 from eelgrid_controller.partition.problem import FleetTooSmall, TrainingDemand
-from eelgrid_controller.partition.repartition import fleet_cost, plan_change
+from eelgrid_controller.partition.repartition import fleet_cost, observe_replicas, plan_change, select_scope
 from eelgrid_controller.partition.transition import (
-    CLOSE,
     CreateStep,
     DestroyStep,
     DrainStep,
     SetModeStep,
     StartStep,
-    TransitionCosts,
     apply_steps,
+    classify_gpus,
+    decide_transition,
 )
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
@@ -157,6 +159,20 @@ def test_no_other_state_of_two_gpus_is_cheaper(scene):
         assert best == np.inf
         return
     assert best * (1.0 - 1e-9) <= spent(asked, gpus, found, COSTS) <= best * (1.0 + CLOSE) + 1e-6
+
+
+@given(scenes())
+@few
+def test_no_change_costs_less_than_its_bound(scene):
+    asked, gpus = scene
+    best = least(asked, gpus, throughputs_of(asked), COSTS)
+    assume(best < np.inf)
+    replicas = observe_replicas(asked, gpus)
+    scope = select_scope(asked, gpus, replicas, GPUS)
+    programme = build_program(scope.problem, scope.held)
+    found = decide_transition(programme, gpus, classify_gpus(programme, gpus, scope.gpus), COSTS)
+    assert found.bound <= best + 1e-6
+    assert spent(asked, gpus, plan_change(asked, gpus, COSTS), COSTS) <= found.value * (1.0 + 1e-9)
 
 
 @given(scenes(services=3))

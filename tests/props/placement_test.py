@@ -282,6 +282,7 @@ def test_warming_names_every_kernel():
         "divide_replicas",
         "exchange_gpus",
         "is_scaled",
+        "list_cheap_covers",
         "node_fragmentation",
         "node_power",
         "node_terms",

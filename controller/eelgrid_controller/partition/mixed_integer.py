@@ -1,4 +1,7 @@
-"""Solves mixed-integer linear programs by HiGHS, with what SciPy's `milp` cannot be told: which heuristics to run.
+"""Solves linear and mixed-integer programs by HiGHS, with what SciPy's `milp` and `linprog` cannot be told.
+
+That is which heuristics to run, how many cuts to keep, and that a program has grown by some columns since it was solved
+last. No solution is given to start from: HiGHS 1.16 may call a start optimal that its presolve has mapped to another value.
 
 Owns the solver's options. Must not know what a program is about.
 """
@@ -8,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eelgrid_kernels.arrays import Floats
 
@@ -37,6 +41,15 @@ class MixedIntegerResult(NamedTuple):
     is_infeasible: bool
 
 
+class LinearResult(NamedTuple):
+    """The optimum of a linear program of N columns and M rows."""
+
+    value: float
+    values: Floats  # (N,)
+    reduced_cost: Floats  # (N,)
+    price: Floats  # (M,) by how much the value rises with the bound of a row
+
+
 def solve_mixed_integer(
     cost: Floats,
     table: "sparse.csc_array",
@@ -44,31 +57,27 @@ def solve_mixed_integer(
     high: Floats,
     *,
     most: Floats | float = np.inf,
+    whole: NDArray[np.bool_] | None = None,
     gap: float = 0.0,
     nodes_most: int,
+    cuts_most: int | None = None,
 ) -> MixedIntegerResult:
     """Whole numbers x from 0 to `most` (N,) of least cost (N,) within low <= table @ x <= high (M,).
 
-    The search ends within `gap` of the least, relative, or after so many nodes; with none at all the program without
-    whole numbers is solved.
+    `whole` (N,) says which are to be whole numbers, all of them if it is None. The search ends within `gap` of the
+    least, relative, or after so many nodes; with none at all the program without whole numbers is solved. `cuts_most` is about how many cuts the solver keeps: fewer
+    than it does by itself save time where the relaxation is near.
     """
-    from highspy import HighsLp, HighsModelStatus, HighsVarType, MatrixFormat, SolutionStatus
+    from highspy import HighsModelStatus, HighsVarType, SolutionStatus
 
-    solver = _load_solver()()
-    options = {**_OPTIONS, "mip_rel_gap": gap, "mip_max_nodes": nodes_most}
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
-    program = HighsLp()
-    program.num_row_, program.num_col_ = table.shape
-    program.col_cost_, program.col_lower_ = cost, np.zeros(len(cost))
-    program.col_upper_ = np.array(np.broadcast_to(most, cost.shape), np.float64)
-    program.row_lower_, program.row_upper_ = low, high
-    program.a_matrix_.format_ = MatrixFormat.kColwise
-    program.a_matrix_.start_, program.a_matrix_.index_ = table.indptr, table.indices
-    program.a_matrix_.value_ = table.data
+    program = _build_program(cost, table, low, high, most)
     if nodes_most > 0:
-        program.integrality_ = [HighsVarType.kInteger] * len(cost)
-    solver.passModel(program)
+        kinds = np.ones(len(cost), np.bool_) if whole is None else whole
+        program.integrality_ = [HighsVarType.kInteger if each else HighsVarType.kContinuous for each in kinds]
+    options: dict[str, float] = {"mip_rel_gap": gap, "mip_max_nodes": nodes_most}
+    if cuts_most is not None:
+        options["mip_pool_soft_limit"] = cuts_most
+    solver = _pass_program(program, options)
     solver.run()
     info, status = solver.getInfo(), solver.getModelStatus()
     found = info.primal_solution_status == SolutionStatus.kSolutionStatusFeasible.value
@@ -77,6 +86,69 @@ def solve_mixed_integer(
         float(info.mip_dual_bound if nodes_most > 0 else info.objective_function_value),
         status in (HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible),
     )
+
+
+class LinearProgram:
+    """Numbers x >= 0 of least cost (N,) within low <= table @ x <= high (M,), for more and more columns N."""
+
+    def __init__(self, cost: Floats, table: "sparse.csc_array", low: Floats, high: Floats) -> None:
+        self._solver = _pass_program(_build_program(cost, table, low, high, np.inf), {})
+
+    def add_columns(self, cost: Floats, table: "sparse.csc_array") -> None:
+        """Columns N to N + K - 1, with their entries (M, K) in the rows."""
+        count = len(cost)
+        self._solver.addCols(
+            count, cost, np.zeros(count), np.full(count, np.inf),
+            table.nnz, table.indptr[:-1].astype(np.int32), table.indices.astype(np.int32), table.data,
+        )  # fmt: skip
+
+    def set_costs(self, cost: Floats) -> None:
+        """Other costs (N,) of all columns."""
+        self._solver.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
+
+    def set_low(self, row: int, low: float) -> None:
+        """Another least value of a row, which has no most."""
+        self._solver.changeRowBounds(row, low, np.inf)
+
+    def solve(self) -> LinearResult | None:
+        """The optimum, from that of the columns before; None if nothing is within the rows."""
+        from highspy import HighsModelStatus
+
+        self._solver.run()
+        if self._solver.getModelStatus() != HighsModelStatus.kOptimal:
+            return None
+        found = self._solver.getSolution()
+        return LinearResult(
+            float(self._solver.getInfo().objective_function_value),
+            np.array(found.col_value),
+            np.array(found.col_dual),
+            np.array(found.row_dual),
+        )
+
+
+def _build_program(
+    cost: Floats, table: "sparse.csc_array", low: Floats, high: Floats, most: Floats | float
+) -> "highspy.HighsLp":
+    from highspy import HighsLp, MatrixFormat
+
+    program = HighsLp()
+    program.num_row_, program.num_col_ = table.shape
+    program.col_cost_, program.col_lower_ = cost, np.zeros(len(cost))
+    program.col_upper_ = np.array(np.broadcast_to(most, cost.shape), np.float64)
+    program.row_lower_, program.row_upper_ = low, high
+    program.a_matrix_.format_ = MatrixFormat.kColwise
+    program.a_matrix_.start_, program.a_matrix_.index_ = table.indptr, table.indices
+    program.a_matrix_.value_ = table.data
+    return program
+
+
+def _pass_program(program: "highspy.HighsLp", options: Mapping[str, float]) -> "highspy.Highs":
+    """A solver that holds the program."""
+    solver = _load_solver()()
+    for name, value in {**_OPTIONS, **options}.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(program)
+    return solver
 
 
 @cache

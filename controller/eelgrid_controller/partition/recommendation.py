@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from eelgrid_controller.partition.change_program import TransitionCosts
 from eelgrid_controller.partition.integer_program import RATE_TOLERANCE
 from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu, layout_message
 from eelgrid_controller.partition.problem import (
@@ -40,7 +41,7 @@ from eelgrid_controller.partition.problem import (
 )
 from eelgrid_controller.partition.repartition import PartitionChange, plan_change
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, is_usable, running_gpu, wanted_layout
-from eelgrid_controller.partition.transition import DrainStep, PartitionStep, StepSequence, TransitionCosts, apply_steps
+from eelgrid_controller.partition.transition import DrainStep, PartitionStep, StepSequence, apply_steps
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import (
     ArrivalProcess,

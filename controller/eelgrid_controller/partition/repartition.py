@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from eelgrid_controller.partition.change_program import TransitionCosts
 from eelgrid_controller.partition.column_generation import Prices, cheapest_options, prices_to_array
 from eelgrid_controller.partition.integer_program import (
     RATE_TOLERANCE,
@@ -51,7 +52,6 @@ from eelgrid_controller.partition.transition import (
     SetModeStep,
     StartStep,
     StepSequence,
-    TransitionCosts,
     apply_transition,
     classify_gpus,
     decide_transition,

@@ -17,16 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eelgrid_controller.partition.change_program import TargetColumns, TransitionCosts, solve_change
 from eelgrid_controller.partition.integer_program import (
-    RATE_TOLERANCE,
     IntegerProgram,
     ObjectiveWeights,
-    constraint_rows,
-    demand_throughput,
     minimize_objective,
     objective_weights,
 )
-from eelgrid_controller.partition.mixed_integer import solve_mixed_integer
 from eelgrid_controller.partition.options import WHOLE
 from eelgrid_controller.partition.plan import (
     GpuTarget,
@@ -35,28 +32,10 @@ from eelgrid_controller.partition.plan import (
     RunningInstance,
     enumerate_targets,
 )
-from eelgrid_controller.partition.problem import SearchExhausted
-from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.arrays import Ints
 from eelgrid_protos.catalogue.products import MigGeometry
 
-LEAST_NODES_MOST, NODES_MOST = 500, 10
-CLOSE = 5e-4  # of the value
-_TIGHTER = 1e-5
-_ROUNDS_MOST = 4
-
-
-class TransitionCosts(NamedTuple):
-    """What a change costs once, in GPU-seconds, or joules where watts are least; `room` is in GPUs or watts.
-
-    An instance comes or goes in about a second, a model loads in half a minute, a mode takes a reset.
-    """
-
-    horizon_s: float = 3600.0
-    destroy: float = 1.0
-    create: float = 1.0
-    start: float = 30.0
-    mode: float = 60.0
-    room: float = 1e-3  # what a compute slice that is not in use is worth
+LEAST_NODES_MOST = 500
 
 
 class GpuClass(NamedTuple):
@@ -74,6 +53,8 @@ class Transition(NamedTuple):
     targets: Mapping[int, GpuTarget]
     replicas: Ints  # (O,)
     held: Ints  # (O,)
+    value: float = 0.0  # what the change and its GPUs cost over the horizon
+    bound: float = 0.0  # what no change costs less than
 
 
 def classify_gpus(programme: IntegerProgram, gpus: Sequence[RunningGpu], chosen: Sequence[int]) -> tuple[GpuClass, ...]:
@@ -122,22 +103,9 @@ class _Running:
         return self._options.get((replica.owner, cell, replica.configuration), -1)
 
 
-class _Columns(NamedTuple):
-    """A column for each kind and target, T of them."""
-
-    size: Floats  # GPUs of each kind
-    kind: Ints  # (T,)
-    target: tuple[GpuTarget, ...]
-    places: Floats  # (T, C) kept or made
-    kept: Floats  # (T, C) kept
-    runs: Floats  # (T, O) replicas that could stay
-    gpu: Floats  # (T,) what the GPU in use costs; nothing where somebody else is on it
-    change: Floats  # (T,) what destroying and modes cost
-
-
 def _columns(
     programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], costs: TransitionCosts
-) -> _Columns:
+) -> tuple[TargetColumns, tuple[GpuTarget, ...]]:
     first, _ = objective_weights(programme)
     gpu_cost = {int(pool): float(first.pattern[at]) for at, pool in enumerate(programme.pool)}
     pools = {pool.model: number for number, pool in enumerate(programme.problem.pools)}
@@ -164,7 +132,8 @@ def _columns(
         for profile, _ in target.made:
             places[row, cells[pool, profile]] += 1
     sizes = np.array([len(kind.members) for kind in found], np.float64)
-    return _Columns(sizes, np.array(numbers, np.int64), tuple(chosen), places + kept, kept, runs, used, change)
+    columns = TargetColumns(sizes, np.array(numbers, np.int64), places + kept, kept, runs, used, change)
+    return columns, tuple(chosen)
 
 
 def _stays(gpu: RunningGpu, kind: GpuClass, target: GpuTarget) -> Iterator[tuple[str, int]]:
@@ -183,28 +152,18 @@ def decide_transition(
     if not programme.options:  # nobody asks for anything
         idle = {position: kind.targets[0] for kind in found for position in kind.members}
         return Transition(idle, np.zeros(0, np.int64), np.zeros(0, np.int64))
-    columns = _columns(programme, gpus, found, costs)
-    bound = _bound(programme, gpus, found, columns)
-    asked = np.ones(len(programme.rate_hz))
-    for _ in range(_ROUNDS_MOST):
-        values = _solve_transition(programme, columns, costs, asked, bound)
-        taken, replicas = values[: len(columns.kind)], values[len(columns.kind) :][: len(programme.options)]
-        short = demand_throughput(programme, replicas) < programme.rate_hz * (1.0 - RATE_TOLERANCE)
-        if not short.any():
-            break
-        asked[short] = 1.0 + _TIGHTER
-    else:
-        raise SearchExhausted("rates are missed by the solver's rounding", "state them with fewer digits")
+    columns, targets = _columns(programme, gpus, found, costs)
+    decided = solve_change(programme, columns, costs, lambda: _bound(programme, gpus, found, columns))
     chosen: dict[int, GpuTarget] = {}
     left = {number: iter(kind.members) for number, kind in enumerate(found)}
-    for row in taken.nonzero()[0]:
-        for _ in range(int(taken[row])):
-            chosen[next(left[int(columns.kind[row])])] = columns.target[row]
-    return Transition(chosen, replicas, values[len(columns.kind) + len(programme.options) :][: len(programme.options)])
+    for row in decided.taken.nonzero()[0]:
+        for _ in range(int(decided.taken[row])):
+            chosen[next(left[int(columns.kind[row])])] = targets[row]
+    return Transition(chosen, decided.replicas, decided.held, decided.value, decided.bound)
 
 
 def _bound(
-    programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], columns: _Columns
+    programme: IntegerProgram, gpus: Sequence[RunningGpu], found: Sequence[GpuClass], columns: TargetColumns
 ) -> float:
     """The least of the first objective on these GPUs whatever the change costs; raises FleetTooSmall.
 
@@ -236,49 +195,6 @@ def _bound(
     return minimize_objective(
         wider, ObjectiveWeights(first.name, first.option, np.array(weights)), (), LEAST_NODES_MOST
     )[1]
-
-
-def _solve_transition(
-    programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float
-) -> Ints:
-    from scipy import sparse
-
-    first, _ = objective_weights(programme)
-    options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
-    targets_count, every = len(columns.kind), np.arange(options)
-    rates = constraint_rows(programme, asked)[0][:demands, :options]
-    use = sparse.csc_array((programme.width.astype(np.float64), (programme.cell, every)), shape=(cells, options))
-    one = sparse.eye_array(options)
-    sizes = columns.size
-    each = sparse.csc_array(
-        (np.ones(targets_count), (columns.kind, np.arange(targets_count))), shape=(len(sizes), targets_count)
-    )
-    table = sparse.block_array(
-        [
-            [None, rates, None, None],
-            [sparse.csc_array(columns.places.T), -use, None, None],
-            [sparse.csc_array(columns.runs.T), None, -one, None],
-            [None, one, -one, None],
-            [sparse.csc_array(columns.kept.T), -use, None, sparse.eye_array(cells)],
-            [sparse.csc_array(columns.gpu[None, :]), sparse.csc_array(first.option[None, :]), None, None],
-            [each, None, None, None],
-        ],
-        format="csc",
-    )
-    low = np.concatenate((asked, np.zeros(2 * cells + 2 * options), [bound * (1.0 - RATE_TOLERANCE)], sizes))
-    high = np.concatenate((np.full(demands + 2 * cells + 2 * options + 1, np.inf), sizes))
-    slices = np.array([programme.cells[cell].slices for cell in programme.cell], np.float64) * programme.width
-    weights = (
-        costs.horizon_s * columns.gpu + columns.change,
-        costs.horizon_s * (first.option + costs.room * slices) + costs.start,
-        np.full(options, -costs.start),
-        np.array([0.0 if cell.profile == WHOLE else costs.create for cell in programme.cells]),
-    )
-    result = solve_mixed_integer(np.concatenate(weights), table, low, high, gap=CLOSE, nodes_most=NODES_MOST)
-    if result.values is None:
-        raise SearchExhausted(f"no change within {NODES_MOST} nodes", "let fewer GPUs change at once")
-    values: Ints = np.rint(result.values).astype(np.int64)
-    return values
 
 
 def apply_transition(
