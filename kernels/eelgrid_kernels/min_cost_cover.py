@@ -148,25 +148,6 @@ def find_cheapest_covers(pieces: CoverPieces, need: Floats, nodes_most: int, cov
 
 
 @kernel
-def _is_minimal(levels: Records, level: int, rest: float, need: float) -> bool:
-    """Whether a cover that leaves this rest, at most nothing, needs each of its pieces."""
-    smallest = np.inf
-    for at in range(level + 1):
-        if levels[at].pieces > 0:
-            smallest = min(smallest, levels[at].piece_size)
-    return rest + smallest > EXACT * need
-
-
-@kernel
-def _dearest(cost: Floats) -> int:
-    """Where the largest cost is, the first of equals."""
-    worst = 0
-    for at in range(1, cost.shape[0]):
-        worst = at if cost[at] > cost[worst] else worst
-    return worst
-
-
-@kernel
 def _list(levels: Records, need: float, nodes_most: int, row: int, covers: CoverList) -> None:
     """The cheapest minimal covers of one need within its budget."""
     most, budget = covers.cost.shape[1], covers.within[row]
@@ -178,15 +159,23 @@ def _list(levels: Records, need: float, nodes_most: int, row: int, covers: Cover
         cost = here.spent + here.pieces * here.price
         rest = here.left - here.pieces * here.piece_size
         if rest <= EXACT * need:
-            if cost < budget and _is_minimal(levels, level, rest, need):
-                at = number if number < most else worst
-                number = min(number + 1, most)
-                covers.cost[row, at] = cost
-                covers.counts[row, at] = 0
-                for place in range(level + 1):
-                    covers.counts[row, at, levels[place].place] = levels[place].pieces
+            smallest = np.inf
+            for at in range(level + 1):
+                if levels[at].pieces > 0 and levels[at].piece_size < smallest:
+                    smallest = levels[at].piece_size
+            if cost < budget and rest + smallest > EXACT * need:  # it needs each of its pieces
+                put = worst
+                if number < most:
+                    put = number
+                    number += 1
+                covers.cost[row, put] = cost
+                for at in range(levels.shape[0]):
+                    covers.counts[row, put, levels[at].place] = levels[at].pieces if at <= level else 0
                 if number == most:  # from here on only what is cheaper than the dearest of the list
-                    worst = _dearest(covers.cost[row])
+                    worst = 0
+                    for at in range(1, most):
+                        if covers.cost[row, at] > covers.cost[row, worst]:
+                            worst = at
                     budget = covers.cost[row, worst]
         elif level + 1 < levels.shape[0] and cost + rest * levels[level + 1].price_per_size < budget:
             level += 1
@@ -205,14 +194,13 @@ def _list(levels: Records, need: float, nodes_most: int, row: int, covers: Cover
 
 
 @kernel
-def list_cheap_covers(pieces: CoverPieces, need: Floats, nodes_most: int, covers: CoverList) -> None:
+def list_cheap_covers(pieces: CoverPieces, need: Floats, nodes_most: int, levels: Records, covers: CoverList) -> None:
     """The cheapest covers of every need (S,) > 0, as many as fit, into covers, in place.
 
     Only minimal covers, those that need each of their pieces, and of a cost below `within`, which is a need's budget
-    beforehand. After nodes_most steps the search for a need is cut.
+    beforehand. After nodes_most steps the search for a need is cut. `levels` (K,) of LEVEL is what it works with.
     """
-    levels = np.zeros(covers.counts.shape[2], LEVEL)
     for row in range(need.shape[0]):
-        options = pieces.first[row + 1] - pieces.first[row]
-        _fill_levels(pieces, row, levels[:options])
-        _list(levels[:options], need[row], nodes_most, row, covers)
+        own = levels[: pieces.first[row + 1] - pieces.first[row]]
+        _fill_levels(pieces, row, own)
+        _list(own, need[row], nodes_most, row, covers)

@@ -23,6 +23,7 @@ from eelgrid_kernels.arrays import (
     MoveNodes,
     MoveSearch,
     Nodes,
+    Records,
     Task,
     TermPrices,
 )
@@ -30,7 +31,7 @@ from eelgrid_kernels.baselines import EELGRID, PlacementPolicy, choose_gpus
 from eelgrid_kernels.candidates import CandidateIndex, count_candidates, write_terms
 from eelgrid_kernels.compilation import Kernel, compile_together, mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
-from eelgrid_kernels.min_cost_cover import CoverList, CoverPieces, list_cheap_covers
+from eelgrid_kernels.min_cost_cover import LEVEL, CoverList, CoverPieces, list_cheap_covers
 from eelgrid_kernels.move_costs import node_terms, place_tasks, sum_terms
 from eelgrid_kernels.move_search import GREEDY, OVERLAPS, search_moves
 from eelgrid_kernels.move_setup import build_move_search, build_search_ground
@@ -69,11 +70,11 @@ def _search_small() -> tuple[MoveNodes, MoveSearch]:
     return ground, build_move_search(ground, ChurnLimits(1, 1000, 1.0, 1, 1), units, np.zeros((1, 1), np.int64))
 
 
-def _list_small() -> tuple[CoverPieces, Floats, int, CoverList]:
+def _list_small() -> tuple[CoverPieces, Floats, int, Records, CoverList]:
     """One need that one piece covers."""
     one = np.ones(1)
     covers = CoverList(np.zeros((1, 1, 1), np.int64), np.zeros((1, 1)), np.zeros(1, np.int64), np.full(1, 2.0))
-    return CoverPieces(one, one, np.array([0, 1])), one, 64, covers
+    return CoverPieces(one, one, np.array([0, 1])), one, 64, np.zeros(1, LEVEL), covers
 
 
 # What the program prints once a controller could decide.

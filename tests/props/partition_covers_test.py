@@ -7,7 +7,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_kernels.min_cost_cover import CoverList, CoverPieces, Covers, find_cheapest_covers, list_cheap_covers
+from eelgrid_kernels.min_cost_cover import (
+    LEVEL,
+    CoverList,
+    CoverPieces,
+    Covers,
+    find_cheapest_covers,
+    list_cheap_covers,
+)
 
 quiet = settings(deadline=None)
 
@@ -86,7 +93,9 @@ def listed(cases, most, nodes_most=100_000):
     covers = CoverList(
         np.full((len(cases), most, widest), -1), np.zeros((len(cases), most)), np.zeros(len(cases), np.int64), budget
     )
-    list_cheap_covers(CoverPieces(price, size, first), need, nodes_most, covers)
+    list_cheap_covers(
+        CoverPieces(price, size, first), need, nodes_most, np.zeros(covers.counts.shape[2], LEVEL), covers
+    )
     for row, (pieces, *_) in enumerate(cases):
         number = covers.number[row]
         counts = [tuple(one[: len(pieces)].tolist()) for one in covers.counts[row, :number]]
