@@ -38,7 +38,6 @@ LEVEL = record_dtype(
     ("left", np.float64),  # to cover before it
     ("spent", np.float64),  # before it
     ("pieces", np.int64),  # on the path under way
-    ("best_pieces", np.int64),  # in the cheapest cover found
     ("place", np.int64),  # among the need's options
 )
 
@@ -68,6 +67,14 @@ class Covers(NamedTuple):
     bound: Floats  # (S,) the least that any cover costs
 
 
+class _Effort(NamedTuple):
+    """How far the search for one need goes."""
+
+    nodes_most: int
+    equal: float  # share by which a cover has to be cheaper than the dearest of a full list to be searched for
+    only_minimal: bool  # covers that need each of their pieces
+
+
 @kernel
 def _unsearched(levels: Records, level: int, need: float) -> float:
     """The least that any cover costs which the search had not come to: the next one at each level of its path."""
@@ -82,36 +89,6 @@ def _unsearched(levels: Records, level: int, need: float) -> float:
             rest = here.left - fewer * here.piece_size
             low = min(low, here.spent + fewer * here.price + rest * levels[at + 1].price_per_size)
     return low
-
-
-@kernel
-def _cover(levels: Records, need: float, nodes_most: int) -> tuple[float, float]:
-    """Cost of the cheapest cover found, and the least that any costs; best_pieces in place."""
-    levels[0].left, levels[0].spent = need, 0.0
-    levels[0].pieces = math.ceil(need / levels[0].piece_size * (1.0 - EXACT))
-    cheapest, level = np.inf, 0
-    for _ in range(nodes_most):
-        here = levels[level]
-        cost = here.spent + here.pieces * here.price
-        rest = here.left - here.pieces * here.piece_size
-        if rest <= EXACT * need:
-            if cost < cheapest:
-                cheapest = cost
-                for at in range(levels.shape[0]):
-                    levels[at].best_pieces = levels[at].pieces if at <= level else 0
-        elif level + 1 < levels.shape[0] and cost + rest * levels[level + 1].price_per_size < cheapest * (1.0 - EQUAL):
-            level += 1
-            levels[level].left, levels[level].spent = rest, cost
-            levels[level].pieces = math.ceil(rest / levels[level].piece_size * (1.0 - EXACT))
-            continue
-        else:
-            here.pieces = 0
-        while level >= 0 and levels[level].pieces == 0:
-            level -= 1
-        if level < 0:
-            return cheapest, cheapest * (1.0 - EQUAL)
-        levels[level].pieces -= 1
-    return cheapest, min(_unsearched(levels, level, need), cheapest * (1.0 - EQUAL))
 
 
 @kernel
@@ -130,31 +107,13 @@ def _fill_levels(pieces: CoverPieces, row: int, levels: Records) -> None:
 
 
 @kernel
-def find_cheapest_covers(pieces: CoverPieces, need: Floats, nodes_most: int, covers: Covers) -> None:
-    """The cheapest cover of every need (S,) > 0, in the unit of the pieces' size, into covers, in place.
-
-    bound <= the cost of the best cover <= cost; they are equal to 1e-9 unless nodes_most, at least 64, cut the search.
-    """
-    widest = 0
-    for row in range(need.shape[0]):
-        widest = max(widest, pieces.first[row + 1] - pieces.first[row])
-    levels = np.zeros(widest, LEVEL)
-    for row in range(need.shape[0]):
-        first, options = pieces.first[row], pieces.first[row + 1] - pieces.first[row]
-        _fill_levels(pieces, row, levels[:options])
-        covers.cost[row], covers.bound[row] = _cover(levels[:options], need[row], nodes_most)
-        for at in range(options):
-            covers.counts[first + levels[at].place] = levels[at].best_pieces
-
-
-@kernel
-def _list(levels: Records, need: float, nodes_most: int, row: int, covers: CoverList) -> None:
-    """The cheapest minimal covers of one need within its budget."""
-    most, budget = covers.cost.shape[1], covers.within[row]
+def _search(levels: Records, need: float, row: int, covers: CoverList, effort: _Effort) -> None:
+    """The cheapest covers of one need within its budget, as many as fit."""
+    most, dearest, share = covers.cost.shape[1], covers.within[row], 1.0 - effort.equal
     levels[0].left, levels[0].spent = need, 0.0
     levels[0].pieces = math.ceil(need / levels[0].piece_size * (1.0 - EXACT))
     number, worst, level = 0, 0, 0
-    for _ in range(nodes_most):
+    for _ in range(effort.nodes_most):
         here = levels[level]
         cost = here.spent + here.pieces * here.price
         rest = here.left - here.pieces * here.piece_size
@@ -163,7 +122,8 @@ def _list(levels: Records, need: float, nodes_most: int, row: int, covers: Cover
             for at in range(level + 1):
                 if levels[at].pieces > 0 and levels[at].piece_size < smallest:
                     smallest = levels[at].piece_size
-            if cost < budget and rest + smallest > EXACT * need:  # it needs each of its pieces
+            is_minimal = rest + smallest > EXACT * need  # it needs each of its pieces
+            if cost < dearest and (is_minimal or not effort.only_minimal):
                 put = worst
                 if number < most:
                     put = number
@@ -171,13 +131,13 @@ def _list(levels: Records, need: float, nodes_most: int, row: int, covers: Cover
                 covers.cost[row, put] = cost
                 for at in range(levels.shape[0]):
                     covers.counts[row, put, levels[at].place] = levels[at].pieces if at <= level else 0
-                if number == most:  # from here on only what is cheaper than the dearest of the list
+                if number == most:
                     worst = 0
                     for at in range(1, most):
                         if covers.cost[row, at] > covers.cost[row, worst]:
                             worst = at
-                    budget = covers.cost[row, worst]
-        elif level + 1 < levels.shape[0] and cost + rest * levels[level + 1].price_per_size < budget:
+                    dearest = covers.cost[row, worst]
+        elif level + 1 < levels.shape[0] and cost + rest * levels[level + 1].price_per_size < dearest * share:
             level += 1
             levels[level].left, levels[level].spent = rest, cost
             levels[level].pieces = math.ceil(rest / levels[level].piece_size * (1.0 - EXACT))
@@ -187,10 +147,31 @@ def _list(levels: Records, need: float, nodes_most: int, row: int, covers: Cover
         while level >= 0 and levels[level].pieces == 0:
             level -= 1
         if level < 0:
-            covers.number[row], covers.within[row] = number, budget
+            covers.number[row], covers.within[row] = number, dearest * share
             return
         levels[level].pieces -= 1
-    covers.number[row], covers.within[row] = number, min(_unsearched(levels, level, need), budget)
+    covers.number[row], covers.within[row] = number, min(_unsearched(levels, level, need), dearest * share)
+
+
+@kernel
+def find_cheapest_covers(pieces: CoverPieces, need: Floats, nodes_most: int, covers: Covers) -> None:
+    """The cheapest cover of every need (S,) > 0, in the unit of the pieces' size, into covers, in place.
+
+    bound <= the cost of the best cover <= cost; they are equal to 1e-9 unless nodes_most, at least 64, cut the search.
+    """
+    widest = 0
+    for row in range(need.shape[0]):
+        widest = max(widest, pieces.first[row + 1] - pieces.first[row])
+    levels, effort = np.zeros(widest, LEVEL), _Effort(nodes_most, EQUAL, False)
+    one = CoverList(np.zeros((1, 1, widest), np.int64), np.zeros((1, 1)), np.zeros(1, np.int64), np.zeros(1))
+    for row in range(need.shape[0]):
+        first, options = pieces.first[row], pieces.first[row + 1] - pieces.first[row]
+        one.cost[0, 0], one.within[0] = np.inf, np.inf
+        _fill_levels(pieces, row, levels[:options])
+        _search(levels[:options], need[row], 0, one, effort)
+        covers.cost[row], covers.bound[row] = one.cost[0, 0], one.within[0]
+        for place in range(options):
+            covers.counts[first + place] = one.counts[0, 0, place]
 
 
 @kernel
@@ -200,7 +181,8 @@ def list_cheap_covers(pieces: CoverPieces, need: Floats, nodes_most: int, levels
     Only minimal covers, those that need each of their pieces, and of a cost below `within`, which is a need's budget
     beforehand. After nodes_most steps the search for a need is cut. `levels` (K,) of LEVEL is what it works with.
     """
+    effort = _Effort(nodes_most, 0.0, True)
     for row in range(need.shape[0]):
         own = levels[: pieces.first[row + 1] - pieces.first[row]]
         _fill_levels(pieces, row, own)
-        _list(own, need[row], nodes_most, row, covers)
+        _search(own, need[row], row, covers, effort)
