@@ -289,13 +289,18 @@ class SlurmCluster:
     def stop(self):
         """Ends all jobs and daemons."""
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-            self.run("scancel", "--user=root")
-            poll_until(lambda: not self.run("squeue", "-h", "-t", "running,completing").strip(), within_s=10.0)
+            self.end_jobs(within_s=10.0)
         _end(15, *(self.folder / "run").glob("slurm*.pid"))
         if self._mariadb is not None:
             self._mariadb.terminate()
             self._mariadb.wait(30.0)
         _end(15, self.folder / "munge" / "pid")
+
+    def end_jobs(self, *, within_s):
+        """Ends all jobs; returns when none holds a node."""
+        self.run("scancel", "--user=root")
+        held = ("squeue", "-h", "-t", "running,completing")
+        poll_until(lambda: not self.run(*held).strip(), "all jobs have ended", within_s=within_s)
 
     def run(self, *command, code=0):
         """Runs one of Slurm's commands; returns what it printed."""

@@ -3,6 +3,7 @@
 Needs Debian's slurm-wlm and munge, and root (`make test-slurm` installs them).
 """
 
+import contextlib
 import itertools
 import re
 
@@ -30,6 +31,30 @@ def node(tmp_path_factory):
         node.resume()
         node.assert_in_service(GRES[HALVES])
         yield node
+
+
+@pytest.fixture(autouse=True)
+def end_jobs(node):
+    """Each test begins without the jobs that one before it left, as it does where it has failed."""
+    node.slurm.end_jobs(within_s=WITHIN_S)
+
+
+@contextlib.contextmanager
+def replace_node(node, spec, folder):
+    """Another dynamic node, to which an agent belongs, while this one is out of the cluster.
+
+    The port of all dynamic nodes is one, and so is their address here.
+    """
+    node.slurm.kill("slurmd.d0", 15)
+    node.slurm.run("scontrol", "delete", "NodeName=d0")
+    try:
+        yield DynamicNode(node.slurm, folder, spec)
+    finally:
+        node.slurm.end_jobs(within_s=WITHIN_S)
+        node.slurm.kill(f"slurmd.{spec['name']}", 15)
+        node.slurm.run("scontrol", "delete", f"NodeName={spec['name']}")
+        node.resume()
+        node.assert_in_service()
 
 
 def wait_state(node, job, *states):
@@ -159,6 +184,8 @@ def test_a_node_in_a_reservation_is_refused_and_the_reservation_keeps_it(node):
 
 def test_a_change_while_slurmctld_is_away_is_refused_or_ended_later_and_a_node_that_it_forgot_comes_back(node):
     before, goal = node.layout(), node.other()
+    # It would forget that jobs of the tests before have ended, and run them again here.
+    node.slurm.wait_saved()
     node.slurm.kill("slurmctld")
     assert "the node stays in service" in node.apply(goal, code=1)
     assert node.layout() == before
@@ -212,11 +239,7 @@ def test_a_job_that_opted_in_is_placed_on_slices_before_and_after_a_change(node,
 
 def test_an_agent_takes_its_node_out_for_a_plan_once_its_jobs_have_ended(node, tmp_path):
     spec = {**NODE, "name": "d1", "pool": "mig", "gpus": [{"product": "a100-sxm4-40gb", "count": GPUS, "mig": []}]}
-    # The port of all dynamic nodes is one, and so is their address here.
-    node.slurm.kill("slurmd.d0", 15)
-    node.slurm.run("scontrol", "delete", "NodeName=d0")
-    sliced = DynamicNode(node.slurm, tmp_path, spec)
-    with Cluster(tmp_path) as cluster:
+    with replace_node(node, spec, tmp_path) as sliced, Cluster(tmp_path) as cluster:
         cluster.controller()
         agent = cluster.agent(sliced.fleet, "--slurm-node", str(sliced.file))
         cluster.until_ready(1)
@@ -244,20 +267,13 @@ def test_an_agent_takes_its_node_out_for_a_plan_once_its_jobs_have_ended(node, t
         node.slurm.run("scancel", job)
         poll_until(lambda: offered() != first, "the layout has changed", within_s=WITHIN_S)
         poll_until(lambda: sliced.gres() == (offered(), {"IDLE"}), "Slurm has its GRES", within_s=WITHIN_S)
-    node.slurm.kill("slurmd.d1", 15)
-    node.slurm.run("scontrol", "delete", "NodeName=d1")
-    node.resume()
-    node.assert_in_service()
 
 
 def test_an_idle_node_is_cut_into_the_slices_that_jobs_wait_for(node, tmp_path):
     """First for one that opted in, which Slurm would refuse as it is, then for those that wait behind a node that is full."""
     spec = {**NODE, "name": "d2", "pool": "mig", "gpus": [{"product": "h100-sxm5-80gb", "count": GPUS}]}
     slurm = node.slurm
-    slurm.kill("slurmd.d0", 15)
-    slurm.run("scontrol", "delete", "NodeName=d0")
-    sliced = DynamicNode(slurm, tmp_path, spec)
-    with Cluster(tmp_path) as cluster:
+    with replace_node(node, spec, tmp_path) as sliced, Cluster(tmp_path) as cluster:
         controller = cluster.controller(
             "--slurm", "--slurm-conf", str(slurm.conf), "--slurm-lease", str(slurm.lease), "--slurm-poll", "0.2",
             "--slurm-mig-layouts",
@@ -284,7 +300,3 @@ def test_an_idle_node_is_cut_into_the_slices_that_jobs_wait_for(node, tmp_path):
         assert controller.text().count("slurm=cut node=d2") == 2
         slurm.run("scancel", half)
         wait_state(node, half, "CANCELLED")
-    slurm.kill("slurmd.d2", 15)
-    slurm.run("scontrol", "delete", "NodeName=d2")
-    node.resume()
-    node.assert_in_service()

@@ -144,14 +144,14 @@ def solve_change(
     """
     relaxation = _Relaxation(programme, _build_rows(programme, columns, costs), len(columns.kind))
     first, _ = objective_weights(programme)
-    relaxation.far = 0.5 * costs.horizon_s * float(first.pattern.min())
+    far = 0.5 * costs.horizon_s * float(first.pattern.min())  # half a GPU: a gap above that may be one too many
     known = relaxation.solve_first(columns.gpu, first.option)
     best: ChangeSolution | None = None
     if known is not None:
         known = round_bound_up(first, known)
         relaxation.require(known)
-        best = _search(programme, columns, relaxation)
-        if best is not None and best.value - best.bound <= max(relaxation.far, CLOSE * abs(best.value)):
+        best = _search(programme, columns, relaxation, far)
+        if best is not None and best.value - best.bound <= max(far, CLOSE * abs(best.value)):
             return best
     try:
         exact = least()
@@ -161,7 +161,7 @@ def solve_change(
         raise
     if known is None or exact > known * (1.0 + _ROUNDING):
         relaxation.require(exact)
-        best = _search(programme, columns, relaxation, best)
+        best = _search(programme, columns, relaxation, far, best)
     if best is None:
         raise SearchExhausted(f"no change among {_LARGER_EFFORTS[-1].targets} targets", "let fewer GPUs change at once")
     return best
@@ -171,13 +171,17 @@ def _search(
     programme: IntegerProgram,
     columns: TargetColumns,
     relaxation: "_Relaxation",
+    far: float,
     best: ChangeSolution | None = None,
 ) -> ChangeSolution | None:
-    """The best solution of the restricted programs, or what is known to be as good; None if there is none."""
+    """The best solution of the restricted programs, or what is known to be as good; None if there is none.
+
+    A gap above `far` is worth one more program.
+    """
     result, bound = relaxation.solve()
     for number, effort in enumerate((*_EFFORTS, *_LARGER_EFFORTS)):
-        far = best is not None and best.value - bound > relaxation.far and number == len(_EFFORTS)
-        if best is not None and number >= len(_EFFORTS) and not far:
+        once_more = number == len(_EFFORTS) and best is not None and best.value - bound > far
+        if best is not None and number >= len(_EFFORTS) and not once_more:
             break
         # Nothing that a better solution has costs more than the gap.
         limits = effort._replace(above=effort.above * abs(bound) if best is None else best.value - bound)
@@ -253,7 +257,6 @@ class _Relaxation:
     def __init__(self, programme: IntegerProgram, rows: _Rows, targets: int) -> None:
         self._programme = programme
         self.rows, self.targets = rows, targets
-        self.far = np.inf  # half a GPU: a gap above that may be one too many
         self._program = LinearProgram(rows.cost, rows.table, rows.low, rows.high)
         self._covers: list[_CoverColumns] = []
         self._add(_seed_covers(programme, rows))
@@ -366,11 +369,16 @@ def _list_covers(
     return _CoverColumns(demand, counts), covers.cost[demand, at], covers.within
 
 
+def _read_prices(rows: _Rows, found: LinearResult) -> tuple[Floats, Floats, float]:
+    """What a replica of each option costs (O,) and a demand pays (D,), and a difference of them that is rounding."""
+    value = found.price[rows.demand :]
+    price = rows.option_cost - rows.option.T @ found.price
+    return price, value, _ROUNDING * max(1.0, float(np.abs(value).max()))
+
+
 def _price_covers(programme: IntegerProgram, rows: _Rows, found: LinearResult) -> tuple[_CoverColumns, float]:
     """Covers of a reduced cost below 0, and the sum over demands of the least reduced cost, 0 at the most."""
-    price = rows.option_cost - rows.option.T @ found.price
-    value = found.price[rows.demand :]
-    tiny = _ROUNDING * max(1.0, float(np.abs(value).max()))
+    price, value, tiny = _read_prices(rows, found)
     covers, cost, within = _list_covers(programme, price, value - tiny, _ADDED)
     least = np.minimum(within - value, 0.0)
     np.minimum.at(least, covers.demand, cost - value[covers.demand])
@@ -387,9 +395,7 @@ def _rank_covers(
 ) -> tuple[_CoverColumns, float]:
     """The covers in use, then those of least reduced cost, up to the first limit, so many at most; up to where that is all."""
     above, most = limits
-    value = result.price[rows.demand :]
-    tiny = _ROUNDING * max(1.0, float(np.abs(value).max()))
-    price = rows.option_cost - rows.option.T @ result.price
+    price, value, tiny = _read_prices(rows, result)
     covers, _, within = _list_covers(programme, price, value + above + tiny, min(most, _LISTED_MOST))
     demand = np.concatenate((used.demand, covers.demand))
     counts, first = np.unique(np.concatenate((used.counts, covers.counts)), axis=0, return_index=True)

@@ -65,8 +65,9 @@ def solve_mixed_integer(
     """Whole numbers x from 0 to `most` (N,) of least cost (N,) within low <= table @ x <= high (M,).
 
     `whole` (N,) says which are to be whole numbers, all of them if it is None. The search ends within `gap` of the
-    least, relative, or after so many nodes; with none at all the program without whole numbers is solved. `cuts_most` is about how many cuts the solver keeps: fewer
-    than it does by itself save time where the relaxation is near.
+    least, relative, or after so many nodes; with none at all the program without whole numbers is solved.
+    `cuts_most` is about how many cuts the solver keeps: fewer than it does by itself save time where the relaxation is
+    near.
     """
     from highspy import HighsModelStatus, HighsVarType, SolutionStatus
 
