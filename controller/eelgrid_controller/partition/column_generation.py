@@ -46,6 +46,7 @@ from eelgrid_controller.partition.integer_program import (
     objective_weights,
     round_bound_up,
 )
+from eelgrid_controller.partition.mixed_integer import LinearProgram, solve_mixed_integer
 from eelgrid_controller.partition.options import KnownOptions, remember_options
 from eelgrid_controller.partition.problem import FleetTooSmall, SearchExhausted
 from eelgrid_controller.profiles.points import Configuration
@@ -53,7 +54,7 @@ from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.min_cost_cover import CoverPieces, Covers, find_cheapest_covers
 
 if TYPE_CHECKING:
-    from scipy.optimize import LinearConstraint
+    from scipy import sparse
 
 # Of a place, by model and profile, in the unit of the first objective.
 Prices = Mapping[tuple[str, str], float]
@@ -86,24 +87,23 @@ def prices_to_array(programme: IntegerProgram, prices: Prices) -> Floats:
 def initial_prices(programme: IntegerProgram, weights: ObjectiveWeights) -> Floats:
     """The dual values of the places in the programme without whole numbers."""
     from scipy import sparse
-    from scipy.optimize import linprog
 
     table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
-    demands, cells = len(programme.rate_hz), len(programme.cells)
-    costs = np.concatenate((weights.option, weights.pattern))
-    above, below = table[: demands + cells], table[demands + cells :]
-    result = linprog(
-        np.concatenate((costs, np.full(below.shape[0], missing_gpu_cost(weights)))),
-        A_ub=sparse.block_array(
-            [[-above, None], [below, -sparse.eye_array(below.shape[0])]] if below.shape[0] else [[-above]], format="csc"
-        ),
-        b_ub=np.concatenate((-low[: demands + cells], high[demands + cells :])),
-        method="highs",
-    )
-    if result.x is None:
-        raise SearchExhausted(f"the linear programme: {result.message}", "state rates and costs of one scale")
-    marginals: Floats = result.ineqlin.marginals[demands : demands + cells]
-    return np.maximum(0.0, -marginals)
+    places = len(programme.rate_hz) + np.arange(len(programme.cells))
+    lacking = _lacking_columns(table.shape[0], places[-1] + 1)
+    cost = np.concatenate((weights.option, weights.pattern, np.full(lacking.shape[1], missing_gpu_cost(weights))))
+    found = LinearProgram(cost, sparse.hstack((table, lacking), format="csc"), low, high).solve()
+    if found is None:
+        raise SearchExhausted("the linear programme has no optimum", "state rates and costs of one scale")
+    return np.maximum(0.0, found.price[places])
+
+
+def _lacking_columns(rows: int, first: int) -> "sparse.csc_array":
+    """GPUs of limited pools that are not there: a column for each row from the first of these rows on."""
+    from scipy import sparse
+
+    lacking = np.arange(rows - first)
+    return sparse.csc_array((np.full(len(lacking), -1.0), (first + lacking, lacking)), shape=(rows, len(lacking)))
 
 
 def missing_gpu_cost(weights: ObjectiveWeights) -> float:
@@ -211,29 +211,30 @@ def settle_demands(
     return result
 
 
-def _least(cost: Floats, rows_: "LinearConstraint", lacking: int, close: float) -> Ints:
+def _least(cost: Floats, table: "sparse.csc_array", low: Floats, high: Floats, *, lacking: int, close: float) -> Ints:
     """Whole numbers of least cost; the last `lacking` say what is short. Raises SearchExhausted."""
-    from scipy.optimize import Bounds, milp
-
-    options = {"mip_rel_gap": close, "node_limit": LOOSE_NODES_MOST}
-
-    def whole(found: Floats) -> Ints:
-        return np.asarray(np.rint(found), np.int64)
-
-    relaxed = milp(cost, integrality=np.zeros(len(cost)), bounds=Bounds(0.0, np.inf), constraints=rows_)
-    short = np.zeros(0) if relaxed.x is None else relaxed.x[len(cost) - lacking :]
-    if short.any():
-        # Not even parts of GPUs suffice, so whole ones do not.
-        return np.concatenate((np.zeros(len(cost) - lacking, np.int64), np.ceil(short).astype(np.int64)))
-    if relaxed.x is not None:
-        box = Bounds(np.maximum(0.0, np.floor(relaxed.x) - BOX_HALF_WIDTH), np.ceil(relaxed.x) + BOX_HALF_WIDTH)
-        near = milp(cost, integrality=np.ones(len(cost)), bounds=box, constraints=rows_, options=options)
-        if near.x is not None and not np.rint(near.x[len(cost) - lacking :]).any():
-            return whole(near.x)
-    result = milp(cost, integrality=np.ones(len(cost)), bounds=Bounds(0.0, np.inf), constraints=rows_, options=options)
-    if result.x is None:
-        raise SearchExhausted(f"the last services: {result.message}", "plan parts of the fleet apart")
-    return whole(result.x)
+    relaxed = LinearProgram(cost, table, low, high).solve()
+    if relaxed is not None:
+        values, first = relaxed.values, len(cost) - lacking
+        if values[first:].any():
+            # Not even parts of GPUs suffice, so whole ones do not.
+            return np.concatenate((np.zeros(first, np.int64), np.ceil(values[first:]).astype(np.int64)))
+        near = solve_mixed_integer(
+            cost,
+            table,
+            low,
+            high,
+            least=np.maximum(0.0, np.floor(values) - BOX_HALF_WIDTH),
+            most=np.ceil(values) + BOX_HALF_WIDTH,
+            gap=close,
+            nodes_most=LOOSE_NODES_MOST,
+        ).values
+        if near is not None and not np.rint(near[first:]).any():
+            return np.rint(near).astype(np.int64)
+    found = solve_mixed_integer(cost, table, low, high, gap=close, nodes_most=LOOSE_NODES_MOST).values
+    if found is None:
+        raise SearchExhausted("the last services: no solution was found", "plan parts of the fleet apart")
+    return np.rint(found).astype(np.int64)
 
 
 def _loose(
@@ -241,7 +242,6 @@ def _loose(
 ) -> tuple[Ints, Ints] | dict[str, int]:
     """The least plan in which some demands choose among some options, both given; else the GPUs it lacks."""
     from scipy import sparse
-    from scipy.optimize import LinearConstraint
 
     loose, mine = free
     options, demands, cells = len(programme.options), len(programme.rate_hz), len(programme.cells)
@@ -253,15 +253,14 @@ def _loose(
         low[demands : demands + cells] += used
         keep = np.concatenate((loose, np.arange(demands, table.shape[0])))
         columns = np.concatenate((mine, np.arange(options, table.shape[1])))
-        lacking = sparse.csc_array(
-            (np.full(len(limited), -1.0), (len(loose) + cells + np.arange(len(limited)), np.arange(len(limited)))),
-            shape=(len(keep), len(limited)),
-        )
+        lacking = _lacking_columns(len(keep), len(loose) + cells)
         values = _least(
             np.concatenate((weights.option[mine], weights.pattern, np.full(len(limited), missing_gpu_cost(weights)))),
-            LinearConstraint(sparse.hstack((table[keep][:, columns], lacking), format="csc"), low[keep], high[keep]),
-            len(limited),
-            close,
+            sparse.hstack((table[keep][:, columns], lacking), format="csc"),
+            low[keep],
+            high[keep],
+            lacking=len(limited),
+            close=close,
         )
         short = values[len(columns) :]
         if short.any():
@@ -453,25 +452,21 @@ def _uses(programme: IntegerProgram, weights: ObjectiveWeights, known: _Covers) 
 
 def _master(programme: IntegerProgram, weights: ObjectiveWeights, known: _Covers) -> _Master:
     from scipy import sparse
-    from scipy.optimize import linprog
 
     use, cost = _uses(programme, weights, known)
-    table, _, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
-    options, demands, cells = len(programme.options), len(programme.rate_hz), len(programme.cells)
-    gpus = table[demands:, options:]  # places, then limited pools
-    number = np.arange(len(known.demand))
+    table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
+    options, demands, number = len(programme.options), len(programme.rate_hz), np.arange(len(known.demand))
+    places = demands + np.arange(len(programme.cells))
     chosen = sparse.csc_array((np.ones(len(number)), (known.demand, number)), shape=(demands, len(number)))
-    limited = gpus.shape[0] - cells
-    blocks = [[-chosen, None], [sparse.csc_array(use.T), -gpus[:cells]]]
-    if limited:
-        blocks = [[*row, None] for row in blocks] + [[None, gpus[cells:], -sparse.eye_array(limited)]]
-    result = linprog(
-        np.concatenate((cost, weights.pattern, np.full(limited, missing_gpu_cost(weights)))),
-        A_ub=sparse.block_array(blocks, format="csc"),
-        b_ub=np.concatenate((-np.ones(demands), np.zeros(cells), high[demands + cells :])),
-        method="highs",
-    )
-    if result.x is None:
-        raise SearchExhausted(f"the master programme: {result.message}", "state rates and costs of one scale")
-    price = np.maximum(0.0, -result.ineqlin.marginals[demands : demands + cells])
-    return _Master(float(result.fun), result.x[: len(number)], price)
+    limited = sparse.csc_array((table.shape[0] - places[-1] - 1, len(number)))
+    covers = sparse.vstack((chosen, sparse.csc_array(-use.T), limited))
+    lacking = _lacking_columns(table.shape[0], places[-1] + 1)
+    found = LinearProgram(
+        np.concatenate((cost, weights.pattern, np.full(lacking.shape[1], missing_gpu_cost(weights)))),
+        sparse.hstack((covers, table[:, options:], lacking), format="csc"),
+        low,
+        high,
+    ).solve()
+    if found is None:
+        raise SearchExhausted("the master programme has no optimum", "state rates and costs of one scale")
+    return _Master(found.value, found.values[: len(number)], np.maximum(0.0, found.price[places]))

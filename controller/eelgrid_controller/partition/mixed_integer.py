@@ -56,13 +56,14 @@ def solve_mixed_integer(
     low: Floats,
     high: Floats,
     *,
+    least: Floats | float = 0.0,
     most: Floats | float = np.inf,
     whole: NDArray[np.bool_] | None = None,
     gap: float = 0.0,
     nodes_most: int,
     cuts_most: int | None = None,
 ) -> MixedIntegerResult:
-    """Whole numbers x from 0 to `most` (N,) of least cost (N,) within low <= table @ x <= high (M,).
+    """Whole numbers x from `least` (N,) to `most` (N,) of least cost (N,) within low <= table @ x <= high (M,).
 
     `whole` (N,) says which are to be whole numbers, all of them if it is None. The search ends within `gap` of the
     least, relative, or after so many nodes; with none at all the program without whole numbers is solved.
@@ -71,7 +72,7 @@ def solve_mixed_integer(
     """
     from highspy import HighsModelStatus, HighsVarType, SolutionStatus
 
-    program = _build_program(cost, table, low, high, most)
+    program = _build_program(cost, table, low, high, (least, most))
     if nodes_most > 0:
         kinds = np.ones(len(cost), np.bool_) if whole is None else whole
         program.integrality_ = [HighsVarType.kInteger if each else HighsVarType.kContinuous for each in kinds]
@@ -93,7 +94,7 @@ class LinearProgram:
     """Numbers x >= 0 of least cost (N,) within low <= table @ x <= high (M,), for more and more columns N."""
 
     def __init__(self, cost: Floats, table: "sparse.csc_array", low: Floats, high: Floats) -> None:
-        self._solver = _pass_program(_build_program(cost, table, low, high, np.inf), {})
+        self._solver = _pass_program(_build_program(cost, table, low, high, (0.0, np.inf)), {})
 
     def add_columns(self, cost: Floats, table: "sparse.csc_array") -> None:
         """Columns N to N + K - 1, with their entries (M, K) in the rows."""
@@ -128,14 +129,20 @@ class LinearProgram:
 
 
 def _build_program(
-    cost: Floats, table: "sparse.csc_array", low: Floats, high: Floats, most: Floats | float
+    cost: Floats,
+    table: "sparse.csc_array",
+    low: Floats,
+    high: Floats,
+    bounds: tuple[Floats | float, Floats | float],
 ) -> "highspy.HighsLp":
     from highspy import HighsLp, MatrixFormat
 
     program = HighsLp()
     program.num_row_, program.num_col_ = table.shape
-    program.col_cost_, program.col_lower_ = cost, np.zeros(len(cost))
-    program.col_upper_ = np.array(np.broadcast_to(most, cost.shape), np.float64)
+    program.col_cost_ = cost
+    program.col_lower_, program.col_upper_ = (
+        np.array(np.broadcast_to(bound, cost.shape), np.float64) for bound in bounds
+    )
     program.row_lower_, program.row_upper_ = low, high
     program.a_matrix_.format_ = MatrixFormat.kColwise
     program.a_matrix_.start_, program.a_matrix_.index_ = table.indptr, table.indices
