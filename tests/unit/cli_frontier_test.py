@@ -99,7 +99,12 @@ def test_the_picture(folder):
 
 
 @pytest.mark.parametrize(
-    ("option", "module", "remedy"), [("--plot=f.png", "matplotlib", "eelgrid[replay]"), ("-otable", "scipy", "bench")]
+    ("option", "module", "remedy"),
+    [
+        ("--plot=f.png", "matplotlib", "eelgrid[replay]"),
+        ("-otable", "highspy", "eelgrid[controller]"),
+        ("-otable", "scipy", "eelgrid[controller]"),
+    ],
 )
 def test_a_library_that_lacks(folder, option, module, remedy):
     """A process of its own, in which the library cannot be found."""

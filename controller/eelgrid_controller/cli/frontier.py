@@ -185,7 +185,8 @@ def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) ->
     from eelgrid_controller.profiles.points import ServingError
     from eelgrid_controller.whatif.frontier import compute_frontier
 
-    import_library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
+    for module in ("highspy", "scipy.sparse"):
+        import_library(module, "the frontier", "'eelgrid[controller]'")
     progress: ProgressBar | None = None
 
     def tell(done: int, total: int) -> None:

@@ -8,10 +8,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from eelgrid_controller.partition.mixed_integer import solve_mixed_integer
 from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
 from eelgrid_controller.whatif.instances import (
@@ -21,6 +23,7 @@ from eelgrid_controller.whatif.instances import (
     dispatch_load,
     feasible_shapes,
 )
+from eelgrid_kernels.arrays import Floats
 
 CAPACITY_GAP = 1e-4  # relative
 _NODES_MOST = 1_000  # of one program: a limit in seconds would give another answer on another machine
@@ -61,20 +64,18 @@ def _columns(loads: Sequence[CapacityLoad]) -> list[_Column]:
     return found
 
 
-def _solve_program(cost: Any, matrix: Any, low: Any, high: Any, *, whole: Any, most: Any) -> Any:
+def _solve_program(
+    cost: Floats, matrix: Floats, low: Floats, high: Floats, *, whole: NDArray[np.bool_], most: Floats
+) -> Floats | None:
     """The variables of the best answer, or None."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy import sparse
 
-    return milp(
-        cost,
-        constraints=LinearConstraint(matrix, low, high),
-        integrality=whole,
-        bounds=Bounds(0.0, most),
-        options={"mip_rel_gap": CAPACITY_GAP, "node_limit": _NODES_MOST},
-    ).x
+    return solve_mixed_integer(
+        cost, sparse.csc_array(matrix), low, high, most=most, whole=whole, gap=CAPACITY_GAP, nodes_most=_NODES_MOST
+    ).values
 
 
-def _rows(columns: Sequence[_Column], loads: Sequence[CapacityLoad], pool: Mapping[str, int], unit: float) -> Any:
+def _rows(columns: Sequence[_Column], loads: Sequence[CapacityLoad], pool: Mapping[str, int], unit: float) -> Floats:
     """What each instance gives its service, in rates times `unit`, then the GPUs that it takes of each model."""
     matrix = np.zeros((len(loads) + len(pool), len(columns)))
     models = {model: len(loads) + number for number, model in enumerate(pool)}
@@ -109,7 +110,7 @@ def largest_factor(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Ca
     low = np.array([0.0] * len(loads) + [-np.inf] * len(pool))
     high = np.array([np.inf] * len(loads) + [float(gpus) for gpus in pool.values()])
     cost = np.array([0.0] * len(columns) + [-1.0])
-    whole = np.array([1] * len(columns) + [0])
+    whole = np.array([True] * len(columns) + [False])
     most = np.array([float(pool[column.model] // column.gpus) for column in columns] + [1.0])
     found = _solve_program(cost, np.hstack([rows, factor]), low, high, whole=whole, most=most)
     if found is None:
@@ -129,7 +130,9 @@ def missing_gpus(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Mapp
     # Of the same number, the models that are named first, so that the answer is one.
     cost = np.array([0.0] * len(columns) + [1.0 + CAPACITY_GAP * place for place in range(len(pool))])
     count = len(columns) + len(pool)
-    found = _solve_program(cost, np.hstack([rows, added]), low, high, whole=np.ones(count), most=np.full(count, np.inf))
+    found = _solve_program(
+        cost, np.hstack([rows, added]), low, high, whole=np.ones(count, np.bool_), most=np.full(count, np.inf)
+    )
     if found is None:
         raise NoFeasibleConfiguration("fleet", "the solver found no number of GPUs", "report this: it is a fault")
     gpus = (round(float(value)) for value in found[len(columns) :])

@@ -10,13 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from eelgrid_controller.partition.mixed_integer import solve_mixed_integer
 from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
 from eelgrid_kernels.arrays import Floats
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 IDLE_POINT = -1
 
@@ -155,7 +160,7 @@ def dispatch_load(shapes: Sequence[InstanceShape], serving: Sequence[int], deman
 
 
 _GAP = 1e-5  # relative, of the program
-_SECONDS_MOST = 10.0  # of one program; the best so far is taken then
+_NODES_MOST = 2_000  # of one program, the best so far is taken then; seconds would give another answer elsewhere
 _LEAST = 1e-3  # of what an instance gives; a smaller demand counts as this
 _SURE = 1e-9  # relative: what rounding may take of a demand
 
@@ -179,15 +184,16 @@ class _Columns(NamedTuple):
 
 class _Program(NamedTuple):
     cost: Floats
-    constraints: Any
-    whole: Floats
-    bounds: Any
+    table: "sparse.csc_array"
+    low: Floats
+    high: Floats
+    most: Floats
+    whole: NDArray[np.bool_]
     columns: list[_Columns]
 
 
 def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], window_s: float, amortised: int) -> _Program:
     """The program of a window."""
-    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import coo_array
 
     columns: list[_Columns] = []
@@ -227,31 +233,33 @@ def _build_program(asks: Sequence[ServiceDemand], pool: Mapping[str, int], windo
                 rows.append((equal, first + 2 + at, 1.0))
                 rows.append((demand_row, first + 2 + at, step.throughput_hz / unit_hz))
     row, column, value = zip(*rows, strict=True)
-    matrix = coo_array((value, (row, column)), shape=(len(low), len(cost))).tocsr()
-    rows_within = LinearConstraint(matrix, np.array(low), np.array(high))
-    return _Program(np.array(cost), rows_within, np.array(whole), Bounds(0.0, np.array(most)), columns)
+    table = coo_array((value, (row, column)), shape=(len(low), len(cost))).tocsc()
+    return _Program(
+        np.array(cost), table, np.array(low), np.array(high), np.array(most), np.array(whole, np.bool_), columns
+    )
 
 
 def solve_joint(
     asks: Sequence[ServiceDemand], pool: Mapping[str, int], window_s: float, amortised: int
 ) -> tuple[tuple[int, ...], ...]:
     """All services in one program, where the pool is short."""
-    from scipy.optimize import milp  # half a second to import, and rarely needed
-
     serving = [[0] * len(ask.shapes) for ask in asks]
     asking = [number for number, ask in enumerate(asks) if ask.demand_hz > 0.0]
     program = _build_program([asks[number] for number in asking], pool, window_s, amortised)
-    found = milp(
+    found = solve_mixed_integer(
         program.cost,
-        constraints=program.constraints,
-        integrality=program.whole,
-        bounds=program.bounds,
-        options={"mip_rel_gap": _GAP, "time_limit": _SECONDS_MOST},
-    )
-    if found.x is None:
+        program.table,
+        program.low,
+        program.high,
+        most=program.most,
+        whole=program.whole,
+        gap=_GAP,
+        nodes_most=_NODES_MOST,
+    ).values
+    if found is None:
         raise NoFeasibleConfiguration("pool", "no instances of it give the demand", "add GPUs, or admit less")
     for place in program.columns:
-        serving[asking[place.ask]][place.shape] = round(float(found.x[place.first]))
+        serving[asking[place.ask]][place.shape] = round(float(found[place.first]))
     for ask, counts in zip(asks, serving, strict=True):
         most_hz = math.fsum(shape.throughput_hz * count for shape, count in zip(ask.shapes, counts, strict=True))
         if most_hz < ask.demand_hz * (1.0 - _SURE):
