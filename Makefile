@@ -34,11 +34,17 @@ $(VENV)/made:
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/installed: $(VENV)/made requirements.lock requirements-build.lock pyproject.toml
-	@echo "installing the agent and the controller (pinned in requirements.lock)"
-	@# Bytecode is made of what is imported, then: all of it takes longer than the installation.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock -r requirements-build.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+# Bytecode is made of what is imported, then: all of it takes longer than the installation.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+# Kernels need two packages: what compiles them is the other processor's work, and no start waits for it afterwards.
+$(VENV)/installed: $(VENV)/made requirements.lock requirements-build.lock requirements-kernels.lock pyproject.toml
+	@echo "installing the agent and the controller (pinned in requirements.lock), and compiling the kernels, once: half a minute"
+	@$(PIP_INSTALL) --require-hashes -r requirements-kernels.lock
+	@PYTHONPATH=kernels $(BIN)/python -m eelgrid_kernels >/dev/null & compiling=$$!; \
+	  $(PIP_INSTALL) --require-hashes -r requirements.lock -r requirements-build.lock \
+	  && $(PIP_INSTALL) --no-deps --no-build-isolation --editable .; \
+	  installed=$$?; wait $$compiling && exit $$installed
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements-dev.lock
@@ -171,6 +177,9 @@ lock: $(VENV)/installed-dev
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --group build \
 	  --constraint requirements-dev.lock -o requirements-build.lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --group kernels \
+	  --constraint requirements-dev.lock -o requirements-kernels.lock
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --extra agent --extra controller --group ray \
 	  --constraint requirements.lock pyproject.toml -o requirements-ray.lock
