@@ -65,8 +65,8 @@ def forecast_rate(trend: RateTrend, horizon_s: float) -> RateForecast:
     return RateForecast(rate_hz, max(trend.newest_hz, upper_hz))
 
 
-RESERVE_STEP = 0.03  # of the rate, for a broken promise
-RESERVE_MOST = 0.24
+RESERVE_STEP = 0.05  # of the rate, for a broken promise; chosen on whole days by `bench.loop.margins`
+RESERVE_MOST = 0.25
 RESERVE_PERIOD_S = 3 * 86_400.0  # one broken promise in it is what the reserve settles at
 _RESERVE_TOLD = 0.005
 OVERLOAD_QUEUE_S = 60.0  # within which the loss of a replica is seen
