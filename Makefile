@@ -34,7 +34,8 @@ $(VENV)/made:
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
-# Bytecode is made of what is imported, then: all of it takes longer than the installation.
+# Bytecode is made of what is imported, then: all of it takes longer than the installation, and without any each start does.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Kernels need two packages: what compiles them is the other processor's work, and no start waits for it afterwards.
@@ -58,8 +59,6 @@ box: $(VENV)/installed
 demo: $(VENV)/installed
 	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)
 
-# Tests start some hundreds of processes, each of which would compile our sources again where bytecode is not kept.
-test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
 	@echo "compiling the kernels, once for these sources (two minutes); beside it, kernels without their compiler, for what it hides"
