@@ -5,7 +5,7 @@ model or from former runs of the same job; both are combined by precision. Cumul
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from eelgrid_controller.objectives.power.power_model import PowerCurve
@@ -258,24 +258,18 @@ def estimate_limits(
     `reference` is the limit, measured at least once, that slowdowns are relative to.
     """
 
-    def known(ratios: Sequence[LimitRatio | None]) -> list[_Normal | None]:
-        made = [None if one is None else (one.mean, one.scatter * one.scatter) for one in ratios]
-        made[reference] = (0.0, 0.0)
-        return made
+    def estimate(
+        value: Callable[[LimitArm], float], error: float, ratios: Sequence[LimitRatio | None]
+    ) -> list[tuple[_Normal, _Normal] | None]:
+        expected = [None if one is None else (one.mean, one.scatter * one.scatter) for one in ratios]
+        expected[reference] = (0.0, 0.0)
+        measured = [(math.log(value(arm)), error**2 / arm.windows) if arm.windows else None for arm in arms]
+        return _estimate_values(measured, expected, reference)
 
     nothing = (None,) * len(arms)
     time_ratios, energy_ratios = (nothing, nothing) if prior is None else (prior.time, prior.energy)
-    time_square, energy_square = noise.time_share**2, noise.energy_share**2
-    times = _estimate_values(
-        [(math.log(arm.time_per_work), time_square / arm.windows) if arm.windows else None for arm in arms],
-        known(time_ratios),
-        reference,
-    )
-    energies = _estimate_values(
-        [(math.log(arm.energy_per_work), energy_square / arm.windows) if arm.windows else None for arm in arms],
-        known(energy_ratios),
-        reference,
-    )
+    times = estimate(lambda arm: arm.time_per_work, noise.time_share, time_ratios)
+    energies = estimate(lambda arm: arm.energy_per_work, noise.energy_share, energy_ratios)
     found: list[LimitEstimate | None] = []
     for arm, time, energy in zip(arms, times, energies, strict=True):
         if time is None or energy is None:
