@@ -191,14 +191,17 @@ def test_a_release_is_built_on_a_base_by_digest_alone(program, release, base, is
 
 def test_what_builds_the_packages_is_locked_with_its_hashes():
     """The Makefile and the images install from files with hashes, and from nothing else."""
-    lock = (ROOT / "requirements-build.lock").read_text()
-    pins = dict(re.findall(r"^([\w.-]+)==([\w.+-]+)", lock, re.MULTILINE))
-    assert {"hatchling", "editables"} <= pins.keys()
     whole = dict(re.findall(r"^([\w.-]+)==([\w.+-]+)", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
-    assert pins.items() <= whole.items()
-    assert lock.count("--hash=sha256:") >= len(pins)
-    assert "index-url" not in lock
-    for install in re.findall(r"pip install (.*)", (ROOT / "Makefile").read_text()):
+    for name, wanted in (("build", {"hatchling", "editables"}), ("kernels", {"numba", "numpy"})):
+        lock = (ROOT / f"requirements-{name}.lock").read_text()
+        pins = dict(re.findall(r"^([\w.-]+)==([\w.+-]+)", lock, re.MULTILINE))
+        assert wanted <= pins.keys()
+        assert pins.items() <= whole.items()
+        assert lock.count("--hash=sha256:") >= len(pins)
+        assert "index-url" not in lock
+    installs = re.findall(r"^\t.*(?:pip install|\$\(PIP_INSTALL\)) (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(installs) >= 5
+    for install in installs:
         assert "--require-hashes -r requirements" in install or "--no-deps --no-build-isolation" in install, install
 
 
