@@ -200,7 +200,9 @@ class HaScene:
                 return sum(node.state.name == "READY" for node in client.list_nodes()) == self._nodes
             return False
 
-        poll_until(take_work, "all nodes take work", within_s=120.0)
+        poll_until(take_work, "all nodes are ready", within_s=120.0)
+        # A ready node gets its first work once its agent has answered Welcome.
+        self.wait_for_metric(self.find_metrics(self.leader), "eelgrid_unreported_nodes", 0)
 
     def fail_over(self, deed, number, *, stop_s=0.0, also=()):
         """Sends the leader a signal, and at once some other processes; returns how long another leader took.
