@@ -5,7 +5,6 @@ Writes margins.csv, a line for each day. A margin is worth changing where fewer 
 drawn, by more than days scatter. Must not know how a day is played.
 """
 
-import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,11 @@ from typing import NamedTuple
 
 import click
 from joblib import Parallel, delayed
-from scipy.stats import t as student
 
 from bench.llm.data import Missing
 from bench.loop.accounts import JOULES_PER_KWH, Outcome
 from bench.loop.ours import Ours
+from bench.loop.runs import mean_interval
 from bench.loop.scene import Size, make
 from bench.loop.world import World
 from bench.powercap.zeus import NotThere
@@ -105,15 +104,11 @@ def compare_margins(days: Sequence[Day]) -> Iterator[tuple[Margin, int, int, flo
     for margin in dict.fromkeys(day.margin for day in days):
         mine = [day for day in days if day.margin == margin and day.seed in present]
         above = [100.0 * (day.services_j / present[day.seed].services_j - 1.0) for day in mine]
-        half = math.inf
-        if len(above) > 1:
-            half = float(student.ppf(0.975, len(above) - 1)) * statistics.stdev(above) / math.sqrt(len(above))
         yield (
             margin,
             sum(day.violated for day in mine),
             sum(day.shadowed for day in mine),
-            statistics.fmean(above),
-            half,
+            *mean_interval(above),
         )
 
 

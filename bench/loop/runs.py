@@ -33,7 +33,7 @@ from bench.loop.scene import Scene, Size, make
 from bench.loop.targets import load_targets
 from bench.loop.world import Driver, World
 
-__all__ = ["COMPARED", "POLICIES", "Difference", "Run", "carried_out", "differences", "everything"]
+__all__ = ["COMPARED", "POLICIES", "Difference", "Run", "carried_out", "differences", "everything", "mean_interval"]
 
 STRICT = 0.55
 CONFIDENCE = 0.95
@@ -111,7 +111,7 @@ def everything(
     return found
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half the confidence interval of Student's t; infinite of one value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
@@ -128,7 +128,7 @@ def differences(runs: Sequence[Run]) -> list[Difference]:
         pairs = [(run.outcome, ours[run.seed]) for run in runs if run.policy == policy and run.seed in ours]
         if policy == "ours" or not pairs:
             continue
-        energy = _interval([100.0 * (one.energy_j / other.energy_j - 1.0) for one, other in pairs])
-        money = _interval([100.0 * (one.money / other.money - 1.0) for one, other in pairs])
+        energy = mean_interval([100.0 * (one.energy_j / other.energy_j - 1.0) for one, other in pairs])
+        money = mean_interval([100.0 * (one.money / other.money - 1.0) for one, other in pairs])
         found.append(Difference(policy, *energy, *money, len(pairs)))
     return found

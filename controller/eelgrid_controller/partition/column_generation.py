@@ -42,6 +42,7 @@ from eelgrid_controller.partition.integer_program import (
     ProgramSolution,
     constraint_rows,
     demand_throughput,
+    missing_gpu_columns,
     objective_value,
     objective_weights,
     round_bound_up,
@@ -90,20 +91,12 @@ def initial_prices(programme: IntegerProgram, weights: ObjectiveWeights) -> Floa
 
     table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
     places = len(programme.rate_hz) + np.arange(len(programme.cells))
-    lacking = _lacking_columns(table.shape[0], places[-1] + 1)
+    lacking = missing_gpu_columns(table.shape[0], places[-1] + 1)
     cost = np.concatenate((weights.option, weights.pattern, np.full(lacking.shape[1], missing_gpu_cost(weights))))
     found = LinearProgram(cost, sparse.hstack((table, lacking), format="csc"), low, high).solve()
     if found is None:
         raise SearchExhausted("the linear programme has no optimum", "state rates and costs of one scale")
     return np.maximum(0.0, found.price[places])
-
-
-def _lacking_columns(rows: int, first: int) -> "sparse.csc_array":
-    """GPUs of limited pools that are not there: a column for each row from the first of these rows on."""
-    from scipy import sparse
-
-    lacking = np.arange(rows - first)
-    return sparse.csc_array((np.full(len(lacking), -1.0), (first + lacking, lacking)), shape=(rows, len(lacking)))
 
 
 def missing_gpu_cost(weights: ObjectiveWeights) -> float:
@@ -253,7 +246,7 @@ def _loose(
         low[demands : demands + cells] += used
         keep = np.concatenate((loose, np.arange(demands, table.shape[0])))
         columns = np.concatenate((mine, np.arange(options, table.shape[1])))
-        lacking = _lacking_columns(len(keep), len(loose) + cells)
+        lacking = missing_gpu_columns(len(keep), len(loose) + cells)
         values = _least(
             np.concatenate((weights.option[mine], weights.pattern, np.full(len(limited), missing_gpu_cost(weights)))),
             sparse.hstack((table[keep][:, columns], lacking), format="csc"),
@@ -460,7 +453,7 @@ def _master(programme: IntegerProgram, weights: ObjectiveWeights, known: _Covers
     chosen = sparse.csc_array((np.ones(len(number)), (known.demand, number)), shape=(demands, len(number)))
     limited = sparse.csc_array((table.shape[0] - places[-1] - 1, len(number)))
     covers = sparse.vstack((chosen, sparse.csc_array(-use.T), limited))
-    lacking = _lacking_columns(table.shape[0], places[-1] + 1)
+    lacking = missing_gpu_columns(table.shape[0], places[-1] + 1)
     found = LinearProgram(
         np.concatenate((cost, weights.pattern, np.full(lacking.shape[1], missing_gpu_cost(weights)))),
         sparse.hstack((covers, table[:, options:], lacking), format="csc"),

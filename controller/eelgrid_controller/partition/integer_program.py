@@ -322,6 +322,14 @@ def fleet_too_small_error(programme: IntegerProgram) -> FleetTooSmall:
     return FleetTooSmall(lacking, "add them or other models, ask for lower rates, or relax objectives")
 
 
+def missing_gpu_columns(rows: int, first: int) -> "sparse.csc_array":
+    """GPUs of limited pools that are not there: a column for each row from the first of these rows on."""
+    from scipy import sparse
+
+    lacking = np.arange(rows - first)
+    return sparse.csc_array((np.full(len(lacking), -1.0), (first + lacking, lacking)), shape=(rows, len(lacking)))
+
+
 def missing_gpus(programme: IntegerProgram) -> dict[str, int]:
     """Fewest GPUs beyond the pools' that would serve everything, by model."""
     from scipy import sparse
@@ -329,10 +337,7 @@ def missing_gpus(programme: IntegerProgram) -> dict[str, int]:
     table, low, high = constraint_rows(programme, np.ones(len(programme.rate_hz)))
     limited = [number for number, pool in enumerate(programme.problem.pools) if pool.count is not None]
     above = len(programme.rate_hz) + len(programme.cells)
-    more = sparse.csc_array(
-        (np.full(len(limited), -1.0), (np.arange(above, above + len(limited)), np.arange(len(limited)))),
-        shape=(table.shape[0], len(limited)),
-    )
+    more = missing_gpu_columns(table.shape[0], above)
     wide = sparse.hstack((table, more), format="csc")
     cost = np.concatenate((np.zeros(table.shape[1]), np.ones(len(limited))))
     result = solve_mixed_integer(cost, wide, low, high, nodes_most=_LACK_NODES_MOST)
