@@ -141,12 +141,23 @@ class Promotions:
         self._servers.append(standby)
         standby.start()
 
-    def run(self, kind, client):
-        """The standby stops, the primary is lost with what it wrote since, and the standby is promoted."""
+    def run(self, kind, client, meanwhile=None):
+        """The standby stops, the primary is lost with what it wrote since, and the standby is promoted.
+
+        In between the client is served, and what `meanwhile` does is done.
+        """
         primary, standby = self._servers
+        ((end,),) = primary.execute("SELECT pg_current_wal_flush_lsn()::text")
+
+        def has_replayed():
+            return standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", end) == [(True,)]
+
+        poll_until(has_replayed, "the standby has what the primary has", within_s=_WITHIN_S)
         standby.stop()
         cut_ns = time.time_ns()
         client.wait_until_served(cut_ns, answers=5)
+        if meanwhile is not None:
+            meanwhile()
         primary.stop(signal.SIGQUIT)
         lost_ns = time.time_ns()
         reason = client.wait_until_refused(REASONS[kind], lost_ns)

@@ -48,8 +48,21 @@ class Verdict:
 class HaScene:
     """Starts all of it, and ends it with the context."""
 
-    def __init__(self, folder, url, *, lease_s, nodes=2, gpus=4, pause_s=0.2, names="ab", ingests=0):
-        """Agents are behind as many ingest processes, or connect to the controllers."""
+    def __init__(
+        self,
+        folder,
+        url,
+        *,
+        lease_s,
+        nodes=2,
+        gpus=4,
+        pause_s=0.2,
+        names="ab",
+        ingests=0,
+        agent_waits=False,
+        restart_grace_s=60,
+    ):
+        """Agents are behind as many ingest processes, or connect to the controllers, at once or when they are started."""
         self.folder = folder
         self.ran = folder / "ran.log"
         self.answers = folder / "answers.log"
@@ -68,7 +81,8 @@ class HaScene:
         self._stop = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         self._submitter = threading.Thread(target=self._submit, daemon=True)
-        self._nodes, self._gpus = nodes, gpus
+        self._nodes, self._gpus, self._agent_waits = nodes, gpus, agent_waits
+        self._restart_grace_s = restart_grace_s
         self.ran.touch()
         self.answers.touch()
 
@@ -79,6 +93,13 @@ class HaScene:
         self.leader = poll_until(self.find_leader, "one leads", within_s=120.0)
         for address in self.ingests:
             self.begin_ingest(address)
+        if not self._agent_waits:
+            self.start_agent()
+        self._submitter.start()
+        return self
+
+    def start_agent(self):
+        """Starts the agent of all nodes, and waits until they are connected."""
         node = {"cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": self._gpus}]}
         fleet = fleet_of(self.folder / "fleet.json", [{"name": f"n{n}", **node} for n in range(self._nodes)])
         flags = ("--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{free_port()}", "--allow-root")
@@ -88,9 +109,6 @@ class HaScene:
             "--controller", ",".join(self.ingests) or self.addresses, *flags,
         )  # fmt: skip
         self.wait_for_agents(self.leader)
-        self._wait_until_nodes_take_work()
-        self._submitter.start()
-        return self
 
     def __exit__(self, *reason):
         self._stop.set()
@@ -115,7 +133,7 @@ class HaScene:
         self._controllers[name] = self._child(
             f"{name}{next(self._numbers)}", "-m", "eelgrid_controller", "--listen", f"127.0.0.1:{port}",
             "--metrics", f"127.0.0.1:{metrics}", "--data", self.folder / name, "--database", self._url,
-            "--lease", self._lease_s, "--no-savings",
+            "--lease", self._lease_s, "--restart-grace", self._restart_grace_s, "--no-savings",
         )  # fmt: skip
 
     def begin_ingest(self, address):
@@ -188,22 +206,6 @@ class HaScene:
 
         self.wait_for_metric(metrics, "eelgrid_agents_connected", self._nodes)
 
-    def _wait_until_nodes_take_work(self):
-        """So that a submission is answered with its node.
-
-        A job that waits when an asynchronous standby is cut off, and runs before that is promoted, runs twice: the
-        roadmap has it under "Two controllers and scale".
-        """
-
-        def take_work():
-            with contextlib.suppress(EelgridError), Client(self.addresses, timeout_s=4.0) as client:
-                return sum(node.state.name == "READY" for node in client.list_nodes()) == self._nodes
-            return False
-
-        poll_until(take_work, "all nodes are ready", within_s=120.0)
-        # A ready node gets its first work once its agent has answered Welcome.
-        self.wait_for_metric(self.find_metrics(self.leader), "eelgrid_unreported_nodes", 0)
-
     def fail_over(self, deed, number, *, stop_s=0.0, also=()):
         """Sends the leader a signal, and at once some other processes; returns how long another leader took.
 
@@ -271,6 +273,10 @@ class HaScene:
 
     # The judge
 
+    def list_ended(self):
+        """The jobs that have run to their end."""
+        return {key for (key, _, _), run in self._runs().items() if run["end"]}
+
     def _runs(self):
         """Of each job and attempt, its device, begin and end, by the jobs' own log."""
         runs = {}
@@ -294,7 +300,7 @@ class HaScene:
         verdict.acknowledged = len(acknowledged)
 
         def have_run():
-            return acknowledged <= {key for (key, _, _), run in self._runs().items() if run["end"]}
+            return acknowledged <= self.list_ended()
 
         with contextlib.suppress(AssertionError):
             poll_until(have_run, "all that was acknowledged has run", within_s=within_s)

@@ -8,6 +8,8 @@ no file and no format.
 """
 
 import base64
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
@@ -63,6 +65,15 @@ def to_plain(message: object, *, brief: bool = False) -> dict[str, Any]:
             continue
         result[entry.name] = _plain(entry.shape, value, brief=brief)
     return result
+
+
+def digest_plain(message: object) -> str:
+    """Computes a SHA-256 digest of a message, in hexadecimal: equal for equal messages, also of versions with more fields.
+
+    Fields with their default values count as absent.
+    """
+    text = json.dumps(to_plain(message, brief=True), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fail(path: str, problem: str, remedy: str) -> InvalidMessage:

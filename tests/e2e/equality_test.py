@@ -13,10 +13,8 @@ from eelgrid_controller.replay.openb import submission_of_task
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
-    ControllerStarted,
     GpuLost,
     GpuReturned,
-    NodeHeard,
     NodeJoined,
     NodeLost,
     PolicyChanged,
@@ -28,6 +26,10 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
     event_from_plain,
     event_to_plain,
+)
+from eelgrid_controller.state.takeover_events import (
+    ControllerStarted,
+    NodeHeard,
 )
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import OBJECTIVES, CancelWorkloadRequest, ListWorkloadsRequest, SubmitWorkloadRequest

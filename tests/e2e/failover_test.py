@@ -22,10 +22,36 @@ from tests.waiting import poll_until
 
 from eelgrid.client import Client
 from eelgrid.errors import UnavailableError
+from eelgrid_protos.messages import WorkloadPhase
 
 pytestmark = postgres_rig.needs_server
 ROUNDS = int(os.environ.get("EELGRID_HA_ROUNDS", "2"))
 LEASE_S = 2.0
+
+
+def test_work_that_ran_before_a_standby_without_its_start_was_promoted_does_not_run_again(tmp_path):
+    """It waits in the promoted journal, and ran on nodes that joined after the standby was cut off."""
+    with (
+        Promotions() as database,
+        HaScene(tmp_path, database.url, lease_s=LEASE_S, agent_waits=True, restart_grace_s=30) as scene,
+    ):
+        scene.wait_until_all_stand()
+        client, ran = FaultClient(scene), set()
+        client.wait_until_served(0, answers=3)
+
+        def run_some():
+            scene.start_agent()
+            poll_until(lambda: len(scene.list_ended()) >= 3, "the first jobs have run", within_s=60.0)
+            ran.update(scene.list_ended())
+
+        database.run("promote", client, meanwhile=run_some)
+        verdict = scene.judge()
+        lost = client.unexcused(verdict.lost, database.windows_ns)
+        with Client(scene.addresses) as client:
+            phases = {key: client.get_workload(key).phase for key in ("w-0", "w-1", "w-2")}
+    assert ran >= phases.keys()
+    assert set(phases.values()) == {WorkloadPhase.SUCCEEDED}
+    check_verdict(verdict, lost)
 
 
 def check_verdict(verdict, lost):
@@ -103,7 +129,7 @@ def test_a_leader_and_an_ingest_process_that_end_or_stop_at_once_lose_and_double
 @pytest.mark.parametrize("world", [DatabaseFaults, Promotions])
 def test_each_fault_of_the_database_refuses_with_its_reason_and_is_served_again_by_itself(tmp_path, world):
     """`python -m bench.ha --faults 100` has the long run."""
-    with world() as database, HaScene(tmp_path, database.url, lease_s=LEASE_S) as scene:
+    with world() as database, HaScene(tmp_path, database.url, lease_s=LEASE_S, restart_grace_s=30) as scene:
         client, found = FaultClient(scene), []
         for kind in database.kinds:
             scene.wait_until_all_stand()
@@ -162,7 +188,7 @@ def test_a_promoted_standby_without_the_last_transactions_is_led_and_obeyed(tmp_
         servers.append(standby)
         standby.start()
         hosts = "&".join(f"host=127.0.0.1:{one.port}" for one in servers)
-        with HaScene(tmp_path, f"postgresql://postgres@/{name}?{hosts}", lease_s=LEASE_S) as scene:
+        with HaScene(tmp_path, f"postgresql://postgres@/{name}?{hosts}", lease_s=LEASE_S, restart_grace_s=30) as scene:
             poll_until(lambda: len(acknowledged(scene)) > 5, "a client is served")
             standby.stop()
             cut_ns, before = time.time_ns(), len(acknowledged(scene))

@@ -114,15 +114,18 @@ class Controller:
         last = len(self.ledger.entries)
         left = self.disk.roll_back(self.timeline.rng, last, with_mark=with_mark)
         highest = last if self.untold is None else self.untold.last
+        if self.untold is None and self._told is not None and self._told[1] == last:
+            # That the loss was accepted never reached the disk.
+            highest = self._told[0].last
         self.untold = None if with_mark or left == highest else LostEntries(left + 1, highest)
         self.ledger.rolled_back(left)
         self.timeline.note(f"controller's disk rolled back from {last} to {left}, mark {with_mark}")
 
     @property
     def ahead(self) -> list[str]:
-        """Nodes that hold more than the journal knows, as an operator sees them."""
+        """Nodes that hold more than the journal knows, as an operator sees them who waits for agents that are to come back."""
         nodes = {} if self.life is None else self.life.core.state.nodes
-        return [name for name, record in nodes.items() if record.ahead is not None]
+        return [name for name, record in nodes.items() if record.ahead is not None and record.is_reported]
 
     def accept(self, connection: Connection) -> End:
         """Takes a new stream."""

@@ -35,6 +35,8 @@ class MemoryJournal:
         # How many were acknowledged, as the mark beside a real journal says.
         self._marked = 0
         self._entries: list[tuple[str, str]] = []
+        # How many entries there were after each commit, of which a disk has all or none.
+        self._commits = [0]
         self._checkpoints: list[tuple[int, str, str]] = []
 
     def raise_term(self, above: LeaderTerm) -> LeaderTerm:
@@ -48,6 +50,7 @@ class MemoryJournal:
         self.counters.commits += 1
         self.counters.entries += len(entries)
         self._marked, self.lost = len(self._entries), None
+        self._commits.append(len(self._entries))
         return len(self._entries)
 
     def reopen(self, *, accepts_loss: bool) -> None:
@@ -57,11 +60,14 @@ class MemoryJournal:
         if self.lost is not None and not accepts_loss:
             raise JournalLost(self.path, "entries were acknowledged and are gone", "accept the loss", lost=self.lost)
 
-    def roll_back(self, last: int, *, with_mark: bool) -> None:
-        """Every entry after that one is gone."""
+    def roll_back(self, most: int, *, with_mark: bool) -> int:
+        """The disk is as it was after the last commit that left at most so many entries; returns how many those are."""
+        self._commits = [count for count in self._commits if count <= most]
+        last = self._commits[-1]
         del self._entries[last:]
         self._checkpoints = [row for row in self._checkpoints if row[0] <= last]
         self._marked = last if with_mark else self._marked
+        return last
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest."""
@@ -204,9 +210,7 @@ class Disk:
     def roll_back(self, rng: random.Random, last: int, *, with_mark: bool) -> int:
         """Entries before `last` are gone, none to all of them; how many are left. No process may run."""
         if self._directory is None:
-            left = max(0, last - rng.choice((1, 5, 40, last)))
-            self._memory.roll_back(left, with_mark=with_mark)
-            return left
+            return self._memory.roll_back(max(0, last - rng.choice((1, 5, 40, last))), with_mark=with_mark)
         copy = self._directory.with_name(f"copy-{len(self._copies)}")
         shutil.copytree(self._directory, copy)
         self._copies.append((last, copy))

@@ -13,7 +13,6 @@ from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
-    NodeReconciled,
     WorkloadCancelled,
     WorkloadEvicted,
     WorkloadMoved,
@@ -24,6 +23,9 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.takeover_events import (
+    NodeReconciled,
+)
 from eelgrid_controller.state.telemetry import BatchReceipt, PackedTick, Telemetry
 from eelgrid_protos.catalogue import resolve_gpu_models
 from eelgrid_protos.messages import (

@@ -6,6 +6,7 @@ a crash can come between any two of them. When the process dies, nothing of
 this object is used again but its journal.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import WithdrawnPlans
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.errors import JournalError, JournalFull, LostEntries
+from eelgrid_controller.runtime.withheld_starts import WithheldStarts
 from eelgrid_controller.state.agent_liveness import AgentLiveness
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, UnreadableEvent
@@ -34,6 +36,8 @@ __all__ = ["Committed", "Life"]
 
 AWAY_GRACE_S = 10.0
 RESTART_GRACE_S = 30.0
+_LOG = logging.getLogger("eelgrid.simulation")
+_LOG.disabled = True
 PROBE_EVERY_S = 1.0
 CHECKPOINT_EVENTS = 25
 _BATCH_MOST = 8
@@ -84,6 +88,8 @@ class Life:
         self._probe_at_s = 0.0
         self._since_checkpoint = 0
         self._withdrawn = WithdrawnPlans()
+        self._withheld = WithheldStarts(_LOG)
+        self._withheld.begin(clock.monotonic_s() + RESTART_GRACE_S)
         self.core: Core
         self._adopt(recover_state(journal, ClusterState))
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
@@ -100,7 +106,10 @@ class Life:
             if fault is not None:
                 self.later(seconds(PROBE_EVERY_S), lambda: self._begin(lost))
 
-        self.command(lambda core, now_ns: core.record_controller_start(now_ns=now_ns, lost=lost), check)
+        timeline = self.journal.term.timeline
+        self.command(
+            lambda core, now_ns: core.record_controller_start(now_ns=now_ns, lost=lost, timeline=timeline), check
+        )
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Runs the action after a while, unless the process has died by then."""
@@ -262,6 +271,8 @@ class Life:
             self._lose(name)
         if self.core.is_drain_due(self.clock.wall_ns()):
             self.command(lambda core, now_ns: core.continue_drains(now_ns=now_ns), _ignore)
+        if self._withheld.is_resumption_due(self.core.state, self.clock.monotonic_s()):
+            self.command(lambda core, now_ns: core.resume_starts(now_ns=now_ns), _ignore)
         self.later(_TICK_NS, self._tick)
 
     def _lose(self, name: str) -> None:

@@ -138,3 +138,26 @@ def test_a_new_stream_is_told_of_the_newest_plan():
     assert told.read_answers() == [1]
     told.node.report_starts()
     assert told.read_answers() == []
+
+
+def test_ended_attempts_are_told_before_all_others_and_once_where_the_controller_asks_for_them():
+    told = ReportedAttempts()
+    asked = []
+    ends = tuple(
+        replace(running(name), state=AttemptState.ENDED, exit_code=0, ended_ns=9, process_digest="x") for name in "ab"
+    )
+
+    def list_ended():
+        asked.append(True)
+        return ends
+
+    told._processes.list_ended = list_ended
+    told.change(running("c"))
+    told.node.on_welcome(WELCOME)
+    assert (told.read(), asked) == ([["c"]], [])
+    told.node.on_welcome(replace(WELCOME, wants_ended_attempts=True))
+    assert (told.read(), asked) == ([["a", "b"], ["c"]], [True])
+    assert told.read() == []
+    told.node.on_welcome(replace(WELCOME, wants_ended_attempts=True))
+    told.node.on_welcome(WELCOME)
+    assert told.read() == [["c"]]

@@ -19,18 +19,20 @@ from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, open_journal
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
-    ControllerStarted,
-    JournalRolledBack,
-    NodeAhead,
-    NodeHeard,
     NodeJoined,
-    NodeReconciled,
-    PlansWithdrawn,
     event_from_plain,
     event_to_plain,
 )
 from eelgrid_controller.state.journal import Checkpoint, digest_of
 from eelgrid_controller.state.node_allocations import AheadOfJournal
+from eelgrid_controller.state.takeover_events import (
+    ControllerStarted,
+    JournalRolledBack,
+    NodeAhead,
+    NodeHeard,
+    NodeReconciled,
+    PlansWithdrawn,
+)
 from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
 from eelgrid_protos.messages import (
     Assignment,
@@ -174,7 +176,7 @@ def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     again = recover_state(journal, ClusterState).state
     assert again.digest() == core.state.digest()
     assert again.nodes["n"].ahead == core.state.nodes["n"].ahead
-    assert again.rollbacks == 1
+    assert again.losses.rollbacks == 1
 
 
 def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
@@ -191,6 +193,7 @@ def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
     come_back(core, told(on), claim(held(), epoch=5), now_ns=120)
     assert core.state.nodes[on].ahead is not None
     come_back(core, told(other), claim(epoch=0), now_ns=121)
+    core.resume_starts(now_ns=122)
     assert core.state.nodes[other].is_schedulable
     core.retry(now_ns=122)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
@@ -529,9 +532,9 @@ async def test_a_lost_log_is_refused_and_an_accepted_loss_stands_in_the_journal(
         async with run_controller(tmp_path / "data"):
             pass
     async with run_controller(tmp_path / "data", accepts_journal_loss=True) as rig:
-        assert rig.controller.loop.core.state.rollbacks == 1
+        assert rig.controller.loop.core.state.losses.rollbacks == 1
     async with run_controller(tmp_path / "data") as rig:
-        assert rig.controller.loop.core.state.rollbacks == 1
+        assert rig.controller.loop.core.state.losses.rollbacks == 1
     with contextlib.closing(open_journal(tmp_path / "data", new_cluster_id="c")) as journal:
         assert any(entry.kind == "journal_rolled_back" for _, entry in journal.entries_after(0))
 

@@ -51,6 +51,8 @@ IGNORED_BY_PYTHON = frozenset((signal.SIGPIPE, signal.SIGXFSZ))
 INPUT_PACKET_BYTES_MOST = 1 + 16_384
 INPUT_SOCKET = "input.sock"
 RECORDS = "records.jsonl"
+# Why an attempt ended that was told to.
+STOPPED = "stopped"
 _END_OF_FILE = b"\x04"
 _LINE_ENDS = (b"\n", b"\r", _END_OF_FILE)
 # Linux takes 4096 bytes for a path.
@@ -478,13 +480,13 @@ class Launcher:
         if self._limit_at_s is not None and now_s >= self._limit_at_s:
             self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
         elif self._stop_due and self._stop_at_s is None:
-            self._reason = self._reason or "stopped"
+            self._reason = self._reason or STOPPED
             self._stop_at_s = now_s + (0.0 if self._is_warned or not self._warns else warn_before_s)
             self._warn()
         elif self._limit_at_s is not None and now_s >= self._limit_at_s - warn_before_s:
             self._warn()
         if self._kill_at_s is None and self._stop_at_s is not None and now_s >= self._stop_at_s:
-            self._begin_stop("stopped", now_s)
+            self._begin_stop(STOPPED, now_s)
 
     @property
     def _warns(self) -> bool:

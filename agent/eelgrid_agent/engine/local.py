@@ -70,6 +70,7 @@ from eelgrid_protos.messages import (
     StandardInput,
     TerminalSize,
 )
+from eelgrid_protos.plain_messages import digest_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from eelgrid_protos.schema import is_valid_message
 
@@ -349,6 +350,11 @@ class LocalEngine:
                 (self._checkpoint_folder(key) / note).unlink(missing_ok=True)
             self._checkpoint_folder(key).rmdir()
 
+    def list_ended(self) -> Sequence[AttemptStatus]:
+        """Returns attempts that ended by themselves and are forgotten, the newest first; see the port."""
+        found = (_read_ended(read_records(folder)) for folder in reversed(self._kept))
+        return tuple(one for one in found if one is not None and _key_of(one) not in self._attempts)
+
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""
         key = AttemptKey(request.workload_id, request.replica, request.attempt)
@@ -492,17 +498,10 @@ class LocalEngine:
         self._cgroups.remove(spec.get("cgroup", ""))
         self._read_checkpoint(key, attempt)
         self._read_progress(key, attempt)
-        attempt.status = _status(
-            key,
-            AttemptState.LOST if record.get("is_lost") else AttemptState.ENDED,
-            exit_code=record.get("exit_code"),
-            signal=record.get("signal", 0),
-            reason=record["reason"],
-            started_ns=record["started_ns"],
-            ended_ns=record["ended_ns"],
+        attempt.status = replace(
+            _describe_end(key, record),
             checkpointed_ns=attempt.status.checkpointed_ns,
             checkpoint_s=attempt.status.checkpoint_s,
-            gpu_held=record.get("gpu_held", False),
             progress=attempt.status.progress,
         )
         self._release_lease(key)
@@ -558,6 +557,7 @@ class LocalEngine:
         }
         spec = {
             "key": key,
+            "process_digest": digest_plain(process),
             "argv": process.argv,
             "environment": environment,
             "working_directory": process.working_directory,
@@ -626,6 +626,34 @@ def _status(key: AttemptKey, state: AttemptState, reason: str = "", **known: Any
     line = "".join(letter if letter.isprintable() else "?" for letter in reason)[:_REASON_MOST]
     return AttemptStatus(
         workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=state, reason=line, **known
+    )
+
+
+def _key_of(status: AttemptStatus) -> AttemptKey:
+    return AttemptKey(status.workload_id, status.replica, status.attempt)
+
+
+def _describe_end(key: AttemptKey, record: Mapping[str, Any]) -> AttemptStatus:
+    """Builds the status of an attempt from the record of its end."""
+    return _status(
+        key,
+        AttemptState.LOST if record.get("is_lost") else AttemptState.ENDED,
+        exit_code=record.get("exit_code"),
+        signal=record.get("signal", 0),
+        reason=record["reason"],
+        started_ns=record["started_ns"],
+        ended_ns=record["ended_ns"],
+        gpu_held=record.get("gpu_held", False),
+    )
+
+
+def _read_ended(records: Mapping[str, Any]) -> AttemptStatus | None:
+    """Reads how an attempt ended by itself; None if it was stopped, lost or never began, or is of an older version."""
+    spec, record = records.get("spec", {}), records.get("exit", {})
+    digest = spec.get("process_digest", "")
+    is_own = bool(record.get("started_ns")) and not record.get("is_lost") and record.get("reason") != launcher.STOPPED
+    return (
+        replace(_describe_end(AttemptKey(*spec["key"]), record), process_digest=digest) if digest and is_own else None
     )
 
 

@@ -4,7 +4,7 @@ An attempt is one run of one replica's process. An engine starts each attempt on
 across restarts of the agent, and reports its end until the controller has seen it: then a plan no longer names it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from eelgrid_protos.messages import Assignment, AttemptStatus, InputChunk, InputResult, LogChunk, LogRequest
@@ -44,6 +44,9 @@ class ProcessEngine(Protocol):
 
     def forget(self, key: AttemptKey) -> None:
         """Drops an attempt that has ended, and later its output."""
+
+    def list_ended(self) -> Sequence[AttemptStatus]:
+        """Returns attempts that ended by themselves and are forgotten, the newest first, each with the digest of its process."""
 
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""

@@ -192,7 +192,7 @@ class AgentNode:
         self.terms = terms or LeaderTerms()
         self._possible: tuple[Assignment, ...] = ()
         self._reported: dict[AttemptKey, AttemptStatus] = {}
-        self._forgotten: tuple[AttemptKey, ...] = ()
+        self._untold_ends, self._forgotten = deque[AttemptStatus](), tuple[AttemptKey, ...]()
         # Of attempts that have begun; anything else that changes goes at once, and takes them along.
         self._is_start_report_due, self._has_untold_starts = True, False
         self._log_requests: list[_PendingLogRequest] = []
@@ -513,6 +513,9 @@ class AgentNode:
             self._answers.append(self.guard.applied)
         self.connected = True
         self._reported.clear()
+        self._untold_ends.clear()
+        if message.wants_ended_attempts and self._processes is not None:
+            self._untold_ends.extend(self._processes.list_ended())
         self._is_start_report_due = True
         self._chunks.clear()
         self._log_requests.clear()
@@ -687,6 +690,9 @@ class AgentNode:
         """Returns the attempts that the controller was not told of on this stream, as they are now."""
         if self._processes is None:
             return None
+        if self._untold_ends:
+            told = min(ATTEMPTS_MOST, len(self._untold_ends))
+            return AttemptReport(attempts=tuple(self._untold_ends.popleft() for _ in range(told)))
         now = self._processes.list_attempts()
         changed = {key: status for key, status in now.items() if self._reported.get(key) != status}
         is_urgent = any(status.is_over or key in self._reported for key, status in changed.items())

@@ -62,11 +62,9 @@ from eelgrid_controller.state.events import (
     GpuReturned,
     MovedStart,
     NodeCordoned,
-    NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
-    NodeReconciled,
     NodesRemoved,
     NodeUncordoned,
     PartitionsPlanned,
@@ -85,6 +83,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.runtime_history import uses_presumed_runtimes
+from eelgrid_controller.state.takeover_events import NodeHeard, NodeReconciled, StartsResumed
 from eelgrid_protos.messages import (
     PROMISE_ENDS_MOST,
     BackfillMode,
@@ -115,6 +114,7 @@ _WITH_CAPACITY = (
     DevicesCorrected,
     PartitionsPlanned,
     PolicyChanged,
+    StartsResumed,
     WorkloadMoved,
     WorkloadScaled,
 )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from eelgrid_controller.core.attempt_reports import AttemptReports
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
@@ -32,7 +33,6 @@ from eelgrid_controller.core.job_control import (
     make_waiting,
     plan_cancel,
     plan_cancelled_submission,
-    plan_end,
     plan_hold,
     plan_release,
 )
@@ -50,6 +50,7 @@ from eelgrid_controller.core.nodes import (
     plan_reconciliation,
     plan_registration,
     plan_room_for_node,
+    plan_starts_resumption,
     plan_unreported_usage,
     select_forgettable_nodes,
 )
@@ -80,7 +81,6 @@ from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.queueing.admission import QueueIndex
 from eelgrid_controller.queueing.checkpoint_interval import CheckpointAdvisor
 from eelgrid_controller.queueing.job_conditions import JobConditionIndex
-from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
@@ -89,12 +89,10 @@ from eelgrid_controller.state.events import (
     GpuLost,
     GpuReturned,
     NodeCordoned,
-    NodeHeard,
     NodeLost,
     NodeOccupied,
     NodesRemoved,
     NodeUncordoned,
-    PlansWithdrawn,
     PointsMeasured,
     PolicyChanged,
     PricesQuoted,
@@ -112,6 +110,7 @@ from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRe
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_controller.state.policy import changes_starts, revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
+from eelgrid_controller.state.takeover_events import NodeHeard, PlansWithdrawn
 from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -164,6 +163,7 @@ class Core:
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self.list_evictions = self._preemptions.list_evictions
+        self._reports = AttemptReports(state, (self._preemptions.record_checkpoint, self.checkpoints.record))
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
@@ -345,25 +345,7 @@ class Core:
         The end of the last process of a workload ends the workload, or lets it wait for another attempt; then pending work
         is tried, unless `more_follow`: an engine that has begun other work there adopts that first, and then has it tried.
         """
-        events, nodes, stale = list[Event](), frozenset[str](), 0
-        for status in statuses:
-            key = status.workload_id
-            workload = self.state.workloads.get(key)
-            if workload is None or is_stale(workload, node_name, status):
-                stale += 1
-                continue
-            self._preemptions.record_checkpoint(status)
-            self.checkpoints.record(status)
-            event = make_attempt_event(workload, status, now_ns)
-            if event is None:
-                continue
-            nodes |= self._apply(event)
-            events.append(event)
-            outcome = find_outcome(self.state.workloads[key])
-            if outcome is not None:
-                ended = plan_end(self.state.workloads[key], *outcome, now_ns=now_ns)
-                nodes |= self._apply(ended)
-                events.append(ended)
+        events, nodes, stale = self._reports.record(node_name, statuses, self._apply, now_ns)
         frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried | WorkloadEvicted) for event in events)
         frees = (frees or self._preemptions.is_ready) and not more_follow
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
@@ -458,7 +440,7 @@ class Core:
         gone = plan_room_for_node(self.state, self._nodes_most, now_ns=now_ns) if record is None else ()
         self._apply_all(gone)
         joins, compared = plan_registration(
-            record, inventory, plan_epoch, claim, is_doubted=self._joins_doubted, now_ns=now_ns
+            self.state, inventory, plan_epoch, claim, is_doubted=self._joins_doubted, now_ns=now_ns
         )
         nodes = frozenset((name,)) | self._apply_all(joins)
         if joins and before is not None:
@@ -471,7 +453,7 @@ class Core:
     def confirm_claim(self, node_name: str, claim: PlanClaim, *, now_ns: int) -> CoreStep[None]:
         """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""
         record = self.state.nodes.get(node_name)
-        events = compare_claim(record, node_name, claim, now_ns=now_ns) if may_be_old(record, claim) else ()
+        events = compare_claim(self.state, node_name, claim, now_ns=now_ns) if may_be_old(record, claim) else ()
         return self._finish_registration(events, self._apply_all(events), now_ns)
 
     def _finish_registration(self, events: tuple[Event, ...], nodes: frozenset[str], now_ns: int) -> CoreStep[None]:
@@ -496,12 +478,17 @@ class Core:
         return self._with_retry((event,), record, self._apply(event), now_ns)
 
     def record_controller_start(
-        self, *, now_ns: int, lost: LostEntries | None = None, asks_agents: bool = True
+        self, *, now_ns: int, lost: LostEntries | None = None, timeline: int = 0, asks_agents: bool = True
     ) -> CoreStep[None]:
-        """Records the start of a controller; `lost` are entries that an operator accepted as gone."""
-        events = plan_controller_start(self.state, lost, asks_agents=asks_agents, now_ns=now_ns)
+        """Records the start of a controller, on a timeline of its database; an operator accepted that `lost` are gone."""
+        events = plan_controller_start(self.state, lost, timeline=timeline, asks_agents=asks_agents, now_ns=now_ns)
         self._apply_all(events)
         return CoreStep(events, None, frozenset())
+
+    def resume_starts(self, *, now_ns: int) -> CoreStep[None]:
+        """Lets pending work start again, which was withheld, if every agent of a ready node was heard."""
+        events = plan_starts_resumption(self.state, now_ns=now_ns)
+        return self._with_retry(events, None, self._apply_all(events), now_ns, frees=bool(events))
 
     def withdraw_plans(self, plan_epoch: int, *, now_ns: int) -> CoreStep[None]:
         """Gives later plans higher epochs than this one, the highest of a write that may have been stored; see WithdrawnPlans."""

@@ -21,8 +21,14 @@ agent has spoken, and an opening alone is no such word: one that has waited in a
 then. As in TCP's handshake, where an old SYN may arrive late, only an answer to what this controller said (Welcome) shows
 that the other side is there and has said this. What an opening claims about a doubted node is therefore compared when
 the agent has answered (`may_be_old`, `confirm_claim` of the core).
+
+What an agent holds and the journal has as waiting was started by entries that are lost. Where a loss is known of, and the
+agent holds all of it by the attempt that would be its next, that start is made up for and the work runs on
+(`plan_claimed_starts`). Anything else that is unknown keeps the node ahead of the journal, and what is named there from
+starting elsewhere (queueing.job_conditions).
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -34,23 +40,33 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE
 from eelgrid_controller.state.events import (
     REMOVED_MOST,
-    ControllerStarted,
     CorrectedReplica,
     DevicesCorrected,
     Event,
-    JournalRolledBack,
-    NodeAhead,
-    NodeHeard,
     NodeJoined,
     NodeOccupied,
-    NodeReconciled,
     NodesRemoved,
     PartitionsPlanned,
     SlicedService,
     WorkloadCancelled,
+    WorkloadPlaced,
     WorkloadScaled,
 )
-from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, apply_device_correction, is_sliced
+from eelgrid_controller.state.node_allocations import (
+    ContradictoryEvent,
+    NodeRecord,
+    apply_device_correction,
+    is_sliced,
+    make_assignment,
+)
+from eelgrid_controller.state.takeover_events import (
+    ControllerStarted,
+    JournalRolledBack,
+    NodeAhead,
+    NodeHeard,
+    NodeReconciled,
+    StartsResumed,
+)
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, ResourceExhausted
 from eelgrid_protos.messages import (
@@ -162,15 +178,27 @@ class WithdrawnPlans:
 
 
 def plan_controller_start(
-    state: ClusterState, lost: LostEntries | None, *, asks_agents: bool, now_ns: int
+    state: ClusterState, lost: LostEntries | None, *, timeline: int, asks_agents: bool, now_ns: int
 ) -> tuple[Event, ...]:
-    """Returns the events of a controller's start; `lost` are entries that an operator accepted as gone."""
+    """Returns the events of a controller's start; `lost` are entries that an operator accepted as gone.
+
+    An empty journal has lost nothing, whatever `timeline` of its database it began on.
+    """
     events: list[Event] = []
     if lost is not None:
         events.append(JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last))
-    if asks_agents and any(record.inventory.agent_version for record in state.nodes.values()):
-        events.append(ControllerStarted(time_ns=now_ns))
+    has_lost = lost is not None or (state.revision > 0 and state.losses.is_replaced_by(timeline))
+    has_agents = any(record.inventory.agent_version for record in state.nodes.values())
+    if asks_agents and (has_agents or has_lost or timeline > state.losses.timeline):
+        events.append(ControllerStarted(time_ns=now_ns, timeline=timeline, withholds_starts=has_lost))
     return tuple(events)
+
+
+def plan_starts_resumption(state: ClusterState, *, now_ns: int) -> tuple[Event, ...]:
+    """Returns the event after which withheld work starts; none as long as an agent of a ready node was not heard."""
+    if not state.losses.withholds_starts or state.awaits_known_agents:
+        return ()
+    return (StartsResumed(time_ns=now_ns),)
 
 
 def plan_unreported_usage(state: ClusterState, *, now_ns: int) -> tuple[Event, ...]:
@@ -270,7 +298,7 @@ class PlanClaim:
 
 
 def plan_registration(
-    record: NodeRecord | None,
+    state: ClusterState,
     inventory: Inventory,
     plan_epoch: int,
     claim: PlanClaim | None,
@@ -282,10 +310,11 @@ def plan_registration(
 
     A new one is doubted if `is_doubted`, and its agent makes a claim.
     """
+    record = state.nodes.get(inventory.node_name)
     doubts_new = record is None and is_doubted and claim is not None
     is_due = doubts_new or may_be_old(record, claim)
     joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch, is_doubted=doubts_new)
-    compared = () if is_due else compare_claim(record, inventory.node_name, claim, now_ns=now_ns)
+    compared = () if is_due else compare_claim(state, inventory.node_name, claim, now_ns=now_ns)
     if record is None or (plan_epoch > record.plan_epoch and not is_due):
         return (joined,), compared
     if record.matches_inventory(inventory):
@@ -298,13 +327,12 @@ def may_be_old(record: NodeRecord | None, claim: PlanClaim | None) -> bool:
     return claim is not None and record is not None and not record.is_reported
 
 
-def compare_claim(
-    record: NodeRecord | None, node_name: str, claim: PlanClaim | None, *, now_ns: int
-) -> tuple[NodeAhead | NodeHeard | NodeReconciled, ...]:
-    """Compares an agent's claim with the journal; `record` is None for a node that the journal does not know.
+def compare_claim(state: ClusterState, node_name: str, claim: PlanClaim | None, *, now_ns: int) -> tuple[Event, ...]:
+    """Compares an agent's claim with the journal, which may not know the node; returns the events that follow.
 
-    Returns the events that follow. Without a claim an engine lists what runs there, and nothing is compared.
+    Without a claim an engine lists what runs there, and nothing is compared.
     """
+    record = state.nodes.get(node_name)
     ahead = None if record is None else record.ahead
     is_doubted = record is not None and not record.is_reported
     heard = (NodeHeard(time_ns=now_ns, node_name=node_name),) if is_doubted else ()
@@ -317,17 +345,83 @@ def compare_claim(
     unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
     if is_of_journal and not unknown:
         return heard
-    if unknown is not None and not unknown:
-        if record is None:
-            return ()
-        return (NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch),)
+    begun: tuple[WorkloadPlaced, ...] = ()
+    if record is not None and is_doubted and unknown and state.losses.withholds_starts:
+        begun = plan_claimed_starts(state, record, unknown, now_ns=now_ns)
+    if unknown is not None:
+        unknown = tuple(item for item in unknown if all(item.workload_id != one.workload_id for one in begun))
+        if not unknown:
+            reconciled = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch)
+            return () if record is None else (reconciled, *begun)
     count = None if unknown is None else len(unknown)
     ids = tuple(dict.fromkeys(item.workload_id for item in unknown or ()))[:UNKNOWN_WORKLOADS_MOST]
     if ahead is not None and (ahead.plan_epoch, ahead.assignments, ahead.workload_ids) == (claim.epoch, count, ids):
         return heard
-    return (
-        NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids),
-    )
+    found = NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids)
+    return (*begun, found) if ahead is None else (found,)
+
+
+def plan_claimed_starts(
+    state: ClusterState, record: NodeRecord, unknown: Iterable[Assignment], *, now_ns: int
+) -> tuple[WorkloadPlaced, ...]:
+    """Returns the starts of pending work that the node's agent holds as a whole, as they must have been in lost entries."""
+    held: dict[str, list[Assignment]] = {}
+    for item in unknown:
+        held.setdefault(item.workload_id, []).append(item)
+    index_of = {gpu.uuid: gpu.index for gpu in record.inventory.gpus}
+    trial, events = record.copy(), []
+    trial.ahead = None
+    for key, items in held.items():
+        workload = state.workloads.get(key)
+        if workload is None or not may_have_started(state, workload) or len(items) != workload.spec.replicas:
+            continue
+        if not all(uuid in index_of for item in items for uuid in item.gpu_uuids):
+            continue
+        placements = tuple(
+            Placement(
+                replica=item.replica,
+                node_name=record.inventory.node_name,
+                gpu_uuids=item.gpu_uuids,
+                gpu_indexes=tuple(index_of[uuid] for uuid in item.gpu_uuids),
+            )
+            for item in sorted(items, key=lambda item: item.replica)
+        )
+        if all(map(_is_next_start, itertools.repeat(workload), placements, items)) and _allocate(
+            trial, workload, placements
+        ):
+            events.append(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=placements))
+    return tuple(events)
+
+
+def may_have_started(state: ClusterState, workload: Workload) -> bool:
+    """Returns whether entries that are lost may have started a workload as it is: it waits, and for capacity alone."""
+    key = workload.workload_id
+    is_free = key in state.pending and not state.pending.is_parked(key) and key not in state.nominations
+    # Of an elastic job or a gang the lost entries may have decided more than places.
+    return is_free and workload.share is None and workload.spec.gang is None and not is_sliced(workload)
+
+
+def _is_next_start(workload: Workload, placement: Placement, held: Assignment) -> bool:
+    """Returns whether an agent's assignment is what the next start of a workload would give it at a place."""
+    wanted = make_assignment(workload, placement)
+    if workload.spec.process is not None:
+        wanted = replace(wanted, attempt=workload.attempt + 1, replicas=workload.spec.replicas, run_as=workload.owner)
+    if len(held.gpu_uuids) != workload.spec.request.gpu_count:
+        return False
+    # What it is told of checkpoints changes.
+    return replace(held, process=None, checkpoint_interval_s=0.0, interrupted_every_s=0.0) == wanted
+
+
+def _allocate(record: NodeRecord, workload: Workload, placements: Sequence[Placement]) -> bool:
+    """Allocates all replicas of a workload in a record; returns whether that was possible."""
+    for number, placement in enumerate(placements):
+        try:
+            record.allocate(make_assignment(workload, placement))
+        except ContradictoryEvent:
+            for one in placements[:number]:
+                record.release(workload.workload_id, one.replica)
+            return False
+    return True
 
 
 def plan_reconciliation(record: NodeRecord, *, now_ns: int) -> NodeReconciled:

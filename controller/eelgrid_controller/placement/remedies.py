@@ -85,7 +85,7 @@ class SwitchMigOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenNodes:
-    """Nodes accept work again; `obstacle` says why they do not: lost, closed, cordoned, unreported or ahead."""
+    """Nodes accept work again; `obstacle` says why they do not: lost, closed, cordoned, unreported, withheld or ahead."""
 
     obstacle: str
     node_names: tuple[str, ...]
@@ -240,6 +240,8 @@ def _obstacle(record: NodeRecord) -> str:
         return "ahead"
     if not record.is_reported:
         return "unreported"
+    if record.withheld:
+        return "withheld"
     if record.cordon is not None:
         return "cordoned"
     return "closed" if record.others.closed else ""
@@ -255,6 +257,8 @@ def _open_node(record: NodeRecord, obstacle: str) -> NodeRecord:
             twin.ahead = None
         case "unreported":
             twin.doubted_epoch = None
+        case "withheld":
+            twin.withheld = False
         case "cordoned":
             twin.cordon = None
             if twin.others.closed == CORDONED_BY_ENGINE:
@@ -317,7 +321,7 @@ class _RemedySearch:
             altered, shortages = uncordoned
             gpus = tuple((one.node_name, tuple(index for index, _ in one.gpus)) for one in _merge_shortages(shortages))
             yield from self._verify(altered, UncordonGpus(gpus=gpus))
-        for obstacle in ("cordoned", "lost", "closed", "unreported", "ahead"):
+        for obstacle in ("cordoned", "lost", "closed", "unreported", "withheld", "ahead"):
             opened = self._alter(self._is_closed_with_room, self._opening(obstacle))
             if opened is not None:
                 names = tuple(one.node_name for one in opened[1])

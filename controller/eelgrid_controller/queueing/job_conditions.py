@@ -1,10 +1,11 @@
-"""Job conditions: why pending work may not start yet, whatever the capacity: a hold, a dependency, a time, a back-off.
+"""Job conditions: why pending work may not start yet, whatever the capacity: a hold, a dependency, a time, a back-off, a run.
 
 `find_unmet_condition` is the rule, a function of the workload, the state and the time; `JobConditionIndex` applies it to all
 pending work of a state as events and time go by, so that work that may not start costs rounds nothing: it is parked in the
 pending queue. Owns the sentences about conditions. Must not know of queues, capacity or places.
 
-Theory. Of several conditions the first unmet is named, in the order hold, dependency, begin time, retry, gang, array. How a workload ended
+Theory. Of several conditions the first unmet is named, in the order unknown run, hold, dependency, begin time, retry, gang,
+array. An unknown run is one on a node that is ahead of the journal, until the node is reconciled. How a workload ended
 is final, so a dependency that is met stays met, and one that failed can never be met: the workload is cancelled, and so is what
 depends on it in turn. A workload is looked at again when an event names it, when something that it depends on has ended, and at
 the time that its first unmet condition names; nothing else can change the answer. After the nth failed attempt the next one
@@ -15,7 +16,7 @@ waits for a slot of its array (queueing.array_slots).
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from eelgrid_controller.formatting import count_noun, format_time
@@ -24,6 +25,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     ArraySubmitted,
     Event,
+    NodesRemoved,
     PreemptionRefused,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -35,6 +37,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.gangs import GangKey, get_gang_key
 from eelgrid_controller.state.pending_reasons import PendingConstraint
+from eelgrid_controller.state.takeover_events import NodeAhead, NodeReconciled
 from eelgrid_protos.messages import DependencyCondition, JobDependency, Workload, WorkloadPhase
 
 _BACKOFF_NS = 10 * 10**9
@@ -57,6 +60,9 @@ _ARRAY_IS_FULL = UnmetCondition("array", PendingConstraint.ARRAY.describe())
 
 def find_unmet_condition(workload: Workload, state: ClusterState, now_ns: int) -> UnmetCondition | None:
     """Returns the first condition that keeps a pending workload from starting now; None if it may start."""
+    node_name = state.losses.nodes_ahead.get(workload.workload_id)
+    if node_name is not None:
+        return UnmetCondition("unknown_run", PendingConstraint.UNKNOWN_RUN.describe(node=node_name))
     if workload.held_by:
         return UnmetCondition("held", PendingConstraint.HELD.describe(user=workload.held_by))
     schedule = workload.spec.schedule
@@ -156,6 +162,8 @@ def describe_condition_remedy(workload: Workload, unmet: UnmetCondition) -> str:
     key = workload.workload_id
     sentence = unmet.reason.partition(": ")[2]
     match unmet.constraint:
+        case "unknown_run":
+            return f"It {sentence}. To help: look at what runs there, then eelctl reconcile the node, which stops that run."
         case "held":
             return f"It is held {sentence}. To help: eelctl release {key}."
         case "dependency":
@@ -187,8 +195,13 @@ class JobConditionIndex:
         # Work to look at in the next step, in order.
         self._due: dict[str, None] = {}
         self._slots = ArraySlots()
+        # By node that is ahead of the journal, the work that it runs.
+        self._unknown_runs: dict[str, tuple[str, ...]] = {}
         # The gangs of live parts, whose other parts are looked at when one changes.
         self._gang_keys: dict[str, GangKey] = {}
+        for name, record in state.nodes.items():
+            if record.ahead is not None and record.ahead.workload_ids:
+                self._unknown_runs[name] = record.ahead.workload_ids
         # Slots are first of what runs, and of that for which others make room.
         nominated = (state.workloads[event.workload_id] for event in state.nominations)
         live = [state.workloads[key] for key in state.live_ids]
@@ -199,7 +212,14 @@ class JobConditionIndex:
         for key in tuple(state.pending):
             workload = state.workloads[key]
             is_limited = get_limited_element(workload) is not None or workload.spec.gang is not None
-            if workload.held_by or workload.not_before_ns or workload.spec.schedule is not None or is_limited:
+            is_unknown = key in state.losses.nodes_ahead
+            if (
+                is_unknown
+                or workload.held_by
+                or workload.not_before_ns
+                or workload.spec.schedule is not None
+                or is_limited
+            ):
                 self.classify(key)
                 self._due[key] = None
 
@@ -218,8 +238,24 @@ class JobConditionIndex:
                 self._mark_due(event.workload_id)
             case WorkloadCancelled() | WorkloadCompleted():
                 self._on_end(event)
+            case NodeAhead() | NodeReconciled():
+                self._follow_unknown_runs((event.node_name,))
+            case NodesRemoved():
+                self._follow_unknown_runs(event.node_names)
             case _:
                 return
+
+    def _follow_unknown_runs(self, node_names: Iterable[str]) -> None:
+        """Parks the work that these nodes run beyond the journal; what they run no more is looked at again."""
+        for name in node_names:
+            record = self._state.nodes.get(name)
+            now = () if record is None or record.ahead is None else record.ahead.workload_ids
+            for key in dict.fromkeys((*self._unknown_runs.pop(name, ()), *now)):
+                if key in self._state.pending:
+                    self.classify(key)
+                    self._mark_due(key)
+            if now:
+                self._unknown_runs[name] = now
 
     def _note_gang(self, workload: Workload) -> None:
         key = get_gang_key(workload)

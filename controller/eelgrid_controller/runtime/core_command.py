@@ -85,7 +85,12 @@ class PrecedingChanges:
         def apply(core: Core, now_ns: int) -> CoreStep[None]:
             steps = [core.withdraw_plans(epoch, now_ns=now_ns)] if epoch else []
             if begins:
-                steps.append(core.record_controller_start(now_ns=now_ns, lost=lost, asks_agents=self._asks_agents))
+                timeline = self._journal.term.timeline
+                steps.append(
+                    core.record_controller_start(
+                        now_ns=now_ns, lost=lost, timeline=timeline, asks_agents=self._asks_agents
+                    )
+                )
             return CoreStep(tuple(event for step in steps for event in step.events), None, frozenset())
 
         def on_answer(answer: asyncio.Future[Any]) -> None:

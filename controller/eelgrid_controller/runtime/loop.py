@@ -28,6 +28,7 @@ from eelgrid_controller.runtime.core_command import CoreCommand, PrecedingChange
 from eelgrid_controller.runtime.journal_writer import STEP_PAUSE_S, CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.runtime.kernel_compilation import KernelReadiness
 from eelgrid_controller.runtime.term_claims import TermClaims
+from eelgrid_controller.runtime.withheld_starts import WithheldStarts
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
@@ -118,6 +119,7 @@ class ControllerLoop:
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
         self._is_drain_queued = self._is_round_queued = False
+        self._withheld = WithheldStarts(log)
         # The address of the leader that followed this process, once that is known.
         self._leader = ""
         self._claims = TermClaims(journal, self._writer)
@@ -135,12 +137,9 @@ class ControllerLoop:
             if node.state is NodeState.READY:
                 self.presence.mark_disconnected(name, deadline_s=now_s + self.config.restart_grace_s)
         self._last_command_s = now_s
-        nodes = recovered.state.nodes.values()
-        asked = self.config.kubernetes is None and any(node.inventory.agent_version for node in nodes)
-        self._preceding.is_begun = self.journal.lost is None and not asked
-        if not self._preceding.is_begun:
-            # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
-            self._queue_own(_change_nothing)
+        self._withheld.begin(now_s + self.config.restart_grace_s)
+        # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
+        self._queue_own(_change_nothing)
         self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
         return recovered
 
@@ -706,6 +705,12 @@ class ControllerLoop:
             for name in self.presence.pop_expired(now_s=now_s):
                 self._lose(name)
             self._forget_lost(now_s)
+            if (
+                self._core is not None
+                and self._journal_fault is None
+                and self._withheld.is_resumption_due(self.core.state, now_s)
+            ):
+                self._queue_own(lambda core, now_ns: core.resume_starts(now_ns=now_ns), self._withheld.on_resumed)
             self._continue_drains()
             self._retry_by_time()
             if self._is_checkpoint_due():

@@ -328,9 +328,10 @@ class ShellMetrics:
         yield build_family("eelgrid_journal_written_bytes_total", journal.bytes_written)
         yield build_family("eelgrid_journal_checkpoints_total", journal.checkpoints)
         yield build_family("eelgrid_journal_checkpoint_bytes", journal.checkpoint_bytes)
-        yield build_family("eelgrid_journal_rollbacks_total", state.rollbacks)
+        yield build_family("eelgrid_journal_rollbacks_total", state.losses.rollbacks)
         yield build_family("eelgrid_ahead_nodes", sum(one.ahead is not None for one in state.nodes.values()))
         yield build_family("eelgrid_unreported_nodes", len(state.doubted))
+        yield build_family("eelgrid_starts_withheld", float(state.losses.withholds_starts))
 
 
 class LedgerMetrics:

@@ -8,16 +8,17 @@ the engine may report one attempt, which is that of the whole job.
     (not reported) --AttemptStarted--> RUNNING --AttemptEnded--> ENDED, LOST
     (not reported) --AttemptEnded--> ENDED, LOST
     all of them ENDED, LOST --WorkloadCompleted, or WorkloadEvicted if it is preempted
+    (start lost, ENDED, LOST) --WorkloadCompleted, with what was recovered
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.formatting import describe_attempt
-from eelgrid_controller.state.events import AttemptEnded, AttemptStarted
+from eelgrid_controller.state.events import AttemptEnded, AttemptStarted, RecoveredAttempt
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
-from eelgrid_protos.messages import AttemptState, AttemptStatus, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import AttemptState, AttemptStatus, Placement, Workload, WorkloadPhase, WorkloadSpec
 
 _EVICTED = PendingConstraint.EVICTED.value
 
@@ -51,7 +52,7 @@ def make_attempt_event(workload: Workload, status: AttemptStatus, now_ns: int) -
     """Returns the event that a report, which is not stale, makes; None if it says nothing new."""
     before = find_attempt(workload, status.replica)
     # What it says of itself changes all the time, and decides nothing.
-    status = replace(status, progress=None)
+    status = replace(status, progress=None, process_digest="")
     if status.is_over and (before is None or not before.is_over):
         return AttemptEnded(time_ns=now_ns, workload_id=workload.workload_id, status=status)
     if status.state is AttemptState.RUNNING and before is None:
@@ -70,6 +71,19 @@ def apply_attempt(workload: Workload, event: AttemptStarted | AttemptEnded) -> W
         )
     others = (one for one in workload.attempts if one.replica != status.replica)
     return replace(workload, attempts=tuple(sorted((*others, status), key=lambda one: one.replica)))
+
+
+def recover_attempts(workload: Workload, recovered: Sequence[RecoveredAttempt]) -> Workload:
+    """Returns a workload that waits as it was in the attempt whose start was lost; on which GPUs it ran is not known."""
+    return replace(
+        workload,
+        attempt=workload.attempt + 1,
+        attempts=tuple(one.status for one in recovered),
+        placements=tuple(
+            Placement(replica=one.status.replica, node_name=one.node_name, gpu_uuids=(), gpu_indexes=())
+            for one in recovered
+        ),
+    )
 
 
 def must_stop(workload: Workload) -> bool:

@@ -8,14 +8,14 @@ Theory: revision n is the state after n events. `dump` holds what cannot be deri
 follow from the placements, and the pending queue from the workloads, so they can never disagree after `load`. Equal
 event sequences give equal digests.
 
-    PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
-    PENDING --WorkloadCancelled--> CANCELLED
+    PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED
+    PENDING, PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised, PromisesMoved, WorkloadHeld, WorkloadReleased--> PENDING
     PENDING, PLACED --DeadlineBroken, WorkloadShareChanged--> as it was
     PENDING --PreemptionStarted--> PENDING, and its victims that must be told to end PLACED until they have
     PLACED --PreemptionRefused--> PLACED, a victim that an engine evicts and that runs on
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
-    PLACED --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
+    PLACED, or PENDING if its start is lost --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
     PLACED --AttemptStarted, AttemptEnded, WorkloadStopping--> PLACED
 """
@@ -28,7 +28,13 @@ from types import MappingProxyType
 from typing import Any, Self, assert_never
 
 from eelgrid_controller.state.array_elements import ArrayElements, list_submitted
-from eelgrid_controller.state.attempts import apply_attempt, find_outcome, holds_until_stopped, must_stop
+from eelgrid_controller.state.attempts import (
+    apply_attempt,
+    find_outcome,
+    holds_until_stopped,
+    must_stop,
+    recover_attempts,
+)
 from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
 from eelgrid_controller.state.demand import Demand, PriceMarket
@@ -36,24 +42,18 @@ from eelgrid_controller.state.events import (
     ArraySubmitted,
     AttemptEnded,
     AttemptStarted,
-    ControllerStarted,
     DeadlineBroken,
     DevicesCorrected,
     Event,
     GpuLost,
     GpuReturned,
-    JournalRolledBack,
-    NodeAhead,
     NodeCordoned,
-    NodeHeard,
     NodeJoined,
     NodeLost,
     NodeOccupied,
-    NodeReconciled,
     NodesRemoved,
     NodeUncordoned,
     PartitionsPlanned,
-    PlansWithdrawn,
     PointsMeasured,
     PolicyChanged,
     PreemptionRefused,
@@ -83,6 +83,7 @@ from eelgrid_controller.state.gangs import JobGangs
 from eelgrid_controller.state.interruptions import InterruptionHistory
 from eelgrid_controller.state.job_dependencies import DependentWorkloads
 from eelgrid_controller.state.journal import JournalSanitizer, digest_of
+from eelgrid_controller.state.journal_losses import JournalLosses
 from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
     ContradictoryEvent,
@@ -108,13 +109,22 @@ from eelgrid_controller.state.queue_usage import QueueUsageState
 from eelgrid_controller.state.runtime_history import RuntimeHistory
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_controller.state.state_dump import StateDump
+from eelgrid_controller.state.takeover_events import (
+    ControllerStarted,
+    JournalRolledBack,
+    LossEvent,
+    NodeAhead,
+    NodeHeard,
+    NodeReconciled,
+    PlansWithdrawn,
+    StartsResumed,
+)
+from eelgrid_controller.state.waiting_changes import WaitingEvent, apply_waiting_event
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 
 # Ended workloads kept for queries; the first to end is the first to be removed.
 ENDED_WORKLOADS_MOST = 100_000
 _FORMAT = 1
-# Number of entries that a lost tail is assumed to have had if it is unknown.
-_LOST_MOST = 1_000_000
 
 
 class ClusterState:
@@ -138,10 +148,7 @@ class ClusterState:
         # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
-        # How often the loss of acknowledged entries was accepted.
-        self.rollbacks = 0
-        # The highest plan epoch of a write that was withdrawn; later plans have higher ones.
-        self.withdrawn_epoch = 0
+        self.losses = JournalLosses()
         # Nodes whose agents have not reported since the controller started.
         self.doubted: set[str] = set()
         # Nodes that are drained, or of which GPUs are.
@@ -162,6 +169,11 @@ class ClusterState:
 
     @property
     def awaits_agents(self) -> bool:
+        """Whether agents that may be there have not said since the controller started what they hold."""
+        return self.losses.withholds_starts or self.awaits_known_agents
+
+    @property
+    def awaits_known_agents(self) -> bool:
         """Whether an agent of a ready node has not reported since the controller started: what it holds is unknown."""
         return any((one := self.nodes[name]).is_ready and not one.is_reported for name in self.doubted)
 
@@ -175,6 +187,7 @@ class ClusterState:
         twin.queue_usage, twin.runtimes = self.queue_usage.copy(), self.runtimes.copy()
         twin.nominations, twin.interruptions = self.nominations.copy(), self.interruptions.copy()
         twin.broken_deadlines = self.broken_deadlines.copy()
+        twin.losses = self.losses.copy()
         twin.draining, twin._numbers, twin.doubted = self.draining.copy(), self._numbers.copy(), self.doubted.copy()
         twin._ended_counts = self._ended_counts.copy()
         twin.dependents, twin.arrays, twin._kept = self.dependents.copy(), self.arrays.copy(), self._kept.copy()
@@ -271,9 +284,7 @@ class ClusterState:
                 touched = self._apply_process_event(event)
             case NodeAhead() | NodeReconciled() | NodeHeard():
                 touched = self._apply_reconciled(event)
-            case ControllerStarted():
-                touched = self._apply_doubt()
-            case JournalRolledBack() | PlansWithdrawn():
+            case ControllerStarted() | JournalRolledBack() | PlansWithdrawn() | StartsResumed():
                 touched = self._apply_loss(event)
             case _:
                 assert_never(event)
@@ -337,25 +348,11 @@ class ClusterState:
         found = self.workloads.get(workload_id)
         return self.arrays.summarize(workload_id, self.workloads) if found is None else found
 
-    def _apply_waiting(
-        self, event: WorkloadDeferred | WorkloadQueueChanged | WorkloadPromised | WorkloadHeld | WorkloadReleased
-    ) -> frozenset[str]:
-        """Changes a workload that goes on to wait."""
+    def _apply_waiting(self, event: WaitingEvent) -> frozenset[str]:
         before = self._waiting(event.workload_id)
         if isinstance(event, WorkloadDeferred | WorkloadQueueChanged | WorkloadHeld):
             self.nominations.end(event.workload_id)
-        match event:
-            case WorkloadDeferred():
-                after = replace(before, reason=event.reason)
-            case WorkloadQueueChanged():
-                after = replace(before, spec=replace(before.spec, queue=event.queue))
-            case WorkloadPromised():
-                after = replace(before, promise=event.promise)
-            case WorkloadHeld():
-                after = replace(before, held_by=event.user)
-            case WorkloadReleased():
-                after = replace(before, held_by="")
-        self.workloads[event.workload_id] = replace(after, revision=self.revision + 1)
+        self.workloads[event.workload_id] = replace(apply_waiting_event(before, event), revision=self.revision + 1)
         return frozenset()
 
     def _apply_deadline_event(self, event: DeadlineEvent) -> frozenset[str]:
@@ -428,7 +425,7 @@ class ClusterState:
 
     def _bump_epochs(self, names: frozenset[str]) -> frozenset[str]:
         for name in names:
-            self.nodes[name].advance_plan(self.withdrawn_epoch)
+            self.nodes[name].advance_plan(self.losses.withdrawn_epoch)
         return names
 
     def _apply_cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
@@ -450,7 +447,9 @@ class ClusterState:
         self.explanations.forget_workload(key)
         self.points.forget_profile(make_job_profile_name(key))
         self.runtimes.record_end(self.policy, workload, phase, now_ns)
-        for placement in workload.placements:
+        # One of which the start was lost holds nothing here.
+        held = workload.placements if workload.phase is WorkloadPhase.PLACED else ()
+        for placement in held:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.workloads[key] = replace(
             workload,
@@ -480,7 +479,7 @@ class ClusterState:
                 self._kept.add(oldest)
             else:
                 self._forget_workload(oldest)
-        return self._bump_plans(workload.placements)
+        return self._bump_plans(held)
 
     def _is_needed(self, workload_id: str) -> bool:
         """Returns whether live work depends on ended work or on its array, or the array is live."""
@@ -556,7 +555,8 @@ class ClusterState:
         return self._bump_epochs(frozenset(placement.node_name for placement in after.placements))
 
     def _apply_ended(self, event: WorkloadCompleted) -> frozenset[str]:
-        workload = self._placed(event.workload_id)
+        key, recovered = event.workload_id, event.recovered
+        workload = recover_attempts(self._waiting(key), recovered) if recovered else self._placed(key)
         if not event.phase.is_ended or find_outcome(workload) is None:
             raise ContradictoryEvent(f"processes of workload {event.workload_id} may still run")
         return self._end_workload(workload, event.phase, event.reason, event.time_ns)
@@ -627,7 +627,7 @@ class ClusterState:
         name, pool, record = event.inventory.node_name, event.inventory.pool, self.nodes.get(event.inventory.node_name)
         self.market.request_refresh()
         if record is None:
-            record = self.nodes[name] = NodeRecord(inventory=event.inventory)
+            record = self.nodes[name] = NodeRecord(inventory=event.inventory, withheld=self.losses.withholds_starts)
             if event.is_doubted:
                 record.doubt_plan()
                 self.doubted.add(name)
@@ -638,36 +638,33 @@ class ClusterState:
             record.update_inventory(event.inventory)
             turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, pool))
             if turned or (is_pool_enforced(self.policy, pool), record.slice_devices()) != before:
-                record.advance_plan(self.withdrawn_epoch)
+                record.advance_plan(self.losses.withdrawn_epoch)
         if event.plan_epoch > record.plan_epoch:
-            record.advance_plan(max(event.plan_epoch, self.withdrawn_epoch))
+            record.advance_plan(max(event.plan_epoch, self.losses.withdrawn_epoch))
         return frozenset((name,))
 
-    def _apply_doubt(self) -> frozenset[str]:
-        """Records, for each node with an agent, its plan epoch as the highest known until the agent reports again."""
-        names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
+    def _apply_loss(self, event: LossEvent) -> frozenset[str]:
+        self.next_number += self.losses.apply(event)
+        withheld = self.losses.withholds_starts
+        names = {name for name, record in self.nodes.items() if record.withheld != withheld}
         for name in names:
-            self.nodes[name].doubt_plan()
-        self.doubted |= names
-        return names
+            self.nodes[name].withheld = withheld
+        if isinstance(event, ControllerStarted):
+            for name, record in self.nodes.items():
+                if record.inventory.agent_version:
+                    record.doubt_plan()
+                    self.doubted.add(name)
+            names |= self.doubted
+        return frozenset(names)
 
     def _apply_reconciled(self, event: NodeAhead | NodeReconciled | NodeHeard) -> frozenset[str]:
         record = self._node(event.node_name)
         record.doubted_epoch = None
         self.doubted.discard(event.node_name)
         if not isinstance(event, NodeHeard):
-            record.reconcile(event, above=self.withdrawn_epoch)
+            record.reconcile(event, above=self.losses.withdrawn_epoch)
+            self.losses.set_unknown_runs(event.node_name, record.ahead.workload_ids if record.ahead else ())
         return frozenset((event.node_name,))
-
-    def _apply_loss(self, event: JournalRolledBack | PlansWithdrawn) -> frozenset[str]:
-        if isinstance(event, PlansWithdrawn):
-            self.withdrawn_epoch = max(self.withdrawn_epoch, event.plan_epoch)
-            return frozenset()
-        self.rollbacks += 1
-        # Ids generated in the lost entries may still be in use: each entry generated one at most.
-        lost = _LOST_MOST if event.last is None else event.last - event.first + 1
-        self.next_number += max(0, min(lost, _LOST_MOST))
-        return frozenset()
 
     def _apply_lost(self, event: NodeLost) -> frozenset[str]:
         self._node(event.node_name).mark_lost(event.time_ns)
@@ -683,6 +680,7 @@ class ClusterState:
             self.nodes.pop(name, None)
             self.doubted.discard(name)
             self.draining.discard(name)
+            self.losses.set_unknown_runs(name, ())
         self.market.request_refresh()
         return frozenset(event.node_names)
 
@@ -700,7 +698,7 @@ class ClusterState:
         self.spending.set_limits(event.policy, self.workloads, event.time_ns)
         self.queue_usage.set_policy(before, event.policy, self.workloads, self.nodes, event.time_ns)
         self.runtimes.set_policy(event.policy)
-        return apply_policy(self.nodes, before, event.policy, above=self.withdrawn_epoch)
+        return apply_policy(self.nodes, before, event.policy, above=self.losses.withdrawn_epoch)
 
     def _apply_priced(self, event: PricesQuoted) -> frozenset[str]:
         if len(event.offers_w) != len(self.demand.mix):
@@ -720,8 +718,7 @@ class ClusterState:
         dump.add_mapping("explanations", self.explanations.dump())
         dump.add_list("points", self.points.copy().list_points())
         dump.add_later("spending", self.spending.copy().dump)
-        losses = {"rollbacks": self.rollbacks, "withdrawn_epoch": self.withdrawn_epoch}
-        dump.add_values(**{name: value for name, value in losses.items() if value})
+        dump.add_values(**self.losses.dump())
         if self.policy.queues:
             dump.add_later("queue_usage", self.queue_usage.copy().dump)
         dump.add_later("runtimes", self.runtimes.copy().dump, is_kept_empty=False)
@@ -743,7 +740,7 @@ class ClusterState:
         state = cls(policy=healer.read(Policy, plain["policy"]), ended_most=plain["ended_most"])
         state.revision, state.submissions = plain["revision"], plain["submissions"]
         state.next_number = plain["next_number"]
-        state.rollbacks, state.withdrawn_epoch = plain.get("rollbacks", 0), plain.get("withdrawn_epoch", 0)
+        state.losses = JournalLosses.load(plain)
         state._ended.extend(map(healer.identifier, plain["ended"]))
         state.demand = Demand.load(plain["demand"])
         if "market" in plain:  # absent from older checkpoints
@@ -752,6 +749,9 @@ class ClusterState:
         for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
             record.partitioned = is_pool_partitioned(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
+            record.withheld = state.losses.withholds_starts
+            if record.ahead is not None:
+                state.losses.set_unknown_runs(record.inventory.node_name, record.ahead.workload_ids)
             if not record.is_reported:
                 state.doubted.add(record.inventory.node_name)
             state._note_drain(record)

@@ -34,6 +34,15 @@ from eelgrid_controller.state.journal import (
 )
 from eelgrid_controller.state.policy import policy_to_plain
 from eelgrid_controller.state.spending import OverspentLimit
+from eelgrid_controller.state.takeover_events import (
+    ControllerStarted,
+    JournalRolledBack,
+    NodeAhead,
+    NodeHeard,
+    NodeReconciled,
+    PlansWithdrawn,
+    StartsResumed,
+)
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
     ARRAY_ELEMENTS_MOST,
@@ -41,7 +50,6 @@ from eelgrid_protos.messages import (
     PARAMETERS_MOST,
     POINTS_A_CALL_MOST,
     SPENDING_LIMITS_MOST,
-    UNKNOWN_WORKLOADS_MOST,
     AttemptStatus,
     ElasticShare,
     GpuLayout,
@@ -104,65 +112,6 @@ class NodeJoined:
     inventory: Inventory
     plan_epoch: Uint64 = 0
     is_doubted: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAhead:
-    """A node's agent holds a plan that was never in this journal: the journal's later entries are lost.
-
-    `assignments` is the number of assignments that the agent holds under that plan and that the journal does not
-    know; None if the agent cannot tell.
-    """
-
-    time_ns: Nanoseconds
-    node_name: Name
-    plan_epoch: Uint64
-    assignments: Count | None = None
-    workload_ids: Annotated[tuple[Identifier, ...], Many(UNKNOWN_WORKLOADS_MOST)] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReconciled:
-    """What a node held beyond the journal is known or released; later plans have epochs above its own."""
-
-    time_ns: Nanoseconds
-    node_name: Name
-    plan_epoch: Uint64 = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHeard:
-    """A node's agent answered Welcome for the first time since the controller started; it holds nothing unknown."""
-
-    time_ns: Nanoseconds
-    node_name: Name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerStarted:
-    """A controller started on this journal: until agents connect, what their nodes hold is unknown."""
-
-    time_ns: Nanoseconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalRolledBack:
-    """An operator accepted the loss of acknowledged entries; `last` is None if their number is unknown."""
-
-    time_ns: Nanoseconds
-    first: Uint64
-    last: Uint64 | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlansWithdrawn:
-    """A write that failed for its callers, and may have been stored, was removed: its plan epochs are not given again.
-
-    `plan_epoch` is the highest that it gave to any node. A promoted standby may still have the write.
-    """
-
-    time_ns: Nanoseconds
-    plan_epoch: Uint64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,13 +509,25 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredAttempt:
+    """One process of an attempt whose start the journal has lost: where it ran, and how it ended."""
+
+    node_name: Name
+    status: AttemptStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCompleted:
-    """All processes of a workload have ended, and it holds nothing any more; `phase` says with what result."""
+    """All processes of a workload have ended, and it holds nothing any more; `phase` says with what result.
+
+    One that waits, since the journal has lost its start, has ended by the attempts that are `recovered`.
+    """
 
     time_ns: Nanoseconds
     workload_id: Identifier
     phase: WorkloadPhase
     reason: Sentence = ""
+    recovered: Annotated[tuple[RecoveredAttempt, ...], Many(10_000)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -628,6 +589,7 @@ Event = (
     | ControllerStarted
     | JournalRolledBack
     | PlansWithdrawn
+    | StartsResumed
     | NodeCordoned
     | NodeUncordoned
     | WorkloadEvicted
@@ -675,6 +637,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "controller_started": ControllerStarted,
     "journal_rolled_back": JournalRolledBack,
     "plans_withdrawn": PlansWithdrawn,
+    "starts_resumed": StartsResumed,
     "node_cordoned": NodeCordoned,
     "node_uncordoned": NodeUncordoned,
     "workload_evicted": WorkloadEvicted,
@@ -715,6 +678,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     match event:
         case NodeJoined():
             omit_defaults(body, event, ("is_doubted",))
+        case ControllerStarted():
+            omit_defaults(body, event, ("timeline", "withholds_starts"))
         case WorkloadSubmitted():
             omit_defaults(body, event, ("owner", "share"))
             omit_defaults(body["spec"], event.spec, ("never_preempts", "priority_class", "evicted_by_engine"))
@@ -726,8 +691,11 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case WorkloadEvicted() if not event.preempted_for:
             del body["preempted_for"]
         case AttemptStarted() | AttemptEnded():
-            body["status"].pop("progress", None)
-            omit_defaults(body["status"], event.status, ("checkpointed_ns", "checkpoint_s", "gpu_held"))
+            _omit_of_status(body["status"], event.status)
+        case WorkloadCompleted():
+            omit_defaults(body, event, ("recovered",))
+            for row, one in zip(body.get("recovered", ()), event.recovered, strict=False):
+                _omit_of_status(row["status"], one.status)
         case WorkloadCancelled() if not event.reason:
             del body["reason"]
         case WorkloadPromised() if event.promise is not None:
@@ -735,6 +703,12 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body
+
+
+def _omit_of_status(body: dict[str, Any], status: AttemptStatus) -> None:
+    for name in ("progress", "process_digest"):
+        body.pop(name, None)
+    omit_defaults(body, status, ("checkpointed_ns", "checkpoint_s", "gpu_held"))
 
 
 # Fields of ProcessSpec that are written only where they are used.

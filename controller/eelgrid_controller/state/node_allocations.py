@@ -25,9 +25,7 @@ from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, ExternalU
 from eelgrid_controller.state.events import (
     DevicesCorrected,
     Event,
-    NodeAhead,
     NodeJoined,
-    NodeReconciled,
     PartitionsPlanned,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -41,6 +39,10 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slice_device, find_slices_problem
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.takeover_events import (
+    NodeAhead,
+    NodeReconciled,
+)
 from eelgrid_protos.messages import (
     Assignment,
     Gpu,
@@ -154,6 +156,8 @@ class NodeRecord:
     ahead: AheadOfJournal | None = None
     # The plan's epoch when a controller began, until the agent has spoken; then None. See core/nodes.py.
     doubted_epoch: int | None = None
+    # Entries of the journal may be lost: nothing new starts until all agents were heard. See state/journal_losses.py.
+    withheld: bool = False
     # Since when it is lost; 0 where it is not, or was lost before this was kept.
     lost_ns: int = 0
     # The operator's cordon of the node, and those of single GPUs by UUID, also of GPUs that are gone.
@@ -199,7 +203,7 @@ class NodeRecord:
     def is_schedulable(self) -> bool:
         """Whether the node accepts new work, capacity permitting."""
         is_open = not self.others.closed and self.cordon is None
-        return self.is_ready and is_open and self.ahead is None and self.is_reported
+        return self.is_ready and is_open and self.ahead is None and self.is_reported and not self.withheld
 
     def cordon_reason(self, gpu: Gpu | None = None) -> str:
         """Returns why the node, or a GPU of it, is cordoned; empty if it is not. Lost ones are no cordons."""

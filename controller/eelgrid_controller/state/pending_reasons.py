@@ -50,6 +50,11 @@ class PendingConstraint(StrEnum):
         {"": "node {node} was drained{cause}", "held": "it had not begun: {why}"},
     )
     # Before its turn, whatever room and quota there is.
+    UNKNOWN_RUN = (
+        "unknown_run",
+        "look at what runs on that node, then `eelctl reconcile` it, which stops that run",
+        {"": "runs on node {node}, of which the journal has lost the start"},
+    )
     HELD = ("held", "release it with `eelctl release`", {"": "by {user}"})
     DEPENDENCY = (
         "dependency",

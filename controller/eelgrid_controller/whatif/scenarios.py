@@ -38,10 +38,8 @@ from eelgrid_controller.state.events import (
     GpuLost,
     GpuReturned,
     NodeCordoned,
-    NodeHeard,
     NodeJoined,
     NodeLost,
-    NodeReconciled,
     NodesRemoved,
     NodeUncordoned,
     PolicyChanged,
@@ -53,6 +51,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.node_allocations import is_sliced
+from eelgrid_controller.state.takeover_events import NodeHeard, NodeReconciled, StartsResumed
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import DeadlineExceeded, Fault, InvalidArgument, NotFound
@@ -586,6 +585,8 @@ class ShadowPolicy:
                 core.register_node(inventory, now_ns=now_ns, plan_epoch=epoch)
             case NodeHeard(node_name=name) | NodeReconciled(node_name=name):
                 core.register_node(core.state.nodes[name].inventory, now_ns=now_ns)
+            case StartsResumed():
+                core.resume_starts(now_ns=now_ns)
             case NodeLost(node_name=name):
                 core.mark_node_lost(name, now_ns=now_ns)
             case NodesRemoved(node_names=names):

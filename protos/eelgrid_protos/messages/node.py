@@ -200,6 +200,8 @@ class Welcome:
     reconnect_spread_s: Annotated[float, Range(0.0, RECONNECT_SPREAD_S_MOST, "s")] = 0.0
     # The controller's own; None from a version that has none.
     term: LeaderTerm | None = None
+    # Its journal may lack its last entries: attempts are listed that have ended and that no plan names any more.
+    wants_ended_attempts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

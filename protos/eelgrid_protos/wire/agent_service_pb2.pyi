@@ -196,18 +196,20 @@ class Cadence(_message.Message):
     def __init__(self, sample_interval_s: _Optional[float] = ..., send_interval_s: _Optional[float] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("acknowledged_sequence", "cadence", "resumes", "reconnect_spread_s", "term")
+    __slots__ = ("acknowledged_sequence", "cadence", "resumes", "reconnect_spread_s", "term", "wants_ended_attempts")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CADENCE_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_SPREAD_S_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    WANTS_ENDED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     cadence: Cadence
     resumes: bool
     reconnect_spread_s: float
     term: LeaderTerm
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., resumes: bool = ..., reconnect_spread_s: _Optional[float] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ...) -> None: ...
+    wants_ended_attempts: bool
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., cadence: _Optional[_Union[Cadence, _Mapping]] = ..., resumes: bool = ..., reconnect_spread_s: _Optional[float] = ..., term: _Optional[_Union[LeaderTerm, _Mapping]] = ..., wants_ended_attempts: bool = ...) -> None: ...
 
 class HelloReceived(_message.Message):
     __slots__ = ("inventory_wanted", "ahead")

@@ -449,6 +449,7 @@ class AgentService:
             resumes=True,
             reconnect_spread_s=self._spread_s(),
             term=self._loop.term,
+            wants_ended_attempts=self._loop.core.state.losses.withholds_starts,
         )
 
     def _spread_s(self) -> float:

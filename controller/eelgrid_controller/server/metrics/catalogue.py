@@ -60,9 +60,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         ),
         MetricDescription("eelgrid_event_loop_lag_seconds", _H, "How late the event loop runs a timer"),
         MetricDescription("eelgrid_plans_sent_total", _C, "Node plans sent to agents"),
-        MetricDescription(
-            "eelgrid_following", _G, "1 while this controller follows another one on the same PostgreSQL"
-        ),
+        MetricDescription("eelgrid_following", _G, "1 while this controller follows another on the same PostgreSQL"),
         MetricDescription("eelgrid_following_revision", _G, "Events that a controller which follows has applied"),
         MetricDescription(
             "eelgrid_following_age_seconds",
@@ -356,6 +354,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
             "Nodes whose agents hold a plan that the journal does not contain: nothing is placed on them until they are reconciled (eelctl reconcile)",
         ),
         MetricDescription("eelgrid_unreported_nodes", _G, "Nodes whose agents have not reported since the start"),
+        MetricDescription("eelgrid_starts_withheld", _G, "1 while work waits for agents, as entries may be lost"),
     ),
     "The energy ledger": (
         MetricDescription(

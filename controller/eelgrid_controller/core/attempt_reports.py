@@ -1,0 +1,113 @@
+"""Attempt reports: what follows from what agents and engines tell of processes, also of those whose start the journal lost.
+
+Must not know how reports arrive, nor what takes the room of work that has ended.
+
+Theory of recovered ends. While starts are withheld (state/journal_losses.py), each agent tells again which attempts have
+ended by themselves on its node. One of a workload that waits here, and whose next attempt it would be, ran by entries that
+are lost. An agent that tells so knows what was run: it gives the digest of the process, so that no node ends work that it
+never had, and no id that was used again ends other work; a run that began before the submission is of an earlier workload
+of that id. Once all processes have succeeded, or one has failed and no other attempt may follow, the workload has ended.
+Any other starts again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from eelgrid_controller.core.job_control import plan_end
+from eelgrid_controller.core.nodes import may_have_started
+from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event, recover_attempts
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted
+from eelgrid_protos.messages import AttemptStatus, Workload
+from eelgrid_protos.plain_messages import digest_plain
+
+# So much a node's clock may be behind.
+_SKEW_NS = 60 * 10**9
+
+
+class AttemptReports:
+    """Turns what is told of attempts into events."""
+
+    def __init__(self, state: ClusterState, observers: Sequence[Callable[[AttemptStatus], object]]) -> None:
+        """`observers` are called with each status of a current attempt."""
+        self._state, self._observers = state, observers
+        self._recovered = RecoveredEnds(state)
+
+    def record(
+        self,
+        node_name: str | None,
+        statuses: Sequence[AttemptStatus],
+        apply: Callable[[Event], frozenset[str]],
+        now_ns: int,
+    ) -> tuple[list[Event], frozenset[str], int]:
+        """Records what the agent of a node, or with None an engine, reports.
+
+        Returns the events, already applied, their nodes, and how many reports are about earlier attempts.
+        """
+        events, nodes, stale = list[Event](), frozenset[str](), 0
+
+        def do(event: Event) -> None:
+            nonlocal nodes
+            nodes |= apply(event)
+            events.append(event)
+
+        for status in statuses:
+            workload = self._state.workloads.get(status.workload_id)
+            if workload is None or is_stale(workload, node_name, status):
+                recovered = None if node_name is None else self._recovered.record(node_name, status, now_ns)
+                if recovered is None:
+                    stale += 1
+                else:
+                    do(recovered)
+                continue
+            for observe in self._observers:
+                observe(status)
+            event = make_attempt_event(workload, status, now_ns)
+            if event is None:
+                continue
+            do(event)
+            now = self._state.workloads[workload.workload_id]
+            outcome = find_outcome(now)
+            if outcome is not None:
+                do(plan_end(now, *outcome, now_ns=now_ns))
+        return events, nodes, stale
+
+
+class RecoveredEnds:
+    """What agents have told of ended attempts while starts are withheld, as long as their workloads have not ended."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._told: dict[str, dict[int, RecoveredAttempt]] = {}
+
+    def record(self, node_name: str, status: AttemptStatus, now_ns: int) -> WorkloadCompleted | None:
+        """Records a report about work that waits; returns the event, not yet applied, if it has ended by that."""
+        workload = self._state.workloads.get(status.workload_id)
+        if not self._state.losses.withholds_starts:
+            self._told.clear()
+            return None
+        if workload is None or not _is_next_attempt(self._state, workload, status):
+            return None
+        told = self._told.setdefault(workload.workload_id, {})
+        status = replace(status, progress=None, process_digest="")
+        told[status.replica] = RecoveredAttempt(node_name=node_name, status=status)
+        if status.is_success and len(told) < workload.spec.replicas:
+            return None
+        recovered = tuple(told[replica] for replica in sorted(told))
+        ended = recover_attempts(workload, recovered)
+        outcome = find_outcome(ended)
+        event = None if outcome is None else plan_end(ended, *outcome, now_ns=now_ns)
+        if not isinstance(event, WorkloadCompleted):
+            return None
+        del self._told[workload.workload_id]
+        return replace(event, recovered=recovered)
+
+
+def _is_next_attempt(state: ClusterState, workload: Workload, status: AttemptStatus) -> bool:
+    """Returns whether a status is of a run that entries must have started that are lost."""
+    process = workload.spec.process
+    if process is None or not may_have_started(state, workload):
+        return False
+    is_next = status.attempt == workload.attempt + 1 and status.replica < workload.spec.replicas
+    is_later = status.started_ns > 0 and status.started_ns + _SKEW_NS >= workload.submitted_ns
+    return is_next and is_later and status.is_over and status.process_digest == digest_plain(process)

@@ -1,0 +1,471 @@
+"""A journal that may lack its last entries: nothing starts until agents were heard, and what they tell is believed."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from tests.builders.cluster import build_core, build_node, build_request
+from tests.builders.server import AgentStream, run_controller
+from tests.waiting import wait_until
+
+from eelgrid_controller.core.nodes import PlanClaim
+from eelgrid_controller.errors import LostEntries
+from eelgrid_controller.queueing.job_conditions import describe_condition_remedy, find_unmet_condition
+from eelgrid_controller.runtime.withheld_starts import WithheldStarts
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    AttemptEnded,
+    RecoveredAttempt,
+    WorkloadCompleted,
+    event_from_plain,
+    event_to_plain,
+)
+from eelgrid_controller.state.takeover_events import ControllerStarted, NodeAhead, StartsResumed
+from eelgrid_protos.messages import (
+    AttemptReport,
+    AttemptState,
+    AttemptStatus,
+    CordonNodeRequest,
+    DependencyCondition,
+    HeldAssignments,
+    Hello,
+    JobDependency,
+    JobProgress,
+    JobSchedule,
+    Mobility,
+    ProcessSpec,
+    Welcome,
+    WorkloadPhase,
+)
+from eelgrid_protos.plain_messages import digest_plain
+
+PROCESS = ProcessSpec(argv=("train",), working_directory="/")
+JOB = {"process": PROCESS, "mobility": Mobility.FIXED}
+
+
+def told(name, **changes):
+    """A node that an agent describes."""
+    return build_node(name, agent_version="1.0", runs_processes=True, **changes)
+
+
+def reload(core, **options):
+    """The core of a controller that recovers the same state."""
+    return build_core(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))), **options)
+
+
+def promote(core, *, timeline=2, now_ns=90):
+    """The core of a controller on a promoted standby that has the state of `core`."""
+    again = reload(core, joins_doubted=True)
+    again.record_controller_start(now_ns=now_ns, timeline=timeline)
+    return again
+
+
+def come_back(core, inventory, *assignments, epoch=0, now_ns=92):
+    """An agent opens its stream, and answers Welcome."""
+    claim = PlanClaim(epoch=epoch, held=assignments)
+    core.register_node(inventory, now_ns=now_ns, plan_epoch=epoch, claim=claim)
+    return core.confirm_claim(inventory.node_name, claim, now_ns=now_ns).events
+
+
+def phase(core, key):
+    return core.state.workloads[key].phase
+
+
+def led(*nodes, **options):
+    """A core on the first timeline whose nodes are cordoned, so that all work waits."""
+    core = build_core(*nodes, **options)
+    core.record_controller_start(now_ns=1, timeline=1)
+    for node in nodes:
+        come_back(core, node, now_ns=2)
+        core.cordon_node(node.node_name, now_ns=2)
+    return core
+
+
+def start_lost(core, *names):
+    """What a later state has, of which a standby was cut off before: the nodes are open, and work has started."""
+    lost = reload(core)
+    for name in names or tuple(lost.state.nodes):
+        lost.uncordon_node(name, now_ns=50)
+    return lost
+
+
+# Withholding
+
+
+def test_on_a_promoted_standby_nothing_starts_until_agents_were_heard_and_had_their_time():
+    core = promote(led(told("n"), told("m")))
+    for name in ("n", "m"):
+        core.uncordon_node(name, now_ns=91)
+    come_back(core, told("n"))
+    come_back(core, told("new"))
+    assert core.submit(build_request("j"), now_ns=93).result.phase is WorkloadPhase.PENDING
+    assert core.resume_starts(now_ns=94).events == (), "the agent of m was not heard"
+    come_back(core, told("m"))
+    assert phase(core, "j") is WorkloadPhase.PENDING
+    events = core.resume_starts(now_ns=95).events
+    assert events[0] == StartsResumed(time_ns=95)
+    assert phase(core, "j") is WorkloadPhase.PLACED
+    assert core.resume_starts(now_ns=96).events == ()
+
+
+def test_a_node_that_is_lost_by_then_is_not_waited_for():
+    core = promote(led(told("n"), told("m")))
+    come_back(core, told("n"))
+    core.mark_node_lost("m", now_ns=93)
+    assert core.resume_starts(now_ns=94).events[0] == StartsResumed(time_ns=94)
+
+
+def test_starts_stay_withheld_over_restarts_and_checkpoints():
+    core = promote(led(told("n")))
+    again = reload(core)
+    again.record_controller_start(now_ns=100, timeline=2)
+    again.uncordon_node("n", now_ns=101)
+    come_back(again, told("n"), now_ns=101)
+    assert again.submit(build_request("j"), now_ns=102).result.phase is WorkloadPhase.PENDING
+    again.resume_starts(now_ns=103)
+    assert phase(again, "j") is WorkloadPhase.PLACED
+    assert reload(again).state.losses.dump() == {"timeline": 2}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "withholds"),
+    [(1, 1, False), (1, 2, True), (2, 2, False), (3, 2, False), (0, 1, False), (0, 4, True)],
+)
+def test_a_later_timeline_withholds_starts(before, after, withholds):
+    """Without a known one, as after an upgrade, the first cannot be a standby's."""
+    core = build_core(told("n"))
+    core.record_controller_start(now_ns=1, timeline=before)
+    come_back(core, told("n"))
+    if core.state.losses.withholds_starts:
+        core.resume_starts(now_ns=3)
+    again = promote(core, timeline=after)
+    assert again.state.losses.withholds_starts is withholds
+    assert all(record.withheld is withholds for record in again.state.nodes.values())
+
+
+def test_an_empty_journal_on_a_server_that_was_promoted_before_withholds_nothing():
+    core = build_core()
+    (event,) = core.record_controller_start(now_ns=1, timeline=7).events
+    assert event == ControllerStarted(time_ns=1, timeline=7)
+    core.register_node(told("n"), now_ns=2)
+    core.submit(build_request("j"), now_ns=3)
+    assert phase(core, "j") is WorkloadPhase.PLACED
+    assert core.record_controller_start(now_ns=4, timeline=7).events == (ControllerStarted(time_ns=4, timeline=7),)
+    assert not core.state.losses.withholds_starts
+
+
+def test_an_accepted_loss_withholds_starts_but_not_under_an_engine_that_lists_what_runs():
+    core = reload(led(told("n")))
+    core.record_controller_start(now_ns=90, lost=LostEntries(9, 12))
+    assert core.state.losses.withholds_starts
+    core = reload(led(told("n")))
+    core.record_controller_start(now_ns=90, lost=LostEntries(9, 12), timeline=2, asks_agents=False)
+    assert not core.state.losses.withholds_starts
+
+
+def test_ids_that_lost_submissions_were_given_are_not_given_again():
+    core = led(told("n"))
+    before = core.submit(build_request(), now_ns=3).result.workload_id
+    after = promote(core).submit(build_request(), now_ns=93).result.workload_id
+    assert int(after.removeprefix("w-")) > int(before.removeprefix("w-")) + 100_000
+
+
+def test_the_wait_takes_its_time_is_logged_and_is_tried_again(caplog):
+    core, waits = promote(led(told("n"))), WithheldStarts(logging.getLogger("test"))
+    waits.begin(60.0)
+    with caplog.at_level(logging.INFO):
+        assert not waits.is_resumption_due(core.state, 59.0)
+        assert not waits.is_resumption_due(core.state, 61.0), "the agent of n was not heard"
+        come_back(core, told("n"))
+        assert waits.is_resumption_due(core.state, 62.0)
+        assert not waits.is_resumption_due(core.state, 62.5), "it is under way"
+        assert waits.is_resumption_due(core.state, 64.5)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["starts=withheld"]
+    core.resume_starts(now_ns=99)
+    assert not waits.is_resumption_due(core.state, 70.0)
+
+
+# What agents hold
+
+
+def test_work_that_runs_and_waits_in_the_journal_is_taken_over_where_it_runs():
+    core = led(told("n", gpus=2))
+    core.submit(build_request("j", **JOB), now_ns=3)
+    core.submit(build_request("both", replicas=2, gpus=0), now_ns=4)
+    lost = start_lost(core)
+    plan = lost.plan_to_send("n")
+    promoted = promote(core)
+    held = tuple(replace(item, process=None) for item in plan.assignments)
+    come_back(promoted, told("n", gpus=2), *held, epoch=plan.epoch)
+    record = promoted.state.nodes["n"]
+    assert record.ahead is None
+    for key in ("j", "both"):
+        assert promoted.state.workloads[key].placements == lost.state.workloads[key].placements
+    assert promoted.state.workloads["j"].attempt == 1
+    after = promoted.plan_to_send("n")
+    assert after.epoch > plan.epoch
+    assert after.assignments == plan.assignments
+    promoted.record_attempts("n", [ended("j", 0)], now_ns=95)
+    assert phase(promoted, "j") is WorkloadPhase.SUCCEEDED
+
+
+def test_work_of_which_a_node_runs_a_part_stays_there_and_starts_nowhere_else_until_the_node_is_reconciled():
+    core = led(told("n", gpus=1), told("m", gpus=1))
+    core.submit(build_request("gang", replicas=2, **JOB), now_ns=3)
+    lost = start_lost(core)
+    plan = lost.plan_to_send("n")
+    promoted = promote(core)
+    events = come_back(promoted, told("n", gpus=1), *plan.assignments, epoch=plan.epoch)
+    assert isinstance(events[0], NodeAhead)
+    come_back(promoted, told("m", gpus=1))
+    come_back(promoted, told("big", gpus=8))
+    promoted.resume_starts(now_ns=95)
+    reload(promoted).retry_waiting(now_ns=96)
+    for one in (promoted, reload(promoted)):
+        one.retry_waiting(now_ns=96)
+        workload = one.state.workloads["gang"]
+        unmet = find_unmet_condition(workload, one.state, 96)
+        assert (workload.phase, unmet.constraint) == (WorkloadPhase.PENDING, "unknown_run")
+        assert "eelctl reconcile" in describe_condition_remedy(workload, unmet)
+        assert one.state.pending.is_parked("gang")
+    assert (
+        promoted.state.workloads["gang"].reason
+        == "unknown_run: runs on node n, of which the journal has lost the start"
+    )
+    assert promoted.submit(build_request("other"), now_ns=97).result.phase is WorkloadPhase.PLACED
+    promoted.reconcile_node("n", now_ns=98)
+    promoted.retry_waiting(now_ns=99)
+    assert phase(promoted, "gang") is WorkloadPhase.PLACED
+
+
+def test_a_removed_node_keeps_nothing_from_starting():
+    core = led(told("n", gpus=1), told("m", gpus=1))
+    core.submit(build_request("gang", replicas=2), now_ns=3)
+    lost = start_lost(core)
+    promoted = promote(core)
+    come_back(promoted, told("n", gpus=1), *lost.node_plan("n").assignments[:1], epoch=9)
+    for node in (told("m", gpus=1), told("big", gpus=8)):
+        come_back(promoted, node)
+    assert promoted.state.losses.nodes_ahead == {"gang": "n"}
+    promoted.resume_starts(now_ns=95)
+    promoted.remove_node("n", force=True, is_connected=False, now_ns=96)
+    promoted.retry_waiting(now_ns=97)
+    assert promoted.state.losses.nodes_ahead == {}
+    assert phase(promoted, "gang") is WorkloadPhase.PLACED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cpu_milli": 5},
+        {"attempt": 2},
+        {"stop": True},
+        {"run_as": "other"},
+        {"replicas": 3},
+        {"gpu_uuids": ("GPU-strange",)},
+        {"gpu_uuids": ("GPU-n-0", "GPU-n-1")},
+    ],
+)
+def test_what_is_not_the_next_start_of_the_work_is_not_taken_over(change):
+    core = led(told("n"))
+    core.submit(build_request("j", **JOB), now_ns=3)
+    (item,) = start_lost(core).plan_to_send("n").assignments
+    promoted = promote(core)
+    come_back(promoted, told("n"), replace(item, **change), epoch=9)
+    assert promoted.state.nodes["n"].ahead.workload_ids == ("j",)
+    assert phase(promoted, "j") is WorkloadPhase.PENDING
+
+
+def test_two_that_hold_one_gpu_are_not_both_taken_over():
+    core = led(told("n"))
+    for key in ("a", "b"):
+        core.submit(build_request(key, **JOB), now_ns=3)
+    one, other = start_lost(core).plan_to_send("n").assignments
+    promoted = promote(core)
+    come_back(promoted, told("n"), one, replace(other, gpu_uuids=one.gpu_uuids), epoch=9)
+    assert (phase(promoted, one.workload_id), phase(promoted, other.workload_id)) == (
+        WorkloadPhase.PLACED,
+        WorkloadPhase.PENDING,
+    )
+    assert promoted.state.nodes["n"].ahead.workload_ids == (other.workload_id,)
+
+
+def test_without_a_loss_an_agent_cannot_take_waiting_work():
+    core = led(told("n"))
+    core.submit(build_request("j", **JOB), now_ns=3)
+    (item,) = start_lost(core).plan_to_send("n").assignments
+    again = reload(core, joins_doubted=True)
+    again.record_controller_start(now_ns=90, timeline=1)
+    come_back(again, told("n"), item, epoch=9)
+    assert phase(again, "j") is WorkloadPhase.PENDING
+    assert again.state.nodes["n"].ahead is not None
+
+
+# What has ended
+
+
+def ended(key, replica, *, process=PROCESS, exit_code=0, started_ns=50, attempt=1, **changes):
+    status = AttemptStatus(
+        workload_id=key,
+        replica=replica,
+        attempt=attempt,
+        state=AttemptState.ENDED,
+        exit_code=exit_code,
+        started_ns=started_ns,
+        ended_ns=60,
+        progress=JobProgress(step=1),
+        process_digest=digest_plain(process),
+    )
+    return replace(status, **changes)
+
+
+def waiting(**spec):
+    """The core of a promoted standby in which `j` waits."""
+    core = led(told("n"))
+    core.submit(build_request("j", **JOB | spec), now_ns=3)
+    core.submit(build_request("child", **JOB), now_ns=4)
+    promoted = promote(core)
+    come_back(promoted, told("n"), epoch=9)
+    return promoted
+
+
+def test_work_that_has_ended_and_waits_in_the_journal_does_not_run_again():
+    core = waiting()
+    (event,) = core.record_attempts("n", [ended("j", 0)], now_ns=93).events
+    (one,) = event.recovered
+    assert (event.phase, one.node_name, one.status.progress) == (WorkloadPhase.SUCCEEDED, "n", None)
+    workload = core.state.workloads["j"]
+    assert (workload.attempt, workload.attempts, workload.placements[0].node_name) == (1, (one.status,), "n")
+    again = reload(core)
+    assert again.state.workloads["j"] == workload
+    assert again.state.nodes["n"].assignments == {}
+    assert core.record_attempts("n", [ended("j", 0)], now_ns=94).result == 1, "told twice"
+
+
+def test_each_process_counts_and_the_first_failure_decides():
+    core = waiting(replicas=2)
+    assert core.record_attempts("n", [ended("j", 1)], now_ns=93).events == ()
+    (event,) = core.record_attempts("m", [ended("j", 0)], now_ns=94).events
+    assert [(one.node_name, one.status.replica) for one in event.recovered] == [("m", 0), ("n", 1)]
+    assert phase(core, "j") is WorkloadPhase.SUCCEEDED
+    core = waiting(replicas=2)
+    (event,) = core.record_attempts("n", [ended("j", 1, exit_code=7)], now_ns=93).events
+    assert (event.phase, "exited with 7" in event.reason) == (WorkloadPhase.FAILED, True)
+
+
+def test_a_failure_after_which_it_may_be_tried_again_changes_nothing():
+    core = waiting(schedule=JobSchedule(retries_most=1))
+    assert core.record_attempts("n", [ended("j", 0, exit_code=7)], now_ns=93).events == ()
+    assert phase(core, "j") is WorkloadPhase.PENDING
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"process": ProcessSpec(argv=("other",), working_directory="/")},
+        {"process_digest": ""},
+        {"attempt": 2},
+        {"replica": 1},
+        {"started_ns": 0},
+        {"state": AttemptState.RUNNING, "exit_code": None, "ended_ns": 0},
+        {"workload_id": "nobody"},
+    ],
+)
+def test_other_runs_end_nothing(change):
+    core = waiting()
+    process = change.pop("process", PROCESS)
+    assert core.record_attempts("n", [replace(ended("j", 0, process=process), **change)], now_ns=93).events == ()
+
+
+def test_a_run_from_before_the_submission_is_of_earlier_work_with_that_id():
+    core = led(told("n"))
+    submitted_ns = 10**12
+    core.submit(build_request("j", **JOB), now_ns=submitted_ns)
+    core = promote(core, now_ns=2 * submitted_ns)
+    early, late = submitted_ns - 61 * 10**9, submitted_ns - 59 * 10**9
+    for started_ns, expected in ((early, WorkloadPhase.PENDING), (late, WorkloadPhase.SUCCEEDED)):
+        core.record_attempts("n", [ended("j", 0, started_ns=started_ns)], now_ns=2 * submitted_ns)
+        assert phase(core, "j") is expected
+
+
+def test_once_starts_are_resumed_nobody_ends_waiting_work():
+    core = waiting(replicas=2)
+    core.record_attempts("n", [ended("j", 0)], now_ns=93)
+    core.resume_starts(now_ns=94)
+    step = core.record_attempts("n", [ended("j", 1)], now_ns=95)
+    assert (step.events, step.result) == ((), 1)
+
+
+def test_what_depends_on_recovered_work_goes_on():
+    core = led(told("n"))
+    core.submit(build_request("j", **JOB), now_ns=3)
+    core.submit(build_request("child", **JOB, schedule=build_after("j")), now_ns=4)
+    core = promote(core)
+    core.uncordon_node("n", now_ns=91)
+    come_back(core, told("n"), epoch=9)
+    core.record_attempts("n", [ended("j", 0)], now_ns=93)
+    core.resume_starts(now_ns=94)
+    core.retry_waiting(now_ns=95)
+    assert phase(core, "child") is WorkloadPhase.PLACED
+
+
+def build_after(key):
+    return JobSchedule(after=(JobDependency(workload_id=key, condition=DependencyCondition.SUCCEEDED),))
+
+
+# The journal
+
+
+STATUS = replace(ended("j", 0), progress=None, process_digest="")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ControllerStarted(time_ns=1, timeline=2, withholds_starts=True),
+        StartsResumed(time_ns=1),
+        WorkloadCompleted(
+            time_ns=1,
+            workload_id="j",
+            phase=WorkloadPhase.SUCCEEDED,
+            recovered=(RecoveredAttempt(node_name="n", status=STATUS),),
+        ),
+    ],
+)
+def test_the_events_come_back_as_they_were(event):
+    assert event_from_plain(*event_to_plain(event)) == event
+
+
+def test_events_without_a_loss_are_written_as_older_versions_read_them():
+    assert event_to_plain(ControllerStarted(time_ns=1)) == ("controller_started", {"time_ns": 1})
+    _, body = event_to_plain(WorkloadCompleted(time_ns=1, workload_id="j", phase=WorkloadPhase.SUCCEEDED))
+    assert body.keys() == {"time_ns", "workload_id", "phase", "reason"}
+    _, body = event_to_plain(AttemptEnded(time_ns=1, workload_id="j", status=ended("j", 0)))
+    assert not {"progress", "process_digest"} & body["status"].keys()
+
+
+# The controller
+
+
+async def test_a_controller_on_a_later_timeline_asks_for_ended_attempts_and_then_starts_what_waits(tmp_path) -> None:
+    node = told("n1")
+    async with run_controller(tmp_path) as rig:
+        await rig.join(node)
+        await rig.operators.cordon_node(CordonNodeRequest(node_name="n1"))
+        for key in ("ran", "waits"):
+            await rig.operators.submit_workload(build_request(key, **JOB))
+    async with run_controller(tmp_path, restart_grace_s=1.0) as rig:
+        state = rig.controller.loop.core.state
+        await rig.controller.loop.command(lambda core, now_ns: core.record_controller_start(now_ns=now_ns, timeline=2))
+        agent = AgentStream(rig.address)
+        rig.agents.append(agent)
+        await agent.say(Hello(incarnation=1, inventory=node, held=HeldAssignments()))
+        welcome = await agent.hear(Welcome)
+        assert welcome.wants_ended_attempts
+        status = replace(
+            ended("ran", 0), started_ns=state.workloads["ran"].submitted_ns, ended_ns=2 * 10**18, progress=None
+        )
+        await agent.say(AttemptReport(attempts=(status,)))
+        await wait_until(lambda: state.workloads["ran"].phase is WorkloadPhase.SUCCEEDED)
+        await wait_until(lambda: not rig.controller.loop.core.state.losses.withholds_starts)
