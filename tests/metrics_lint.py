@@ -107,6 +107,7 @@ STATES = {
     "failed",
     "generation",
     "interpreted",
+    "withheld",
     "leading",
     "pending",
     "quarantined",

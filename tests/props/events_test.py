@@ -40,13 +40,19 @@ def test_an_event_that_obeys_comes_back_as_it_was(cls, data):
     if isinstance(event, events.NodeJoined):
         # The core refuses higher ones; what an old journal has of them is healed when it is read.
         event = replace(event, plan_epoch=min(event.plan_epoch, REPORTED_EPOCH_MOST))
+    # What a job says of its progress is shown and not kept, and a digest is compared; whoever makes the event leaves them out.
     if isinstance(event, events.AttemptStarted | events.AttemptEnded):
-        # What a job says of its progress is shown and not kept; whoever makes the event leaves it out.
-        event = replace(event, status=replace(event.status, progress=None))
+        event = replace(event, status=_kept(event.status))
+    if isinstance(event, events.WorkloadCompleted):
+        event = replace(event, recovered=tuple(replace(one, status=_kept(one.status)) for one in event.recovered))
     check_readable(event)
     kind, body = event_to_plain(event)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     assert event_from_plain(kind, json.loads(text)) == event
+
+
+def _kept(status):
+    return replace(status, progress=None, process_digest="")
 
 
 @pytest.mark.parametrize("name", [Identifier, Name])

@@ -38,6 +38,7 @@ GOLDEN = (
     ("preempted", "gone", "preempted: its place is gone"),
     ("evicted", "", "evicted: node a was drained by ann: kernel"),
     ("evicted", "held", "evicted: it had not begun: exited"),
+    ("evicted", "gone_on", "evicted: it has run on a by entries that the journal has lost"),
     ("unknown_run", "", "unknown_run: runs on node a, of which the journal has lost the start"),
     ("held", "", "held: by ann"),
     ("dependency", "", "dependency: waits for prepare to end"),

@@ -100,6 +100,7 @@ def test_on_a_promoted_standby_nothing_starts_until_agents_were_heard_and_had_th
     come_back(core, told("n"))
     come_back(core, told("new"))
     assert core.submit(build_request("j"), now_ns=93).result.phase is WorkloadPhase.PENDING
+    assert "the journal may lack its last entries: work starts then" in core.explain_workload("j").remedy
     assert core.resume_starts(now_ns=94).events == (), "the agent of m was not heard"
     come_back(core, told("m"))
     assert phase(core, "j") is WorkloadPhase.PENDING
@@ -300,6 +301,85 @@ def test_without_a_loss_an_agent_cannot_take_waiting_work():
     come_back(again, told("n"), item, epoch=9)
     assert phase(again, "j") is WorkloadPhase.PENDING
     assert again.state.nodes["n"].ahead is not None
+
+
+# What was placed, and is held no more
+
+
+def placed(*, replicas=1):
+    """The core of a promoted standby in which `j` is placed on n, where nothing of it is held any more."""
+    core = led(told("n"), told("m"))
+    core.uncordon_node("n", now_ns=3)
+    core.submit(build_request("j", replicas=replicas, **JOB), now_ns=3)
+    assert {place.node_name for place in core.state.workloads["j"].placements} == {"n"}
+    return promote(core)
+
+
+def held_later(core, name, attempt=2):
+    """The assignment of `j` that a node holds by a later attempt."""
+    (item, *_) = core.node_plan("n").assignments
+    return replace(item, gpu_uuids=(f"GPU-{name}-0",), attempt=attempt, process=None)
+
+
+def test_a_node_that_does_not_hold_what_was_placed_there_gets_no_plan_until_starts_are_resumed():
+    core = placed()
+    come_back(core, told("n"), epoch=9)
+    come_back(core, told("m"))
+    assert core.plan_to_send("n") is None
+    assert core.plan_to_send("m") is not None
+    step = core.resume_starts(now_ns=95)
+    assert "n" in step.nodes
+    (item,) = core.plan_to_send("n").assignments
+    assert (item.workload_id, item.attempt) == ("j", 1)
+
+
+def test_a_node_that_holds_what_was_placed_there_gets_its_plan_at_once():
+    core = placed()
+    (item,) = core.node_plan("n").assignments
+    come_back(core, told("n"), item, epoch=1)
+    assert core.plan_to_send("n").assignments == (item,)
+
+
+def test_an_end_that_is_told_again_ends_what_is_not_held_and_the_node_gets_its_plan():
+    core = placed()
+    come_back(core, told("n"), epoch=9)
+    core.record_attempts("n", [ended("j", 0)], now_ns=93)
+    assert phase(core, "j") is WorkloadPhase.SUCCEEDED
+    assert core.plan_to_send("n").assignments == ()
+
+
+def test_work_that_another_node_runs_by_a_later_attempt_is_not_started_where_it_was():
+    core = placed()
+    come_back(core, told("m"), held_later(core, "m"), epoch=9)
+    come_back(core, told("n"), epoch=9)
+    core.resume_starts(now_ns=95)
+    core.retry_waiting(now_ns=96)
+    assert phase(core, "j") is WorkloadPhase.PENDING
+    assert core.state.workloads["j"].reason.startswith("unknown_run: runs on node m")
+    assert core.plan_to_send("n").assignments == ()
+    core.reconcile_node("m", now_ns=97)
+    core.retry_waiting(now_ns=98)
+    assert (phase(core, "j"), core.state.workloads["j"].attempt) == (WorkloadPhase.PLACED, 2)
+
+
+def test_work_that_has_ended_by_a_later_attempt_ends_when_starts_are_resumed():
+    core = placed()
+    come_back(core, told("m"), epoch=9)
+    assert core.record_attempts("m", [ended("j", 0, attempt=2)], now_ns=93).events == ()
+    come_back(core, told("n"), epoch=9)
+    core.resume_starts(now_ns=95)
+    workload = core.state.workloads["j"]
+    assert (workload.phase, workload.attempt, workload.placements[0].node_name) == (WorkloadPhase.SUCCEEDED, 2, "m")
+
+
+def test_work_of_which_a_process_is_held_stays():
+    core = placed(replicas=2)
+    first, second = core.node_plan("n").assignments
+    come_back(core, told("m"), held_later(core, "m"), epoch=9)
+    come_back(core, told("n"), first, epoch=1)
+    core.resume_starts(now_ns=95)
+    assert phase(core, "j") is WorkloadPhase.PLACED
+    assert core.plan_to_send("n").assignments == (first, second)
 
 
 # What has ended

@@ -4,7 +4,7 @@ Must not know how reports arrive, nor what takes the room of work that has ended
 
 Theory of recovered ends. While starts are withheld (state/journal_losses.py), each agent tells again which attempts have
 ended by themselves on its node. One of a workload that waits here, and whose next attempt it would be, ran by entries that
-are lost. An agent that tells so knows what was run: it gives the digest of the process, so that no node ends work that it
+are lost; so did a later attempt of one that is placed, which is looked at again when that has returned to the queue. An agent that tells so knows what was run: it gives the digest of the process, so that no node ends work that it
 never had, and no id that was used again ends other work; a run that began before the submission is of an earlier workload
 of that id. Once all processes have succeeded, or one has failed and no other attempt may follow, the workload has ended.
 Any other starts again.
@@ -31,7 +31,7 @@ class AttemptReports:
     def __init__(self, state: ClusterState, observers: Sequence[Callable[[AttemptStatus], object]]) -> None:
         """`observers` are called with each status of a current attempt."""
         self._state, self._observers = state, observers
-        self._recovered = RecoveredEnds(state)
+        self.recovered = RecoveredEnds(state)
 
     def record(
         self,
@@ -54,7 +54,7 @@ class AttemptReports:
         for status in statuses:
             workload = self._state.workloads.get(status.workload_id)
             if workload is None or is_stale(workload, node_name, status):
-                recovered = None if node_name is None else self._recovered.record(node_name, status, now_ns)
+                recovered = None if node_name is None else self.recovered.record(node_name, status, now_ns)
                 if recovered is None:
                     stale += 1
                 else:
@@ -78,22 +78,40 @@ class RecoveredEnds:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._told: dict[str, dict[int, RecoveredAttempt]] = {}
+        # By workload, then by attempt and replica.
+        self._told: dict[str, dict[tuple[int, int], RecoveredAttempt]] = {}
 
     def record(self, node_name: str, status: AttemptStatus, now_ns: int) -> WorkloadCompleted | None:
-        """Records a report about work that waits; returns the event, not yet applied, if it has ended by that."""
+        """Records a report of a later attempt; returns the event, not yet applied, if the work waits and has ended by that."""
         workload = self._state.workloads.get(status.workload_id)
         if not self._state.losses.withholds_starts:
             self._told.clear()
             return None
-        if workload is None or not _is_next_attempt(self._state, workload, status):
+        if workload is None or not _is_later_attempt(workload, status):
             return None
         told = self._told.setdefault(workload.workload_id, {})
         status = replace(status, progress=None, process_digest="")
-        told[status.replica] = RecoveredAttempt(node_name=node_name, status=status)
-        if status.is_success and len(told) < workload.spec.replicas:
+        told[status.attempt, status.replica] = RecoveredAttempt(node_name=node_name, status=status)
+        return self._plan_end(workload, now_ns)
+
+    def has_later(self, workload: Workload) -> bool:
+        """Returns whether a later attempt of a workload was told of."""
+        return any(attempt > workload.attempt for attempt, _ in self._told.get(workload.workload_id, ()))
+
+    def plan_ends(self, now_ns: int) -> list[WorkloadCompleted]:
+        """Returns how work has ended that waits by now, as it was told before."""
+        workloads = (self._state.workloads.get(key) for key in list(self._told))
+        ends = (self._plan_end(workload, now_ns) for workload in workloads if workload is not None)
+        return [event for event in ends if event is not None]
+
+    def _plan_end(self, workload: Workload, now_ns: int) -> WorkloadCompleted | None:
+        if not may_have_started(self._state, workload):
             return None
-        recovered = tuple(told[replica] for replica in sorted(told))
+        told, attempt = self._told[workload.workload_id], workload.attempt + 1
+        recovered = tuple(told[key] for key in sorted(told) if key[0] == attempt)
+        is_whole = len(recovered) == workload.spec.replicas
+        if not recovered or (not is_whole and all(one.status.is_success for one in recovered)):
+            return None
         ended = recover_attempts(workload, recovered)
         outcome = find_outcome(ended)
         event = None if outcome is None else plan_end(ended, *outcome, now_ns=now_ns)
@@ -103,11 +121,11 @@ class RecoveredEnds:
         return replace(event, recovered=recovered)
 
 
-def _is_next_attempt(state: ClusterState, workload: Workload, status: AttemptStatus) -> bool:
+def _is_later_attempt(workload: Workload, status: AttemptStatus) -> bool:
     """Returns whether a status is of a run that entries must have started that are lost."""
     process = workload.spec.process
-    if process is None or not may_have_started(state, workload):
+    if process is None or workload.phase.is_ended:
         return False
-    is_next = status.attempt == workload.attempt + 1 and status.replica < workload.spec.replicas
+    is_next = status.attempt > workload.attempt and status.replica < workload.spec.replicas
     is_later = status.started_ns > 0 and status.started_ns + _SKEW_NS >= workload.submitted_ns
     return is_next and is_later and status.is_over and status.process_digest == digest_plain(process)

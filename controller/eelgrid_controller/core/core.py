@@ -58,6 +58,7 @@ from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_cl
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.steps import CoreStep
+from eelgrid_controller.core.unheld_work import UnheldWork
 from eelgrid_controller.core.workloads import (
     check_feasibility,
     check_live_room,
@@ -163,6 +164,7 @@ class Core:
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self.list_evictions = self._preemptions.list_evictions
+        self._unheld = UnheldWork(state)
         self._reports = AttemptReports(state, (self._preemptions.record_checkpoint, self.checkpoints.record))
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
@@ -229,9 +231,10 @@ class Core:
         return build_node_plan(self._node(node_name), self.state)
 
     def plan_to_send(self, node_name: str) -> NodePlan | None:
-        """Returns the plan to send to the node; None while it holds, or may hold, more than the journal knows, which it would end."""
+        """Returns the plan to send to the node; None while it could end, or start again, what lost entries have started."""
         record = self._node(node_name)
-        return self.node_plan(node_name) if record.ahead is None and record.is_reported else None
+        may_end = record.ahead is not None or not record.is_reported
+        return None if may_end or self._unheld.blocks_plan(node_name) else self.node_plan(node_name)
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
         """Accepts a workload, or an array of them, and places it or lets it wait; repeating it with its id changes nothing."""
@@ -454,7 +457,9 @@ class Core:
         """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""
         record = self.state.nodes.get(node_name)
         events = compare_claim(self.state, node_name, claim, now_ns=now_ns) if may_be_old(record, claim) else ()
-        return self._finish_registration(events, self._apply_all(events), now_ns)
+        nodes = self._apply_all(events)
+        self._unheld.record_claim(node_name, claim)
+        return self._finish_registration(events, nodes, now_ns)
 
     def _finish_registration(self, events: tuple[Event, ...], nodes: frozenset[str], now_ns: int) -> CoreStep[None]:
         if all(isinstance(event, NodeHeard) for event in events):
@@ -487,8 +492,14 @@ class Core:
 
     def resume_starts(self, *, now_ns: int) -> CoreStep[None]:
         """Lets pending work start again, which was withheld, if every agent of a ready node was heard."""
-        events = plan_starts_resumption(self.state, now_ns=now_ns)
-        return self._with_retry(events, None, self._apply_all(events), now_ns, frees=bool(events))
+        resumed = plan_starts_resumption(self.state, now_ns=now_ns)
+        if not resumed:
+            return CoreStep((), None, frozenset())
+        gone = self._unheld.plan_evictions(self._reports.recovered.has_later, now_ns=now_ns)
+        nodes = self._apply_all(gone)
+        ended = self._reports.recovered.plan_ends(now_ns)
+        nodes |= self._apply_all((*ended, *resumed))
+        return self._with_retry((*gone, *ended, *resumed), None, nodes, now_ns, frees=True)
 
     def withdraw_plans(self, plan_epoch: int, *, now_ns: int) -> CoreStep[None]:
         """Gives later plans higher epochs than this one, the highest of a write that may have been stored; see WithdrawnPlans."""

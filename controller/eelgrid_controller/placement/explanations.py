@@ -155,7 +155,7 @@ _OPENINGS: Mapping[str, str] = {
     "cordoned": "{uncordon}: there is room for it on {names}, which an operator cordoned",
     "closed": "let {names} accept work again: there is room for it, but the engine has closed it to new work",
     "unreported": "wait for the agent of {names}, which has not come back since the controller began",
-    "withheld": "wait until all agents have said what they hold, since the journal may lack its last entries; then work starts on {names}",
+    "withheld": "wait until all agents have said what they hold, since the journal may lack its last entries: work starts then",
     "ahead": "look at what {names} holds beyond the journal, then eelctl reconcile it: there is room for the work",
 }
 

@@ -47,7 +47,11 @@ class PendingConstraint(StrEnum):
     EVICTED = (
         "evicted",
         "nothing is needed: it is tried again, at the place in the queue that it had",
-        {"": "node {node} was drained{cause}", "held": "it had not begun: {why}"},
+        {
+            "": "node {node} was drained{cause}",
+            "held": "it had not begun: {why}",
+            "gone_on": "it has run on {node} by entries that the journal has lost",
+        },
     )
     # Before its turn, whatever room and quota there is.
     UNKNOWN_RUN = (
