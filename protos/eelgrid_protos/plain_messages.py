@@ -8,7 +8,6 @@ no file and no format.
 """
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -67,13 +66,15 @@ def to_plain(message: object, *, brief: bool = False) -> dict[str, Any]:
     return result
 
 
-def digest_plain(message: object) -> str:
-    """Computes a SHA-256 digest of a message, in hexadecimal: equal for equal messages, also of versions with more fields.
+def digest_plain(plain: Mapping[str, Any]) -> str:
+    """Computes a SHA-256 digest of a message's brief plain form, in hexadecimal.
 
-    Fields with their default values count as absent.
+    Equal for equal messages, also of versions with more fields, which are absent where they have their defaults.
     """
-    text = json.dumps(to_plain(message, brief=True), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    # OpenSSL costs an agent memory that may never need this.
+    import hashlib
+
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _fail(path: str, problem: str, remedy: str) -> InvalidMessage:

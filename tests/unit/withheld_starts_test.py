@@ -38,7 +38,7 @@ from eelgrid_protos.messages import (
     Welcome,
     WorkloadPhase,
 )
-from eelgrid_protos.plain_messages import digest_plain
+from eelgrid_protos.plain_messages import digest_plain, to_plain
 
 PROCESS = ProcessSpec(argv=("train",), working_directory="/")
 JOB = {"process": PROCESS, "mobility": Mobility.FIXED}
@@ -395,7 +395,7 @@ def ended(key, replica, *, process=PROCESS, exit_code=0, started_ns=50, attempt=
         started_ns=started_ns,
         ended_ns=60,
         progress=JobProgress(step=1),
-        process_digest=digest_plain(process),
+        process_digest=digest_plain(to_plain(process, brief=True)),
     )
     return replace(status, **changes)
 

@@ -70,7 +70,7 @@ from eelgrid_protos.messages import (
     StandardInput,
     TerminalSize,
 )
-from eelgrid_protos.plain_messages import digest_plain
+from eelgrid_protos.plain_messages import digest_plain, to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from eelgrid_protos.schema import is_valid_message
 
@@ -557,7 +557,8 @@ class LocalEngine:
         }
         spec = {
             "key": key,
-            "process_digest": digest_plain(process),
+            # Of which the digest is told, if the controller asks how it ended.
+            "process": to_plain(process, brief=True),
             "argv": process.argv,
             "environment": environment,
             "working_directory": process.working_directory,
@@ -650,11 +651,10 @@ def _describe_end(key: AttemptKey, record: Mapping[str, Any]) -> AttemptStatus:
 def _read_ended(records: Mapping[str, Any]) -> AttemptStatus | None:
     """Reads how an attempt ended by itself; None if it was stopped, lost or never began, or is of an older version."""
     spec, record = records.get("spec", {}), records.get("exit", {})
-    digest = spec.get("process_digest", "")
     is_own = bool(record.get("started_ns")) and not record.get("is_lost") and record.get("reason") != launcher.STOPPED
-    return (
-        replace(_describe_end(AttemptKey(*spec["key"]), record), process_digest=digest) if digest and is_own else None
-    )
+    if not is_own or "process" not in spec:
+        return None
+    return replace(_describe_end(AttemptKey(*spec["key"]), record), process_digest=digest_plain(spec["process"]))
 
 
 def _is_gpu_shared(assignment: Assignment) -> bool:

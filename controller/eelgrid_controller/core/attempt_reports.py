@@ -19,7 +19,7 @@ from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attem
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted
 from eelgrid_protos.messages import AttemptStatus, Workload
-from eelgrid_protos.plain_messages import digest_plain
+from eelgrid_protos.plain_messages import digest_plain, to_plain
 
 # So much a node's clock may be behind.
 _SKEW_NS = 60 * 10**9
@@ -128,4 +128,6 @@ def _is_later_attempt(workload: Workload, status: AttemptStatus) -> bool:
         return False
     is_next = status.attempt > workload.attempt and status.replica < workload.spec.replicas
     is_later = status.started_ns > 0 and status.started_ns + _SKEW_NS >= workload.submitted_ns
-    return is_next and is_later and status.is_over and status.process_digest == digest_plain(process)
+    return (
+        is_next and is_later and status.is_over and status.process_digest == digest_plain(to_plain(process, brief=True))
+    )
