@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
-from tests.builders.server import AgentStream, run_controller
+from tests.builders.server import AgentStream, MemoryJournal, run_controller
+from tests.unit.loop_test import looping
 from tests.waiting import wait_until
 
 from eelgrid_controller.core.nodes import PlanClaim
@@ -33,6 +34,7 @@ from eelgrid_protos.messages import (
     JobDependency,
     JobProgress,
     JobSchedule,
+    LeaderTerm,
     Mobility,
     ProcessSpec,
     Welcome,
@@ -549,3 +551,14 @@ async def test_a_controller_on_a_later_timeline_asks_for_ended_attempts_and_then
         await agent.say(AttemptReport(attempts=(status,)))
         await wait_until(lambda: state.workloads["ran"].phase is WorkloadPhase.SUCCEEDED)
         await wait_until(lambda: not rig.controller.loop.core.state.losses.withholds_starts)
+
+
+async def test_a_journal_knows_the_timeline_of_its_last_start_also_without_nodes() -> None:
+    journal = MemoryJournal()
+    for timeline, withholds in ((3, False), (3, False), (4, True)):
+        journal.term = LeaderTerm(timeline=timeline, epoch=1, holder="memory")
+        async with looping(journal) as loop:
+            await wait_until(lambda state=loop.core.state, timeline=timeline: state.losses.timeline == timeline)
+            assert loop.core.state.losses.withholds_starts is withholds
+    found = [entry.body for entry in journal.entries if entry.kind == "controller_started"]
+    assert [(body["timeline"], body.get("withholds_starts")) for body in found] == [(3, None), (4, True)]
