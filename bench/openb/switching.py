@@ -12,7 +12,9 @@ and MISSED_POINTS more. It is worth its allocation and its saving, in points, le
 short by, in the mean over the futures. A setting other than the present one is taken where it is better by more than the standard error of the paired
 difference. All settings play the first futures, the better half of them the rest.
 
-What has arrived and the mix are all that is looked at: nothing is known of the tasks to come. Ours is tuned to a list in
+What has arrived and the mix are all that is looked at: nothing is known of the tasks to come. The typical mix is that of
+the whole list, which every policy of the comparison knows; with --learned, futures are drawn from the tasks that have
+arrived, and settings are compared from the first step on. Ours is tuned to a list in
 this way as its peers are not, and PWR's and FGD's costs are among the settings, so that the comparison says what
 switching would bring to us, and not which cost is better.
 Source: Chang, Givan and Chong, "Parallel rollout for online solution of partially observable Markov decision
@@ -94,6 +96,7 @@ class Effort(NamedTuple):
 
     futures: int  # 0: the fleet keeps ours
     step_pct: float  # of load between two comparisons
+    learned: bool = False  # futures are drawn from what has arrived, instead of the typical mix
 
 
 class Choice(NamedTuple):
@@ -206,7 +209,8 @@ class Switcher:
 
     def play(self) -> Played:
         """Every arrival, with comparisons on the way."""
-        order, next_load, compared_s, comparisons = self._order, 0.0, 0.0, 0
+        order, step, compared_s, comparisons = self._order, self._effort.step_pct / 100.0, 0.0, 0
+        next_load = step if self._effort.learned else 0.0
         choices: list[Choice] = []
         for last in range(0, len(order) + ARRIVALS_BETWEEN, ARRIVALS_BETWEEN):
             load = self.live.load
@@ -216,7 +220,7 @@ class Switcher:
                 begun_s, before = time.process_time(), self.setting
                 self.compare()
                 compared_s += time.process_time() - begun_s
-                comparisons, next_load = comparisons + 1, load + self._effort.step_pct / 100.0
+                comparisons, next_load = comparisons + 1, load + step
                 if self.setting != before:
                     choices.append(Choice(100.0 * load, self.setting))
             self.live.place(order, min(len(order), last + ARRIVALS_BETWEEN))
@@ -224,7 +228,7 @@ class Switcher:
 
     def compare(self) -> None:
         """Plays the futures and takes the setting that is best by more than chance."""
-        futures = [self._draw_future() for _ in range(self._effort.futures)]
+        futures = [self.draw_future() for _ in range(self._effort.futures)]
         shadows = [
             {name: self._play(fleet, None, future) for name, fleet in self.shadows.items()} for future in futures
         ]
@@ -250,13 +254,16 @@ class Switcher:
             self.setting = best
             set_policy(self.live.run, SETTINGS[best])
 
-    def _draw_future(self) -> Ints:
+    def draw_future(self) -> Ints:
         """Tasks of the mix that ask for what is missing to the GPU of the whole fleet."""
-        demand, typical = self._trace.task_milli, self._trace.typical.spec
+        demand, kinds, likely = self._trace.task_milli, self._trace.typical.spec, self._likely
+        if self._effort.learned:
+            kinds, counts = np.unique(self._order[: self.live.placed], return_counts=True)
+            likely = counts / counts.sum()
         arrived = int(self.live.outcomes.arrived_milli[self.live.placed - 1]) if self.live.placed else 0
         missing = max(0, round(LAST_X * self._trace.fleet.gpu_milli) - arrived)
-        mean_milli = float(self._likely @ demand[typical])
-        drawn = self._generator.choice(typical, size=200 + int(1.3 * missing / mean_milli), p=self._likely)
+        size = 200 + int(1.3 * missing / float(likely @ demand[kinds]))
+        drawn = self._generator.choice(kinds, size=size, p=likely)
         return drawn[: 1 + int(np.searchsorted(np.cumsum(demand[drawn]), missing))].astype(np.int64)
 
     def _play(self, fleet: Fleet, setting: str | None, future: Ints) -> ArrivalCurves:
@@ -315,8 +322,11 @@ def _cells(row: Row) -> dict[str, object]:
 
 
 def summarize(rows: Sequence[Row]) -> str:
-    """Both figures without and with switching: mean, worst and how many fall short; then the differences in pairs."""
-    lines = []
+    """Both figures without and with switching: mean, worst, how many fall short, and the differences in pairs."""
+    lines, kept = [], [0, 0]
+    for row in rows:
+        for i, (over_fgd, over_pwr) in enumerate((row.plain, row.switched)):
+            kept[i] += over_fgd >= -BELOW_FGD_PP_MOST and over_pwr >= 0.0
     for name, place, least in (
         ("allocation over FGD's, points", 0, -BELOW_FGD_PP_MOST),
         ("saving per allocated GPU over the best PWR mix's, points", 1, 0.0),
@@ -331,6 +341,7 @@ def summarize(rows: Sequence[Row]) -> str:
             f"{name}: ours {told[0]}, with switching {told[1]} of {len(rows)}; "
             f"gain {statistics.fmean(gains):+.2f}, deviation {spread:.2f}"
         )
+    lines.append(f"neither below: ours {kept[0]}, with switching {kept[1]} of {len(rows)}")
     return "\n".join(lines)
 
 
@@ -356,6 +367,7 @@ def _list_jobs(options: Options) -> list[tuple[TraceArrays, int]]:
 @click.option("--part", default=1, help="take one in so many nodes")
 @click.option("--futures", default=6, help="that each comparison plays")
 @click.option("--step", default=10.0, help="points of load between two comparisons")
+@click.option("--learned", is_flag=True, help="Draw futures from what has arrived, instead of the typical mix.")
 @processes_option
 def main(options: Options) -> int:
     """Plays each order of arrivals; 2 if what was asked for is not there."""
@@ -363,10 +375,11 @@ def main(options: Options) -> int:
         raise Unusable("take at least one seed, part and process, and mixes by a seed that is not negative")
     if options.futures <= FIRST_FUTURES or not 0.0 < options.step <= 100.0:
         raise Unusable(f"take more than {FIRST_FUTURES} futures, and a step of load up to 100 points")
+    effort = Effort(options.futures, options.step, options.learned)
     jobs, rows = _list_jobs(options), list[Row]()
     progress = Progress("orders of arrival")
     work = Parallel(n_jobs=min(options.processes, len(jobs)), return_as="generator")
-    for row in work(delayed(compare_switching)(*job, Effort(options.futures, options.step)) for job in jobs):
+    for row in work(delayed(compare_switching)(*job, effort) for job in jobs):
         rows.append(row)
         write_csv(options.out / "switching.csv", None, map(_cells, rows))  # what is done stays
         progress.show(len(rows), len(jobs))

@@ -4,7 +4,19 @@ import csv
 
 import numpy as np
 import pytest
-from bench.openb.switching import SETTINGS, Effort, Fleet, Switcher, Worth, judge, main, set_policy
+from bench.openb.switching import (
+    SETTINGS,
+    Effort,
+    Fleet,
+    Played,
+    Row,
+    Switcher,
+    Worth,
+    judge,
+    main,
+    set_policy,
+    summarize,
+)
 from bench.openb.traces import load_trace
 
 from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
@@ -34,7 +46,7 @@ def test_each_order_of_arrivals_has_a_row(data, capsys):
     assert [(row["trace"], row["seed"]) for row in rows] == [("small", "42"), ("small", "43")]
     names = {choice.split(":")[1] for row in rows for choice in row["choices"].split()}
     assert names <= set(SETTINGS)
-    assert "with switching" in capsys.readouterr().out
+    assert "of 2\nwritten to" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -82,6 +94,16 @@ def test_without_futures_the_fleet_keeps_ours(data):
     assert np.array_equal(switcher.live.outcomes.node, simulate_arrivals(built, order).node)
 
 
+def test_learned_futures_hold_only_what_has_arrived(data):
+    trace = load_trace(data, "small")
+    order = arrival_order(trace, SEED)
+    switcher = Switcher(trace, SEED, Effort(3, 10.0, learned=True), order)
+    switcher.live.place(order, 6)
+    future = switcher.draw_future()
+    assert set(future.tolist()) <= set(order[:6].tolist())
+    assert trace.task_milli[np.concatenate((order[:6], future))].sum() >= trace.fleet.gpu_milli
+
+
 def test_load_is_the_larger_share_of_what_is_allocated(data):
     trace = load_trace(data, "small")
     order = arrival_order(trace, SEED)
@@ -94,10 +116,21 @@ def test_load_is_the_larger_share_of_what_is_allocated(data):
     assert fleet.load == pytest.approx(max(gpu, cpu))
 
 
+def test_summary_counts_what_falls_short_of_either():
+    played = Played(None, (), 0, 0.0)
+    figures = [((-0.5, 0.2), (-0.1, 0.0)), ((1.0, -0.1), (-0.11, 0.3)), ((1.0, 0.1), (1.5, 0.1))]
+    told = summarize([Row("small", SEED, 90.0, 12.0, plain, switched, played) for plain, switched in figures])
+    assert "ours +0.50 (worst -0.50, below -0.1 on 1), with switching +0.43 (worst -0.11, below -0.1 on 1) of 3" in told
+    assert "below 0 on 1), with switching +0.13 (worst +0.00, below 0 on 0) of 3" in told
+    assert "neither below: ours 1, with switching 2 of 3" in told
+
+
 def test_shortfalls_outweigh_what_is_gained_elsewhere():
     reference, pwr = Worth(np.array([90.0]), np.array([0.0])), np.array([12.0])
     keeps, trades = Worth(np.array([89.95]), np.array([12.0])), Worth(np.array([95.0]), np.array([11.0]))
     assert judge(keeps, reference, pwr)[0] > judge(trades, reference, pwr)[0]
+    nearer = Worth(np.array([89.5]), np.array([11.9]))  # a shortfall is not made smaller by a second one
+    assert judge(Worth(np.array([89.2]), np.array([12.0])), reference, pwr)[0] > judge(nearer, reference, pwr)[0]
     better = Worth(np.array([91.0]), np.array([12.0]))
     assert judge(better, reference, pwr)[0] > judge(keeps, reference, pwr)[0]
 
