@@ -72,10 +72,11 @@ def take_part(trace: TraceArrays, part: int, first: int) -> TraceArrays:
     return trace._replace(fleet=TraceFleet(*(np.ascontiguousarray(column[kept]) for column in fleet)))
 
 
-def _list_arrays(value: Any) -> list[Any]:
+def list_arrays(value: Any) -> list[Any]:
+    """The arrays of a tree of tuples, in its order."""
     if isinstance(value, np.ndarray):
         return [value]
-    return [each for part in value for each in _list_arrays(part)] if isinstance(value, tuple) else []
+    return [each for part in value for each in list_arrays(part)] if isinstance(value, tuple) else []
 
 
 class Rollouts:
@@ -87,7 +88,7 @@ class Rollouts:
         self.run, self._trial = (
             build_empty_engine(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), how) for _ in range(2)
         )
-        self._pairs = list(zip(_list_arrays(self._trial), _list_arrays(self.run), strict=True))
+        self._pairs = list(zip(list_arrays(self._trial), list_arrays(self.run), strict=True))
         self._generator = np.random.default_rng(_DRAWS + seed)
         self._likely = trace.typical.weight / trace.typical.weight.sum()
         self._course = build_empty_outcomes(plan.ahead)
