@@ -199,7 +199,7 @@ def test_work_that_runs_and_waits_in_the_journal_is_taken_over_where_it_runs():
     lost = start_lost(core)
     plan = lost.plan_to_send("n")
     promoted = promote(core)
-    held = tuple(replace(item, process=None) for item in plan.assignments)
+    held = tuple(replace(item, process=None) for item in reversed(plan.assignments))
     come_back(promoted, told("n", gpus=2), *held, epoch=plan.epoch)
     record = promoted.state.nodes["n"]
     assert record.ahead is None
@@ -240,6 +240,27 @@ def test_work_of_which_a_node_runs_a_part_stays_there_and_starts_nowhere_else_un
     promoted.reconcile_node("n", now_ns=98)
     promoted.retry_waiting(now_ns=99)
     assert phase(promoted, "gang") is WorkloadPhase.PLACED
+
+
+def test_a_node_that_was_ahead_already_keeps_running_what_it_holds_as_a_whole():
+    """The next controller hears of more, while starts are withheld."""
+    core = led(told("n"), told("m"))
+    core.submit(build_request("gang", replicas=3, gpus=1, **JOB), now_ns=3)
+    core.submit(build_request("j", **JOB), now_ns=4)
+    lost = start_lost(core)
+    (other,) = {place.node_name for place in lost.state.workloads["j"].placements}
+    plan = lost.node_plan(other)
+    part = tuple(item for item in plan.assignments if item.workload_id == "gang")
+    assert len(plan.assignments) > len(part) >= 1
+    promoted = promote(core)
+    come_back(promoted, told(other), *part, epoch=plan.epoch)
+    assert promoted.state.nodes[other].ahead.workload_ids == ("gang",)
+    again = reload(promoted, joins_doubted=True)
+    again.record_controller_start(now_ns=100, timeline=2)
+    come_back(again, told(other), *plan.assignments, epoch=plan.epoch, now_ns=101)
+    assert phase(again, "j") is WorkloadPhase.PLACED
+    assert again.state.nodes[other].ahead.workload_ids == ("gang",)
+    assert reload(again).state.losses.nodes_ahead == {"gang": other}
 
 
 def test_a_removed_node_keeps_nothing_from_starting():

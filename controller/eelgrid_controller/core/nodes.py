@@ -28,9 +28,9 @@ agent holds all of it by the attempt that would be its next, that start is made 
 starting elsewhere (queueing.job_conditions).
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
@@ -348,17 +348,24 @@ def compare_claim(state: ClusterState, node_name: str, claim: PlanClaim | None, 
     begun: tuple[WorkloadPlaced, ...] = ()
     if record is not None and is_doubted and unknown and state.losses.withholds_starts:
         begun = plan_claimed_starts(state, record, unknown, now_ns=now_ns)
+    reconciled = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch)
     if unknown is not None:
-        unknown = tuple(item for item in unknown if all(item.workload_id != one.workload_id for one in begun))
+        started = {one.workload_id for one in begun}
+        unknown = tuple(item for item in unknown if item.workload_id not in started)
         if not unknown:
-            reconciled = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch)
             return () if record is None else (reconciled, *begun)
     count = None if unknown is None else len(unknown)
     ids = tuple(dict.fromkeys(item.workload_id for item in unknown or ()))[:UNKNOWN_WORKLOADS_MOST]
-    if ahead is not None and (ahead.plan_epoch, ahead.assignments, ahead.workload_ids) == (claim.epoch, count, ids):
+    is_told = ahead is not None and (ahead.plan_epoch, ahead.assignments, ahead.workload_ids) == (
+        claim.epoch,
+        count,
+        ids,
+    )
+    if is_told and not begun:
         return heard
     found = NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids)
-    return (*begun, found) if ahead is None else (found,)
+    # Nothing starts on a node that is ahead.
+    return (reconciled, *begun, found) if begun and ahead is not None else (*begun, found)
 
 
 def plan_claimed_starts(
@@ -373,9 +380,9 @@ def plan_claimed_starts(
     trial.ahead = None
     for key, items in held.items():
         workload = state.workloads.get(key)
-        if workload is None or not may_have_started(state, workload) or len(items) != workload.spec.replicas:
-            continue
-        if not all(uuid in index_of for item in items for uuid in item.gpu_uuids):
+        items.sort(key=lambda item: item.replica)
+        is_known = all(uuid in index_of for item in items for uuid in item.gpu_uuids)
+        if workload is None or not is_known or not may_have_started(state, workload):
             continue
         placements = tuple(
             Placement(
@@ -384,11 +391,11 @@ def plan_claimed_starts(
                 gpu_uuids=item.gpu_uuids,
                 gpu_indexes=tuple(index_of[uuid] for uuid in item.gpu_uuids),
             )
-            for item in sorted(items, key=lambda item: item.replica)
+            for item in items
         )
-        if all(map(_is_next_start, itertools.repeat(workload), placements, items)) and _allocate(
-            trial, workload, placements
-        ):
+        is_whole = [item.replica for item in items] == list(range(workload.spec.replicas))
+        is_next = all(map(partial(_is_next_start, workload), placements, items))
+        if is_whole and is_next and _allocate(trial, workload, placements):
             events.append(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=placements))
     return tuple(events)
 
