@@ -8,6 +8,7 @@ import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.builders.server import AgentStream, MemoryJournal, run_controller
 from tests.unit.loop_test import looping
+from tests.unit.shadow_test import shadow_of
 from tests.waiting import wait_until
 
 from eelgrid_controller.core.nodes import PlanClaim
@@ -24,6 +25,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.takeover_events import ControllerStarted, NodeAhead, StartsResumed
 from eelgrid_protos.messages import (
+    Assignment,
     AttemptReport,
     AttemptState,
     AttemptStatus,
@@ -165,6 +167,20 @@ def test_an_accepted_loss_withholds_starts_but_not_under_an_engine_that_lists_wh
     core = reload(led(told("n")))
     core.record_controller_start(now_ns=90, lost=LostEntries(9, 12), timeline=2, asks_agents=False)
     assert not core.state.losses.withholds_starts
+
+
+def test_a_shadow_that_began_meanwhile_starts_with_the_cluster_though_a_node_is_ahead():
+    core = promote(led(told("n"), told("m")))
+    core.uncordon_node("n", now_ns=91)
+    core.submit(build_request("j"), now_ns=91)
+    shadow = shadow_of(core, core.state.policy.weights)
+    unknown = Assignment(workload_id="lost", replica=0, gpu_uuids=("GPU-m-0",), gpu_milli=1000)
+    come_back(core, told("m"), unknown, epoch=9)
+    steps = [come_back(core, told("n")), core.resume_starts(now_ns=95).events]
+    for event in (event for events in steps for event in events):
+        shadow.follow_event(event)
+    assert phase(core, "j") is WorkloadPhase.PLACED
+    assert shadow.core.state.workloads["j"].placements == core.state.workloads["j"].placements
 
 
 def test_ids_that_lost_submissions_were_given_are_not_given_again():

@@ -490,9 +490,9 @@ class Core:
         self._apply_all(events)
         return CoreStep(events, None, frozenset())
 
-    def resume_starts(self, *, now_ns: int) -> CoreStep[None]:
-        """Lets pending work start again, which was withheld, if every agent of a ready node was heard."""
-        resumed = plan_starts_resumption(self.state, now_ns=now_ns)
+    def resume_starts(self, *, now_ns: int, awaits_agents: bool = True) -> CoreStep[None]:
+        """Lets pending work start again, which was withheld, if every agent of a ready node was heard; on a copy, anyway."""
+        resumed = plan_starts_resumption(self.state, awaits_agents=awaits_agents, now_ns=now_ns)
         if not resumed:
             return CoreStep((), None, frozenset())
         gone = self._unheld.plan_evictions(self._reports.recovered.has_later, now_ns=now_ns)

@@ -194,9 +194,9 @@ def plan_controller_start(
     return tuple(events)
 
 
-def plan_starts_resumption(state: ClusterState, *, now_ns: int) -> tuple[Event, ...]:
-    """Returns the event after which withheld work starts; none as long as an agent of a ready node was not heard."""
-    if not state.losses.withholds_starts or state.awaits_known_agents:
+def plan_starts_resumption(state: ClusterState, *, awaits_agents: bool, now_ns: int) -> tuple[Event, ...]:
+    """Returns the event after which withheld work starts; none while one of a ready node was not heard if it `awaits_agents`."""
+    if not state.losses.withholds_starts or (awaits_agents and state.awaits_known_agents):
         return ()
     return (StartsResumed(time_ns=now_ns),)
 

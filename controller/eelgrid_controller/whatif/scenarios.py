@@ -586,7 +586,7 @@ class ShadowPolicy:
             case NodeHeard(node_name=name) | NodeReconciled(node_name=name):
                 core.register_node(core.state.nodes[name].inventory, now_ns=now_ns)
             case StartsResumed():
-                core.resume_starts(now_ns=now_ns)
+                core.resume_starts(now_ns=now_ns, awaits_agents=False)
             case NodeLost(node_name=name):
                 core.mark_node_lost(name, now_ns=now_ns)
             case NodesRemoved(node_names=names):
