@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.builders.server import AgentStream, MemoryJournal, run_controller
+from tests.state_invariants import check_invariants
 from tests.unit.loop_test import looping
 from tests.unit.shadow_test import shadow_of
 from tests.waiting import wait_until
@@ -399,6 +400,46 @@ def test_work_that_another_node_runs_by_a_later_attempt_is_not_started_where_it_
     core.reconcile_node("m", now_ns=97)
     core.retry_waiting(now_ns=98)
     assert (phase(core, "j"), core.state.workloads["j"].attempt) == (WorkloadPhase.PLACED, 2)
+
+
+@pytest.mark.parametrize("name", ["n", "m"])
+def test_work_that_runs_by_the_next_attempt_is_taken_over_once_its_node_holds_it_no_more(name):
+    core = placed()
+    if name == "m":
+        come_back(core, told("n"), epoch=9)
+    come_back(core, told(name), held_later(core, name), epoch=9)
+    assert all(record.ahead is None for record in core.state.nodes.values())
+    workload = core.state.workloads["j"]
+    assert (workload.phase, workload.attempt, workload.placements[0].node_name) == (WorkloadPhase.PLACED, 2, name)
+    (item,) = core.plan_to_send(name).assignments
+    assert (item.attempt, item.gpu_uuids) == (2, (f"GPU-{name}-0",))
+    check_invariants(core.state)
+
+
+def test_a_node_cannot_take_work_that_another_holds():
+    core = placed()
+    (item,) = core.node_plan("n").assignments
+    later = held_later(core, "m")
+    come_back(core, told("n"), item, epoch=1)
+    come_back(core, told("m"), later, epoch=9)
+    core.resume_starts(now_ns=95)
+    assert core.state.workloads["j"].placements[0].node_name == "n"
+    assert core.plan_to_send("n").assignments == (item,)
+    assert core.state.nodes["m"].ahead.workload_ids == ("j",)
+
+
+def test_work_that_waits_for_its_next_attempt_is_taken_over_where_that_runs():
+    core = placed()
+    later = held_later(core, "m")
+    come_back(core, told("n"), epoch=9)
+    retried = replace(core.state.workloads["j"].spec, schedule=JobSchedule(retries_most=3))
+    core.state.workloads["j"] = replace(core.state.workloads["j"], spec=retried)
+    core.record_attempts("n", [ended("j", 0, exit_code=1)], now_ns=93)
+    assert (phase(core, "j"), core.state.pending.is_parked("j")) == (WorkloadPhase.PENDING, True)
+    come_back(core, told("m"), later, epoch=9)
+    workload = core.state.workloads["j"]
+    assert (workload.phase, workload.attempt, workload.failures) == (WorkloadPhase.PLACED, 2, 1)
+    assert core.state.nodes["m"].ahead is None
 
 
 def test_work_that_has_ended_by_a_later_attempt_ends_when_starts_are_resumed():

@@ -13,8 +13,8 @@ Any other starts again.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from eelgrid_controller.core.claimed_starts import may_have_started
 from eelgrid_controller.core.job_control import plan_end
-from eelgrid_controller.core.nodes import may_have_started
 from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event, recover_attempts
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted

@@ -15,6 +15,7 @@ to open.
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from eelgrid_controller.core.attempt_reports import AttemptReports
@@ -456,7 +457,9 @@ class Core:
     def confirm_claim(self, node_name: str, claim: PlanClaim, *, now_ns: int) -> CoreStep[None]:
         """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""
         record = self.state.nodes.get(node_name)
-        events = compare_claim(self.state, node_name, claim, now_ns=now_ns) if may_be_old(record, claim) else ()
+        is_unheld = partial(self._unheld.is_unheld, beside=node_name)
+        is_due = may_be_old(record, claim)
+        events = compare_claim(self.state, node_name, claim, is_unheld, now_ns=now_ns) if is_due else ()
         nodes = self._apply_all(events)
         self._unheld.record_claim(node_name, claim)
         return self._finish_registration(events, nodes, now_ns)

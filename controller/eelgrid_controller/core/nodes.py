@@ -22,19 +22,18 @@ then. As in TCP's handshake, where an old SYN may arrive late, only an answer to
 that the other side is there and has said this. What an opening claims about a doubted node is therefore compared when
 the agent has answered (`may_be_old`, `confirm_claim` of the core).
 
-What an agent holds and the journal has as waiting was started by entries that are lost. Where a loss is known of, and the
-agent holds all of it by the attempt that would be its next, that start is made up for and the work runs on
-(`plan_claimed_starts`). Anything else that is unknown keeps the node ahead of the journal, and what is named there from
-starting elsewhere (queueing.job_conditions).
+Where a loss is known of, starts that entries must have had which are lost are made up for first (core/claimed_starts.py).
+Anything else that is unknown keeps the node ahead of the journal, and what is named there from starting elsewhere
+(queueing.job_conditions).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
+from eelgrid_controller.core.claimed_starts import find_unknown_runs, plan_claimed_starts
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE
@@ -53,11 +52,11 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import (
+    AheadOfJournal,
     ContradictoryEvent,
     NodeRecord,
     apply_device_correction,
     is_sliced,
-    make_assignment,
 )
 from eelgrid_controller.state.takeover_events import (
     ControllerStarted,
@@ -322,15 +321,28 @@ def plan_registration(
     return (replace(joined, plan_epoch=0) if is_due else joined,), compared
 
 
+def _is_held(_: Workload) -> bool:
+    """Nothing is known of what agents hold no more."""
+    return False
+
+
 def may_be_old(record: NodeRecord | None, claim: PlanClaim | None) -> bool:
     """Returns whether a claim is to be compared only when its agent has answered Welcome; see the module."""
     return claim is not None and record is not None and not record.is_reported
 
 
-def compare_claim(state: ClusterState, node_name: str, claim: PlanClaim | None, *, now_ns: int) -> tuple[Event, ...]:
+def compare_claim(
+    state: ClusterState,
+    node_name: str,
+    claim: PlanClaim | None,
+    is_unheld: Callable[[Workload], bool] = _is_held,
+    *,
+    now_ns: int,
+) -> tuple[Event, ...]:
     """Compares an agent's claim with the journal, which may not know the node; returns the events that follow.
 
-    Without a claim an engine lists what runs there, and nothing is compared.
+    Without a claim an engine lists what runs there, and nothing is compared. `is_unheld` says of placed work whether the
+    other agents of its nodes have said that they hold nothing of it.
     """
     record = state.nodes.get(node_name)
     ahead = None if record is None else record.ahead
@@ -343,92 +355,25 @@ def compare_claim(state: ClusterState, node_name: str, claim: PlanClaim | None, 
     if is_of_journal and (record is None or claim.epoch != record.plan_epoch):
         return heard
     unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
+    begun: tuple[Event, ...] = ()
+    if record is not None and is_doubted and claim.held is not None and state.losses.withholds_starts:
+        unknown = find_unknown_runs(state, record, claim.held)
+        begun = plan_claimed_starts(state, record, unknown, is_unheld, now_ns=now_ns)
     if is_of_journal and not unknown:
         return heard
-    begun: tuple[WorkloadPlaced, ...] = ()
-    if record is not None and is_doubted and unknown and state.losses.withholds_starts:
-        begun = plan_claimed_starts(state, record, unknown, now_ns=now_ns)
     reconciled = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch)
     if unknown is not None:
-        started = {one.workload_id for one in begun}
+        started = {one.workload_id for one in begun if isinstance(one, WorkloadPlaced)}
         unknown = tuple(item for item in unknown if item.workload_id not in started)
         if not unknown:
             return () if record is None else (reconciled, *begun)
     count = None if unknown is None else len(unknown)
     ids = tuple(dict.fromkeys(item.workload_id for item in unknown or ()))[:UNKNOWN_WORKLOADS_MOST]
-    is_told = ahead is not None and (ahead.plan_epoch, ahead.assignments, ahead.workload_ids) == (
-        claim.epoch,
-        count,
-        ids,
-    )
-    if is_told and not begun:
+    if ahead == AheadOfJournal(plan_epoch=claim.epoch, assignments=count, workload_ids=ids) and not begun:
         return heard
     found = NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids)
     # Nothing starts on a node that is ahead.
     return (reconciled, *begun, found) if begun and ahead is not None else (*begun, found)
-
-
-def plan_claimed_starts(
-    state: ClusterState, record: NodeRecord, unknown: Iterable[Assignment], *, now_ns: int
-) -> tuple[WorkloadPlaced, ...]:
-    """Returns the starts of pending work that the node's agent holds as a whole, as they must have been in lost entries."""
-    held: dict[str, list[Assignment]] = {}
-    for item in unknown:
-        held.setdefault(item.workload_id, []).append(item)
-    index_of = {gpu.uuid: gpu.index for gpu in record.inventory.gpus}
-    trial, events = record.copy(), []
-    trial.ahead = None
-    for key, items in held.items():
-        workload = state.workloads.get(key)
-        items.sort(key=lambda item: item.replica)
-        is_known = all(uuid in index_of for item in items for uuid in item.gpu_uuids)
-        if workload is None or not is_known or not may_have_started(state, workload):
-            continue
-        placements = tuple(
-            Placement(
-                replica=item.replica,
-                node_name=record.inventory.node_name,
-                gpu_uuids=item.gpu_uuids,
-                gpu_indexes=tuple(index_of[uuid] for uuid in item.gpu_uuids),
-            )
-            for item in items
-        )
-        is_whole = [item.replica for item in items] == list(range(workload.spec.replicas))
-        is_next = all(map(partial(_is_next_start, workload), placements, items))
-        if is_whole and is_next and _allocate(trial, workload, placements):
-            events.append(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=placements))
-    return tuple(events)
-
-
-def may_have_started(state: ClusterState, workload: Workload) -> bool:
-    """Returns whether entries that are lost may have started a workload as it is: it waits, and for capacity alone."""
-    key = workload.workload_id
-    is_free = key in state.pending and not state.pending.is_parked(key) and key not in state.nominations
-    # Of an elastic job or a gang the lost entries may have decided more than places.
-    return is_free and workload.share is None and workload.spec.gang is None and not is_sliced(workload)
-
-
-def _is_next_start(workload: Workload, placement: Placement, held: Assignment) -> bool:
-    """Returns whether an agent's assignment is what the next start of a workload would give it at a place."""
-    wanted = make_assignment(workload, placement)
-    if workload.spec.process is not None:
-        wanted = replace(wanted, attempt=workload.attempt + 1, replicas=workload.spec.replicas, run_as=workload.owner)
-    if len(held.gpu_uuids) != workload.spec.request.gpu_count:
-        return False
-    # What it is told of checkpoints changes.
-    return replace(held, process=None, checkpoint_interval_s=0.0, interrupted_every_s=0.0) == wanted
-
-
-def _allocate(record: NodeRecord, workload: Workload, placements: Sequence[Placement]) -> bool:
-    """Allocates all replicas of a workload in a record; returns whether that was possible."""
-    for number, placement in enumerate(placements):
-        try:
-            record.allocate(make_assignment(workload, placement))
-        except ContradictoryEvent:
-            for one in placements[:number]:
-                record.release(workload.workload_id, one.replica)
-            return False
-    return True
 
 
 def plan_reconciliation(record: NodeRecord, *, now_ns: int) -> NodeReconciled:

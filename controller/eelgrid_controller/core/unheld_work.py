@@ -37,6 +37,13 @@ class UnheldWork:
             if workloads[key[0]].spec.process is not None and held.get(key) != workloads[key[0]].attempt
         )
 
+    def is_unheld(self, workload: Workload, *, beside: str = "") -> bool:
+        """Returns whether the agents of all its nodes have said that they hold nothing of a workload, `beside` one of them."""
+        return all(
+            place.node_name == beside or (workload.workload_id, place.replica) in self._by_node.get(place.node_name, ())
+            for place in workload.placements
+        )
+
     def blocks_plan(self, node_name: str) -> bool:
         """Returns whether a plan could start a process on the node that runs elsewhere, or has ended."""
         unheld = self._by_node.get(node_name)
@@ -54,11 +61,8 @@ class UnheldWork:
             workload = self._state.workloads.get(key)
             if workload is None or workload.phase is not WorkloadPhase.PLACED:
                 continue
-            is_unheld = all(
-                (key, place.replica) in self._by_node.get(place.node_name, ()) for place in workload.placements
-            )
             elsewhere = self._state.losses.nodes_ahead.get(key)
-            if is_unheld and (elsewhere is not None or runs_later(workload)):
+            if self.is_unheld(workload) and (elsewhere is not None or runs_later(workload)):
                 reason = PendingConstraint.EVICTED.describe(
                     "gone_on", node=f"node {elsewhere}" if elsewhere else "another node"
                 )
