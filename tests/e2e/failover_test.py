@@ -4,6 +4,7 @@ The leader is killed, stopped and paused for three lease times, in turns, under 
 `python -m bench.ha` has the long run.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from tests.postgres_rig import PostgresServer
 from tests.waiting import poll_until
 
 from eelgrid.client import Client
-from eelgrid.errors import UnavailableError
+from eelgrid.errors import EelgridError, UnavailableError
 from eelgrid_protos.messages import WorkloadPhase
 
 pytestmark = postgres_rig.needs_server
@@ -207,8 +208,12 @@ def test_a_promoted_standby_without_the_last_transactions_is_led_and_obeyed(tmp_
             scene.wait_for_agents(leader)
             with Client(scene.addresses, timeout_s=20.0) as client:
                 ahead = [node.inventory.node_name for node in client.list_nodes() if node.ahead_epoch is not None]
-                for node in ahead:
-                    client.reconcile_node(node)
+
+                def reconcile():
+                    with contextlib.suppress(EelgridError):
+                        return [client.reconcile_node(node) for node in ahead] or True
+
+                poll_until(reconcile, "starts are resumed", within_s=120.0)
             served = len(acknowledged(scene))
             poll_until(lambda: len(acknowledged(scene)) > served + 5, "a client is served")
             verdict = scene.judge(within_s=60.0)

@@ -25,6 +25,7 @@ from eelgrid_controller.state.events import (
     event_to_plain,
 )
 from eelgrid_controller.state.takeover_events import ControllerStarted, NodeAhead, StartsResumed
+from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     Assignment,
     AttemptReport,
@@ -392,6 +393,18 @@ def test_work_that_another_node_runs_by_a_later_attempt_is_not_started_where_it_
     core = placed()
     come_back(core, told("m"), held_later(core, "m"), epoch=9)
     come_back(core, told("n"), epoch=9)
+    assert core.state.nodes["m"].ahead.workload_ids == ("j",)
+    core.resume_starts(now_ns=95)
+    workload = core.state.workloads["j"]
+    assert (workload.phase, workload.attempt, workload.placements[0].node_name) == (WorkloadPhase.PLACED, 2, "m")
+    assert core.state.nodes["m"].ahead is None
+    assert core.plan_to_send("n").assignments == ()
+
+
+def test_work_that_another_node_runs_in_another_way_returns_to_the_queue_and_waits_for_an_operator():
+    core = placed()
+    come_back(core, told("m"), replace(held_later(core, "m"), cpu_milli=7), epoch=9)
+    come_back(core, told("n"), epoch=9)
     core.resume_starts(now_ns=95)
     core.retry_waiting(now_ns=96)
     assert phase(core, "j") is WorkloadPhase.PENDING
@@ -426,6 +439,62 @@ def test_a_node_cannot_take_work_that_another_holds():
     assert core.state.workloads["j"].placements[0].node_name == "n"
     assert core.plan_to_send("n").assignments == (item,)
     assert core.state.nodes["m"].ahead.workload_ids == ("j",)
+
+
+def place_of(item):
+    return item.workload_id, item.attempt, item.gpu_uuids
+
+
+def crowded():
+    """The core of a promoted standby that has both GPUs of n held by work that has ended, and two that wait; n runs these."""
+    core = led(told("n"))
+    core.uncordon_node("n", now_ns=3)
+    for key in ("old-0", "old-1", "j", "k"):
+        core.submit(build_request(key, **JOB), now_ns=3)
+    lost = reload(core)
+    lost.record_attempts("n", [ended("old-0", 0), ended("old-1", 0)], now_ns=60)
+    lost.retry_waiting(now_ns=61)
+    held = lost.node_plan("n").assignments
+    assert [item.workload_id for item in held] == ["j", "k"]
+    core = promote(core)
+    come_back(core, told("n"), *held, epoch=9)
+    assert core.state.nodes["n"].ahead.workload_ids == ("j", "k")
+    return core, held
+
+
+def test_work_is_taken_over_once_what_stood_there_in_the_journal_has_ended():
+    core, held = crowded()
+    with pytest.raises(FailedPrecondition, match="agents still tell what has ended"):
+        core.reconcile_node("n", now_ns=93)
+    first = next(
+        key for key in ("old-0", "old-1") if core.state.workloads[key].placements[0].gpu_uuids == held[0].gpu_uuids
+    )
+    core.record_attempts("n", [ended(first, 0)], now_ns=94)
+    assert [phase(core, key) for key in ("j", "k")] == [WorkloadPhase.PLACED, WorkloadPhase.PENDING]
+    assert core.state.nodes["n"].ahead.workload_ids == ("k",)
+    core.record_attempts("n", [ended("old-0", 0), ended("old-1", 0)], now_ns=95)
+    assert core.state.nodes["n"].ahead is None
+    assert [place_of(item) for item in core.plan_to_send("n").assignments] == [place_of(item) for item in held]
+    check_invariants(core.state)
+
+
+def test_the_end_of_work_that_was_told_before_it_could_be_taken_over_is_not_forgotten():
+    core, _ = crowded()
+    early = ended("j", 0, process_digest="")
+    assert core.record_attempts("n", [early], now_ns=94).result == 1
+    core.record_attempts("n", [ended("old-0", 0), ended("old-1", 0)], now_ns=95)
+    assert (phase(core, "j"), phase(core, "k")) == (WorkloadPhase.SUCCEEDED, WorkloadPhase.PLACED)
+    assert reload(core).state.nodes["n"].assignments.keys() == {("k", 0)}
+
+
+def test_what_became_possible_without_a_report_is_taken_over_when_starts_are_resumed():
+    core, held = crowded()
+    core.cancel("old-0", now_ns=94, is_immediate=True)
+    core.cancel("old-1", now_ns=94, is_immediate=True)
+    assert core.state.nodes["n"].ahead is not None
+    core.resume_starts(now_ns=95)
+    assert core.state.nodes["n"].ahead is None
+    assert [place_of(item) for item in core.plan_to_send("n").assignments] == [place_of(item) for item in held]
 
 
 def test_work_that_waits_for_its_next_attempt_is_taken_over_where_that_runs():

@@ -32,6 +32,8 @@ class AttemptReports:
         """`observers` are called with each status of a current attempt."""
         self._state, self._observers = state, observers
         self.recovered = RecoveredEnds(state)
+        # By node, workload, replica and attempt: what was told of attempts whose start is not known yet.
+        self._early: dict[str, dict[tuple[str, int, int], AttemptStatus]] = {}
 
     def record(
         self,
@@ -57,6 +59,7 @@ class AttemptReports:
                 recovered = None if node_name is None else self.recovered.record(node_name, status, now_ns)
                 if recovered is None:
                     stale += 1
+                    self._keep_early(node_name, workload, status)
                 else:
                     do(recovered)
                 continue
@@ -71,6 +74,17 @@ class AttemptReports:
             if outcome is not None:
                 do(plan_end(now, *outcome, now_ns=now_ns))
         return events, nodes, stale
+
+    def pop_early(self, node_name: str) -> list[AttemptStatus]:
+        """Takes what a node told of attempts before their start was known; told once, it is not told again."""
+        return list(self._early.pop(node_name, {}).values())
+
+    def _keep_early(self, node_name: str | None, workload: Workload | None, status: AttemptStatus) -> None:
+        if not self._state.losses.withholds_starts:
+            self._early.clear()
+        elif node_name is not None and workload is not None and status.attempt > workload.attempt:
+            key = status.workload_id, status.replica, status.attempt
+            self._early.setdefault(node_name, {})[key] = status
 
 
 class RecoveredEnds:

@@ -52,7 +52,10 @@ def plan_claimed_starts(
         is_here = all(uuid in index_of for item in items for uuid in item.gpu_uuids)
         if workload is None or not is_here:
             continue
-        if not (may_have_started(state, workload) or (_may_have_gone_on(workload) and is_unheld(workload))):
+        if not (
+            may_have_started(state, workload, record.inventory.node_name)
+            or (_may_have_gone_on(workload) and is_unheld(workload))
+        ):
             continue
         placements = tuple(
             Placement(
@@ -76,15 +79,20 @@ def plan_claimed_starts(
     return tuple(events)
 
 
-def may_have_started(state: ClusterState, workload: Workload) -> bool:
-    """Returns whether entries that are lost may have started a workload as it is: it waits, and for capacity alone.
+def may_have_started(state: ClusterState, workload: Workload, node_name: str = "") -> bool:
+    """Returns whether entries that are lost may have started a workload as it is, on this node if one is named.
 
-    One that waits for another attempt met all other conditions before its first.
+    It waits for capacity alone, or is known to run on that node; one that waits for another attempt met all other
+    conditions before its first.
     """
     key = workload.workload_id
-    is_tried = workload.attempt > 0 and not (workload.held_by or workload.spec.array or key in state.losses.nodes_ahead)
-    is_free = key in state.pending and key not in state.nominations and (not state.pending.is_parked(key) or is_tried)
-    return is_free and _is_single(workload)
+    if key not in state.pending or key in state.nominations or not _is_single(workload):
+        return False
+    runs_on = state.losses.nodes_ahead.get(key)
+    if not state.pending.is_parked(key):
+        return True
+    is_tried = workload.attempt > 0 and workload.spec.array is None
+    return not workload.held_by and (runs_on == node_name if runs_on else is_tried)
 
 
 def _may_have_gone_on(workload: Workload) -> bool:

@@ -15,7 +15,6 @@ to open.
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from eelgrid_controller.core.attempt_reports import AttemptReports
@@ -42,7 +41,6 @@ from eelgrid_controller.core.nodes import (
     NodeRemoval,
     PlanClaim,
     check_plan_epoch,
-    compare_claim,
     may_be_old,
     plan_controller_start,
     plan_device_correction,
@@ -59,7 +57,7 @@ from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_cl
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.steps import CoreStep
-from eelgrid_controller.core.unheld_work import UnheldWork
+from eelgrid_controller.core.takeover import Takeover
 from eelgrid_controller.core.workloads import (
     check_feasibility,
     check_live_room,
@@ -165,8 +163,8 @@ class Core:
         self._backfill = BackfillPlanner(state, self._chooser, self.queues)
         self._preemptions = Preemptions(state, self._chooser, self.queues)
         self.list_evictions = self._preemptions.list_evictions
-        self._unheld = UnheldWork(state)
         self._reports = AttemptReports(state, (self._preemptions.record_checkpoint, self.checkpoints.record))
+        self._takeover = Takeover(state, self._reports)
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
@@ -235,7 +233,7 @@ class Core:
         """Returns the plan to send to the node; None while it could end, or start again, what lost entries have started."""
         record = self._node(node_name)
         may_end = record.ahead is not None or not record.is_reported
-        return None if may_end or self._unheld.blocks_plan(node_name) else self.node_plan(node_name)
+        return None if may_end or self._takeover.blocks_plan(node_name) else self.node_plan(node_name)
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
         """Accepts a workload, or an array of them, and places it or lets it wait; repeating it with its id changes nothing."""
@@ -350,6 +348,9 @@ class Core:
         is tried, unless `more_follow`: an engine that has begun other work there adopts that first, and then has it tried.
         """
         events, nodes, stale = self._reports.record(node_name, statuses, self._apply, now_ns)
+        if events and node_name is not None:
+            taken, touched = self._takeover.take_over(node_name, self._apply, now_ns)
+            events, nodes = [*events, *taken], nodes | touched
         frees = any(isinstance(event, WorkloadCompleted | WorkloadRetried | WorkloadEvicted) for event in events)
         frees = (frees or self._preemptions.is_ready) and not more_follow
         return self._with_retry(events, stale, nodes, now_ns, frees=frees)
@@ -456,12 +457,10 @@ class Core:
 
     def confirm_claim(self, node_name: str, claim: PlanClaim, *, now_ns: int) -> CoreStep[None]:
         """Compares what an agent that has answered Welcome holds with the journal; then pending work is tried."""
-        record = self.state.nodes.get(node_name)
-        is_unheld = partial(self._unheld.is_unheld, beside=node_name)
-        is_due = may_be_old(record, claim)
-        events = compare_claim(self.state, node_name, claim, is_unheld, now_ns=now_ns) if is_due else ()
-        nodes = self._apply_all(events)
-        self._unheld.record_claim(node_name, claim)
+        events: tuple[Event, ...] = ()
+        nodes = frozenset[str]()
+        if may_be_old(self.state.nodes.get(node_name), claim):
+            events, nodes = self._takeover.compare_claim(node_name, claim, self._apply, now_ns)
         return self._finish_registration(events, nodes, now_ns)
 
     def _finish_registration(self, events: tuple[Event, ...], nodes: frozenset[str], now_ns: int) -> CoreStep[None]:
@@ -498,11 +497,9 @@ class Core:
         resumed = plan_starts_resumption(self.state, awaits_agents=awaits_agents, now_ns=now_ns)
         if not resumed:
             return CoreStep((), None, frozenset())
-        gone = self._unheld.plan_evictions(self._reports.recovered.has_later, now_ns=now_ns)
-        nodes = self._apply_all(gone)
-        ended = self._reports.recovered.plan_ends(now_ns)
-        nodes |= self._apply_all((*ended, *resumed))
-        return self._with_retry((*gone, *ended, *resumed), None, nodes, now_ns, frees=True)
+        events, nodes = self._takeover.settle(self._apply, now_ns)
+        nodes |= self._apply_all(resumed)
+        return self._with_retry((*events, *resumed), None, nodes, now_ns, frees=True)
 
     def withdraw_plans(self, plan_epoch: int, *, now_ns: int) -> CoreStep[None]:
         """Gives later plans higher epochs than this one, the highest of a write that may have been stored; see WithdrawnPlans."""

@@ -337,12 +337,14 @@ def compare_claim(
     claim: PlanClaim | None,
     is_unheld: Callable[[Workload], bool] = _is_held,
     *,
+    is_again: bool = False,
     now_ns: int,
 ) -> tuple[Event, ...]:
     """Compares an agent's claim with the journal, which may not know the node; returns the events that follow.
 
     Without a claim an engine lists what runs there, and nothing is compared. `is_unheld` says of placed work whether the
-    other agents of its nodes have said that they hold nothing of it.
+    other agents of its nodes have said that they hold nothing of it. A node that is ahead is compared again (`is_again`)
+    when ends were told since.
     """
     record = state.nodes.get(node_name)
     ahead = None if record is None else record.ahead
@@ -356,7 +358,7 @@ def compare_claim(
         return heard
     unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
     begun: tuple[Event, ...] = ()
-    if record is not None and is_doubted and claim.held is not None and state.losses.withholds_starts:
+    if record is not None and (is_doubted or is_again) and claim.held is not None and state.losses.withholds_starts:
         unknown = find_unknown_runs(state, record, claim.held)
         begun = plan_claimed_starts(state, record, unknown, is_unheld, now_ns=now_ns)
     if is_of_journal and not unknown:
@@ -379,10 +381,16 @@ def compare_claim(
 def plan_reconciliation(record: NodeRecord, *, now_ns: int) -> NodeReconciled:
     """Returns the event that releases what a node holds beyond the journal.
 
-    Raises FailedPrecondition while the node is doubted: its agent may hold more by now than an operator has seen.
+    Raises FailedPrecondition while the node is doubted: its agent may hold more by now than an operator has seen; and while
+    starts are withheld, since what it holds may be taken over yet.
     """
     assert record.ahead is not None
     name = record.inventory.node_name
+    if record.withheld:
+        raise FailedPrecondition(
+            f"agents still tell what has ended, by which {name} may be found to run what it should; wait until work starts "
+            "again (eelgrid_starts_withheld is 0), and look then"
+        )
     if not record.is_reported:
         raise FailedPrecondition(
             f"the agent of {name} has not reported since the controller started, and may hold more than what is shown; "
