@@ -111,6 +111,16 @@ class DatabaseFaults:
         return reason
 
 
+def await_replay(primary, standby):
+    """Waits until a standby has what its primary has now."""
+    ((end,),) = primary.execute("SELECT pg_current_wal_flush_lsn()::text")
+
+    def has_replayed():
+        return standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", end) == [(True,)]
+
+    poll_until(has_replayed, "the standby has what the primary has", within_s=_WITHIN_S)
+
+
 class Promotions:
     """A primary and an asynchronous standby that is cut off and promoted, round after round on the same two ports."""
 
@@ -147,12 +157,7 @@ class Promotions:
         In between the client is served, and what `meanwhile` does is done.
         """
         primary, standby = self._servers
-        ((end,),) = primary.execute("SELECT pg_current_wal_flush_lsn()::text")
-
-        def has_replayed():
-            return standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", end) == [(True,)]
-
-        poll_until(has_replayed, "the standby has what the primary has", within_s=_WITHIN_S)
+        await_replay(primary, standby)
         standby.stop()
         cut_ns = time.time_ns()
         client.wait_until_served(cut_ns, answers=5)

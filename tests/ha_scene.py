@@ -13,11 +13,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eelgrid.client import Client
 from eelgrid.errors import EelgridError
-from eelgrid_protos.messages import Mobility, ProcessSpec, ResourceRequest, WorkloadSpec
+from eelgrid_protos.messages import JobSchedule, Mobility, ProcessSpec, ResourceRequest, WorkloadSpec
 from tests.e2e.processes import Child, fleet_of, free_port, metric
 from tests.waiting import poll_until
 
@@ -251,6 +251,25 @@ class HaScene:
                 argv=("/bin/sh", "-c", f"{begin}; sleep 0.2; {end}"), working_directory=str(self.folder)
             ),
         )
+
+    def submit_retried(self, key, *, first_s, second_s):
+        """Submits a job that fails after some seconds in its first attempt, and runs longer in its second."""
+        begin, end = (JOB.format(word=word, log=self.ran) for word in ("begin", "end"))
+        first = f"if [ $EELGRID_ATTEMPT = 1 ]; then sleep {first_s}; {end}; exit 1; fi"
+        spec = self._spec()
+        process = replace(spec.process, argv=("/bin/sh", "-c", f"{begin}; {first}; sleep {second_s}; {end}"))
+        with Client(self.addresses, timeout_s=20.0) as client:
+            client.submit_workload(
+                replace(spec, process=process, schedule=JobSchedule(retries_most=2)), workload_id=key
+            )
+
+    def count_begins(self, key):
+        """How often each attempt of a job has begun."""
+        counts = {}
+        for (name, attempt, _), run in self._runs().items():
+            if name == key:
+                counts[int(attempt)] = counts.get(int(attempt), 0) + len(run["begin"])
+        return counts
 
     def _submit(self):
         spec = self._spec()
