@@ -607,6 +607,17 @@ def test_other_runs_end_nothing(change):
     assert core.record_attempts("n", [replace(ended("j", 0, process=process), **change)], now_ns=93).events == ()
 
 
+def test_what_a_node_tells_of_attempts_to_come_is_bounded():
+    core = waiting(schedule=JobSchedule(retries_most=3))
+    for changes in ({}, {"process_digest": ""}):
+        for attempt in range(1, 400):
+            told = [ended("j", replica, attempt=attempt, exit_code=1, **changes) for replica in (0, 5)]
+            core.record_attempts("n", told, now_ns=93)
+    assert phase(core, "j") is WorkloadPhase.PENDING
+    assert len(core._reports.recovered._told["j"]) == 8
+    assert len(core._reports.pop_early("n")) == 1
+
+
 def test_a_run_from_before_the_submission_is_of_earlier_work_with_that_id():
     core = led(told("n"))
     submitted_ns = 10**12

@@ -23,6 +23,8 @@ from eelgrid_protos.plain_messages import digest_plain, to_plain
 
 # So much a node's clock may be behind.
 _SKEW_NS = 60 * 10**9
+# Attempts of one workload that lost entries may have begun.
+_LATER_MOST = 8
 
 
 class AttemptReports:
@@ -82,7 +84,7 @@ class AttemptReports:
     def _keep_early(self, node_name: str | None, workload: Workload | None, status: AttemptStatus) -> None:
         if not self._state.losses.withholds_starts:
             self._early.clear()
-        elif node_name is not None and workload is not None and status.attempt > workload.attempt:
+        elif node_name is not None and workload is not None and _is_next(workload, status, attempts_most=1):
             key = status.workload_id, status.replica, status.attempt
             self._early.setdefault(node_name, {})[key] = status
 
@@ -140,8 +142,13 @@ def _is_later_attempt(workload: Workload, status: AttemptStatus) -> bool:
     process = workload.spec.process
     if process is None or workload.phase.is_ended:
         return False
-    is_next = status.attempt > workload.attempt and status.replica < workload.spec.replicas
+    is_next = _is_next(workload, status, attempts_most=_LATER_MOST)
     is_later = status.started_ns > 0 and status.started_ns + _SKEW_NS >= workload.submitted_ns
     return (
         is_next and is_later and status.is_over and status.process_digest == digest_plain(to_plain(process, brief=True))
     )
+
+
+def _is_next(workload: Workload, status: AttemptStatus, *, attempts_most: int) -> bool:
+    is_next = workload.attempt < status.attempt <= workload.attempt + attempts_most
+    return is_next and status.replica < workload.spec.replicas
