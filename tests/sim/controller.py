@@ -118,6 +118,9 @@ class Controller:
             # That the loss was accepted never reached the disk.
             highest = self._told[0].last
         self.untold = None if with_mark or left == highest else LostEntries(left + 1, highest)
+        if with_mark:
+            # With the mark it is forgotten that anything was told.
+            self._told = None
         self.ledger.rolled_back(left)
         self.timeline.note(f"controller's disk rolled back from {last} to {left}, mark {with_mark}")
 

@@ -79,16 +79,18 @@ def check_state(controller: Controller, agents: list[Agent], ledger: Ledger) -> 
 
 
 def _check_exclusive(state: ClusterState, agents: list[Agent], ledger: Ledger) -> None:
-    """9: what an agent holds and the journal lost shares its GPUs with nothing that was placed since."""
+    """9: what an agent holds and the journal lost shares its GPUs with nothing that was placed since, but what it holds, too."""
     for agent in agents:
         record = state.nodes.get(agent.name)
         unknown = ledger.unknown(agent.held)
         if record is None or not unknown:
             continue
         taken = {uuid for _, _, uuids in unknown for uuid in uuids}
+        held = set(map(held_of, agent.held))
         for item in record.assignments.values():
             key = held_of(item)
-            both = taken.intersection(item.gpu_uuids) if ledger.history.get(key, 0) > ledger.left else ()
+            is_new = ledger.history.get(key, 0) > ledger.left and key not in held
+            both = taken.intersection(item.gpu_uuids) if is_new else ()
             demand(9, not both, f"{agent.name}: {key} was placed beside {unknown}, which runs there")
 
 
