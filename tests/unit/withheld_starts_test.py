@@ -260,6 +260,25 @@ def test_work_of_which_a_node_runs_a_part_stays_there_and_starts_nowhere_else_un
     assert phase(promoted, "gang") is WorkloadPhase.PLACED
 
 
+def test_work_that_two_nodes_run_starts_nowhere_while_one_of_them_is_ahead():
+    core = led(told("n", gpus=1), told("m", gpus=1))
+    core.submit(build_request("gang", replicas=2, **JOB), now_ns=3)
+    lost = start_lost(core)
+    promoted = promote(core)
+    for name in ("n", "m"):
+        come_back(promoted, told(name, gpus=1), *lost.node_plan(name).assignments, epoch=9)
+    come_back(promoted, told("big", gpus=8))
+    promoted.resume_starts(now_ns=95)
+    for name in ("m", "n"):
+        promoted.retry_waiting(now_ns=96)
+        assert phase(promoted, "gang") is WorkloadPhase.PENDING
+        assert promoted.state.workloads["gang"].reason.startswith("unknown_run: runs on node n")
+        assert reload(promoted).state.losses.nodes_ahead == promoted.state.losses.nodes_ahead
+        promoted.reconcile_node(name, now_ns=97)
+    promoted.retry_waiting(now_ns=98)
+    assert phase(promoted, "gang") is WorkloadPhase.PLACED
+
+
 def test_a_node_that_was_ahead_already_keeps_running_what_it_holds_as_a_whole():
     """The next controller hears of more, while starts are withheld."""
     core = led(told("n"), told("m"))
@@ -278,7 +297,7 @@ def test_a_node_that_was_ahead_already_keeps_running_what_it_holds_as_a_whole():
     come_back(again, told(other), *plan.assignments, epoch=plan.epoch, now_ns=101)
     assert phase(again, "j") is WorkloadPhase.PLACED
     assert again.state.nodes[other].ahead.workload_ids == ("gang",)
-    assert reload(again).state.losses.nodes_ahead == {"gang": other}
+    assert reload(again).state.losses.nodes_ahead == {"gang": (other,)}
 
 
 def test_a_removed_node_keeps_nothing_from_starting():
@@ -289,7 +308,7 @@ def test_a_removed_node_keeps_nothing_from_starting():
     come_back(promoted, told("n", gpus=1), *lost.node_plan("n").assignments[:1], epoch=9)
     for node in (told("m", gpus=1), told("big", gpus=8)):
         come_back(promoted, node)
-    assert promoted.state.losses.nodes_ahead == {"gang": "n"}
+    assert promoted.state.losses.nodes_ahead == {"gang": ("n",)}
     promoted.resume_starts(now_ns=95)
     promoted.remove_node("n", force=True, is_connected=False, now_ns=96)
     promoted.retry_waiting(now_ns=97)

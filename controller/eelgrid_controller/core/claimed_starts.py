@@ -92,7 +92,7 @@ def may_have_started(state: ClusterState, workload: Workload, node_name: str = "
     if not state.pending.is_parked(key):
         return True
     is_tried = workload.attempt > 0 and workload.spec.array is None
-    return not workload.held_by and (runs_on == node_name if runs_on else is_tried)
+    return not workload.held_by and (runs_on == (node_name,) if runs_on else is_tried)
 
 
 def _may_have_gone_on(workload: Workload) -> bool:

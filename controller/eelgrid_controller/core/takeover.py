@@ -105,8 +105,8 @@ class Takeover:
             if workload is None or workload.phase is not WorkloadPhase.PLACED or not self.is_unheld(workload):
                 continue
             elsewhere = self._state.losses.nodes_ahead.get(key)
-            if elsewhere is not None or self._reports.recovered.has_later(workload):
-                node = f"node {elsewhere}" if elsewhere else "another node"
+            if elsewhere or self._reports.recovered.has_later(workload):
+                node = f"node {elsewhere[0]}" if elsewhere else "another node"
                 reason = PendingConstraint.EVICTED.describe("gone_on", node=node)
                 found.append(WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason))
         return found

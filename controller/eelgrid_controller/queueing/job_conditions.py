@@ -60,9 +60,9 @@ _ARRAY_IS_FULL = UnmetCondition("array", PendingConstraint.ARRAY.describe())
 
 def find_unmet_condition(workload: Workload, state: ClusterState, now_ns: int) -> UnmetCondition | None:
     """Returns the first condition that keeps a pending workload from starting now; None if it may start."""
-    node_name = state.losses.nodes_ahead.get(workload.workload_id)
-    if node_name is not None:
-        return UnmetCondition("unknown_run", PendingConstraint.UNKNOWN_RUN.describe(node=node_name))
+    runs_on = state.losses.nodes_ahead.get(workload.workload_id)
+    if runs_on is not None:
+        return UnmetCondition("unknown_run", PendingConstraint.UNKNOWN_RUN.describe(node=runs_on[0]))
     if workload.held_by:
         return UnmetCondition("held", PendingConstraint.HELD.describe(user=workload.held_by))
     schedule = workload.spec.schedule
@@ -199,9 +199,6 @@ class JobConditionIndex:
         self._unknown_runs: dict[str, tuple[str, ...]] = {}
         # The gangs of live parts, whose other parts are looked at when one changes.
         self._gang_keys: dict[str, GangKey] = {}
-        for name, record in state.nodes.items():
-            if record.ahead is not None and record.ahead.workload_ids:
-                self._unknown_runs[name] = record.ahead.workload_ids
         # Slots are first of what runs, and of that for which others make room.
         nominated = (state.workloads[event.workload_id] for event in state.nominations)
         live = [state.workloads[key] for key in state.live_ids]
@@ -212,16 +209,10 @@ class JobConditionIndex:
         for key in tuple(state.pending):
             workload = state.workloads[key]
             is_limited = get_limited_element(workload) is not None or workload.spec.gang is not None
-            is_unknown = key in state.losses.nodes_ahead
-            if (
-                is_unknown
-                or workload.held_by
-                or workload.not_before_ns
-                or workload.spec.schedule is not None
-                or is_limited
-            ):
+            if workload.held_by or workload.not_before_ns or workload.spec.schedule is not None or is_limited:
                 self.classify(key)
                 self._due[key] = None
+        self._follow_unknown_runs(state.nodes)
 
     def refresh(self, event: Event) -> None:
         """Follows an event that was applied."""
@@ -249,7 +240,7 @@ class JobConditionIndex:
         """Parks the work that these nodes run beyond the journal; what they run no more is looked at again."""
         for name in node_names:
             record = self._state.nodes.get(name)
-            now = () if record is None or record.ahead is None else record.ahead.workload_ids
+            now = () if record is None else record.unknown_runs
             for key in dict.fromkeys((*self._unknown_runs.pop(name, ()), *now)):
                 if key in self._state.pending:
                     self.classify(key)

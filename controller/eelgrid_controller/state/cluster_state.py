@@ -662,8 +662,9 @@ class ClusterState:
         record.doubted_epoch = None
         self.doubted.discard(event.node_name)
         if not isinstance(event, NodeHeard):
+            before = record.unknown_runs
             record.reconcile(event, above=self.losses.withdrawn_epoch)
-            self.losses.set_unknown_runs(event.node_name, record.ahead.workload_ids if record.ahead else ())
+            self.losses.change_unknown_runs(event.node_name, before, record.unknown_runs)
         return frozenset((event.node_name,))
 
     def _apply_lost(self, event: NodeLost) -> frozenset[str]:
@@ -677,10 +678,9 @@ class ClusterState:
                 raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
         self.nominations.end_on(event.node_names)
         for name in event.node_names:
-            self.nodes.pop(name, None)
+            self.losses.change_unknown_runs(name, self.nodes.pop(name).unknown_runs, ())
             self.doubted.discard(name)
             self.draining.discard(name)
-            self.losses.set_unknown_runs(name, ())
         self.market.request_refresh()
         return frozenset(event.node_names)
 
@@ -750,8 +750,7 @@ class ClusterState:
             record.partitioned = is_pool_partitioned(state.policy, record.inventory.pool)
             state.nodes[record.inventory.node_name] = record
             record.withheld = state.losses.withholds_starts
-            if record.ahead is not None:
-                state.losses.set_unknown_runs(record.inventory.node_name, record.ahead.workload_ids)
+            state.losses.change_unknown_runs(record.inventory.node_name, (), record.unknown_runs)
             if not record.is_reported:
                 state.doubted.add(record.inventory.node_name)
             state._note_drain(record)

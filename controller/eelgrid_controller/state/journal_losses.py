@@ -37,8 +37,8 @@ class JournalLosses:
         self.timeline = 0
         # Since when nothing starts, since entries may be lost; 0 if work may start.
         self.withheld_ns = 0
-        # By workload, the node that is ahead of the journal with it; follows from the nodes.
-        self.nodes_ahead: dict[str, str] = {}
+        # By workload, the nodes that are ahead of the journal with it; follows from the nodes.
+        self.nodes_ahead: dict[str, tuple[str, ...]] = {}
 
     @property
     def withholds_starts(self) -> bool:
@@ -69,11 +69,14 @@ class JournalLosses:
                     return _LOST_MOST if is_replaced else 0
         return 0
 
-    def set_unknown_runs(self, node_name: str, workload_ids: Iterable[str]) -> None:
-        """Sets which workloads a node runs that is ahead of the journal; none for any other node."""
-        if self.nodes_ahead:
-            self.nodes_ahead = {key: name for key, name in self.nodes_ahead.items() if name != node_name}
-        self.nodes_ahead |= dict.fromkeys(workload_ids, node_name)
+    def change_unknown_runs(self, node_name: str, before: Iterable[str], now: Iterable[str]) -> None:
+        """Changes which workloads a node runs that is ahead of the journal; none for any other node."""
+        for key in before:
+            left = tuple(name for name in self.nodes_ahead.pop(key) if name != node_name)
+            if left:
+                self.nodes_ahead[key] = left
+        for key in now:
+            self.nodes_ahead[key] = (*self.nodes_ahead.get(key, ()), node_name)
 
     def copy(self) -> Self:
         """Returns an independent copy."""

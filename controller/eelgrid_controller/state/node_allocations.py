@@ -39,10 +39,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slice_device, find_slices_problem
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, is_pool_partitioned
-from eelgrid_controller.state.takeover_events import (
-    NodeAhead,
-    NodeReconciled,
-)
+from eelgrid_controller.state.takeover_events import NodeAhead, NodeReconciled
 from eelgrid_protos.messages import (
     Assignment,
     Gpu,
@@ -198,6 +195,11 @@ class NodeRecord:
     def is_reported(self) -> bool:
         """Whether its agent has reported since the controller started; until then it is unknown what the node holds."""
         return self.doubted_epoch is None
+
+    @property
+    def unknown_runs(self) -> tuple[str, ...]:
+        """The first workloads that the node holds beyond the journal."""
+        return () if self.ahead is None else self.ahead.workload_ids
 
     @property
     def is_schedulable(self) -> bool:
