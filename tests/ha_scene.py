@@ -241,27 +241,24 @@ class HaScene:
 
     # The client
 
-    def _spec(self):
-        begin, end = (JOB.format(word=word, log=self.ran) for word in ("begin", "end"))
+    def _note(self, word):
+        return JOB.format(word=word, log=self.ran)
+
+    def _spec(self, work="sleep 0.2"):
+        script = f"{self._note('begin')}; {work}; {self._note('end')}"
         return WorkloadSpec(
             name="job",
             request=ResourceRequest(gpu_count=1, gpu_milli=1000),
             mobility=Mobility.FIXED,
-            process=ProcessSpec(
-                argv=("/bin/sh", "-c", f"{begin}; sleep 0.2; {end}"), working_directory=str(self.folder)
-            ),
+            process=ProcessSpec(argv=("/bin/sh", "-c", script), working_directory=str(self.folder)),
         )
 
     def submit_retried(self, key, *, first_s, second_s):
         """Submits a job that fails after some seconds in its first attempt, and runs longer in its second."""
-        begin, end = (JOB.format(word=word, log=self.ran) for word in ("begin", "end"))
-        first = f"if [ $EELGRID_ATTEMPT = 1 ]; then sleep {first_s}; {end}; exit 1; fi"
-        spec = self._spec()
-        process = replace(spec.process, argv=("/bin/sh", "-c", f"{begin}; {first}; sleep {second_s}; {end}"))
+        first = f"if [ $EELGRID_ATTEMPT = 1 ]; then sleep {first_s}; {self._note('end')}; exit 1; fi"
+        spec = replace(self._spec(f"{first}; sleep {second_s}"), schedule=JobSchedule(retries_most=2))
         with Client(self.addresses, timeout_s=20.0) as client:
-            client.submit_workload(
-                replace(spec, process=process, schedule=JobSchedule(retries_most=2)), workload_id=key
-            )
+            client.submit_workload(spec, workload_id=key)
 
     def count_begins(self, key):
         """How often each attempt of a job has begun."""

@@ -9,14 +9,14 @@ FGD and mixes of PWR have placed the same arrivals on empty fleets of their own,
 same futures. A setting falls short in a future by the points of GPU allocation at x = 1 that it is more than
 BELOW_FGD_PP_MOST below FGD, and by the points of saving per allocated GPU that it is below the best mix of PWR, each
 and MISSED_POINTS more. It is worth its allocation and its saving, in points, less SHORTFALL_WEIGHT times what it falls
-short by, in the mean over the futures. A setting other than the present one is taken where it is better by more than the standard error of the paired
-difference. All settings play the first futures, the better half of them the rest.
+short by, in the mean over the futures. A setting other than the present one is taken where it is better by more than the
+standard error of the paired difference. All settings play the first futures, the better half of them the rest.
 
 What has arrived and the mix are all that is looked at: nothing is known of the tasks to come. The typical mix is that of
 the whole list, which every policy of the comparison knows; with --learned, futures are drawn from the tasks that have
-arrived, and settings are compared from the first step on. Ours is tuned to a list in
-this way as its peers are not, and PWR's and FGD's costs are among the settings, so that the comparison says what
-switching would bring to us, and not which cost is better.
+arrived, and settings are compared from the first step on. Ours is tuned to a list in this way as its peers are not, and
+PWR's and FGD's costs are among the settings, so that the comparison says what switching would bring to us, and not which
+cost is better.
 Source: Chang, Givan and Chong, "Parallel rollout for online solution of partially observable Markov decision
 processes", Discrete Event Dynamic Systems 14, 2004 (policy switching).
 """

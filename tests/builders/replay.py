@@ -1,8 +1,9 @@
 """Small traces with times, and a simulation of them by a twin that does the obvious thing, slowly."""
 
+from pathlib import Path
 from typing import NamedTuple
 
-from eelgrid_controller.replay.openb import TraceNode, TraceTask
+from eelgrid_controller.replay.openb import NODE_LIST, TraceNode, TraceTask, task_list_name
 from eelgrid_controller.replay.openb_protocol import TraceArrays, build_trace, node_order
 from eelgrid_controller.replay.simulation import (
     ArrivalSchedule,
@@ -14,6 +15,15 @@ from eelgrid_controller.replay.simulation import (
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.simulation import SimulatedFleet
 from eelgrid_protos.quantities import MIB
+
+
+def write_small_openb(folder: Path) -> None:
+    """Writes openb's files of eight nodes and of one list, `small`, of 48 tasks."""
+    nodes = [f"n{i},{64 - 32 * (i % 2)}000,262144,4,{'T4' if i % 3 else 'V100M32'}" for i in range(8)]
+    (folder / NODE_LIST).write_text("\n".join(["sn,cpu_milli,memory_mib,gpu,model", *nodes]) + "\n")
+    titles = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time"
+    tasks = [f"p{i:02d},{4 + i % 5 * 3}000,1024,{i % 4 > 0:d},{i % 4 * 330},,LS,Running,{i}" for i in range(48)]
+    (folder / task_list_name("small")).write_text("\n".join([titles, *tasks]) + "\n")
 
 
 def build_trace_node(name="n0", *, gpus=2, model="T4", vcpu=32, memory_mib=1000) -> TraceNode:

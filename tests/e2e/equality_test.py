@@ -27,10 +27,7 @@ from eelgrid_controller.state.events import (
     event_from_plain,
     event_to_plain,
 )
-from eelgrid_controller.state.takeover_events import (
-    ControllerStarted,
-    NodeHeard,
-)
+from eelgrid_controller.state.takeover_events import ControllerStarted, NodeHeard
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import OBJECTIVES, CancelWorkloadRequest, ListWorkloadsRequest, SubmitWorkloadRequest
 

@@ -18,8 +18,8 @@ from bench.openb.switching import (
     summarize,
 )
 from bench.openb.traces import load_trace
+from tests.builders.replay import write_small_openb
 
-from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
 from eelgrid_controller.replay.openb_protocol import arrival_order, node_order
 from eelgrid_kernels.argmin_index import place_arrivals
 from eelgrid_kernels.arrays import NEVER
@@ -31,11 +31,7 @@ SEED = 42
 
 @pytest.fixture
 def data(tmp_path):
-    nodes = [f"n{i},{64 - 32 * (i % 2)}000,262144,4,{'T4' if i % 3 else 'V100M32'}" for i in range(8)]
-    (tmp_path / NODE_LIST).write_text("\n".join(["sn,cpu_milli,memory_mib,gpu,model", *nodes]) + "\n")
-    titles = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time"
-    tasks = [f"p{i:02d},{4 + i % 5 * 3}000,1024,{i % 4 > 0:d},{i % 4 * 330},,LS,Running,{i}" for i in range(48)]
-    (tmp_path / task_list_name("small")).write_text("\n".join([titles, *tasks]) + "\n")
+    write_small_openb(tmp_path)
     return tmp_path
 
 

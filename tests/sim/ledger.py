@@ -23,9 +23,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.takeover_events import (
-    NodeReconciled,
-)
+from eelgrid_controller.state.takeover_events import NodeReconciled
 from eelgrid_controller.state.telemetry import BatchReceipt, PackedTick, Telemetry
 from eelgrid_protos.catalogue import resolve_gpu_models
 from eelgrid_protos.messages import (

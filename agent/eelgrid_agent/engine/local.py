@@ -353,7 +353,7 @@ class LocalEngine:
     def list_ended(self) -> Sequence[AttemptStatus]:
         """Returns attempts that ended by themselves and are forgotten, the newest first; see the port."""
         found = (_read_ended(read_records(folder)) for folder in reversed(self._kept))
-        return tuple(one for one in found if one is not None and _key_of(one) not in self._attempts)
+        return tuple(one for one in found if one is not None and attempt_key(one) not in self._attempts)
 
     def read_output(self, request: LogRequest) -> LogChunk:
         """Returns output as it is now."""
@@ -628,10 +628,6 @@ def _status(key: AttemptKey, state: AttemptState, reason: str = "", **known: Any
     return AttemptStatus(
         workload_id=key.workload_id, replica=key.replica, attempt=key.attempt, state=state, reason=line, **known
     )
-
-
-def _key_of(status: AttemptStatus) -> AttemptKey:
-    return AttemptKey(status.workload_id, status.replica, status.attempt)
 
 
 def _describe_end(key: AttemptKey, record: Mapping[str, Any]) -> AttemptStatus:

@@ -64,9 +64,9 @@ class PlannedActions(NamedTuple):
     forget: tuple[AttemptKey, ...] = ()
 
 
-def attempt_key(assignment: Assignment) -> AttemptKey:
-    """Returns the attempt that an assignment asks for."""
-    return AttemptKey(assignment.workload_id, assignment.replica, assignment.attempt)
+def attempt_key(item: Assignment | AttemptStatus) -> AttemptKey:
+    """Returns the attempt that an assignment asks for, or that a status is of."""
+    return AttemptKey(item.workload_id, item.replica, item.attempt)
 
 
 def plan_actions(

@@ -4,10 +4,11 @@ Must not know how reports arrive, nor what takes the room of work that has ended
 
 Theory of recovered ends. While starts are withheld (state/journal_losses.py), each agent tells again which attempts have
 ended by themselves on its node. One of a workload that waits here, and whose next attempt it would be, ran by entries that
-are lost; so did a later attempt of one that is placed, which is looked at again when that has returned to the queue. An agent that tells so knows what was run: it gives the digest of the process, so that no node ends work that it
-never had, and no id that was used again ends other work; a run that began before the submission is of an earlier workload
-of that id. Once all processes have succeeded, or one has failed and no other attempt may follow, the workload has ended.
-Any other starts again.
+are lost; so did a later attempt of one that is placed, which is looked at again when that has returned to the queue. An
+agent that tells so knows what was run: it gives the digest of the process, so that no node ends work that it never had, and
+no id that was used again ends other work; a run that began before the submission is of an earlier workload of that id. Once
+all processes have succeeded, or one has failed and no other attempt may follow, the workload has ended. Any other starts
+again.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,13 @@ from dataclasses import replace
 
 from eelgrid_controller.core.claimed_starts import may_have_started
 from eelgrid_controller.core.job_control import plan_end
-from eelgrid_controller.state.attempts import find_outcome, is_stale, make_attempt_event, recover_attempts
+from eelgrid_controller.state.attempts import (
+    drop_undurable,
+    find_outcome,
+    is_stale,
+    make_attempt_event,
+    recover_attempts,
+)
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted
 from eelgrid_protos.messages import AttemptStatus, Workload
@@ -58,10 +65,9 @@ class AttemptReports:
         for status in statuses:
             workload = self._state.workloads.get(status.workload_id)
             if workload is None or is_stale(workload, node_name, status):
-                recovered = None if node_name is None else self.recovered.record(node_name, status, now_ns)
+                recovered = self._recover(node_name, workload, status, now_ns)
                 if recovered is None:
                     stale += 1
-                    self._keep_early(node_name, workload, status)
                 else:
                     do(recovered)
                 continue
@@ -81,12 +87,22 @@ class AttemptReports:
         """Takes what a node told of attempts before their start was known; told once, it is not told again."""
         return list(self._early.pop(node_name, {}).values())
 
-    def _keep_early(self, node_name: str | None, workload: Workload | None, status: AttemptStatus) -> None:
-        if not self._state.losses.withholds_starts:
-            self._early.clear()
-        elif node_name is not None and workload is not None and _is_next(workload, status, attempts_most=1):
+    def forget_told(self) -> None:
+        """Forgets what was told of attempts whose start is not known: from now on such reports are of earlier attempts."""
+        self._early.clear()
+        self.recovered.forget_told()
+
+    def _recover(
+        self, node_name: str | None, workload: Workload | None, status: AttemptStatus, now_ns: int
+    ) -> WorkloadCompleted | None:
+        """Returns the event by which work has ended whose start was lost; a report of what may start yet is kept."""
+        if workload is None or node_name is None or not self._state.losses.withholds_starts:
+            return None
+        recovered = self.recovered.record(node_name, workload, status, now_ns)
+        if recovered is None and _is_next(workload, status, attempts_most=1):
             key = status.workload_id, status.replica, status.attempt
             self._early.setdefault(node_name, {})[key] = status
+        return recovered
 
 
 class RecoveredEnds:
@@ -97,18 +113,20 @@ class RecoveredEnds:
         # By workload, then by attempt and replica.
         self._told: dict[str, dict[tuple[int, int], RecoveredAttempt]] = {}
 
-    def record(self, node_name: str, status: AttemptStatus, now_ns: int) -> WorkloadCompleted | None:
+    def record(
+        self, node_name: str, workload: Workload, status: AttemptStatus, now_ns: int
+    ) -> WorkloadCompleted | None:
         """Records a report of a later attempt; returns the event, not yet applied, if the work waits and has ended by that."""
-        workload = self._state.workloads.get(status.workload_id)
-        if not self._state.losses.withholds_starts:
-            self._told.clear()
-            return None
-        if workload is None or not _is_later_attempt(workload, status):
+        if not _is_later_attempt(workload, status):
             return None
         told = self._told.setdefault(workload.workload_id, {})
-        status = replace(status, progress=None, process_digest="")
-        told[status.attempt, status.replica] = RecoveredAttempt(node_name=node_name, status=status)
+        one = RecoveredAttempt(node_name=node_name, status=drop_undurable(status))
+        told[status.attempt, status.replica] = one
         return self._plan_end(workload, now_ns)
+
+    def forget_told(self) -> None:
+        """Forgets what was told."""
+        self._told.clear()
 
     def has_later(self, workload: Workload) -> bool:
         """Returns whether a later attempt of a workload was told of."""

@@ -7,9 +7,10 @@ agents of its nodes hold it no more, as they say themselves: no node takes work 
 Anything that is not as the next start would have made it is left to an operator. Must not know how claims arrive.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadEvicted, WorkloadPlaced
@@ -18,7 +19,14 @@ from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import Assignment, Placement, Workload, WorkloadPhase
 
 
-def find_unknown_runs(state: ClusterState, record: NodeRecord, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
+class ClaimedStarts(NamedTuple):
+    """The starts that are made up for, each after the end of the attempt before, and what stays unknown of a claim."""
+
+    events: tuple[WorkloadEvicted | WorkloadPlaced, ...]
+    unknown: tuple[Assignment, ...]
+
+
+def _find_unknown_runs(state: ClusterState, record: NodeRecord, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
     """Returns those of an agent's assignments that are not in this journal, or by another attempt."""
     places = frozenset(map(id, record.find_unknown_assignments(held)))
     return tuple(item for item in held if id(item) in places or _is_other_attempt(state, item))
@@ -32,21 +40,22 @@ def _is_other_attempt(state: ClusterState, item: Assignment) -> bool:
 def plan_claimed_starts(
     state: ClusterState,
     record: NodeRecord,
-    unknown: Iterable[Assignment],
+    held: Sequence[Assignment],
     is_unheld: Callable[[Workload], bool],
     *,
     now_ns: int,
-) -> tuple[WorkloadEvicted | WorkloadPlaced, ...]:
-    """Returns the starts of work that the node's agent holds as a whole, each after the end of the attempt before.
+) -> ClaimedStarts:
+    """Returns the starts of work that the node's agent holds as a whole; `is_unheld` says whether the attempt before is over.
 
-    `is_unheld` says whether that attempt is held nowhere any more.
+    `held` are all assignments of the agent.
     """
-    held: dict[str, list[Assignment]] = {}
+    unknown = _find_unknown_runs(state, record, held)
+    by_workload: dict[str, list[Assignment]] = {}
     for item in unknown:
-        held.setdefault(item.workload_id, []).append(item)
+        by_workload.setdefault(item.workload_id, []).append(item)
     index_of = {gpu.uuid: gpu.index for gpu in record.inventory.gpus}
     node, events = record, list[WorkloadEvicted | WorkloadPlaced]()
-    for key, items in held.items():
+    for key, items in by_workload.items():
         workload = state.workloads.get(key)
         items.sort(key=lambda item: item.replica)
         is_here = all(uuid in index_of for item in items for uuid in item.gpu_uuids)
@@ -76,7 +85,8 @@ def plan_claimed_starts(
             reason = PendingConstraint.EVICTED.describe("gone_on", node=f"node {record.inventory.node_name}")
             events.append(WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason))
         events.append(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=placements))
-    return tuple(events)
+    begun = {one.workload_id for one in events}
+    return ClaimedStarts(tuple(events), tuple(item for item in unknown if item.workload_id not in begun))
 
 
 def may_have_started(state: ClusterState, workload: Workload, node_name: str = "") -> bool:

@@ -27,13 +27,13 @@ Anything else that is unknown keeps the node ahead of the journal, and what is n
 (queueing.job_conditions).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from eelgrid_controller.core.claimed_starts import find_unknown_runs, plan_claimed_starts
+from eelgrid_controller.core.claimed_starts import ClaimedStarts
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE
@@ -48,7 +48,6 @@ from eelgrid_controller.state.events import (
     PartitionsPlanned,
     SlicedService,
     WorkloadCancelled,
-    WorkloadPlaced,
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import (
@@ -321,11 +320,6 @@ def plan_registration(
     return (replace(joined, plan_epoch=0) if is_due else joined,), compared
 
 
-def _is_held(_: Workload) -> bool:
-    """Nothing is known of what agents hold no more."""
-    return False
-
-
 def may_be_old(record: NodeRecord | None, claim: PlanClaim | None) -> bool:
     """Returns whether a claim is to be compared only when its agent has answered Welcome; see the module."""
     return claim is not None and record is not None and not record.is_reported
@@ -335,16 +329,14 @@ def compare_claim(
     state: ClusterState,
     node_name: str,
     claim: PlanClaim | None,
-    is_unheld: Callable[[Workload], bool] = _is_held,
+    starts: ClaimedStarts | None = None,
     *,
-    is_again: bool = False,
     now_ns: int,
 ) -> tuple[Event, ...]:
     """Compares an agent's claim with the journal, which may not know the node; returns the events that follow.
 
-    Without a claim an engine lists what runs there, and nothing is compared. `is_unheld` says of placed work whether the
-    other agents of its nodes have said that they hold nothing of it. A node that is ahead is compared again (`is_again`)
-    when ends were told since.
+    Without a claim an engine lists what runs there, and nothing is compared. `starts` are those that lost entries must have
+    had, where a loss is known of.
     """
     record = state.nodes.get(node_name)
     ahead = None if record is None else record.ahead
@@ -356,19 +348,17 @@ def compare_claim(
     # An older plan may well have what has ended since; of two under one epoch, one was given on a database that has been replaced.
     if is_of_journal and (record is None or claim.epoch != record.plan_epoch):
         return heard
-    unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
     begun: tuple[Event, ...] = ()
-    if record is not None and (is_doubted or is_again) and claim.held is not None and state.losses.withholds_starts:
-        unknown = find_unknown_runs(state, record, claim.held)
-        begun = plan_claimed_starts(state, record, unknown, is_unheld, now_ns=now_ns)
-    if is_of_journal and not unknown:
+    unknown = claim.held
+    if starts is not None:
+        begun, unknown = starts
+    elif record is not None and claim.held is not None:
+        unknown = record.find_unknown_assignments(claim.held)
+    if is_of_journal and not (unknown or begun):
         return heard
     reconciled = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch)
-    if unknown is not None:
-        started = {one.workload_id for one in begun if isinstance(one, WorkloadPlaced)}
-        unknown = tuple(item for item in unknown if item.workload_id not in started)
-        if not unknown:
-            return () if record is None else (reconciled, *begun)
+    if unknown is not None and not unknown:
+        return () if record is None else (reconciled, *begun)
     count = None if unknown is None else len(unknown)
     ids = tuple(dict.fromkeys(item.workload_id for item in unknown or ()))[:UNKNOWN_WORKLOADS_MOST]
     if ahead == AheadOfJournal(plan_epoch=claim.epoch, assignments=count, workload_ids=ids) and not begun:

@@ -11,17 +11,16 @@ its claim is compared again with each end that is told, and at last when starts 
 their start was known is heard then. Must not know how claims and reports arrive.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from eelgrid_controller.core.attempt_reports import AttemptReports
+from eelgrid_controller.core.claimed_starts import plan_claimed_starts
 from eelgrid_controller.core.nodes import PlanClaim, compare_claim
+from eelgrid_controller.core.preemptions import ApplyEvent
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, WorkloadEvicted
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import Workload, WorkloadPhase
-
-ApplyEvent = Callable[[Event], frozenset[str]]
 
 
 class Takeover:
@@ -37,8 +36,11 @@ class Takeover:
         self, node_name: str, claim: PlanClaim, apply: ApplyEvent, now_ns: int
     ) -> tuple[tuple[Event, ...], frozenset[str]]:
         """Compares what a doubted node holds with the journal; returns the events, already applied, and their nodes."""
-        is_unheld = partial(self.is_unheld, beside=node_name)
-        events = compare_claim(self._state, node_name, claim, is_unheld, now_ns=now_ns)
+        starts, record = None, self._state.nodes.get(node_name)
+        if self._state.losses.withholds_starts and record is not None and claim.held is not None:
+            is_unheld = partial(self.is_unheld, beside=node_name)
+            starts = plan_claimed_starts(self._state, record, claim.held, is_unheld, now_ns=now_ns)
+        events = compare_claim(self._state, node_name, claim, starts, now_ns=now_ns)
         nodes = frozenset[str]().union(*map(apply, events))
         self._record_unheld(node_name, claim)
         return events, nodes
@@ -66,21 +68,16 @@ class Takeover:
     def blocks_plan(self, node_name: str) -> bool:
         """Returns whether a plan could start a process on the node that runs elsewhere, or has ended."""
         unheld = self._unheld.get(node_name)
-        if not unheld or not self._state.losses.withholds_starts:
+        if not unheld:
             return False
         return not unheld.isdisjoint(self._state.nodes[node_name].assignments)
 
     def take_over(self, node_name: str, apply: ApplyEvent, now_ns: int) -> tuple[list[Event], frozenset[str]]:
         """Takes over what a node that is ahead holds, as far as that is possible by now; returns as `compare_claim` does."""
-        if not self._state.losses.withholds_starts:
-            self._claims.clear()
-            self._unheld.clear()
         record, claim = self._state.nodes.get(node_name), self._claims.get(node_name)
         if record is None or record.ahead is None or claim is None:
             return [], frozenset()
-        is_unheld = partial(self.is_unheld, beside=node_name)
-        taken = compare_claim(self._state, node_name, claim, is_unheld, is_again=True, now_ns=now_ns)
-        nodes = frozenset[str]().union(*map(apply, taken))
+        taken, nodes = self.compare_claim(node_name, claim, apply, now_ns)
         early = self._reports.pop_early(node_name) if taken else []
         events, touched, _ = self._reports.record(node_name, early, apply, now_ns)
         return [*taken, *events], nodes | touched
@@ -95,6 +92,9 @@ class Takeover:
         for node_name in tuple(self._claims):
             taken, touched = self.take_over(node_name, apply, now_ns)
             events, nodes = [*events, *taken], nodes | touched
+        self._claims.clear()
+        self._unheld.clear()
+        self._reports.forget_told()
         return events, nodes
 
     def _plan_evictions(self, now_ns: int) -> list[WorkloadEvicted]:

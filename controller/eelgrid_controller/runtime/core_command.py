@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.core.nodes import WithdrawnPlans
+from eelgrid_controller.core.nodes import WithdrawnPlans, plan_controller_start
 from eelgrid_controller.core.steps import CommandOrigin, CoreStep
 from eelgrid_controller.errors import ControllerError, JournalFenced
 from eelgrid_controller.runtime.audit_log import AuditedCall
@@ -69,6 +69,16 @@ class PrecedingChanges:
         self._journal = journal
         self._asks_agents = asks_agents
         self._withdrawn = WithdrawnPlans()
+
+    def begin(self, state: ClusterState) -> None:
+        """Begins with a recovered state, whose journal may need no event of this start."""
+        self.is_begun = not plan_controller_start(
+            state,
+            self._journal.lost,
+            timeline=self._journal.term.timeline,
+            asks_agents=self._asks_agents,
+            now_ns=0,
+        )
 
     def record_failure(self, failed: ClusterState, recovered: ClusterState) -> None:
         """Records that a write failed; only another database server can still have it when it was removed."""

@@ -138,11 +138,7 @@ class ControllerLoop:
                 self.presence.mark_disconnected(name, deadline_s=now_s + self.config.restart_grace_s)
         self._last_command_s = now_s
         self._withheld.begin(now_s + self.config.restart_grace_s)
-        state = recovered.state
-        has_news = self.term.timeline > state.losses.timeline or any(
-            node.inventory.agent_version for node in state.nodes.values()
-        )
-        self._preceding.is_begun = self.journal.lost is None and not (has_news and self.config.kubernetes is None)
+        self._preceding.begin(recovered.state)
         if not self._preceding.is_begun:
             # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
             self._queue_own(_change_nothing)

@@ -48,11 +48,15 @@ def is_stale(workload: Workload | None, node_name: str | None, status: AttemptSt
     return status.attempt != workload.attempt or where is None or node_name not in (None, where)
 
 
+def drop_undurable(status: AttemptStatus) -> AttemptStatus:
+    """Returns a status as events have it: what it says of itself changes all the time, and a digest is only compared."""
+    return replace(status, progress=None, process_digest="")
+
+
 def make_attempt_event(workload: Workload, status: AttemptStatus, now_ns: int) -> AttemptStarted | AttemptEnded | None:
     """Returns the event that a report, which is not stale, makes; None if it says nothing new."""
     before = find_attempt(workload, status.replica)
-    # What it says of itself changes all the time, and decides nothing.
-    status = replace(status, progress=None, process_digest="")
+    status = drop_undurable(status)
     if status.is_over and (before is None or not before.is_over):
         return AttemptEnded(time_ns=now_ns, workload_id=workload.workload_id, status=status)
     if status.state is AttemptState.RUNNING and before is None:

@@ -167,7 +167,7 @@ class AttemptStatus:
     gpu_held: bool = False
     # What it last reported of itself; never in the journal.
     progress: JobProgress | None = None
-    # SHA-256, in hexadecimal, of the process as in its plan: of ended attempts that Welcome asked for; never in the journal.
+    # `digest_plain` of its process: of ended attempts that Welcome asked for; never in the journal.
     process_digest: Label = ""
 
     @property
