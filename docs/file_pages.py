@@ -181,7 +181,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "stranding_w": "watts for GPUs left without CPU or memory, and the other way round",
         "lookahead": "of the power that the next typical workloads will draw",
         "scarcity_w": "watts for the use of a scarce model",
-        "stranding_full_w": "as `stranding_w`, in a full fleet",
+        "stranding_full_w": "as `stranding_w`, in a full fleet where no work ends; [less where it does](../explanation/placement.md#stranding)",
         "locality_w": "watts per level of distance, of workloads with a locality",
     },
     PlaceAnew: {},

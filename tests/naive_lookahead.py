@@ -129,10 +129,10 @@ def unions(asked):
     return sorted(found, key=lambda chosen: sum(1 << model for model in chosen))
 
 
-def scarce(nodes, mix, models):
-    """The set that is short by most and by more than two hundredths of what is free; empty if none is."""
+def scarce(nodes, mix, models, turnover=0):
+    """The set that is short by most, and by more than 20 to 1 thousandths of what is free, by turnover; empty if none is."""
     free, asked = free_by_model(nodes, models), demand_by_set(mix, models)
-    best, chosen = 0.02 * sum(free), frozenset()
+    best, chosen = (0.02 + (0.001 - 0.02) * (turnover / 1000)) * sum(free), frozenset()
     for each in unions(asked):
         if shortage(each, free, asked) > best:
             best, chosen = shortage(each, free, asked), each
@@ -180,9 +180,19 @@ def are_blocks_scarce(nodes, mix):
     return used > 1
 
 
+def rise(load):
+    """From 0 at a load of seven tenths to 1 at a full fleet."""
+    return max(0, load - 700) / 300
+
+
 def stranding_w(load, least, most):
     """Least up to a load of seven tenths, then in a straight line to the most at a full fleet."""
-    return least + (most - least) * (max(0, load - 700) / 300)
+    return least + (most - least) * rise(load)
+
+
+def turnover(came, left):
+    """Thousandths of what came that left, 1000 at most, to the nearest quarter."""
+    return (min(1000, left * 1000 // max(1, came)) + 125) // 250 * 250
 
 
 class Market:
@@ -192,7 +202,7 @@ class Market:
         self.given = (*weights, 0.0, 0.0, 0.0, weights[2]) if len(weights) == 3 else tuple(weights)
         self.mix, self.models = mix, models
         self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
-        self.block_permille = 0
+        self.block_permille, self.turnover, self.came, self.left = 0, 0, 0, 0
 
     @property
     def is_heeded(self):
@@ -208,24 +218,41 @@ class Market:
             moved = sum(entry.weight * abs(a - b) for entry, a, b in zip(self.mix, new, self.offers, strict=True))
             if self.shifts < 0 or moved >= 10 * sum(entry.weight for entry in self.mix):
                 self.offers = new  # else they hardly moved
-            self.scarce = scarce(nodes, self.mix, self.models)
+            self.turnover = turnover(self.came, self.left)
+            self.scarce = scarce(nodes, self.mix, self.models, self.turnover)
             self.load, self.shifts = load_permille(nodes), 0
+            self.came, self.left = self.came - self.came // 128, self.left - self.left // 128
             self.weigh_blocks(nodes)
 
-    def weigh_blocks(self, nodes):
-        """Thousandths of the weight of stranding: a tenth of the least up to a load of seven tenths, then as that goes."""
+    def stranding(self):
+        """Where tasks leave as fast as they come, the most is fifteen hundredths of what the policy has, or the least."""
         least, most = self.given[2], self.given[6]
-        now = stranding_w(self.load, least, most)
-        scarce = are_blocks_scarce(nodes, self.mix)
-        self.block_permille = int(1000.0 * stranding_w(self.load, 0.1 * least, most) / now) if scarce and now else 0
+        return stranding_w(self.load, least, max(least, most * (1.0 - (1.0 - 0.15) * (self.turnover / 1000))))
 
-    def moved(self):
+    def weigh_blocks(self, nodes):
+        """Thousandths of the weight of stranding.
+
+        A tenth of the least up to a load of seven tenths, then as that goes. Where tasks leave as fast as they come, scarce
+        or not, by the square, to four times the most.
+        """
+        least, most, now, filling = 0.1 * self.given[2], self.given[6], self.stranding(), 0.0
+        if are_blocks_scarce(nodes, self.mix):
+            filling = stranding_w(self.load, least, most)
+        steady = least + (4.0 * most - least) * rise(self.load) * rise(self.load)
+        blocks = filling + (steady - filling) * (self.turnover / 1000)
+        self.block_permille = int(1000.0 * blocks / now) if now else 0
+
+    def moved(self, task, *, left=False):
         """A task came or left."""
         if self.shifts >= 0:
             self.shifts += 1
+        if left:
+            self.left += task.gpu_count * task.gpu_milli
+        else:
+            self.came += task.gpu_count * task.gpu_milli
 
     def weights(self):
         """Of the six terms, at the load that was quoted."""
-        power, fragmentation, least, lookahead, scarcity, unused, most = self.given
-        stranding = stranding_w(self.load, least, most) if self.shifts >= 0 else least
+        power, fragmentation, least, lookahead, scarcity, unused, _ = self.given
+        stranding = self.stranding() if self.shifts >= 0 else least
         return power, fragmentation, stranding, lookahead, scarcity, unused

@@ -179,7 +179,7 @@ def run(machines, tasks, mix, policy, weights):
                 machine.held.add(kind_of(task))
             allocated += asked
             if market:
-                market.moved()
+                market.moved(task)
         outcome.nodes.append(chosen)
         outcome.power_w.append(sum(naive.node_power(machine.node) for machine in machines))
         outcome.arrived.append(arrived)

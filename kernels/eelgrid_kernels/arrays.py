@@ -266,6 +266,8 @@ SCALARS = record_dtype(
     ("seed", np.int64),  # of RANDOM
     ("horizon", np.int64),  # tasks that offers look ahead to
     ("shifts", np.int64),  # tasks that came or left since offers were quoted, -1 before the first quote
+    ("came_milli", np.int64),  # milli-GPU of tasks that came lately; what is older counts less
+    ("left_milli", np.int64),  # of those that left
     ("scarce_models", np.int64),  # bits of those that others will need
     ("capacity_milli", np.int64),  # of all GPUs
     ("cpu_capacity", np.int64),  # milli, of all nodes

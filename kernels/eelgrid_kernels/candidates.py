@@ -153,18 +153,18 @@ class CandidateIndex:
         self._run.scalars["shifts"] = shifts
         return bool(are_prices_due(self._run))
 
-    def compute_prices(self) -> tuple[list[int], int, int]:
-        """Offers of the classes of the mix, bits of the scarce models, and the load in thousandths."""
+    def compute_prices(self, turnover: int = 0) -> tuple[list[int], int, int]:
+        """Offers of the classes of the mix, bits of the scarce models, and the load; load and turnover in thousandths."""
         offers = np.zeros(self._run.classes.offers.shape[0], np.int64)
-        scarce, load = compute_prices(self._run, offers)
+        scarce, load = compute_prices(self._run, offers, turnover)
         whole: list[int] = offers.tolist()
         return whole, int(scarce), int(load)
 
-    def apply_prices(self, offers: Sequence[int], scarce: int, load: int) -> None:
-        """Puts quotes in force; offers that are for another mix, or none, count as 0."""
+    def apply_prices(self, offers: Sequence[int], scarce: int, load: int, turnover: int = 0) -> None:
+        """Puts quotes in force; offers that are for another mix, or none, count as 0; load and turnover in thousandths."""
         most = self._run.classes.offers.shape[0]
         fitting = offers if len(offers) == most else [0] * most
-        apply_prices(self._run, np.array(fitting, np.int64), scarce, load)
+        apply_prices(self._run, np.array(fitting, np.int64), scarce, load, turnover)
 
     def register_kind(self, task: Task, allows: Ints) -> int:
         """The number of a kind of task; allows (M,) is 1 for each model that it may use."""

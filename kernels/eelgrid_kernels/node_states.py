@@ -277,6 +277,10 @@ def shift_task(run: EngineArrays, node: int, kind: int, slots: Ints, sign: int) 
     after, capacity = before + sign * asked.cpu_milli, run.shapes[shape].cpu_capacity
     if scalars.shifts >= 0:
         scalars.shifts += 1
+    if sign < 0:
+        scalars.came_milli += asked.gpu_count * asked.gpu_milli
+    else:
+        scalars.left_milli += asked.gpu_count * asked.gpu_milli
     leave_state(run, node)
     scalars.power_w += PACKAGE_W * (active_packages(capacity, after) - active_packages(capacity, before))
     for slot in slots:

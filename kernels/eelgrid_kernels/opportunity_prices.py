@@ -24,6 +24,13 @@ stranding weighs its given weight up to a load of RISE, and from there in a stra
          are scarce, a place for several GPUs weighs BLOCK_PART of the given weight up to
          RISE, and from there in a straight line that of a full fleet: at low load, work
          that breaks a block saves power, and there are others.
+turnover is the GPU that was given back lately for each that was taken. Where it is 1, CPU
+         that a GPU lacks comes free by itself, but a node is only empty again when all
+         its tasks happen to be gone. So there STEADY_PART of the weight of a full fleet
+         is enough for stranding, and a place for several GPUs, scarce or not, rises by
+         the square to STEADY_BLOCKS times it. Of the free GPU, of which there is little
+         then, STEADY_TOLERANCE is short enough for a model to be scarce. Between, both
+         are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
 than MOVED_LEAST_W in the mean stay as they are, and the load counts in steps, so
 that what is known of costs stays good: the larger the fleet, the longer.
@@ -38,6 +45,7 @@ from eelgrid_kernels.arrays import (
     STRANDING_WHEN_FULL,
     EngineArrays,
     FeedArrays,
+    Floats,
     Ints,
     Records,
     record_dtype,
@@ -58,7 +66,11 @@ from eelgrid_kernels.cost_terms import (
 
 RISE_PERMILLE = 700
 BLOCK_PART = 0.1
-TOLERANCE = 0.02
+STEADY_PART = 0.15
+STEADY_BLOCKS = 4.0
+TURNOVER_SHIFT = 7  # a 128th of what came and left is forgotten at each quote
+TURNOVER_STEP = 250
+TOLERANCE, STEADY_TOLERANCE = 0.02, 0.001
 PARTS = 10  # of a horizon between quotes
 MOVED_LEAST_W = 10.0
 LOAD_STEP = 20  # in thousandths
@@ -76,6 +88,13 @@ OPENING = record_dtype(
     ("last_of_state", np.int64),  # 1 or 0
     ("open_w", np.float64),  # of waking a GPU
 )
+
+
+@inlined_kernel
+def measure_turnover(came_milli: int, left_milli: int) -> int:
+    """The GPU that was given back for each that was taken, in thousandths and a few steps, 1000 at most."""
+    share = min(1000, left_milli * 1000 // max(1, came_milli))
+    return (share + TURNOVER_STEP // 2) // TURNOVER_STEP * TURNOVER_STEP
 
 
 @lean_kernel
@@ -144,13 +163,13 @@ def _offer(run: EngineArrays, openings: Records, t: int, wanted: int, nodes: Int
 
 
 @lean_kernel
-def _scarce(run: EngineArrays, free: Ints) -> int:
-    """Bits of the scarce models; free (M,) is in milli-GPU."""
+def _scarce(run: EngineArrays, free: Ints, turnover: int) -> int:
+    """Bits of the scarce models; free (M,) is in milli-GPU, the turnover in thousandths."""
     captive, scalars = run.captive, run.scalars[0]
     all_asked, total = float(scalars.captive_milli), 0.0
     for model in range(free.shape[0]):
         total += free[model]
-    best, chosen = TOLERANCE * total, 0
+    best, chosen = (TOLERANCE + (STEADY_TOLERANCE - TOLERANCE) * (turnover / 1000.0)) * total, 0
     for at in range(scalars.captive_unions if all_asked > 0.0 else 0):
         models, asked = captive[at].union, 0.0
         for tied in range(scalars.captive_sets):
@@ -187,8 +206,8 @@ def _sum_free(run: EngineArrays, free: Ints) -> int:
 
 
 @kernel
-def compute_prices(run: EngineArrays, offers: Ints) -> tuple[int, int]:
-    """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load in thousandths."""
+def compute_prices(run: EngineArrays, offers: Ints, turnover: int) -> tuple[int, int]:
+    """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load; load and turnover in thousandths."""
     scalars, weight = run.scalars[0], run.class_weight
     free, nodes = np.empty(run.classes.wanted.shape[0] - 1, np.int64), np.empty(_WATTS_MOST + 1, np.int64)
     load = _sum_free(run, free)
@@ -205,7 +224,7 @@ def compute_prices(run: EngineArrays, offers: Ints) -> tuple[int, int]:
     if scalars.shifts >= 0 and moved < MOVED_LEAST_W * total:
         for t in range(offers.shape[0]):
             offers[t] = int(run.classes.offers[t])
-    return _scarce(run, free), load - load % LOAD_STEP
+    return _scarce(run, free, turnover), load - load % LOAD_STEP
 
 
 @lean_kernel
@@ -254,21 +273,31 @@ def _loosen(run: EngineArrays, spread: float, cleared: int, heavier: float, ligh
         asked.loose += loose + LEAST_W
 
 
+@inlined_kernel
+def _weigh_stranding(given: Floats, load: int, turnover: int, scarce_blocks: bool) -> tuple[float, int]:
+    """The weight of stranding, and what a place for several GPUs counts in it, in thousandths; load, turnover in thousandths."""
+    rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
+    least, full = given[STRANDING], given[STRANDING_WHEN_FULL]
+    most = max(least, full * (1.0 - (1.0 - STEADY_PART) * steady))
+    stranding, blocks = least + (most - least) * rise, 0.0
+    if scarce_blocks:
+        blocks = BLOCK_PART * least + (full - BLOCK_PART * least) * rise
+    steady_blocks = BLOCK_PART * least + (STEADY_BLOCKS * full - BLOCK_PART * least) * rise * rise
+    blocks += (steady_blocks - blocks) * steady
+    return stranding, int(1000.0 * blocks / stranding) if stranding > 0.0 else 0
+
+
 @lean_kernel
-def apply_prices(run: EngineArrays, offers: Ints, scarce: int, load: int) -> None:
+def apply_prices(run: EngineArrays, offers: Ints, scarce: int, load: int, turnover: int) -> None:
     """Puts quotes in force: costs known before are bounds from below now, where they differ from those before."""
     scalars, given = run.scalars[0], run.scalars[0].given_weights
     scalars.shifts = 0
-    rise = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE)
-    stranding = given[STRANDING] + (given[STRANDING_WHEN_FULL] - given[STRANDING]) * rise
+    stranding, permille = _weigh_stranding(given, load, turnover, scalars.scarce_blocks != 0)
     cleared, stranded_before = scalars.scarce_models & ~scarce, scalars.weights[STRANDING]
     changed = scalars.scarce_models != scarce or stranded_before != stranding
     scalars.scarce_models = scarce
     scalars.weights[STRANDING] = stranding
-    blocks_before, permille = stranded_before * scalars.block_permille, 0
-    if scalars.scarce_blocks != 0 and stranding > 0.0:
-        least = BLOCK_PART * given[STRANDING]
-        permille = int(1000.0 * (least + (given[STRANDING_WHEN_FULL] - least) * rise) / stranding)
+    blocks_before = stranded_before * scalars.block_permille
     changed |= permille != scalars.block_permille
     scalars.block_permille = permille
     moved, spread = False, _spread(run, offers)
@@ -290,6 +319,10 @@ def update_prices(run: EngineArrays) -> bool:
     if not are_prices_due(run):
         return False
     offers = np.zeros(run.classes.offers.shape[0], np.int64)
-    scarce, load = compute_prices(run, offers)
-    apply_prices(run, offers, scarce, load)
+    scalars = run.scalars[0]
+    turnover = measure_turnover(scalars.came_milli, scalars.left_milli)
+    scarce, load = compute_prices(run, offers, turnover)
+    apply_prices(run, offers, scarce, load, turnover)
+    scalars.came_milli -= scalars.came_milli >> TURNOVER_SHIFT
+    scalars.left_milli -= scalars.left_milli >> TURNOVER_SHIFT
     return True

@@ -90,13 +90,13 @@ def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, sc
                 running.append((found[0], spec, found[1]))
                 machines[found[0]].node = naive.placed(machines[found[0]].node, list(found[1]), task)
                 if market:
-                    market.moved()
+                    market.moved(task)
         elif verb == "release" and running:
             node, spec, slots = running.pop(number % len(running))
             fleet.release_task(node, spec, slots)
             machines[node].node = given_back(machines[node].node, slots, scene.tasks[spec])
             if market:
-                market.moved()
+                market.moved(scene.tasks[spec], left=True)
         elif verb == "tend":
             fleet.work_ahead(number % 5)
         elif verb in {"fail", "return"}:

@@ -47,6 +47,7 @@ SMALL = st.builds(
 )
 ANY_MIX = MIXES | st.lists(st.builds(naive.Class, SMALL, st.integers(1, 1000)), max_size=6)
 SCARCE = st.sets(st.integers(0, MODELS - 1))
+TURNOVER = st.sampled_from([0, 250, 500, 750, 1000])
 # Watts that make some gains and no others, so that classes differ.
 WATTS = st.integers(0, 900)
 
@@ -60,9 +61,9 @@ def bits(models):
     return sum(1 << model for model in models)
 
 
-def quoted(cluster, mix):
+def quoted(cluster, mix, turnover):
     """What the twin says, in the shape of `Candidates.quote`."""
-    scarce = bits(naive_lookahead.scarce(cluster, mix, MODELS))
+    scarce = bits(naive_lookahead.scarce(cluster, mix, MODELS, turnover))
     return naive_lookahead.offers(cluster, mix), scarce, naive_lookahead.load_permille(cluster)
 
 
@@ -79,10 +80,10 @@ def test_slack_is_what_can_be_taken_before_another_package_wakes(capacity, taken
 
 
 @quiet
-@given(CLUSTERS, ANY_MIX, st.integers(1, 12))
-def test_quotes_equal_the_naive_twins(cluster, mix, copies):
+@given(CLUSTERS, ANY_MIX, st.integers(1, 12), TURNOVER)
+def test_quotes_equal_the_naive_twins(cluster, mix, copies, turnover):
     cluster = cluster * copies
-    assert engine(cluster, mix).compute_prices() == quoted(cluster, mix)
+    assert engine(cluster, mix).compute_prices(turnover) == quoted(cluster, mix, turnover)
 
 
 @quiet
@@ -96,16 +97,17 @@ def test_the_order_of_nodes_and_of_classes_changes_no_quote(cluster, mix, random
 
 
 @quiet
-@given(CLUSTERS, MIXES, tasks(), SCARCE, st.integers(0, 1000), st.data())
-def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scarce, load, data):
+@given(CLUSTERS, MIXES, tasks(), SCARCE, st.integers(0, 1000), TURNOVER, st.data())
+def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scarce, load, turnover, data):
     offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
     candidates = engine(cluster, mix)
     kind = candidates.register_kind(kernel_task(task), allowed(task))
     if data.draw(st.booleans()):  # what is known of costs must not outlive the quotes
         candidates.best_candidates(kind, 0, len(cluster))
-    candidates.apply_prices(offers, bits(scarce), load)
+    candidates.apply_prices(offers, bits(scarce), load, turnover)
     market = naive_lookahead.Market(OURS.weights.tolist(), mix, MODELS)
     market.offers, market.scarce, market.load, market.shifts = offers, scarce, load, 0
+    market.turnover = turnover
     market.weigh_blocks(cluster)
     assert candidates.weights == market.weights()
     fitting = [node for node in cluster if naive.verdict(node, task) is None]
@@ -146,7 +148,7 @@ def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
 HISTORIES = st.lists(
     st.tuples(st.just("node"), st.integers(0, 8), nodes())
     | st.tuples(st.just("mix"), ANY_MIX)
-    | st.tuples(st.just("quotes"), st.lists(WATTS, min_size=12, max_size=12), SCARCE, st.integers(0, 1000))
+    | st.tuples(st.just("quotes"), st.lists(WATTS, min_size=12, max_size=12), SCARCE, st.integers(0, 1000), TURNOVER)
     | st.tuples(st.just("task"), tasks()),
     max_size=20,
 )
@@ -164,7 +166,7 @@ def with_free_amounts_of(node, other):
 @quiet
 @given(CLUSTERS, ANY_MIX, HISTORIES, st.sampled_from(["eelgrid", "fgd", "pwr", "pwr500", "bestfit"]))
 def test_an_index_that_takes_over_mixes_answers_as_one_built_anew(cluster, mix, history, name):
-    cluster, sorts, quotes = list(cluster), np.zeros(len(cluster), np.int64), ([], 0, 0)
+    cluster, sorts, quotes = list(cluster), np.zeros(len(cluster), np.int64), ([], 0, 0, 0)
 
     def build():
         index = CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, find_policy(name))
@@ -178,11 +180,11 @@ def test_an_index_that_takes_over_mixes_answers_as_one_built_anew(cluster, mix, 
             cluster[row] = with_free_amounts_of(cluster[row], values[1])
             assert kept.update_nodes(arrays(cluster), [row], sorts)
         elif what == "mix":
-            mix, quotes = values[0], ([], 0, 0)
+            mix, quotes = values[0], ([], 0, 0, 0)
             kept.adopt_mix(arrays(cluster), mix_arrays(mix), sorts)
             kept.apply_prices(*quotes)
         elif what == "quotes":
-            quotes = values[0][: len(mix)], bits(values[1]), values[2]
+            quotes = values[0][: len(mix)], bits(values[1]), values[2], values[3]
             kept.apply_prices(*quotes)
         else:
             fresh = build()
@@ -312,11 +314,38 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
             assert prices == pytest.approx([float(model in chosen) for model in range(MODELS)], abs=1e-6)
 
 
-@pytest.mark.parametrize(("load", "expected"), [(0, 100.0), (700, 100.0), (850, 1050.0), (1000, 2000.0)])
-def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
+@pytest.mark.parametrize(
+    ("load", "turnover", "expected"),
+    [
+        (0, 0, 100.0),
+        (700, 0, 100.0),
+        (850, 0, 1050.0),
+        (1000, 0, 2000.0),
+        (700, 1000, 100.0),
+        (850, 1000, 200.0),
+        (1000, 1000, 300.0),
+        (1000, 500, 1150.0),
+    ],
+)
+def test_stranding_weighs_more_as_the_fleet_fills_and_less_where_tasks_end(load, turnover, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
-    candidates.apply_prices([], 0, load)
-    assert candidates.weights == (1.0, 0.0, expected, 0.8, 500.0, 0.05)
+    candidates.apply_prices([], 0, load, turnover)
+    assert candidates.weights == pytest.approx((1.0, 0.0, expected, 0.8, 500.0, 0.05))
+
+
+@pytest.mark.parametrize(("turnover", "chosen"), [(0, 0), (1000, 1)])
+def test_where_tasks_end_a_block_is_left_even_if_the_mix_asks_for_few(turnover, chosen):
+    """A task with one GPU takes the dearer GPU beside one in use, not the cheaper one of an empty pair."""
+    cheap, dear = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(0, 1000, 10.0, 75.0)
+    gpus = ([cheap, cheap], [replace(dear, free=0), dear], [dear, dear], [dear, dear], [dear, None])
+    cluster = [naive.Node(64_000, 64_000, 0, list(pair)) for pair in gpus]
+    pair, one = naive.Task(1000, 0, 2, 1000), naive.Task(0, 0, 1, 1000)
+    mix = [naive.Class(pair, 1), naive.Class(one, 4)]
+    assert not blocks_scarce(cluster, mix)
+    candidates = engine(cluster, mix)
+    kind = candidates.register_kind(kernel_task(one), allowed(one))
+    candidates.apply_prices([0, 0], 0, 1000, turnover)
+    assert candidates.best_candidates(kind, 0, 1)[0].node == chosen
 
 
 def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():
@@ -337,8 +366,12 @@ def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive,
     few, many = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(1, 1000, 10.0, 70.0)
     cluster = [naive.Node(8000, 8000, 0, [gpu] * 4) for gpu in (few, *[many] * 4)]
     bound, free = naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 1, 1000)
-    _, scarce, load = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)]).compute_prices()
+    candidates = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)])
+    _, scarce, load = candidates.compute_prices()
     assert (scarce, load) == (expected, 0)
+    # Where tasks end it is enough to be short at all.
+    _, scarce, _ = candidates.compute_prices(1000)
+    assert scarce == (captive > 20)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +398,7 @@ def test_a_copied_fleet_quotes_alike(scene, more):
         assert (fleet.engine.classes.offers == other.engine.classes.offers).all()
         assert (fleet.engine.scalars == other.engine.scalars).all()
     mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
-    assert compute_prices(fleet.engine, mine) == compute_prices(other.engine, theirs)
+    assert compute_prices(fleet.engine, mine, 0) == compute_prices(other.engine, theirs, 0)
     assert mine.tolist() == theirs.tolist()
     # Apart: what comes to one ages the quotes of that one alone.
     if more and (placed := other.place_task(more[0] % len(scene.tasks)))[0] >= 0:

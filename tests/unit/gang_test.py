@@ -43,6 +43,7 @@ def market_of(core, cluster, mix, models):
     """The quotes in force, as the naive twin has them."""
     market, quotes = naive_lookahead.Market(make_prices(BALANCED), mix, len(models)), core.state.market.quotes
     market.offers, market.shifts, market.load = list(quotes.offers_w) or [0] * len(mix), 0, quotes.load_permille
+    market.turnover = quotes.turnover_permille
     market.scarce = {models[name] for name in quotes.scarce_models}
     market.weigh_blocks(cluster)
     return market

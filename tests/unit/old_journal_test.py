@@ -29,10 +29,19 @@ def journal(tmp_path):
     opened.close()
 
 
+def digest_of_then(state):
+    """The digest without what that version did not count: how much GPU came and left."""
+    dumped = state.dump()
+    assert dumped["market"].pop("turnover_permille") == 0  # no event of then has one
+    for newer in ("came_milli", "left_milli"):
+        del dumped["market"][newer]
+    return state.digest(dumped)
+
+
 def test_newest_checkpoint_of_an_old_journal_leads_to_its_state(journal):
     recovered = recover_state(journal, ClusterState)
     assert (recovered.checkpoint_seq, recovered.state.revision) == (CHECKPOINTS[-1], REVISION)
-    assert recovered.state.digest() == DIGEST
+    assert digest_of_then(recovered.state) == DIGEST
     assert recovered.healed_count == 0
 
 
@@ -46,4 +55,4 @@ def test_all_entries_of_an_old_journal_replay_to_the_same_state(journal):
             return None
 
     recovered = recover_state(WithoutCheckpoints(), ClusterState)
-    assert (recovered.replayed, recovered.state.digest()) == (REVISION, DIGEST)
+    assert (recovered.replayed, digest_of_then(recovered.state)) == (REVISION, DIGEST)

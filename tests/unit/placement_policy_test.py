@@ -108,6 +108,10 @@ def test_the_daemon_decides_what_the_bench_decides(name):
         running.append((step.result.workload_id, found, kind, slots))
     assert refused
     assert len(running) > 60
+    if name == "eelgrid":
+        scalars, market = fleet.engine.scalars[0], core.state.market
+        assert (market.came_milli, market.left_milli) == (scalars.came_milli, scalars.left_milli)
+        assert 0 < market.left_milli < market.came_milli
 
 
 def test_policies_differ_and_a_replay_knows_which_was_in_force():

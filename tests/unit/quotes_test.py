@@ -1,10 +1,12 @@
 """Quotes: facts of the journal, made when they are due and by nobody else; a replay has them as they were."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import naive_lookahead
 from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.core.core import Core
@@ -13,17 +15,19 @@ from eelgrid_controller.state.demand import NO_OPPORTUNITY_PRICES, OpportunityPr
 from eelgrid_controller.state.events import PricesQuoted, WorkloadPlaced, event_from_plain, event_to_plain
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.opportunity_prices import measure_turnover
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import OBJECTIVES, Policy, Weights
 
-SOME = OpportunityPrices(offers_w=(105, 0, 240), scarce_models=("G3",), load_permille=412)
+SOME = OpportunityPrices(offers_w=(105, 0, 240), scarce_models=("G3",), load_permille=412, turnover_permille=750)
+PAIR = build_request(gpus=2).spec.request
 
 
 def in_force(shifts=0):
     market = PriceMarket()
     market.set_prices(SOME)
-    market.count_task_changes(shifts)
+    market.count_task_changes(PAIR, shifts, 0)
     return market
 
 
@@ -31,20 +35,53 @@ def seen(market):
     return market.quotes, market.shifts
 
 
+def flow(market):
+    return market.came_milli, market.left_milli
+
+
 def test_a_market_begins_void_and_counts_nothing_before_its_first_quotes():
     market = PriceMarket()
-    market.count_task_changes(3)
-    assert seen(market) == (NO_OPPORTUNITY_PRICES, -1)
+    market.count_task_changes(PAIR, 2, 1)
+    assert (seen(market), flow(market)) == ((NO_OPPORTUNITY_PRICES, -1), (4000, 2000))
     market.set_prices(SOME)
     assert seen(market) == (SOME, 0)
 
 
 def test_tasks_are_counted_from_the_last_quotes_on():
     market = in_force(3)
-    market.count_task_changes(2)
-    assert seen(market) == (SOME, 5)
+    market.count_task_changes(PAIR, 0, 2)
+    assert (seen(market), flow(market)) == ((SOME, 5), (6000, 4000))
     market.set_prices(NO_OPPORTUNITY_PRICES)
     assert seen(market) == (NO_OPPORTUNITY_PRICES, 0)
+    assert flow(market) == (6000 - 46, 4000 - 31)  # a 128th is forgotten
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9))
+def test_the_turnover_is_what_the_kernels_measure(came, left):
+    market = PriceMarket()
+    market.came_milli, market.left_milli = came, left
+    assert market.turnover_permille == measure_turnover(came, left)
+    assert market.turnover_permille == naive_lookahead.turnover(came, left)
+
+
+@pytest.mark.parametrize(
+    ("came", "left", "expected"),
+    [
+        (0, 0, 0),
+        (1000, 0, 0),
+        (1000, 124, 0),
+        (1000, 125, 250),
+        (1000, 500, 500),
+        (1000, 874, 750),
+        (1000, 875, 1000),
+        (1000, 5000, 1000),
+        (0, 1000, 1000),
+    ],
+)
+def test_the_turnover_is_told_in_quarters(came, left, expected):
+    market = PriceMarket()
+    market.came_milli, market.left_milli = came, left
+    assert market.turnover_permille == expected
 
 
 def test_old_quotes_stay_in_force_and_void_ones_do_not():
@@ -53,21 +90,31 @@ def test_old_quotes_stay_in_force_and_void_ones_do_not():
     void.invalidate()
     assert seen(aged) == (SOME, -1)
     assert seen(void) == (NO_OPPORTUNITY_PRICES, -1)
+    assert flow(aged) == flow(void) == (4000, 0)
 
 
 def test_a_copy_goes_its_own_way():
     market = in_force(1)
     twin = market.copy()
     assert seen(twin) == seen(market)
-    twin.count_task_changes(4)
-    assert seen(market) == (SOME, 1)
+    twin.count_task_changes(PAIR, 4, 1)
+    assert (seen(market), flow(market)) == ((SOME, 1), (2000, 0))
     twin.invalidate()
-    assert seen(market) == (SOME, 1)
+    assert (seen(market), flow(market)) == ((SOME, 1), (2000, 0))
 
 
 @pytest.mark.parametrize("market", [PriceMarket(), in_force(), in_force(7)])
 def test_a_market_comes_back_from_its_dump(market):
-    assert seen(PriceMarket.load(json.loads(json.dumps(market.dump())))) == seen(market)
+    again = PriceMarket.load(json.loads(json.dumps(market.dump())))
+    assert (seen(again), flow(again)) == (seen(market), flow(market))
+
+
+def test_a_market_of_a_version_without_turnover_is_read():
+    plain = in_force(7).dump()
+    for newer in ("turnover_permille", "came_milli", "left_milli"):
+        del plain[newer]
+    again = PriceMarket.load(plain)
+    assert (seen(again), flow(again)) == ((replace(SOME, turnover_permille=0), 7), (0, 0))
 
 
 # The core
@@ -98,12 +145,19 @@ def test_quotes_are_journalled_before_the_decision_that_uses_them_and_then_stand
     found = [is_quoted(core.submit(build_request(gpus=1, milli=100), now_ns=6))[0] for _ in range(3)]
     core.cancel("w-1", now_ns=6)
     assert core.state.market.shifts == 5
-    assert [*found, is_quoted(core.submit(build_request(gpus=1, milli=100), now_ns=7))[0]] == [
-        False,
-        False,
-        False,
-        True,
-    ]
+    later = core.submit(build_request(gpus=1, milli=100), now_ns=7)
+    assert [*found, is_quoted(later)[0]] == [False, False, False, True]
+    # One of the four that came has left again.
+    assert (quotes.turnover_permille, later.events[0].turnover_permille) == (0, 250)
+
+
+def test_the_turnover_is_written_where_there_is_any():
+    """Without it older versions read the event."""
+    still = PricesQuoted(time_ns=1, offers_w=(1,), scarce_models=(), load_permille=800)
+    moving = replace(still, turnover_permille=750)
+    assert "turnover_permille" not in event_to_plain(still)[1]
+    assert event_to_plain(moving)[1]["turnover_permille"] == 750
+    assert [event_from_plain(*event_to_plain(event)) for event in (still, moving)] == [still, moving]
 
 
 def test_a_decision_heeds_the_quotes_that_are_journalled_with_it():

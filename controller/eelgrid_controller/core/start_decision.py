@@ -72,6 +72,7 @@ class StartDecider:
                 offers_w=quotes.offers_w,
                 scarce_models=quotes.scarce_models,
                 load_permille=quotes.load_permille,
+                turnover_permille=quotes.turnover_permille,
             ),
         )
 

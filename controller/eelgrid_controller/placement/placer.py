@@ -111,8 +111,8 @@ class WorkloadPlacer:
 
     def quote_prices(self, request: ResourceRequest | None = None) -> OpportunityPrices | None:
         """Returns new quotes if they are due, else None; for a request, only if a node has room for it."""
-        policy, shifts = self._state.policy, self._state.market.shifts
-        return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, shifts, request)
+        policy, market = self._state.policy, self._state.market
+        return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, market, request)
 
     def work_ahead(self) -> bool:
         """Does a bounded part of what the next decisions would have to; false if nothing is left. It changes none."""

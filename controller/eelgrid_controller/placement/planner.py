@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
 from eelgrid_controller.queueing.admission import QueueHold
-from eelgrid_controller.state.demand import OpportunityPrices, TaskClass
+from eelgrid_controller.state.demand import OpportunityPrices, PriceMarket, TaskClass
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST
 from eelgrid_controller.state.spending import OverspentLimit
@@ -293,7 +293,7 @@ def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
 def _put(candidates: CandidateIndex, snapshot: Snapshot) -> None:
     quotes = snapshot.quotes
     scarce = sum(1 << snapshot.models[name] for name in quotes.scarce_models if name in snapshot.models)
-    candidates.apply_prices(quotes.offers_w, scarce, quotes.load_permille)
+    candidates.apply_prices(quotes.offers_w, scarce, quotes.load_permille, quotes.turnover_permille)
 
 
 def derive_random_seed(snapshot: Snapshot) -> int:
@@ -376,28 +376,31 @@ class Planner:
         snapshot: Snapshot,
         weights: Weights,
         placement: str,
-        shifts: int,
+        market: PriceMarket,
         request: ResourceRequest | None = None,
     ) -> OpportunityPrices | None:
-        """Returns new quotes if the policy uses any and they are due after `shifts` starts and ends of tasks; else None.
+        """Returns new quotes if the policy uses any and they are due after what started and ended; else None.
 
-        `shifts` is -1 if the quotes in force are invalid. For a request that no node has room for they wait, since they
+        For a request that no node has room for they wait, since they
         choose among nodes that have.
         """
         if placement != DEFAULT_PLACEMENT_POLICY or not snapshot.names:
             return None
         candidates = self._candidates(snapshot, placement, make_prices(weights))
-        if not candidates.is_due(shifts):
+        if not candidates.is_due(market.shifts):
             return None
         if request is not None:
             allows = snapshot.allowed_models(request.gpu_models)
             if not candidates.count_verdicts(snapshot.nodes, make_task(request), allows)[FITS]:
                 return None
-        offers, scarce, load = candidates.compute_prices()
+        turnover = market.turnover_permille
+        offers, scarce, load = candidates.compute_prices(turnover)
         # The code of a removed model remains; a controller that starts now would not know it.
         there = set(np.unique(snapshot.nodes.gpu_model).tolist())
         models = sorted(name for name, code in snapshot.models.items() if scarce >> code & 1 and code in there)
-        return OpportunityPrices(offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load)
+        return OpportunityPrices(
+            offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load, turnover_permille=turnover
+        )
 
     def work_ahead(self, snapshot: Snapshot, weights: Weights, placement: str) -> bool:
         """Idle work, bounded: one kind of task catches up with what changed; false if none has anything left.

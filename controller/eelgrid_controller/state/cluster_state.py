@@ -383,7 +383,7 @@ class ClusterState:
             promise=None,
             not_before_ns=0,
         )
-        return self._bump_plans(event.placements)
+        return self._bump_plans(workload, event.placements, ())
 
     def _restood(
         self, after: Workload, before: Sequence[Placement], event: WorkloadMoved | WorkloadScaled
@@ -392,7 +392,7 @@ class ClusterState:
         reallocate_replicas(self.nodes, after, before, event.placements)
         self.explanations.put(after.workload_id, event.explanation, (item.replica for item in before))
         self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
-        return self._bump_plans((*before, *event.placements))
+        return self._bump_plans(after, event.placements, before)
 
     def _apply_partitioned(self, event: PartitionsPlanned) -> frozenset[str]:
         after = apply_partition_plan(self.workloads, event)
@@ -408,7 +408,7 @@ class ClusterState:
     def _apply_corrected(self, event: DevicesCorrected) -> frozenset[str]:
         for key, workload in apply_device_correction(self.workloads, self._node(event.node_name), event).items():
             self.workloads[key] = replace(workload, revision=self.revision + 1)
-        return self._bump_plans(tuple(one.placement for one in event.replicas))
+        return self._bump_epochs(frozenset(one.placement.node_name for one in event.replicas))
 
     def _apply_limited(self, event: WorkloadLimited) -> frozenset[str]:
         workload = self.workloads.get(event.workload_id)
@@ -419,9 +419,9 @@ class ClusterState:
         )
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
-    def _bump_plans(self, placements: tuple[Placement, ...]) -> frozenset[str]:
-        self.market.count_task_changes(len(placements))
-        return self._bump_epochs(frozenset(placement.node_name for placement in placements))
+    def _bump_plans(self, of: Workload, came: Sequence[Placement], left: Sequence[Placement]) -> frozenset[str]:
+        self.market.count_task_changes(of.spec.request, len(came), len(left))
+        return self._bump_epochs(frozenset(placement.node_name for placement in (*came, *left)))
 
     def _bump_epochs(self, names: frozenset[str]) -> frozenset[str]:
         for name in names:
@@ -479,7 +479,7 @@ class ClusterState:
                 self._kept.add(oldest)
             else:
                 self._forget_workload(oldest)
-        return self._bump_plans(held)
+        return self._bump_plans(workload, (), held)
 
     def _is_needed(self, workload_id: str) -> bool:
         """Returns whether live work depends on ended work or on its array, or the array is live."""
@@ -609,7 +609,7 @@ class ClusterState:
             not_before_ns=not_before_ns,
         )
         self.pending.add(key, priority=workload.spec.priority, number=self._numbers[key])
-        return self._bump_plans(workload.placements)
+        return self._bump_plans(workload, (), workload.placements)
 
     def _apply_cordon(self, event: NodeCordoned | NodeUncordoned) -> frozenset[str]:
         record = self._node(event.node_name)

@@ -9,7 +9,7 @@ Theory: the mix is the most frequent classes that cover 95 % of tasks, as in FGD
 would cost elsewhere, and that on the whole cluster at one moment. Computing prices for each decision would scale with
 the size of the fleet, and a cache could make a replay decide differently. So the prices are an event of the journal:
 they are computed again after a given number of tasks started or ended, and become invalid when the mix is recomputed
-or a node joins.
+or a node joins. They depend on the turnover: in a fleet where tasks end, what stands in the way does not stay there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,9 @@ CLASSES_KEPT_MOST = 4096
 # Shares in per cent and growth in parts, so that all arithmetic is in integers.
 _COVERED_PERCENT = 95
 _GROWTH_PARTS = 20
+# At each quote a 128th of what came and left is forgotten; the turnover is told in quarters.
+TURNOVER_SHIFT = 7
+TURNOVER_STEP = 250
 
 
 class TaskClass(NamedTuple):
@@ -113,24 +116,32 @@ def _parse_row(row: Sequence[Any]) -> tuple[TaskClass, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpportunityPrices:
-    """Opportunity prices in whole watts for each class of the mix, the scarce models, and the load that they were computed at."""
+    """Opportunity prices in whole watts for each class of the mix, the scarce models, and the load and turnover then."""
 
     offers_w: tuple[int, ...] = ()
     scarce_models: tuple[str, ...] = ()
     load_permille: int = 0
+    turnover_permille: int = 0
 
 
 NO_OPPORTUNITY_PRICES = OpportunityPrices()
 
 
 class PriceMarket:
-    """The prices in force, and the number of tasks that started or ended since; -1 if the prices are invalid."""
+    """The prices in force, the number of tasks that started or ended since, -1 if the prices are invalid, and the turnover."""
 
-    __slots__ = ("quotes", "shifts")
+    __slots__ = ("came_milli", "left_milli", "quotes", "shifts")
 
     def __init__(self) -> None:
         self.quotes = NO_OPPORTUNITY_PRICES
         self.shifts = -1
+        self.came_milli = self.left_milli = 0
+
+    @property
+    def turnover_permille(self) -> int:
+        """Returns how much GPU was given back lately for each that was taken, in a few steps, so that prices rest."""
+        share = min(1000, self.left_milli * 1000 // max(1, self.came_milli))
+        return (share + TURNOVER_STEP // 2) // TURNOVER_STEP * TURNOVER_STEP
 
     def invalidate(self) -> None:
         """Invalidates the prices, because the mix or the nodes changed."""
@@ -140,19 +151,24 @@ class PriceMarket:
         """Requests new prices; those in force stay valid until then."""
         self.shifts = -1
 
-    def count_task_changes(self, tasks: int) -> None:
-        """Counts tasks that started or ended."""
+    def count_task_changes(self, request: ResourceRequest, came: int, left: int) -> None:
+        """Counts tasks that started or ended, each with this request."""
         if self.shifts >= 0:
-            self.shifts += tasks
+            self.shifts += came + left
+        self.came_milli += came * request.gpu_count * request.gpu_milli
+        self.left_milli += left * request.gpu_count * request.gpu_milli
 
     def set_prices(self, quotes: OpportunityPrices) -> None:
-        """Puts prices in force."""
+        """Puts prices in force; what came and left before counts less from now on."""
         self.quotes, self.shifts = quotes, 0
+        self.came_milli -= self.came_milli >> TURNOVER_SHIFT
+        self.left_milli -= self.left_milli >> TURNOVER_SHIFT
 
     def copy(self) -> Self:
         """Returns an independent copy."""
         twin = type(self)()
         twin.quotes, twin.shifts = self.quotes, self.shifts
+        twin.came_milli, twin.left_milli = self.came_milli, self.left_milli
         return twin
 
     def dump(self) -> dict[str, Any]:
@@ -162,7 +178,10 @@ class PriceMarket:
             "offers_w": list(quotes.offers_w),
             "scarce_models": list(quotes.scarce_models),
             "load_permille": quotes.load_permille,
+            "turnover_permille": quotes.turnover_permille,
             "shifts": self.shifts,
+            "came_milli": self.came_milli,
+            "left_milli": self.left_milli,
         }
 
     @classmethod
@@ -174,6 +193,8 @@ class PriceMarket:
             offers_w=tuple(offers),
             scarce_models=tuple(plain["scarce_models"]),
             load_permille=plain["load_permille"],
+            turnover_permille=plain.get("turnover_permille", 0),  # this and the next are absent from older checkpoints
         )
         market.shifts = plain["shifts"]
+        market.came_milli, market.left_milli = plain.get("came_milli", 0), plain.get("left_milli", 0)
         return market

@@ -546,12 +546,16 @@ class PricesQuoted:
     offers_w: Annotated[tuple[Uint64, ...], Many(64)]
     scarce_models: Annotated[tuple[Label, ...], Many(64)]
     load_permille: Uint64
+    turnover_permille: Uint64 = 0
 
     @property
     def quotes(self) -> OpportunityPrices:
         """The quotes as the planners' value."""
         return OpportunityPrices(
-            offers_w=self.offers_w, scarce_models=self.scarce_models, load_permille=self.load_permille
+            offers_w=self.offers_w,
+            scarce_models=self.scarce_models,
+            load_permille=self.load_permille,
+            turnover_permille=self.turnover_permille,
         )
 
 
@@ -678,6 +682,8 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
     match event:
         case NodeJoined():
             omit_defaults(body, event, ("is_doubted",))
+        case PricesQuoted():
+            omit_defaults(body, event, ("turnover_permille",))
         case ControllerStarted():
             omit_defaults(body, event, ("timeline", "withholds_starts"))
         case WorkloadSubmitted():

@@ -37,7 +37,7 @@ class Weights:
     stranding_w: Weight
     lookahead: Weight = 0.0
     scarcity_w: Weight = 0.0
-    # Stranding in a full fleet; a value below stranding_w has no effect.
+    # Stranding in a full fleet where no work ends; a value below stranding_w has no effect.
     stranding_full_w: Weight = 0.0
     # About the cost of waking a CPU package (105 W); applies only to workloads with a locality preference.
     locality_w: Weight = 100.0

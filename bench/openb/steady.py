@@ -1,0 +1,229 @@
+"""Placement policies in fleets where tasks end: python -m bench.openb.steady --data DIR.
+
+Owns the comparison at steady loads. Must not know how a policy decides.
+
+Theory. The published protocol fills a fleet with tasks of which none ever ends, so that what a placement spoils stays
+spoilt and the load reaches 100 %. Most clusters run for weeks at one load, and tasks end. Here tasks of the typical mix
+arrive as a Poisson process, and each lasts for a time drawn from one distribution with the mean 1 for all classes:
+exponential, or lognormal with a given sigma. The rate is such that what arrives asks in the mean for a given share of
+the fleet's GPU (the offered load), or more than there is. What fits nowhere is refused and does not come again. After
+WARM mean durations, allocated GPU and watts are averaged over time for MEASURED more. All policies meet the same
+arrivals and durations. Saving is compared per allocated GPU, since a policy that refuses work draws less for less. Ours
+stands beside the mix of PWR that saves most on that very list at that very load.
+Source: Weng et al., USENIX ATC'23 (tasks and nodes); the loss system is Erlang's, with several resources.
+"""
+
+import heapq
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+import numpy as np
+from joblib import Parallel, delayed
+
+from bench.openb.mix_comparison import BELOW_FGD_PP_MOST, PWR_MIXES, read_pools
+from bench.openb.mixes import SEEDS_APART, draw_mix
+from bench.openb.policies import OURS, REFERENCE, choose_names
+from bench.openb.rollouts import take_part
+from bench.openb.traces import load_trace, trace_names
+from bench.runner import Options, Progress, Unusable, benchmark, data_option, processes_option, seeds_option
+from bench.tables import format_table, write_csv
+from eelgrid_controller.replay.csv_reader import TraceError
+from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, node_order
+from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.simulation import SimulatedFleet
+
+WARM, MEASURED = 3.0, 3.0  # mean durations
+_DRAWS = 777  # apart from the seeds of arrivals
+
+
+class Arrivals(NamedTuple):
+    """What comes, in order."""
+
+    kind: Ints  # (N,)
+    at: Floats  # (N,) in mean durations
+    lasts: Floats  # (N,)
+
+
+class Steady(NamedTuple):
+    """Means over time under one policy."""
+
+    alloc_pct: float  # of the fleet's GPU
+    power_kw: float
+    refused_pct: float  # of the GPU that was asked for while it was measured
+
+
+class Row(NamedTuple):
+    """One list at one load: ours beside FGD and the PWR mix that saves most there."""
+
+    trace: str
+    seed: int
+    load: float
+    fgd: Steady
+    pwr: str
+    best_pwr: Steady
+    ours: Steady
+
+    @property
+    def over_fgd_pp(self) -> float:
+        """Allocation beside FGD's, in points of the fleet."""
+        return self.ours.alloc_pct - self.fgd.alloc_pct
+
+    @property
+    def over_pwr_pp(self) -> float:
+        """Saving per allocated GPU beside the best PWR mix's, in points of FGD's watts."""
+        return save_per_gpu_pct(self.ours, self.fgd) - save_per_gpu_pct(self.best_pwr, self.fgd)
+
+
+def save_per_gpu_pct(mine: Steady, reference: Steady) -> float:
+    """Watts saved for each allocated GPU, in per cent of the reference's; nan where nothing is allocated."""
+    if not (mine.alloc_pct and reference.alloc_pct):
+        return float("nan")
+    return 100.0 * (1.0 - (mine.power_kw / mine.alloc_pct) / (reference.power_kw / reference.alloc_pct))
+
+
+def draw_arrivals(trace: TraceArrays, seed: int, load: float, sigma: float) -> Arrivals:
+    """Tasks of the typical mix that ask for that share of the fleet's GPU in the mean; sigma 0 for exponential durations."""
+    generator = np.random.default_rng(_DRAWS + seed)
+    likely = trace.typical.weight / trace.typical.weight.sum()
+    rate = load * trace.fleet.gpu_milli / float(likely @ trace.task_milli[trace.typical.spec])
+    count = int(rate * (WARM + MEASURED))
+    kind = generator.choice(trace.typical.spec, size=count, p=likely).astype(np.int64)
+    at = np.cumsum(generator.exponential(1.0 / rate, count))
+    lasts = generator.lognormal(-sigma * sigma / 2.0, sigma, count) if sigma else generator.exponential(1.0, count)
+    return Arrivals(kind, at, lasts)
+
+
+def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
+    """One policy through all arrivals and ends."""
+    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_policy(policy))
+    milli, ends = trace.task_milli.tolist(), list[tuple[float, int, int, int, tuple[int, ...]]]()
+    held = asked = refused = 0
+    last = held_time = energy = 0.0
+
+    def pass_time(now: float) -> None:
+        nonlocal last, held_time, energy
+        if now > WARM:
+            elapsed = now - max(last, WARM)
+            held_time, energy = held_time + held * elapsed, energy + fleet.power_w * elapsed
+        last = now
+
+    for number, (kind, now, lasts) in enumerate(
+        zip(arrivals.kind.tolist(), arrivals.at.tolist(), arrivals.lasts.tolist(), strict=True)
+    ):
+        while ends and ends[0][0] <= now:
+            end, _, node, ended, slots = heapq.heappop(ends)
+            pass_time(end)
+            fleet.release_task(node, ended, slots)
+            held -= milli[ended]
+        pass_time(now)
+        node, slots = fleet.place_task(kind)
+        if node >= 0:
+            held += milli[kind]
+            heapq.heappush(ends, (now + lasts, number, node, kind, slots))
+        if now > WARM:
+            asked, refused = asked + milli[kind], refused + (milli[kind] if node < 0 else 0)
+    span = max(1e-9, last - WARM)
+    alloc_pct = 100.0 * held_time / span / max(1, trace.fleet.gpu_milli)
+    return Steady(alloc_pct, energy / span / 1e3, 100.0 * refused / max(1, asked))
+
+
+def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], sigma: float) -> list[Row]:
+    """Every policy on one list, at every load."""
+    rows = []
+    for load in loads:
+        arrivals = draw_arrivals(trace, seed, load, sigma)
+        found = {name: play(trace, seed, name, arrivals) for name in (REFERENCE, *PWR_MIXES, OURS)}
+        fgd = found[REFERENCE]
+        best = max(PWR_MIXES, key=lambda name: save_per_gpu_pct(found[name], fgd))
+        rows.append(Row(trace.name, seed, load, fgd, best, found[best], found[OURS]))
+    return rows
+
+
+def _cells(row: Row) -> dict[str, object]:
+    return {
+        "trace": row.trace,
+        "seed": row.seed,
+        "load": f"{row.load:g}",
+        "fgd_alloc": f"{row.fgd.alloc_pct:.2f}",
+        "pwr": row.pwr,
+        "pwr_alloc": f"{row.best_pwr.alloc_pct:.2f}",
+        "alloc": f"{row.ours.alloc_pct:.2f}",
+        "over_fgd": f"{row.over_fgd_pp:+.2f}",
+        "refused": f"{row.ours.refused_pct:.2f}",
+        "pwr_per_gpu": f"{save_per_gpu_pct(row.best_pwr, row.fgd):.2f}",
+        "per_gpu": f"{save_per_gpu_pct(row.ours, row.fgd):.2f}",
+        "over_pwr": f"{row.over_pwr_pp:+.2f}",
+    }
+
+
+def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """By load: means, the worst list, and on how many lists ours falls short."""
+    lines = []
+    for load in sorted({row.load for row in rows}):
+        here = [row for row in rows if row.load == load]
+        over_fgd, over_pwr = [row.over_fgd_pp for row in here], [row.over_pwr_pp for row in here]
+        lines.append(
+            {
+                "load": f"{load:g}",
+                "lists": len(here),
+                "over_fgd": f"{statistics.fmean(over_fgd):+.2f}",
+                "worst": f"{min(over_fgd):+.2f}",
+                "below": sum(value < -BELOW_FGD_PP_MOST for value in over_fgd),
+                "pwr_over_fgd": f"{statistics.fmean(row.best_pwr.alloc_pct - row.fgd.alloc_pct for row in here):+.2f}",
+                "per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.ours, row.fgd) for row in here):.2f}",
+                "pwr_per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.best_pwr, row.fgd) for row in here):.2f}",
+                "over_pwr": f"{statistics.fmean(over_pwr):+.2f}",
+                "worst_over_pwr": f"{min(over_pwr):+.2f}",
+                "below_pwr": sum(value < 0.0 for value in over_pwr),
+            }
+        )
+    return lines
+
+
+def _list_lists(options: Options) -> list[tuple[TraceArrays, int]]:
+    if options.mixes:
+        nodes, pools = read_pools(options.data)
+        drawn = (draw_mix(nodes, pools, options.seed, number) for number in range(options.mixes))
+        lists = [(trace, SEEDS_APART * options.seed + number) for number, trace in enumerate(drawn)]
+    else:
+        names = choose_names(options.traces, trace_names(options.data))
+        seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
+        lists = [(load_trace(options.data, name), seed) for name in names for seed in seeds]
+    return [(take_part(trace, options.part, seed) if options.part > 1 else trace, seed) for trace, seed in lists]
+
+
+@benchmark(out="bench-out/openb", refused=(TraceError, OSError))
+@data_option()
+@click.option("--mixes", default=0, help="how many mixes to draw in place of the traces")
+@click.option("--seed", default=1, help="of the mixes")
+@click.option("--traces", default="all", help="suffixes of the task lists, with commas")
+@click.option("--loads", default="0.6,0.75,0.85,0.95,1.1", help="GPU asked for, as shares of the fleet's, with commas")
+@click.option("--sigma", default=0.0, help="of lognormal durations; 0 for exponential ones")
+@seeds_option(1, f"how many, from {SEEDS[0]} up; a mix has one order of arrivals")
+@click.option("--part", default=1, help="take one in so many nodes")
+@processes_option
+def main(options: Options) -> int:
+    """Plays every list at every load; 2 if what was asked for is not there."""
+    loads = [float(text) for text in options.loads.split(",")]
+    if min(options.seeds, options.part, options.processes) < 1 or min(options.mixes, options.seed) < 0:
+        raise Unusable("take at least one seed, part and process, and mixes by a seed that is not negative")
+    if not loads or min(loads) <= 0.0 or options.sigma < 0.0:
+        raise Unusable("take loads above 0, and a sigma that is not negative")
+    lists, rows = _list_lists(options), list[Row]()
+    progress = Progress("lists")
+    work = Parallel(n_jobs=min(options.processes, len(lists)), return_as="generator")
+    for done, found in enumerate(work(delayed(compare_steady)(*one, loads, options.sigma) for one in lists)):
+        rows += found
+        write_csv(options.out / "steady.csv", None, map(_cells, rows))  # what is done stays
+        progress.show(done + 1, len(lists))
+    print(format_table(None, map(_cells, rows), words=1))
+    print(f"\n{format_table(None, summarize(rows), words=0)}\nwritten to {options.out / 'steady.csv'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""`python -m bench.openb.steady` on a small trace: its file, its refusals, and averages that can be checked by hand."""
+
+import csv
+
+import numpy as np
+import pytest
+from bench.openb.steady import MEASURED, WARM, Arrivals, Row, Steady, draw_arrivals, main, play, summarize
+from bench.openb.traces import load_trace
+from tests.builders.replay import write_small_openb
+
+SEED = 42
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_small_openb(tmp_path)
+    return tmp_path
+
+
+def test_each_list_has_a_row_for_each_load(data, capsys):
+    asked = ["--data", str(data), "--traces", "small", "--loads", "0.5,1.2", "--processes", "1", "--seeds", "2"]
+    assert main([*asked, "--out", str(data / "out")]) == 0
+    rows = list(csv.DictReader((data / "out" / "steady.csv").read_text().splitlines()))
+    asked_for = [(row["trace"], row["seed"], row["load"]) for row in rows]
+    assert asked_for == [("small", "42", "0.5"), ("small", "42", "1.2"), ("small", "43", "0.5"), ("small", "43", "1.2")]
+    assert {row["pwr"][:3] for row in rows} == {"pwr"}
+    assert all(float(row["refused"]) > 0 for row in rows if row["load"] == "1.2")
+    assert "lists" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--loads", "0"], ["--loads", "0.5,-1"], ["--sigma", "-1"], ["--seeds", "0"], ["--part", "0"]]
+)
+def test_what_cannot_be_played_is_refused(data, wrong, capsys):
+    assert main(["--data", str(data), "--traces", "small", *wrong, "--out", str(data / "out")]) == 2
+    assert "take" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.5])
+def test_what_arrives_asks_for_the_load_and_lasts_for_one_in_the_mean(data, sigma):
+    trace = load_trace(data, "small")
+    arrivals = draw_arrivals(trace, SEED, 200.0, sigma)
+    asked = trace.task_milli[arrivals.kind].sum() / trace.fleet.gpu_milli
+    assert asked == pytest.approx(200.0 * (WARM + MEASURED), rel=0.1)
+    assert arrivals.lasts.mean() == pytest.approx(1.0, rel=0.2)
+    assert arrivals.at[-1] == pytest.approx(WARM + MEASURED, rel=0.1)
+    again = draw_arrivals(trace, SEED, 200.0, sigma)
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(arrivals, again, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["fgd", "eelgrid"])
+def test_averages_are_over_time_and_begin_when_the_fleet_is_warm(data, policy):
+    """One task that is there all the time, and one that comes at the middle of what is measured and stays to the end."""
+    trace = load_trace(data, "small")
+    kind = int(np.flatnonzero(trace.task_milli == 990)[0])
+    light = int(np.flatnonzero(trace.task_milli == 330)[0])
+    moments = [0.5, WARM + MEASURED / 2, WARM + MEASURED]
+    arrivals = Arrivals(np.array([kind, light, light]), np.array(moments), np.array([100.0, 100.0, 1.0]))
+    found = play(trace, SEED, policy, arrivals)
+    assert found.alloc_pct == pytest.approx(100.0 * (990 + 330 / 2) / trace.fleet.gpu_milli)
+    assert found.refused_pct == 0.0
+    ended = Arrivals(arrivals.kind, arrivals.at, np.array([WARM + MEASURED / 4 - 0.5, 100.0, 1.0]))
+    assert play(trace, SEED, policy, ended).alloc_pct == pytest.approx(
+        100.0 * (990 / 4 + 330 / 2) / trace.fleet.gpu_milli
+    )
+
+
+def test_the_summary_counts_the_lists_that_fall_short():
+    fgd, pwr = Steady(80.0, 100.0, 0.0), Steady(80.0, 90.0, 0.0)
+    good, bad = Steady(80.0, 88.0, 0.0), Steady(79.0, 95.0, 1.0)
+    rows = [Row(f"mix{i}", i, 0.85, fgd, "pwr500", pwr, ours) for i, ours in enumerate((good, bad))]
+    (line,) = summarize(rows)
+    assert (line["lists"], line["below"], line["below_pwr"]) == (2, 1, 1)
+    assert (line["over_fgd"], line["worst"]) == ("-0.50", "-1.00")
+    assert line["pwr_per_gpu"] == "10.00"
