@@ -233,12 +233,13 @@ class Market:
         """Thousandths of the weight of stranding.
 
         A tenth of the least up to a load of seven tenths, then as that goes. Where tasks leave as fast as they come, scarce
-        or not, by the square, to four times the most.
+        or not, half of the least, and by the square to four times the most.
         """
         least, most, now, filling = 0.1 * self.given[2], self.given[6], self.stranding(), 0.0
         if are_blocks_scarce(nodes, self.mix):
             filling = stranding_w(self.load, least, most)
-        steady = least + (4.0 * most - least) * rise(self.load) * rise(self.load)
+        low = 0.5 * self.given[2]
+        steady = low + (4.0 * most - low) * rise(self.load) * rise(self.load)
         blocks = filling + (steady - filling) * (self.turnover / 1000)
         self.block_permille = int(1000.0 * blocks / now) if now else 0
 

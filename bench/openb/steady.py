@@ -6,9 +6,10 @@ Theory. The published protocol fills a fleet with tasks of which none ever ends,
 spoilt and the load reaches 100 %. Most clusters run for weeks at one load, and tasks end. Here tasks of the typical mix
 arrive as a Poisson process, and each lasts for a time drawn from one distribution with the mean 1 for all classes:
 exponential, or lognormal with a given sigma. The rate is such that what arrives asks in the mean for a given share of
-the fleet's GPU (the offered load), or more than there is. What fits nowhere is refused and does not come again. After
-WARM mean durations, allocated GPU and watts are averaged over time for MEASURED more. All policies meet the same
-arrivals and durations. Saving is compared per allocated GPU, since a policy that refuses work draws less for less. Ours
+the fleet's GPU (the offered load), or more than there is; with --swing it rises and falls by that share of itself, as in
+a day, once in DAY mean durations. What fits nowhere is refused and does not come again. After WARM mean durations,
+allocated GPU and watts are averaged over time for MEASURED more, or for a day. All policies meet the same arrivals and
+durations. Saving is compared per allocated GPU, since a policy that refuses work draws less for less. Ours
 stands beside the mix of PWR that saves most on that very list at that very load.
 Source: Weng et al., USENIX ATC'23 (tasks and nodes); the loss system is Erlang's, with several resources.
 """
@@ -36,7 +37,7 @@ from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.simulation import SimulatedFleet
 
-WARM, MEASURED = 3.0, 3.0  # mean durations
+WARM, MEASURED, DAY = 3.0, 3.0, 8.0  # mean durations
 _DRAWS = 777  # apart from the seeds of arrivals
 
 
@@ -46,6 +47,13 @@ class Arrivals(NamedTuple):
     kind: Ints  # (N,)
     at: Floats  # (N,) in mean durations
     lasts: Floats  # (N,)
+
+
+class Durations(NamedTuple):
+    """How long tasks last, and whether more of them come at some times."""
+
+    sigma: float = 0.0  # of lognormal durations; 0 for exponential ones
+    swing: float = 0.0  # of the load, up and down
 
 
 class Steady(NamedTuple):
@@ -85,16 +93,19 @@ def save_per_gpu_pct(mine: Steady, reference: Steady) -> float:
     return 100.0 * (1.0 - (mine.power_kw / mine.alloc_pct) / (reference.power_kw / reference.alloc_pct))
 
 
-def draw_arrivals(trace: TraceArrays, seed: int, load: float, sigma: float) -> Arrivals:
-    """Tasks of the typical mix that ask for that share of the fleet's GPU in the mean; sigma 0 for exponential durations."""
-    generator = np.random.default_rng(_DRAWS + seed)
+def draw_arrivals(trace: TraceArrays, seed: int, load: float, how: Durations) -> Arrivals:
+    """Tasks of the typical mix that ask for that share of the fleet's GPU in the mean."""
+    generator, sigma, swing = np.random.default_rng(_DRAWS + seed), how.sigma, how.swing
     likely = trace.typical.weight / trace.typical.weight.sum()
-    rate = load * trace.fleet.gpu_milli / float(likely @ trace.task_milli[trace.typical.spec])
-    count = int(rate * (WARM + MEASURED))
+    rate = load * (1.0 + swing) * trace.fleet.gpu_milli / float(likely @ trace.task_milli[trace.typical.spec])
+    count = int(rate * (WARM + (DAY if swing else MEASURED)))
     kind = generator.choice(trace.typical.spec, size=count, p=likely).astype(np.int64)
     at = np.cumsum(generator.exponential(1.0 / rate, count))
     lasts = generator.lognormal(-sigma * sigma / 2.0, sigma, count) if sigma else generator.exponential(1.0, count)
-    return Arrivals(kind, at, lasts)
+    if not swing:
+        return Arrivals(kind, at, lasts)
+    comes = generator.random(count) * (1.0 + swing) < 1.0 + swing * np.sin(2.0 * np.pi * at / DAY)
+    return Arrivals(kind[comes], at[comes], lasts[comes])
 
 
 def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
@@ -131,11 +142,11 @@ def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Stea
     return Steady(alloc_pct, energy / span / 1e3, 100.0 * refused / max(1, asked))
 
 
-def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], sigma: float) -> list[Row]:
+def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], how: Durations) -> list[Row]:
     """Every policy on one list, at every load."""
     rows = []
     for load in loads:
-        arrivals = draw_arrivals(trace, seed, load, sigma)
+        arrivals = draw_arrivals(trace, seed, load, how)
         found = {name: play(trace, seed, name, arrivals) for name in (REFERENCE, *PWR_MIXES, OURS)}
         fgd = found[REFERENCE]
         best = max(PWR_MIXES, key=lambda name: save_per_gpu_pct(found[name], fgd))
@@ -157,6 +168,8 @@ def _cells(row: Row) -> dict[str, object]:
         "pwr_per_gpu": f"{save_per_gpu_pct(row.best_pwr, row.fgd):.2f}",
         "per_gpu": f"{save_per_gpu_pct(row.ours, row.fgd):.2f}",
         "over_pwr": f"{row.over_pwr_pp:+.2f}",
+        "fgd_kw": f"{row.fgd.power_kw:.1f}",
+        "kw": f"{row.ours.power_kw:.1f}",
     }
 
 
@@ -203,6 +216,7 @@ def _list_lists(options: Options) -> list[tuple[TraceArrays, int]]:
 @click.option("--traces", default="all", help="suffixes of the task lists, with commas")
 @click.option("--loads", default="0.6,0.75,0.85,0.95,1.1", help="GPU asked for, as shares of the fleet's, with commas")
 @click.option("--sigma", default=0.0, help="of lognormal durations; 0 for exponential ones")
+@click.option("--swing", default=0.0, help="share of the load by which it rises and falls in a day; 0 for a steady one")
 @seeds_option(1, f"how many, from {SEEDS[0]} up; a mix has one order of arrivals")
 @click.option("--part", default=1, help="take one in so many nodes")
 @processes_option
@@ -211,12 +225,13 @@ def main(options: Options) -> int:
     loads = [float(text) for text in options.loads.split(",")]
     if min(options.seeds, options.part, options.processes) < 1 or min(options.mixes, options.seed) < 0:
         raise Unusable("take at least one seed, part and process, and mixes by a seed that is not negative")
-    if not loads or min(loads) <= 0.0 or options.sigma < 0.0:
-        raise Unusable("take loads above 0, and a sigma that is not negative")
+    if not loads or min(loads) <= 0.0 or options.sigma < 0.0 or not 0.0 <= options.swing <= 1.0:
+        raise Unusable("take loads above 0, a sigma that is not negative, and a swing from 0 to 1")
+    how = Durations(options.sigma, options.swing)
     lists, rows = _list_lists(options), list[Row]()
     progress = Progress("lists")
     work = Parallel(n_jobs=min(options.processes, len(lists)), return_as="generator")
-    for done, found in enumerate(work(delayed(compare_steady)(*one, loads, options.sigma) for one in lists)):
+    for done, found in enumerate(work(delayed(compare_steady)(*one, loads, how) for one in lists)):
         rows += found
         write_csv(options.out / "steady.csv", None, map(_cells, rows))  # what is done stays
         progress.show(done + 1, len(lists))

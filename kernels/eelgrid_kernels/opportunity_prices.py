@@ -28,7 +28,8 @@ turnover is the GPU that was given back lately for each that was taken. Where it
          that a GPU lacks comes free by itself, but a node is only empty again when all
          its tasks happen to be gone. So there STEADY_PART of the weight of a full fleet
          is enough for stranding, and a place for several GPUs, scarce or not, rises by
-         the square to STEADY_BLOCKS times it. Of the free GPU, of which there is little
+         the square from STEADY_BLOCK_PART of the given weight to STEADY_BLOCKS times
+         that of a full fleet. Of the free GPU, of which there is little
          then, STEADY_TOLERANCE is short enough for a model to be scarce. Between, both
          are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
@@ -65,7 +66,7 @@ from eelgrid_kernels.cost_terms import (
 )
 
 RISE_PERMILLE = 700
-BLOCK_PART = 0.1
+BLOCK_PART, STEADY_BLOCK_PART = 0.1, 0.5
 STEADY_PART = 0.15
 STEADY_BLOCKS = 4.0
 TURNOVER_SHIFT = 7  # a 128th of what came and left is forgotten at each quote
@@ -282,7 +283,8 @@ def _weigh_stranding(given: Floats, load: int, turnover: int, scarce_blocks: boo
     stranding, blocks = least + (most - least) * rise, 0.0
     if scarce_blocks:
         blocks = BLOCK_PART * least + (full - BLOCK_PART * least) * rise
-    steady_blocks = BLOCK_PART * least + (STEADY_BLOCKS * full - BLOCK_PART * least) * rise * rise
+    low = STEADY_BLOCK_PART * least
+    steady_blocks = low + (STEADY_BLOCKS * full - low) * rise * rise
     blocks += (steady_blocks - blocks) * steady
     return stranding, int(1000.0 * blocks / stranding) if stranding > 0.0 else 0
 

@@ -4,7 +4,19 @@ import csv
 
 import numpy as np
 import pytest
-from bench.openb.steady import MEASURED, WARM, Arrivals, Row, Steady, draw_arrivals, main, play, summarize
+from bench.openb.steady import (
+    DAY,
+    MEASURED,
+    WARM,
+    Arrivals,
+    Durations,
+    Row,
+    Steady,
+    draw_arrivals,
+    main,
+    play,
+    summarize,
+)
 from bench.openb.traces import load_trace
 from tests.builders.replay import write_small_openb
 
@@ -29,7 +41,16 @@ def test_each_list_has_a_row_for_each_load(data, capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--loads", "0"], ["--loads", "0.5,-1"], ["--sigma", "-1"], ["--seeds", "0"], ["--part", "0"]]
+    "wrong",
+    [
+        ["--loads", "0"],
+        ["--loads", "0.5,-1"],
+        ["--sigma", "-1"],
+        ["--swing", "1.1"],
+        ["--swing", "-.1"],
+        ["--seeds", "0"],
+        ["--part", "0"],
+    ],
 )
 def test_what_cannot_be_played_is_refused(data, wrong, capsys):
     assert main(["--data", str(data), "--traces", "small", *wrong, "--out", str(data / "out")]) == 2
@@ -39,13 +60,24 @@ def test_what_cannot_be_played_is_refused(data, wrong, capsys):
 @pytest.mark.parametrize("sigma", [0.0, 1.5])
 def test_what_arrives_asks_for_the_load_and_lasts_for_one_in_the_mean(data, sigma):
     trace = load_trace(data, "small")
-    arrivals = draw_arrivals(trace, SEED, 200.0, sigma)
+    arrivals = draw_arrivals(trace, SEED, 200.0, Durations(sigma))
     asked = trace.task_milli[arrivals.kind].sum() / trace.fleet.gpu_milli
     assert asked == pytest.approx(200.0 * (WARM + MEASURED), rel=0.1)
     assert arrivals.lasts.mean() == pytest.approx(1.0, rel=0.2)
     assert arrivals.at[-1] == pytest.approx(WARM + MEASURED, rel=0.1)
-    again = draw_arrivals(trace, SEED, 200.0, sigma)
+    again = draw_arrivals(trace, SEED, 200.0, Durations(sigma))
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(arrivals, again, strict=True))
+
+
+def test_a_load_that_swings_has_its_mean_and_its_peak_a_quarter_of_a_day_in(data):
+    trace = load_trace(data, "small")
+    arrivals = draw_arrivals(trace, SEED, 400.0, Durations(swing=0.5))
+    assert arrivals.at[-1] == pytest.approx(WARM + DAY, rel=0.1)
+    in_day = arrivals.at < DAY
+    asked = trace.task_milli[arrivals.kind[in_day]].sum() / trace.fleet.gpu_milli
+    assert asked == pytest.approx(400.0 * DAY, rel=0.1)
+    by_quarter, _ = np.histogram(arrivals.at[in_day] + DAY / 8, bins=4, range=(DAY / 4, DAY / 4 + DAY))
+    assert by_quarter[0] > 1.3 * by_quarter[1] > 1.3 * by_quarter[2]
 
 
 @pytest.mark.parametrize("policy", ["fgd", "eelgrid"])
