@@ -27,7 +27,7 @@ from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, open_journal
 from eelgrid_protos import __version__, rpc, transport
-from eelgrid_protos.messages import ListWorkloadsRequest
+from eelgrid_protos.messages import CancelWorkloadRequest, ListWorkloadsRequest
 
 FREE = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 
@@ -194,6 +194,7 @@ async def test_metrics_probes_health_and_reflection(tmp_path: Path) -> None:
             'eelgrid_workloads{phase="placed"} 1.0',
             "eelgrid_agents_connected 1.0",
             "eelgrid_gpus_allocated_ratio 0.5",
+            "eelgrid_gpu_turnover_ratio 0.0",
             "eelgrid_decision_duration_seconds_count 1.0",
             "eelgrid_journal_commits_total 2.0",
             "eelgrid_journal_entries_total 4.0",
@@ -201,6 +202,8 @@ async def test_metrics_probes_health_and_reflection(tmp_path: Path) -> None:
         ):
             assert f"{line}\n" in page
         assert "eelgrid_modelled_power_watts" in page
+        await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="w1"))
+        assert "eelgrid_gpu_turnover_ratio 1.0\n" in (await asyncio.to_thread(get, rig.metrics, "/metrics"))[1]
         for path, code in (("/livez", 200), ("/readyz", 200), ("/nothing", 404)):
             assert (await asyncio.to_thread(get, rig.metrics, path))[0] == code
         health = health_pb2_grpc.HealthStub(rig.channel)

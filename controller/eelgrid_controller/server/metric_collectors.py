@@ -332,6 +332,7 @@ class ShellMetrics:
         yield build_family("eelgrid_ahead_nodes", sum(one.ahead is not None for one in state.nodes.values()))
         yield build_family("eelgrid_unreported_nodes", len(state.doubted))
         yield build_family("eelgrid_starts_withheld", float(state.losses.withholds_starts))
+        yield build_family("eelgrid_gpu_turnover_ratio", state.market.turnover_permille / 1000.0)
 
 
 class LedgerMetrics:

@@ -233,6 +233,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_gpus", _G, "GPUs by model", ("model",)),
         MetricDescription("eelgrid_gpus_allocated_ratio", _G, "Allocated share of all GPUs"),
         MetricDescription("eelgrid_cpus_allocated_ratio", _G, "Allocated share of all CPUs"),
+        MetricDescription("eelgrid_gpu_turnover_ratio", _G, "GPU that work gave back lately for each GPU it took, in quarters"),
         MetricDescription("eelgrid_measured_power_watts", _G, "Sum of fresh power readings by GPU model", ("model",)),
         MetricDescription("eelgrid_measured_gpus", _G, "GPUs with a fresh power reading"),
         MetricDescription("eelgrid_modelled_power_watts", _G, "Modelled power of the current placements"),
