@@ -216,7 +216,11 @@ class FaultClient:
         return (poll_until(find, "the client is served", within_s=_WITHIN_S) - since_ns) / 1e9
 
     def reconcile_until_served(self, since_ns):
-        """As an operator who gives up what agents hold beyond the journal, until work is accepted; returns how many nodes."""
+        """As an operator who gives up what agents hold beyond the journal, until new work runs; returns how many nodes.
+
+        That it is accepted says nothing: agents may come back later, and what they hold beyond the journal keeps their
+        nodes closed until someone looks.
+        """
         reconciled = set()
 
         def is_served():
@@ -225,11 +229,11 @@ class FaultClient:
                     if node.ahead_epoch is not None:
                         client.reconcile_node(node.inventory.node_name)
                         reconciled.add(node.inventory.node_name)
-                agents = {node.inventory.node_name for node in client.list_nodes() if node.state.name == "READY"}
-                return bool(agents) and any(word == "ok" for word, *_ in self._answers(since_ns))
+                accepted = {key for word, key, *_ in self._answers(since_ns) if word == "ok"}
+                return not accepted.isdisjoint(self._scene.list_ended())
             return False
 
-        poll_until(is_served, "the client is served", within_s=_WITHIN_S)
+        poll_until(is_served, "work that was accepted since has run", within_s=_WITHIN_S)
         return len(reconciled)
 
     def unexcused(self, lost, windows_ns):
