@@ -273,6 +273,21 @@ def test_a_policy_that_contradicts_itself_is_refused_by_field(policy, field):
     assert [violation.field for violation in refused.value.violations] == [field]
 
 
+@pytest.mark.parametrize(
+    ("objective", "lookahead", "full"), [("energy", 0.7, 0.0), ("energy", 0.8, 0.0), ("balanced", 0.7, 1000.0)]
+)
+def test_a_policy_with_the_weights_of_an_earlier_version_can_be_changed_elsewhere(objective, lookahead, full):
+    """A journal has the weights that the objective had; they stay until it is set again."""
+    former = replace(OBJECTIVES[objective], stranding_w=50.0, lookahead=lookahead, stranding_full_w=full)
+    assert former != OBJECTIVES[objective]
+    core = build_core()
+    core.state.policy = Policy(objective=objective, weights=former)
+    core.update_policy(Policy(objective=objective, weights=former, lease_s=40.0), now_ns=1)
+    assert (core.state.policy.lease_s, core.state.policy.weights) == (40.0, former)
+    core.update_policy(Policy(objective=objective, weights=OBJECTIVES[objective], revision=1), now_ns=2)
+    assert core.state.policy.weights == OBJECTIVES[objective]
+
+
 def test_weights_of_ones_own_change_the_choice():
     core = build_core(build_node("a-dear", model="G3"), build_node("b-cheap", model="T4"))
     free = replace(OBJECTIVES["balanced"], power=0.0, fragmentation_w=0.0, stranding_w=0.0)

@@ -28,6 +28,7 @@ from eelgrid_protos.messages import (
     PreemptionReclaim,
     Queue,
     SpendingQuantity,
+    Weights,
     resolve_pool,
 )
 from eelgrid_protos.plain_messages import to_plain
@@ -121,6 +122,18 @@ def get_node_budgets_w(policy: Policy) -> Mapping[str, float]:
 
 
 _OBJECTIVE_CUSTOM = "custom"
+# What named objectives weighed in earlier versions. Their journals have these, and stay in force until an objective is set.
+_FORMER_WEIGHTS: Mapping[str, tuple[Weights, ...]] = {
+    "energy": (
+        Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7),
+        Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.8),
+    ),
+    "balanced": (
+        Weights(
+            power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7, scarcity_w=500.0, stranding_full_w=1000.0
+        ),
+    ),
+}
 
 
 def revise_policy(current: Policy, asked: Policy) -> Policy:
@@ -142,7 +155,10 @@ def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
     known = (*OBJECTIVES, _OBJECTIVE_CUSTOM)
     if policy.objective not in known:
         found.append(Violation("policy.objective", f"is {policy.objective!r}", f"use one of {', '.join(known)}"))
-    elif policy.objective in OBJECTIVES and policy.weights != OBJECTIVES[policy.objective]:
+    elif policy.objective in OBJECTIVES and policy.weights not in (
+        OBJECTIVES[policy.objective],
+        *_FORMER_WEIGHTS.get(policy.objective, ()),
+    ):
         found.append(
             Violation(
                 "policy.weights",

@@ -233,7 +233,9 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_gpus", _G, "GPUs by model", ("model",)),
         MetricDescription("eelgrid_gpus_allocated_ratio", _G, "Allocated share of all GPUs"),
         MetricDescription("eelgrid_cpus_allocated_ratio", _G, "Allocated share of all CPUs"),
-        MetricDescription("eelgrid_gpu_turnover_ratio", _G, "GPU that work gave back lately for each GPU it took, in quarters"),
+        MetricDescription(
+            "eelgrid_gpu_turnover_ratio", _G, "GPU that work gave back lately for each GPU it took, in quarters"
+        ),
         MetricDescription("eelgrid_measured_power_watts", _G, "Sum of fresh power readings by GPU model", ("model",)),
         MetricDescription("eelgrid_measured_gpus", _G, "GPUs with a fresh power reading"),
         MetricDescription("eelgrid_modelled_power_watts", _G, "Modelled power of the current placements"),
@@ -506,12 +508,7 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_service_window_age_seconds", _G, "Time since the end of a service's last window", ("workload",)
         ),
-        MetricDescription(
-            "eelgrid_service_replicas",
-            _G,
-            "Replicas of a service: wanted, and serving",
-            ("workload", "state"),
-        ),
+        MetricDescription("eelgrid_service_replicas", _G, "Replicas, wanted and serving", ("workload", "state")),
         MetricDescription(
             "eelgrid_service_slowness_ratio",
             _G,
