@@ -24,11 +24,9 @@ import click
 import numpy as np
 from joblib import Parallel, delayed
 
-from bench.openb.mix_comparison import BELOW_FGD_PP_MOST, PWR_MIXES, read_pools
-from bench.openb.mixes import SEEDS_APART, draw_mix
-from bench.openb.policies import OURS, REFERENCE, choose_names
-from bench.openb.rollouts import take_part
-from bench.openb.traces import load_trace, trace_names
+from bench.openb.mix_comparison import BELOW_FGD_PP_MOST, PWR_MIXES
+from bench.openb.policies import OURS, REFERENCE
+from bench.openb.switching import list_orders
 from bench.runner import Options, Progress, Unusable, benchmark, data_option, processes_option, seeds_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.csv_reader import TraceError
@@ -197,18 +195,6 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
     return lines
 
 
-def _list_lists(options: Options) -> list[tuple[TraceArrays, int]]:
-    if options.mixes:
-        nodes, pools = read_pools(options.data)
-        drawn = (draw_mix(nodes, pools, options.seed, number) for number in range(options.mixes))
-        lists = [(trace, SEEDS_APART * options.seed + number) for number, trace in enumerate(drawn)]
-    else:
-        names = choose_names(options.traces, trace_names(options.data))
-        seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
-        lists = [(load_trace(options.data, name), seed) for name in names for seed in seeds]
-    return [(take_part(trace, options.part, seed) if options.part > 1 else trace, seed) for trace, seed in lists]
-
-
 @benchmark(out="bench-out/openb", refused=(TraceError, OSError))
 @data_option()
 @click.option("--mixes", default=0, help="how many mixes to draw in place of the traces")
@@ -228,7 +214,7 @@ def main(options: Options) -> int:
     if not loads or min(loads) <= 0.0 or options.sigma < 0.0 or not 0.0 <= options.swing <= 1.0:
         raise Unusable("take loads above 0, a sigma that is not negative, and a swing from 0 to 1")
     how = Durations(options.sigma, options.swing)
-    lists, rows = _list_lists(options), list[Row]()
+    lists, rows = list_orders(options), list[Row]()
     progress = Progress("lists")
     work = Parallel(n_jobs=min(options.processes, len(lists)), return_as="generator")
     for done, found in enumerate(work(delayed(compare_steady)(*one, loads, how) for one in lists)):

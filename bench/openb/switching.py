@@ -345,7 +345,7 @@ def summarize(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _list_jobs(options: Options) -> list[tuple[TraceArrays, int]]:
+def list_orders(options: Options) -> list[tuple[TraceArrays, int]]:
     """The mixes with one order of arrivals each, or the traces with their seeds, on a part of the fleet."""
     if options.mixes:
         nodes, pools = read_pools(options.data)
@@ -376,7 +376,7 @@ def main(options: Options) -> int:
     if options.futures <= FIRST_FUTURES or not 0.0 < options.step <= 100.0:
         raise Unusable(f"take more than {FIRST_FUTURES} futures, and a step of load up to 100 points")
     effort = Effort(options.futures, options.step, options.learned)
-    jobs, rows = _list_jobs(options), list[Row]()
+    jobs, rows = list_orders(options), list[Row]()
     progress = Progress("orders of arrival")
     work = Parallel(n_jobs=min(options.processes, len(jobs)), return_as="generator")
     for row in work(delayed(compare_switching)(*job, effort) for job in jobs):
