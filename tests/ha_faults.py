@@ -170,7 +170,7 @@ class Promotions:
         standby.promote()
         ended_ns = time.time_ns()
         self.windows_ns.append((cut_ns, ended_ns))
-        self.nodes_ahead += client.reconcile_until_served(ended_ns)
+        self.nodes_ahead += client.reconcile_until_work_runs(ended_ns)
         served_s = client.wait_until_served(ended_ns)
         self._servers = [standby]
         port = primary.port
@@ -215,7 +215,7 @@ class FaultClient:
 
         return (poll_until(find, "the client is served", within_s=_WITHIN_S) - since_ns) / 1e9
 
-    def reconcile_until_served(self, since_ns):
+    def reconcile_until_work_runs(self, since_ns):
         """As an operator who gives up what agents hold beyond the journal, until new work runs; returns how many nodes.
 
         That it is accepted says nothing: agents may come back later, and what they hold beyond the journal keeps their
@@ -223,7 +223,7 @@ class FaultClient:
         """
         reconciled = set()
 
-        def is_served():
+        def does_work_run():
             with contextlib.suppress(EelgridError), Client(self._scene.addresses, timeout_s=10.0) as client:
                 for node in client.list_nodes():
                     if node.ahead_epoch is not None:
@@ -233,7 +233,7 @@ class FaultClient:
                 return not accepted.isdisjoint(self._scene.list_ended())
             return False
 
-        poll_until(is_served, "work that was accepted since has run", within_s=_WITHIN_S)
+        poll_until(does_work_run, "work that was accepted since has run", within_s=_WITHIN_S)
         return len(reconciled)
 
     def unexcused(self, lost, windows_ns):

@@ -47,8 +47,8 @@ class Arrivals(NamedTuple):
     lasts: Floats  # (N,)
 
 
-class Durations(NamedTuple):
-    """How long tasks last, and whether more of them come at some times."""
+class Traffic(NamedTuple):
+    """How the durations of tasks are distributed, and by how much the load swings."""
 
     sigma: float = 0.0  # of lognormal durations; 0 for exponential ones
     swing: float = 0.0  # of the load, up and down
@@ -91,9 +91,9 @@ def save_per_gpu_pct(mine: Steady, reference: Steady) -> float:
     return 100.0 * (1.0 - (mine.power_kw / mine.alloc_pct) / (reference.power_kw / reference.alloc_pct))
 
 
-def draw_arrivals(trace: TraceArrays, seed: int, load: float, how: Durations) -> Arrivals:
+def draw_arrivals(trace: TraceArrays, seed: int, load: float, traffic: Traffic) -> Arrivals:
     """Tasks of the typical mix that ask for that share of the fleet's GPU in the mean."""
-    generator, sigma, swing = np.random.default_rng(_DRAWS + seed), how.sigma, how.swing
+    generator, sigma, swing = np.random.default_rng(_DRAWS + seed), traffic.sigma, traffic.swing
     likely = trace.typical.weight / trace.typical.weight.sum()
     rate = load * (1.0 + swing) * trace.fleet.gpu_milli / float(likely @ trace.task_milli[trace.typical.spec])
     count = int(rate * (WARM + (DAY if swing else MEASURED)))
@@ -140,11 +140,11 @@ def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Stea
     return Steady(alloc_pct, energy / span / 1e3, 100.0 * refused / max(1, asked))
 
 
-def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], how: Durations) -> list[Row]:
+def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], traffic: Traffic) -> list[Row]:
     """Every policy on one list, at every load."""
     rows = []
     for load in loads:
-        arrivals = draw_arrivals(trace, seed, load, how)
+        arrivals = draw_arrivals(trace, seed, load, traffic)
         found = {name: play(trace, seed, name, arrivals) for name in (REFERENCE, *PWR_MIXES, OURS)}
         fgd = found[REFERENCE]
         best = max(PWR_MIXES, key=lambda name: save_per_gpu_pct(found[name], fgd))
@@ -213,11 +213,11 @@ def main(options: Options) -> int:
         raise Unusable("take at least one seed, part and process, and mixes by a seed that is not negative")
     if not loads or min(loads) <= 0.0 or options.sigma < 0.0 or not 0.0 <= options.swing <= 1.0:
         raise Unusable("take loads above 0, a sigma that is not negative, and a swing from 0 to 1")
-    how = Durations(options.sigma, options.swing)
+    traffic = Traffic(options.sigma, options.swing)
     lists, rows = list_orders(options), list[Row]()
     progress = Progress("lists")
     work = Parallel(n_jobs=min(options.processes, len(lists)), return_as="generator")
-    for done, found in enumerate(work(delayed(compare_steady)(*one, loads, how) for one in lists)):
+    for done, found in enumerate(work(delayed(compare_steady)(*one, loads, traffic) for one in lists)):
         rows += found
         write_csv(options.out / "steady.csv", None, map(_cells, rows))  # what is done stays
         progress.show(done + 1, len(lists))

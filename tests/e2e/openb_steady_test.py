@@ -9,9 +9,9 @@ from bench.openb.steady import (
     MEASURED,
     WARM,
     Arrivals,
-    Durations,
     Row,
     Steady,
+    Traffic,
     draw_arrivals,
     main,
     play,
@@ -60,18 +60,18 @@ def test_what_cannot_be_played_is_refused(data, wrong, capsys):
 @pytest.mark.parametrize("sigma", [0.0, 1.5])
 def test_what_arrives_asks_for_the_load_and_lasts_for_one_in_the_mean(data, sigma):
     trace = load_trace(data, "small")
-    arrivals = draw_arrivals(trace, SEED, 200.0, Durations(sigma))
+    arrivals = draw_arrivals(trace, SEED, 200.0, Traffic(sigma))
     asked = trace.task_milli[arrivals.kind].sum() / trace.fleet.gpu_milli
     assert asked == pytest.approx(200.0 * (WARM + MEASURED), rel=0.1)
     assert arrivals.lasts.mean() == pytest.approx(1.0, rel=0.2)
     assert arrivals.at[-1] == pytest.approx(WARM + MEASURED, rel=0.1)
-    again = draw_arrivals(trace, SEED, 200.0, Durations(sigma))
+    again = draw_arrivals(trace, SEED, 200.0, Traffic(sigma))
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(arrivals, again, strict=True))
 
 
 def test_a_load_that_swings_has_its_mean_and_its_peak_a_quarter_of_a_day_in(data):
     trace = load_trace(data, "small")
-    arrivals = draw_arrivals(trace, SEED, 400.0, Durations(swing=0.5))
+    arrivals = draw_arrivals(trace, SEED, 400.0, Traffic(swing=0.5))
     assert arrivals.at[-1] == pytest.approx(WARM + DAY, rel=0.1)
     in_day = arrivals.at < DAY
     asked = trace.task_milli[arrivals.kind[in_day]].sum() / trace.fleet.gpu_milli

@@ -419,8 +419,8 @@ class ClusterState:
         )
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
-    def _bump_plans(self, of: Workload, came: Sequence[Placement], left: Sequence[Placement]) -> frozenset[str]:
-        self.market.count_task_changes(of.spec.request, len(came), len(left))
+    def _bump_plans(self, workload: Workload, came: Sequence[Placement], left: Sequence[Placement]) -> frozenset[str]:
+        self.market.count_task_changes(workload.spec.request, len(came), len(left))
         return self._bump_epochs(frozenset(placement.node_name for placement in (*came, *left)))
 
     def _bump_epochs(self, names: frozenset[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ Theory: the mix is the most frequent classes that cover 95 % of tasks, as in FGD
 would cost elsewhere, and that on the whole cluster at one moment. Computing prices for each decision would scale with
 the size of the fleet, and a cache could make a replay decide differently. So the prices are an event of the journal:
 they are computed again after a given number of tasks started or ended, and become invalid when the mix is recomputed
-or a node joins. They depend on the turnover: in a fleet where tasks end, what stands in the way does not stay there.
+or a node joins. They depend on the turnover, since CPU that a GPU lacks is there again soon where tasks end.
 """
 
 from collections.abc import Mapping, Sequence
