@@ -7,11 +7,15 @@ the quotes themselves. Formulas of power and placing are those of tests.naive.
 from bisect import bisect
 from fractions import Fraction
 from itertools import combinations
+from math import ceil
+from typing import NamedTuple
 
 from tests import naive
 
 PACKAGES_MOST = 4
 DEAREST_W = 8192
+ROUNDS = 4
+MANY_PLACES = 1 << 20
 
 
 def models_of(node):
@@ -58,25 +62,109 @@ def lost(node, slots, task, mix, offers):
     return gain(node, mix, offers) - gain(naive.placed(node, slots, task), mix, offers)
 
 
+def slack(node):
+    """Milli-CPU that a task may take before another package wakes."""
+    asleep, taken = naive.package_power(node.cpu_capacity, node.cpu_free), range(node.cpu_free + 1)
+    return bisect(taken, asleep, key=lambda milli: naive.package_power(node.cpu_capacity, node.cpu_free - milli)) - 1
+
+
 def unused_w(node):
     """U: watts of what is awake and free, which are GPUs in use and CPU that wakes no package."""
     gpus = sum(gpu.free * int(gpu.busy_w - gpu.idle_w) for gpu in naive.placeable(node) if gpu.free < 1000)
-    asleep = naive.package_power(node.cpu_capacity, node.cpu_free)
-    taken = range(node.cpu_free + 1)
-    slack = bisect(taken, asleep, key=lambda milli: naive.package_power(node.cpu_capacity, node.cpu_free - milli)) - 1
-    return (gpus + 105 * slack // 32) / 1000
+    return (gpus + 105 * slack(node) // 32) / 1000
 
 
-def cheapest_w(node, task):
-    """What a task adds in a node by the model that is cheapest there, or None."""
-    found = [watts for model in models_of(node) if (watts := added_w(node, model, task)) is not None]
-    return min(found) if found else None
+class Place(NamedTuple):
+    """What counts of a node for the next tasks by the GPUs of one model; the larger, the emptier."""
+
+    cpu_free: int
+    idle: int
+    beside: int  # the most that is free on a GPU in use
+    unpacked: int
+    saves_w: float  # minus the watts of the cheapest idle GPU
+    rank: int  # minus the model
 
 
-def offer(nodes, task, wanted):
-    """The watts of the node that is left when `wanted` others are taken, cheapest first."""
-    dear = sorted(watts for node in nodes if node.available and (watts := cheapest_w(node, task)) is not None)
-    return min(DEAREST_W, int(dear[min(wanted, len(dear) - 1)])) if dear else 0
+def place_of(node, model):
+    gpus = [gpu for gpu in naive.placeable(node) if gpu.model == model]
+    idle = [round(gpu.busy_w - gpu.idle_w) for gpu in gpus if gpu.free == 1000]
+    beside = max((gpu.free for gpu in gpus if gpu.free < 1000), default=0)
+    rank = 0 if model is None else -model
+    return Place(node.cpu_free, len(idle), beside, slack(node), -min(idle, default=1e9), rank)
+
+
+def shared(node, model):
+    """What each GPU in use has left."""
+    return [gpu.free for gpu in naive.placeable(node) if gpu.model == model and 0 < gpu.free < 1000]
+
+
+def fits_beside(task, free):
+    return task.gpu_count == 1 and task.gpu_milli <= free
+
+
+def watts_at(place, task):
+    """dP of a task at a place, or None where it does not fit."""
+    packages = min(PACKAGES_MOST, max(0, ceil((task.cpu_milli - place.unpacked) / 32_000)))
+    if task.cpu_milli > place.cpu_free:
+        return None
+    if not task.gpu_count or fits_beside(task, place.beside):
+        return 105.0 * packages
+    return 105.0 * packages - task.gpu_count * place.saves_w if task.gpu_count <= place.idle else None
+
+
+def gain_at(place, model, mix, offers):
+    """G by one model, weighted."""
+    saved = 0
+    for entry, offer in zip(mix, offers, strict=True):
+        watts = watts_at(place, entry.task) if serves(model, entry.task) else None
+        saved += entry.weight * max(0, offer - watts) if watts is not None else 0
+    return saved
+
+
+def after(place, task):
+    """A place once it has taken a task, which goes to the GPU in use that has most left."""
+    idle, beside, unpacked = place.idle, place.beside, place.unpacked
+    if task.gpu_count and fits_beside(task, beside):
+        beside -= task.gpu_milli
+    elif task.gpu_count:
+        idle -= task.gpu_count
+        beside = max(beside, 1000 - task.gpu_milli) if task.gpu_count == 1 else beside
+    unpacked += 32_000 * max(0, ceil((task.cpu_milli - unpacked) / 32_000)) - task.cpu_milli
+    free = place.cpu_free - task.cpu_milli
+    return place._replace(cpu_free=free, idle=idle, beside=beside, unpacked=min(free, unpacked))
+
+
+def count_places(node, model, task):
+    """Tasks that fit in a node for the watts of the first, and in all."""
+    by_cpu = node.cpu_free // task.cpu_milli if task.cpu_milli else MANY_PLACES
+    if not task.gpu_count:
+        return max(1, slack(node) // task.cpu_milli if task.cpu_milli else MANY_PLACES), max(1, by_cpu)
+    waking, left, beside = place_of(node, model).idle // task.gpu_count, shared(node, model), 0
+    if fits_beside(task, max(left, default=0)):
+        beside = min(len(left), sum(left) // task.gpu_milli)
+    each = 1000 // task.gpu_milli if task.gpu_count == 1 else 1
+    return max(1, min(beside or waking, by_cpu)), max(1, min(beside + waking * each, by_cpu))
+
+
+def find_left(nodes, task, wanted):
+    """The watts, the place and the model that are left when `wanted` others are taken, and the places in all."""
+    found, in_all = [], 0
+    for node in nodes:
+        models = [
+            (watts, n) for n, model in enumerate(models_of(node)) if (watts := added_w(node, model, task)) is not None
+        ]
+        if not models or not node.available:
+            continue
+        watts, n = min(models)
+        model = models_of(node)[n]
+        first, most = count_places(node, model, task)
+        found += [(min(DEAREST_W, int(watts)), place_of(node, model), model)] * min(first, wanted + 1)
+        in_all += most
+    if not found:
+        return 0, None, None, 0
+    watts = sorted(each[0] for each in found)[min(wanted, len(found) - 1)]
+    _, place, model = max((each for each in found if each[0] == watts), key=lambda each: each[1])
+    return watts, place, model, in_all
 
 
 def horizon(nodes, mix):
@@ -89,10 +177,27 @@ def horizon(nodes, mix):
     return max(1, round(0.06 * tasks))
 
 
-def offers(nodes, mix):
-    """What each class costs elsewhere."""
+def asked_gpus(task):
+    return task.gpu_milli / 1000 if task.gpu_count == 1 else task.gpu_count
+
+
+def offers(nodes, mix, part=1.0, refused_w=0.0):
+    """What the last of each class within the horizon costs elsewhere, less what it leaves there for others."""
     ahead, total = horizon(nodes, mix), max(1, sum(entry.weight for entry in mix))
-    return [offer(nodes, entry.task, ahead * entry.weight // total) for entry in mix]
+    wanted = [max(1, ahead * entry.weight // total) for entry in mix]
+    left = [find_left(nodes, entry.task, most) for entry, most in zip(mix, wanted, strict=True)]
+    refused = [
+        int(refused_w * asked_gpus(entry.task)) if 0 < in_all <= most else 0
+        for entry, most, (*_, in_all) in zip(mix, wanted, left, strict=True)
+    ]
+    found = [watts + more for more, (watts, *_) in zip(refused, left, strict=True)]
+    for _ in range(ROUNDS):
+        before = list(found)
+        for t, (watts, place, model, _) in enumerate(left):
+            if place is not None:
+                created = gain_at(after(place, mix[t].task), model, mix, before) - gain_at(place, model, mix, before)
+                found[t] = (before[t] + int(max(0.0, watts - part * created / total)) + refused[t]) // 2
+    return found
 
 
 def free_by_model(nodes, models):
@@ -114,10 +219,10 @@ def demand_by_set(mix, models):
     return asked
 
 
-def shortage(chosen, free, asked):
-    """Milli-GPU that the tasks which can use nothing else would miss, if the mix filled the fleet."""
+def shortage(chosen, free, asked, coming):
+    """Milli-GPU that the tasks which can use nothing else would miss, if the mix asked for so many."""
     captive = sum(milli for models, milli in asked.items() if models <= chosen)
-    short = float(captive) / float(sum(asked.values())) * float(sum(free))
+    short = float(captive) / float(sum(asked.values())) * coming
     for model in sorted(chosen):
         short -= free[model]
     return short
@@ -130,12 +235,17 @@ def unions(asked):
 
 
 def scarce(nodes, mix, models, turnover=0):
-    """The set that is short by most, and by more than 20 to 1 thousandths of what is free, by turnover; empty if none is."""
+    """The set that is short by most, and by more than 20 to 1 thousandths of what is free, by turnover; empty if none is.
+
+    The mix asks for all that is free, or where tasks leave as fast as they come, for no more than what is held now.
+    """
     free, asked = free_by_model(nodes, models), demand_by_set(mix, models)
+    total = float(sum(free))
+    coming = total + (min(total, capacity_milli(nodes) - total) - total) * (turnover / 1000)
     best, chosen = (0.02 + (0.001 - 0.02) * (turnover / 1000)) * sum(free), frozenset()
     for each in unions(asked):
-        if shortage(each, free, asked) > best:
-            best, chosen = shortage(each, free, asked), each
+        if shortage(each, free, asked, coming) > best:
+            best, chosen = shortage(each, free, asked, coming), each
     return chosen
 
 
@@ -214,7 +324,7 @@ class Market:
     def requote(self, nodes):
         """Before each decision."""
         if self.is_due(nodes):
-            new = offers(nodes, self.mix)
+            new = offers(nodes, self.mix, min(1.0, self.given[3]), self.given[6])
             moved = sum(entry.weight * abs(a - b) for entry, a, b in zip(self.mix, new, self.offers, strict=True))
             if self.shifts < 0 or moved >= 10 * sum(entry.weight for entry in self.mix):
                 self.offers = new  # else they hardly moved
@@ -225,21 +335,20 @@ class Market:
             self.weigh_blocks(nodes)
 
     def stranding(self):
-        """Where tasks leave as fast as they come, the most is fifteen hundredths of what the policy has, or the least."""
+        """Where tasks leave as fast as they come, the least at any load."""
         least, most = self.given[2], self.given[6]
-        return stranding_w(self.load, least, max(least, most * (1.0 - (1.0 - 0.15) * (self.turnover / 1000))))
+        return least + max(0.0, most - least) * (1.0 - self.turnover / 1000) * rise(self.load)
 
     def weigh_blocks(self, nodes):
         """Thousandths of the weight of stranding.
 
-        A tenth of the least up to a load of seven tenths, then as that goes. Where tasks leave as fast as they come, scarce
-        or not, half of the least, and by the square to four times the most.
+        Half of the least up to a load of seven tenths, then in a straight line to the most. Where tasks leave as fast as
+        they come, scarce or not, and by the square.
         """
-        least, most, now, filling = 0.1 * self.given[2], self.given[6], self.stranding(), 0.0
+        low, most, now, filling = 0.5 * self.given[2], self.given[6], self.stranding(), 0.0
         if are_blocks_scarce(nodes, self.mix):
-            filling = stranding_w(self.load, least, most)
-        low = 0.5 * self.given[2]
-        steady = low + (4.0 * most - low) * rise(self.load) * rise(self.load)
+            filling = stranding_w(self.load, low, most)
+        steady = low + (most - low) * rise(self.load) * rise(self.load)
         blocks = filling + (steady - filling) * (self.turnover / 1000)
         self.block_permille = int(1000.0 * blocks / now) if now else 0
 

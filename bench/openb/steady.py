@@ -8,13 +8,14 @@ arrive as a Poisson process, and each lasts for a time drawn from one distributi
 exponential, or lognormal with a given sigma. The rate is such that what arrives asks in the mean for a given share of
 the fleet's GPU (the offered load), or more than there is; with --swing it rises and falls by that share of itself, as in
 a day, once in DAY mean durations. What fits nowhere is refused and does not come again. After WARM mean durations,
-allocated GPU and watts are averaged over time for MEASURED more, or for a day. All policies meet the same arrivals and
+allocated GPU and watts are averaged over time for MEASURED more, or for a day. With --alike the fleets are a few equal nodes with a few kinds of task. All policies meet the same arrivals and
 durations. Saving is compared per allocated GPU, since a policy that refuses work draws less for less. Ours
 stands beside the mix of PWR that saves most on that very list at that very load.
 Source: Weng et al., USENIX ATC'23 (tasks and nodes); the loss system is Erlang's, with several resources.
 """
 
 import heapq
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -24,12 +25,15 @@ import click
 import numpy as np
 from joblib import Parallel, delayed
 
+from bench.openb.alike import build_alike_traces
 from bench.openb.mix_comparison import BELOW_FGD_PP_MOST, PWR_MIXES
 from bench.openb.policies import OURS, REFERENCE
 from bench.openb.switching import list_orders
+from bench.openb.traces import csv_folder
 from bench.runner import Options, Progress, Unusable, benchmark, data_option, processes_option, seeds_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.csv_reader import TraceError
+from eelgrid_controller.replay.openb import NODE_LIST, read_nodes
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, node_order
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
@@ -152,6 +156,13 @@ def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], traffi
     return rows
 
 
+def list_alike(options: Options) -> list[tuple[TraceArrays, int]]:
+    """Fleets of equal nodes with their seeds."""
+    seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
+    traces = build_alike_traces(read_nodes(csv_folder(options.data) / NODE_LIST))
+    return [(trace, seed) for trace in traces for seed in seeds]
+
+
 def _cells(row: Row) -> dict[str, object]:
     return {
         "trace": row.trace,
@@ -172,11 +183,12 @@ def _cells(row: Row) -> dict[str, object]:
 
 
 def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """By load: means, the worst list, and on how many lists ours falls short."""
+    """By load: means, the worst list, and on how many lists ours falls short; without GPU held, nothing is saved for one."""
     lines = []
     for load in sorted({row.load for row in rows}):
         here = [row for row in rows if row.load == load]
-        over_fgd, over_pwr = [row.over_fgd_pp for row in here], [row.over_pwr_pp for row in here]
+        over_fgd, held = [row.over_fgd_pp for row in here], [row for row in here if math.isfinite(row.over_pwr_pp)]
+        over_pwr = [row.over_pwr_pp for row in held]
         lines.append(
             {
                 "load": f"{load:g}",
@@ -185,8 +197,8 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
                 "worst": f"{min(over_fgd):+.2f}",
                 "below": sum(value < -BELOW_FGD_PP_MOST for value in over_fgd),
                 "pwr_over_fgd": f"{statistics.fmean(row.best_pwr.alloc_pct - row.fgd.alloc_pct for row in here):+.2f}",
-                "per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.ours, row.fgd) for row in here):.2f}",
-                "pwr_per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.best_pwr, row.fgd) for row in here):.2f}",
+                "per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.ours, row.fgd) for row in held):.2f}",
+                "pwr_per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.best_pwr, row.fgd) for row in held):.2f}",
                 "over_pwr": f"{statistics.fmean(over_pwr):+.2f}",
                 "worst_over_pwr": f"{min(over_pwr):+.2f}",
                 "below_pwr": sum(value < 0.0 for value in over_pwr),
@@ -200,6 +212,7 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
 @click.option("--mixes", default=0, help="how many mixes to draw in place of the traces")
 @click.option("--seed", default=1, help="of the mixes")
 @click.option("--traces", default="all", help="suffixes of the task lists, with commas")
+@click.option("--alike", is_flag=True, help="Play fleets of a few equal nodes, in place of the traces.")
 @click.option("--loads", default="0.6,0.75,0.85,0.95,1.1", help="GPU asked for, as shares of the fleet's, with commas")
 @click.option("--sigma", default=0.0, help="of lognormal durations; 0 for exponential ones")
 @click.option("--swing", default=0.0, help="share of the load by which it rises and falls in a day; 0 for a steady one")
@@ -214,7 +227,7 @@ def main(options: Options) -> int:
     if not loads or min(loads) <= 0.0 or options.sigma < 0.0 or not 0.0 <= options.swing <= 1.0:
         raise Unusable("take loads above 0, a sigma that is not negative, and a swing from 0 to 1")
     traffic = Traffic(options.sigma, options.swing)
-    lists, rows = list_orders(options), list[Row]()
+    lists, rows = list_alike(options) if options.alike else list_orders(options), list[Row]()
     progress = Progress("lists")
     work = Parallel(n_jobs=min(options.processes, len(lists)), return_as="generator")
     for done, found in enumerate(work(delayed(compare_steady)(*one, loads, traffic) for one in lists)):

@@ -25,7 +25,7 @@ the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs
 unless it is given other weights: a watt as 1; fragmentation not at all, since the
 look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 100 W,
 and as up to 2,000 W when the fleet is fuller than 70 %; a watt that the next task
-would have saved as 0.8; a GPU of a scarce model as 500 W; a watt that is left awake
+would have saved as 1; a GPU of a scarce model as 500 W; a watt that is left awake
 and unused as 0.05. docs/explanation/placement.md has the why.
 """
 
@@ -226,7 +226,7 @@ _KNOWN: dict[str, tuple[int, tuple[float, ...]]] = {
     "fgd": _mix(0),
     "pwr": _mix(_MIX_TOTAL),
     **{f"pwr{power}": _mix(power) for power in _PUBLISHED_MIXES},
-    "eelgrid": (EELGRID, (1.0, 0.0, 100.0, 0.8, 500.0, 0.05, 2000.0)),
+    "eelgrid": (EELGRID, (1.0, 0.0, 100.0, 1.0, 500.0, 0.05, 2000.0)),
 }
 
 

@@ -105,7 +105,7 @@ PACKAGES_MOST = 4  # that count
 MILLIWATTS = 1000  # in a watt
 # The weight of U by that of the look-ahead: too little to outweigh a GPU or a package. From half to twice of it, watts
 # on openb are the same.
-UNUSED_SHARE = 1.0 / 16.0
+UNUSED_SHARE = 1.0 / 20.0
 PACKAGE_MW = int(PACKAGE_W)  # of a milli-CPU, times PACKAGE_CPUS
 PACKAGE_CPUS = PACKAGE_MILLI // 1000  # vCPU of a package, a power of two
 ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bound must hold for both

@@ -3,12 +3,19 @@
 Owns when and how the prices of the look-ahead are made. Must not know policies or
 single tasks: it looks at states, the typical mix and the load, all of them past.
 
-offers   for each class t, the watts of the cheapest node that is left for the last
-         of its tasks among the next HORIZON arrivals: with w_t of W the share of t,
-         nodes in order of dP(n, t), each by its cheapest model, the offer is the one after HORIZON * w_t / W
-         others. Class by class, as if no other came; the dearest if there are fewer
-         nodes, 0 if there is none. So a node that is one of many good ones is worth
-         little, one of the last much, and no constant has to say how much.
+offers   for each class t, what the last of its tasks among the next HORIZON arrivals would cost elsewhere: the watts
+         of the place that is left after HORIZON * w_t / W others, w_t of W the share of t, at least one, places in
+         order of dP(n, t); less what it leaves there for others, as below. Class by class, as if no other came; the
+         dearest if there are fewer places, 0 if there is none. So a node that is one of many good ones is worth little,
+         one of the last much, and no constant has to say how much.
+places   A node counts for its cheapest model, with the tasks that fit for the least watts: GPUs in use with a share
+         left, or else idle ones. CPU that wakes no package, for tasks without GPU.
+net      A GPU or a package that is woken leaves a share or cores for others: dP at the emptiest node that is left,
+         less the part of the look-ahead of what G gains there. Else every task would find two ways to pay: in a
+         cluster where all ask for half of a GPU, taking the half that is left would cost as much as waking a GPU, which
+         leaves one. G depends on all offers, so that this takes ROUNDS of half steps.
+refused  Where all places of a class are gone within the horizon, its next task is refused: its GPUs are worth the weight
+         of stranding in a full fleet on top.
 HORIZON  tasks that ask for SHARE of the fleet's GPU (of its CPU, if none asks for
          GPU): far enough to meet every class, near enough that the fleet is still
          the same. Saved watts on openb change by at most 0.3 pp from half to twice of it.
@@ -25,13 +32,11 @@ stranding weighs its given weight up to a load of RISE, and from there in a stra
          RISE, and from there in a straight line that of a full fleet: at low load, work
          that breaks a block saves power, and there are others.
 turnover is the GPU that was given back lately for each that was taken. Where it is 1, CPU
-         that a GPU lacks comes free by itself, but a node is only empty again when all
-         its tasks happen to be gone. So there STEADY_PART of the weight of a full fleet
-         is enough for stranding, and a place for several GPUs, scarce or not, rises by
-         the square from STEADY_BLOCK_PART of the given weight to STEADY_BLOCKS times
-         that of a full fleet. Of the free GPU, of which there is little
-         then, STEADY_TOLERANCE is short enough for a model to be scarce. Between, both
-         are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
+         that a GPU lacks comes free by itself, so that stranding weighs no more than its given weight. A node
+         is only empty again when all its tasks happen to be gone, so that a place for several GPUs, scarce or not,
+         rises by the square to the weight of a full fleet. The mix will not ask for all free GPUs, but for no more than
+         what is allocated now; and where little is free, STEADY_TOLERANCE of it is short enough for a model to be
+         scarce. Between, both are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
 than MOVED_LEAST_W in the mean stay as they are, and the load counts in steps, so
 that what is known of costs stays good: the larger the fleet, the longer.
@@ -59,6 +64,9 @@ from eelgrid_kernels.cost_terms import (
     PACKAGE_MILLI,
     PACKAGE_W,
     PACKAGES_MOST,
+    WHOLE,
+    ModelGpus,
+    compute_gain,
     fill_relief,
     package_slack,
     refresh_gain,
@@ -66,17 +74,17 @@ from eelgrid_kernels.cost_terms import (
 )
 
 RISE_PERMILLE = 700
-BLOCK_PART, STEADY_BLOCK_PART = 0.1, 0.5
-STEADY_PART = 0.15
-STEADY_BLOCKS = 4.0
+BLOCK_PART = 0.5
 TURNOVER_SHIFT = 7  # a 128th of what came and left is forgotten at each quote
 TURNOVER_STEP = 250
 TOLERANCE, STEADY_TOLERANCE = 0.02, 0.001
+ROUNDS = 4
 PARTS = 10  # of a horizon between quotes
 MOVED_LEAST_W = 10.0
 LOAD_STEP = 20  # in thousandths
 LEAST_W = 1e-6  # wider than any rounding, so that a bound is one
-_WATTS_MOST = 8192  # dearer offers count as this
+_WATTS_MOST = 8192  # dearer places count as this
+_PLACES_MOST = 1 << 20  # in a node, for tasks without CPU
 
 # What one model of the nodes of an open state offers to the mix.
 OPENING = record_dtype(
@@ -86,6 +94,8 @@ OPENING = record_dtype(
     ("unpacked", np.int64),  # of it, what wakes no package
     ("idle", np.int64),  # GPUs
     ("beside_milli", np.int64),  # most free on one in use
+    ("shared", np.int64),  # GPUs in use with a share left
+    ("shared_milli", np.int64),  # what they have left
     ("last_of_state", np.int64),  # 1 or 0
     ("open_w", np.float64),  # of waking a GPU
 )
@@ -106,6 +116,17 @@ def are_prices_due(run: EngineArrays) -> bool:
     return bool(weighs and (scalars.shifts < 0 or scalars.shifts >= max(1, scalars.horizon // PARTS)))
 
 
+@inlined_kernel
+def _sum_shared(run: EngineArrays, row: int, model: int) -> tuple[int, int]:
+    """GPUs of a model in a state that are in use and have a share left, and what they have left, in milli."""
+    shared = milli = 0
+    for slot in range(run.added_w.shape[1]):
+        free = run.gpu_free[row, slot]
+        if run.slot_model[run.states[row].shape_row, slot] == model and 0 < free < WHOLE:
+            shared, milli = shared + 1, milli + free
+    return shared, milli
+
+
 @lean_kernel
 def _list_openings(run: EngineArrays, openings: Records) -> int:
     """One record for each model of each open state into openings, in place; returns how many."""
@@ -123,6 +144,7 @@ def _list_openings(run: EngineArrays, openings: Records) -> int:
             opening.model, opening.nodes = model, run.nodes[state.root].tree_size
             opening.cpu_free, opening.unpacked = state.cpu_free, package_slack(shape.cpu_capacity, state.cpu_free)
             opening.idle, opening.beside_milli, opening.open_w = gpus.idle, gpus.beside_milli, gpus.open_w
+            opening.shared, opening.shared_milli = _sum_shared(run, row, model)
             opening.last_of_state = 1 if none or shape.models >> (model + 1) == 0 else 0
             found += 1
     return found
@@ -140,27 +162,117 @@ def _added_w(run: EngineArrays, openings: Records, i: int, t: int) -> float:
     return float(PACKAGE_W * waking + gpus * opening.open_w) if gpus <= opening.idle else np.inf
 
 
+@inlined_kernel
+def _count_places(run: EngineArrays, openings: Records, i: int, t: int) -> tuple[int, int]:
+    """Tasks of a class that fit in the node of an opening, for the watts of the first and in all; at least one."""
+    opening, cpu, asked = openings[i], int(run.classes.cpu_milli[t]), int(run.classes.beside_milli[t])
+    gpus, most = int(run.classes.gpus[t]), opening.cpu_free // cpu if cpu > 0 else _PLACES_MOST
+    if gpus == 0:
+        return max(1, opening.unpacked // cpu if cpu > 0 else _PLACES_MOST), max(1, most)
+    beside, waking = 0, opening.idle // gpus
+    if asked <= opening.beside_milli:
+        beside = min(opening.shared, opening.shared_milli // asked)
+    in_all = beside + waking * (WHOLE // asked if gpus == 1 else 1)
+    return max(1, min(beside if beside > 0 else waking, most)), max(1, min(in_all, most))
+
+
+@inlined_kernel
+def _is_emptier(openings: Records, i: int, other: int) -> bool:
+    """Whether an opening comes before another as the place that is left: more CPU, more GPU, fewer watts; then by model."""
+    one, two = openings[i], openings[other]
+    if one.cpu_free != two.cpu_free:
+        return bool(one.cpu_free > two.cpu_free)
+    if one.idle != two.idle:
+        return bool(one.idle > two.idle)
+    if one.beside_milli != two.beside_milli:
+        return bool(one.beside_milli > two.beside_milli)
+    if one.unpacked != two.unpacked:
+        return bool(one.unpacked > two.unpacked)
+    if one.open_w != two.open_w:
+        return bool(one.open_w < two.open_w)
+    return bool(one.model < two.model)
+
+
 @lean_kernel
-def _offer(run: EngineArrays, openings: Records, t: int, wanted: int, nodes: Ints) -> int:
-    """The offer for a class after `wanted` other tasks; nodes (W,) counts them by watts, scratch."""
-    nodes[:] = 0
-    number, least = 0, np.inf
+def _find_left(run: EngineArrays, openings: Records, t: int, wanted: int, by_watts: Ints) -> tuple[int, int, int]:
+    """The watts of the place that is left after `wanted` other tasks, its opening, -1 if none, and the places in all.
+
+    By watts (2, W) is scratch: places, 0 before and after, and the emptiest opening that has them.
+    """
+    places, emptiest = by_watts[0], by_watts[1]
+    least, chosen, cheap, in_all, dearest = np.inf, 0, 0, 0, 0
     for i in range(openings.shape[0]):
-        least = min(least, _added_w(run, openings, i, t))
+        added = _added_w(run, openings, i, t)
+        if added < least:
+            least, chosen = added, i
         if openings[i].last_of_state == 0:
             continue
         if least < np.inf:
-            nodes[min(_WATTS_MOST, int(least))] += openings[i].nodes
-            number += openings[i].nodes
+            watts, (first, most) = min(_WATTS_MOST, int(least)), _count_places(run, openings, chosen, t)
+            if places[watts] == 0 or _is_emptier(openings, chosen, emptiest[watts]):
+                emptiest[watts] = chosen
+            places[watts] += openings[i].nodes * first
+            dearest = max(dearest, watts)
+            cheap, in_all = cheap + openings[i].nodes * first, in_all + openings[i].nodes * most
         least = np.inf
-    if number == 0:
-        return 0
-    left = min(wanted, number - 1)
-    watts = 0
-    while nodes[watts] <= left:
-        left -= nodes[watts]
-        watts += 1
-    return watts
+    if cheap == 0:
+        return 0, -1, 0
+    left, found = min(wanted, cheap - 1), 0
+    while places[found] <= left:
+        left -= places[found]
+        found += 1
+    for watts in range(dearest + 1):
+        places[watts] = 0
+    return found, emptiest[found], in_all
+
+
+@lean_kernel
+def _gain_left(run: EngineArrays, openings: Records, i: int, t: int) -> float:
+    """By how much a task of a class raises G of the node of an opening, weighted; it takes the freest GPU that it fits."""
+    opening, classes = openings[i], run.classes
+    idle, beside, unpacked = opening.idle, opening.beside_milli, opening.unpacked
+    cpu, gpus, asked = int(classes.cpu_milli[t]), int(classes.gpus[t]), int(classes.beside_milli[t])
+    gpus_before = ModelGpus(idle, beside, opening.open_w)
+    before = compute_gain(classes, opening.model, opening.cpu_free, unpacked, gpus_before)
+    if gpus > 0 and asked <= beside:
+        beside -= asked
+    elif gpus > 0:
+        idle -= gpus
+        beside = max(beside, WHOLE - asked) if gpus == 1 else beside
+    while unpacked < cpu:
+        unpacked += PACKAGE_MILLI
+    free = opening.cpu_free - cpu
+    after = compute_gain(
+        classes, opening.model, free, min(free, unpacked - cpu), ModelGpus(idle, beside, opening.open_w)
+    )
+    return float(after - before)
+
+
+@lean_kernel
+def _fill_offers(run: EngineArrays, openings: Records, offers: Ints, by_class: Ints, by_watts: Ints) -> None:
+    """Offers (C,) in whole watts, in place; those in force are put back. By class (4, C), and by watts (2, W) of zeros, are scratch."""
+    scalars, weight, classes, total = run.scalars[0], run.class_weight, run.classes, 0
+    left, watts, refused, in_force = by_class[0], by_class[1], by_class[2], by_class[3]
+    part = min(1.0, scalars.given_weights[LOOKAHEAD])
+    for t in range(offers.shape[0]):
+        total += weight[t]
+        in_force[t], refused[t] = int(classes.offers[t]), 0
+    for t in range(offers.shape[0]):
+        wanted = max(1, scalars.horizon * weight[t] // max(1, total))
+        watts[t], left[t], in_all = _find_left(run, openings, t, wanted, by_watts)
+        if 0 < in_all <= wanted:
+            asked = classes.gpus[t] if classes.gpus[t] != 1.0 else classes.beside_milli[t] / WHOLE
+            refused[t] = int(scalars.given_weights[STRANDING_WHEN_FULL] * asked)
+        classes.offers[t] = offers[t] = watts[t] + refused[t]
+    for _ in range(ROUNDS):
+        for t in range(offers.shape[0]):
+            if left[t] >= 0:
+                net = max(0.0, watts[t] - part * _gain_left(run, openings, left[t], t) / max(1, total))
+                offers[t] = (int(classes.offers[t]) + int(net) + refused[t]) // 2
+        for t in range(offers.shape[0]):
+            classes.offers[t] = offers[t]
+    for t in range(offers.shape[0]):
+        classes.offers[t] = in_force[t]
 
 
 @lean_kernel
@@ -170,13 +282,14 @@ def _scarce(run: EngineArrays, free: Ints, turnover: int) -> int:
     all_asked, total = float(scalars.captive_milli), 0.0
     for model in range(free.shape[0]):
         total += free[model]
+    asks = total + (min(total, scalars.capacity_milli - total) - total) * (turnover / 1000.0)
     best, chosen = (TOLERANCE + (STEADY_TOLERANCE - TOLERANCE) * (turnover / 1000.0)) * total, 0
     for at in range(scalars.captive_unions if all_asked > 0.0 else 0):
         models, asked = captive[at].union, 0.0
         for tied in range(scalars.captive_sets):
             if captive[tied].models & ~models == 0:
                 asked += captive[tied].milli
-        short = asked / all_asked * total
+        short = asked / all_asked * asks
         for model in range(free.shape[0]):
             if models >> model & 1:
                 short -= free[model]
@@ -210,15 +323,14 @@ def _sum_free(run: EngineArrays, free: Ints) -> int:
 def compute_prices(run: EngineArrays, offers: Ints, turnover: int) -> tuple[int, int]:
     """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load; load and turnover in thousandths."""
     scalars, weight = run.scalars[0], run.class_weight
-    free, nodes = np.empty(run.classes.wanted.shape[0] - 1, np.int64), np.empty(_WATTS_MOST + 1, np.int64)
+    free = np.empty(run.classes.wanted.shape[0] - 1, np.int64)
     load = _sum_free(run, free)
     room = np.empty(scalars.rows * run.added_w.shape[1] + 1, OPENING)
     openings, total = room[: _list_openings(run, room)], 0
     for t in range(offers.shape[0]):
         total += weight[t]
-    for t in range(offers.shape[0]):
-        wanted = scalars.horizon * weight[t] // max(1, total)
-        offers[t] = _offer(run, openings, t, wanted, nodes)
+    by_class, by_watts = np.empty((4, offers.shape[0]), np.int64), np.zeros((2, _WATTS_MOST + 1), np.int64)
+    _fill_offers(run, openings, offers, by_class, by_watts)
     moved = 0.0
     for t in range(offers.shape[0]):
         moved += weight[t] * abs(offers[t] - run.classes.offers[t])
@@ -279,13 +391,9 @@ def _weigh_stranding(given: Floats, load: int, turnover: int, scarce_blocks: boo
     """The weight of stranding, and what a place for several GPUs counts in it, in thousandths; load, turnover in thousandths."""
     rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
     least, full = given[STRANDING], given[STRANDING_WHEN_FULL]
-    most = max(least, full * (1.0 - (1.0 - STEADY_PART) * steady))
-    stranding, blocks = least + (most - least) * rise, 0.0
-    if scarce_blocks:
-        blocks = BLOCK_PART * least + (full - BLOCK_PART * least) * rise
-    low = STEADY_BLOCK_PART * least
-    steady_blocks = low + (STEADY_BLOCKS * full - low) * rise * rise
-    blocks += (steady_blocks - blocks) * steady
+    low, stranding = BLOCK_PART * least, least + max(0.0, full - least) * (1.0 - steady) * rise
+    blocks = low + (full - low) * rise if scarce_blocks else 0.0
+    blocks += (low + (full - low) * rise * rise - blocks) * steady
     return stranding, int(1000.0 * blocks / stranding) if stranding > 0.0 else 0
 
 

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from bench.openb.alike import build_alike_traces
 from bench.openb.steady import (
     DAY,
     MEASURED,
@@ -18,7 +19,9 @@ from bench.openb.steady import (
     summarize,
 )
 from bench.openb.traces import load_trace
-from tests.builders.replay import write_small_openb
+from tests.builders.replay import build_trace_node, write_small_openb
+
+from eelgrid_controller.replay.openb import NODE_LIST, read_nodes
 
 SEED = 42
 
@@ -38,6 +41,32 @@ def test_each_list_has_a_row_for_each_load(data, capsys):
     assert {row["pwr"][:3] for row in rows} == {"pwr"}
     assert all(float(row["refused"]) > 0 for row in rows if row["load"] == "1.2")
     assert "lists" in capsys.readouterr().out
+
+
+def test_fleets_of_equal_nodes_stand_alone(data, capsys):
+    """Their nodes are those of the list; what none of them holds is left out."""
+    traces = list(build_alike_traces(read_nodes(data / NODE_LIST)))
+    assert traces
+    assert all(trace.fleet.gpu_count.min() == trace.fleet.gpu_count.max() > 0 for trace in traces)
+    assert all(trace.specs.gpu_count.max() <= trace.fleet.gpu_count[0] for trace in traces)
+    asked = ["--data", str(data), "--alike", "--loads", "0.6", "--processes", "1"]
+    assert main([*asked, "--out", str(data / "out")]) == 0
+    rows = list(csv.DictReader((data / "out" / "steady.csv").read_text().splitlines()))
+    assert [row["trace"] for row in rows] == [trace.name for trace in traces]
+    assert "nan" not in capsys.readouterr().out.splitlines()[-2]
+
+
+@pytest.mark.parametrize("mix", ["half", "third", "one", "half-one", "cpu-one", "all"])
+def test_where_tasks_are_alike_ours_draws_no_more_than_fgd(mix):
+    """Where offers leave out what a woken GPU leaves for others, `half` draws 4 % more: each GPU that wakes seems paid back."""
+    machines = [build_trace_node(f"n{i}", gpus=8, model="G2", vcpu=96, memory_mib=1 << 19) for i in range(8)]
+    (trace,) = (trace for trace in build_alike_traces(machines) if trace.name == f"G2-8x8-{mix}")
+    arrivals = [draw_arrivals(trace, seed, 0.6, Traffic()) for seed in range(12)]
+    watts = {
+        policy: sum(play(trace, seed, policy, each).power_kw for seed, each in enumerate(arrivals))
+        for policy in ("fgd", "eelgrid")
+    }
+    assert watts["eelgrid"] <= 1.002 * watts["fgd"]
 
 
 @pytest.mark.parametrize(

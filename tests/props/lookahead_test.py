@@ -29,7 +29,7 @@ from tests.props.placement_test import (
     tasks,
 )
 
-from eelgrid_kernels.arrays import SHAPE
+from eelgrid_kernels.arrays import LOOKAHEAD, SHAPE, STRANDING_WHEN_FULL
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex
 from eelgrid_kernels.cost_terms import package_slack
@@ -64,7 +64,10 @@ def bits(models):
 def quoted(cluster, mix, turnover):
     """What the twin says, in the shape of `Candidates.quote`."""
     scarce = bits(naive_lookahead.scarce(cluster, mix, MODELS, turnover))
-    return naive_lookahead.offers(cluster, mix), scarce, naive_lookahead.load_permille(cluster)
+    offers = naive_lookahead.offers(
+        cluster, mix, part=OURS.weights[LOOKAHEAD], refused_w=OURS.weights[STRANDING_WHEN_FULL]
+    )
+    return offers, scarce, naive_lookahead.load_permille(cluster)
 
 
 @given(st.integers(1, 200_000), st.integers(0, 200_000), st.integers(1, 200_000))
@@ -300,7 +303,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
     usable = [(0.0, None if model in models else 0.0) for models in sets for model in range(MODELS)]
     solved = linprog(-np.ones(width), A_ub=np.vstack([by_set, by_model]), b_ub=[*demand, *free], bounds=usable)
     every = [frozenset(model for model in range(MODELS) if mask >> model & 1) for mask in range(2**MODELS)]
-    short = {models: naive_lookahead.shortage(models, free, asked) for models in every}
+    short = {models: naive_lookahead.shortage(models, free, asked, float(sum(free))) for models in every}
     worst = max(short.values())
     assert -solved.fun == pytest.approx(total - worst, rel=1e-6)
     _, scarce, _ = engine(cluster, mix).compute_prices()
@@ -322,15 +325,15 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
         (850, 0, 1050.0),
         (1000, 0, 2000.0),
         (700, 1000, 100.0),
-        (850, 1000, 200.0),
-        (1000, 1000, 300.0),
-        (1000, 500, 1150.0),
+        (850, 1000, 100.0),
+        (1000, 1000, 100.0),
+        (1000, 500, 1050.0),
     ],
 )
 def test_stranding_weighs_more_as_the_fleet_fills_and_less_where_tasks_end(load, turnover, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.apply_prices([], 0, load, turnover)
-    assert candidates.weights == pytest.approx((1.0, 0.0, expected, 0.8, 500.0, 0.05))
+    assert candidates.weights == pytest.approx((1.0, 0.0, expected, 1.0, 500.0, 0.05))
 
 
 @pytest.mark.parametrize(("turnover", "chosen"), [(0, 0), (1000, 1)])
@@ -365,19 +368,23 @@ def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive,
     """A fifth of what is free is of the model that `captive` hundredths of the demand are bound to."""
     few, many = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(1, 1000, 10.0, 70.0)
     cluster = [naive.Node(8000, 8000, 0, [gpu] * 4) for gpu in (few, *[many] * 4)]
+    held = [naive.Node(8000, 0, 0, [naive.Gpu(1, 0, 10.0, 70.0)] * 4)] * 5
     bound, free = naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 1, 1000)
-    candidates = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)])
+    mix = [naive.Class(bound, captive), naive.Class(free, 100 - captive)]
+    candidates = engine(cluster + held, mix)
     _, scarce, load = candidates.compute_prices()
-    assert (scarce, load) == (expected, 0)
-    # Where tasks end it is enough to be short at all.
+    assert (scarce, load) == (expected, 500)
+    # Where tasks end it is enough to be short at all, of as much as is held now.
     _, scarce, _ = candidates.compute_prices(1000)
     assert scarce == (captive > 20)
+    assert engine(cluster, mix).compute_prices(1000)[1] == 0
 
 
 @pytest.mark.parametrize(
     ("mine", "expected"),
-    # The second of two kinds of idle GPU costs 90 or 350 W; a share beside another costs nothing.
-    [((1000, 1000), 0 + 90), ((400, 1000), 0), ((1000, 0), 90), ((0, 0), 350)],
+    # The second of two kinds of idle GPU costs 90 or 350 W, of which its other share brings back half; a share beside
+    # another costs nothing.
+    [((1000, 1000), 45), ((400, 1000), 0), ((1000, 0), 45), ((0, 0), 175)],
 )
 def test_an_offer_takes_the_cheapest_way_in(mine, expected):
     gpus = [naive.Gpu(0, free, 10.0, 100.0) for free in mine] + [naive.Gpu(1, 1000, 50.0, 400.0), None]

@@ -213,7 +213,7 @@ objective          balanced (revision 1)
   power            1
   fragmentation_w  0
   stranding_w      100
-  lookahead        0.8
+  lookahead        1
   scarcity_w       500
   stranding_full_w 2000
   locality_w       100

@@ -274,11 +274,20 @@ def test_a_policy_that_contradicts_itself_is_refused_by_field(policy, field):
 
 
 @pytest.mark.parametrize(
-    ("objective", "lookahead", "full"), [("energy", 0.7, 0.0), ("energy", 0.8, 0.0), ("balanced", 0.7, 1000.0)]
+    ("objective", "stranding", "lookahead", "full"),
+    [
+        ("energy", 50.0, 0.7, 0.0),
+        ("energy", 50.0, 0.8, 0.0),
+        ("energy", 50.0, 0.8, 500.0),
+        ("balanced", 50.0, 0.7, 1000.0),
+        ("balanced", 100.0, 0.8, 2000.0),
+    ],
 )
-def test_a_policy_with_the_weights_of_an_earlier_version_can_be_changed_elsewhere(objective, lookahead, full):
+def test_a_policy_with_the_weights_of_an_earlier_version_can_be_changed_elsewhere(
+    objective, stranding, lookahead, full
+):
     """A journal has the weights that the objective had; they stay until it is set again."""
-    former = replace(OBJECTIVES[objective], stranding_w=50.0, lookahead=lookahead, stranding_full_w=full)
+    former = replace(OBJECTIVES[objective], stranding_w=stranding, lookahead=lookahead, stranding_full_w=full)
     assert former != OBJECTIVES[objective]
     core = build_core()
     core.state.policy = Policy(objective=objective, weights=former)

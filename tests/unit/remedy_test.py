@@ -115,7 +115,7 @@ GOLDENS = [
     ),
     (
         gang_of_holders, build_request(gpus=1, replicas=2), "gpu_count", {"gpu_count": 2},
-        ("All 2 nodes are ruled out by gpu_count. To help: free GPUs 0 and 1 on node a: wait for or cancel k0 and k2."),
+        ("All 2 nodes are ruled out by gpu_count. To help: free GPUs 0 and 1 on node a: wait for or cancel k0 and k1."),
     ),
     (
         leaning, build_request(gpus=1), "gpu_count", {"gpu_count": 1},

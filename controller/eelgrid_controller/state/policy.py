@@ -127,10 +127,14 @@ _FORMER_WEIGHTS: Mapping[str, tuple[Weights, ...]] = {
     "energy": (
         Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7),
         Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.8),
+        Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.8, stranding_full_w=500.0),
     ),
     "balanced": (
         Weights(
             power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.7, scarcity_w=500.0, stranding_full_w=1000.0
+        ),
+        Weights(
+            power=1.0, fragmentation_w=0.0, stranding_w=100.0, lookahead=0.8, scarcity_w=500.0, stranding_full_w=2000.0
         ),
     ),
 }

@@ -45,9 +45,9 @@ class Weights:
 
 # Measured on the openb traces: docs/explanation/placement.md has the table.
 OBJECTIVES = {
-    "energy": Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=0.8, stranding_full_w=500.0),
+    "energy": Weights(power=1.0, fragmentation_w=0.0, stranding_w=50.0, lookahead=1.0, stranding_full_w=500.0),
     "balanced": Weights(
-        power=1.0, fragmentation_w=0.0, stranding_w=100.0, lookahead=0.8, scarcity_w=500.0, stranding_full_w=2000.0
+        power=1.0, fragmentation_w=0.0, stranding_w=100.0, lookahead=1.0, scarcity_w=500.0, stranding_full_w=2000.0
     ),
     "performance": Weights(
         power=0.1, fragmentation_w=100.0, stranding_w=200.0, scarcity_w=500.0, stranding_full_w=1000.0
