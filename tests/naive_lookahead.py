@@ -8,6 +8,7 @@ from bisect import bisect
 from fractions import Fraction
 from itertools import combinations
 from math import ceil
+from operator import itemgetter
 from typing import NamedTuple
 
 from tests import naive
@@ -150,13 +151,10 @@ def find_left(nodes, task, wanted):
     """The watts, the place and the model that are left when `wanted` others are taken, and the places in all."""
     found, in_all = [], 0
     for node in nodes:
-        models = [
-            (watts, n) for n, model in enumerate(models_of(node)) if (watts := added_w(node, model, task)) is not None
-        ]
-        if not models or not node.available:
+        ways = [(watts, model) for model in models_of(node) if (watts := added_w(node, model, task)) is not None]
+        if not ways or not node.available:
             continue
-        watts, n = min(models)
-        model = models_of(node)[n]
+        watts, model = min(ways, key=itemgetter(0))  # the first of several
         first, most = count_places(node, model, task)
         found += [(min(DEAREST_W, int(watts)), place_of(node, model), model)] * min(first, wanted + 1)
         in_all += most
@@ -181,7 +179,7 @@ def asked_gpus(task):
     return task.gpu_milli / 1000 if task.gpu_count == 1 else task.gpu_count
 
 
-def offers(nodes, mix, part=1.0, refused_w=0.0):
+def offers(nodes, mix, part, refused_w):
     """What the last of each class within the horizon costs elsewhere, less what it leaves there for others."""
     ahead, total = horizon(nodes, mix), max(1, sum(entry.weight for entry in mix))
     wanted = [max(1, ahead * entry.weight // total) for entry in mix]

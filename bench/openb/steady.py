@@ -8,9 +8,10 @@ arrive as a Poisson process, and each lasts for a time drawn from one distributi
 exponential, or lognormal with a given sigma. The rate is such that what arrives asks in the mean for a given share of
 the fleet's GPU (the offered load), or more than there is; with --swing it rises and falls by that share of itself, as in
 a day, once in DAY mean durations. What fits nowhere is refused and does not come again. After WARM mean durations,
-allocated GPU and watts are averaged over time for MEASURED more, or for a day. With --alike the fleets are a few equal nodes with a few kinds of task. All policies meet the same arrivals and
-durations. Saving is compared per allocated GPU, since a policy that refuses work draws less for less. Ours
-stands beside the mix of PWR that saves most on that very list at that very load.
+allocated GPU and watts are averaged over time for MEASURED more, or for a day. With --alike the fleets are a few equal
+nodes with a few kinds of task. All policies meet the same arrivals and durations. Saving is compared per allocated GPU,
+since a policy that refuses work draws less for less. Ours stands beside the mix of PWR that saves most on that very list
+at that very load.
 Source: Weng et al., USENIX ATC'23 (tasks and nodes); the loss system is Erlang's, with several resources.
 """
 
@@ -156,7 +157,7 @@ def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], traffi
     return rows
 
 
-def list_alike(options: Options) -> list[tuple[TraceArrays, int]]:
+def _list_alike(options: Options) -> list[tuple[TraceArrays, int]]:
     """Fleets of equal nodes with their seeds."""
     seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
     traces = build_alike_traces(read_nodes(csv_folder(options.data) / NODE_LIST))
@@ -227,7 +228,7 @@ def main(options: Options) -> int:
     if not loads or min(loads) <= 0.0 or options.sigma < 0.0 or not 0.0 <= options.swing <= 1.0:
         raise Unusable("take loads above 0, a sigma that is not negative, and a swing from 0 to 1")
     traffic = Traffic(options.sigma, options.swing)
-    lists, rows = list_alike(options) if options.alike else list_orders(options), list[Row]()
+    lists, rows = _list_alike(options) if options.alike else list_orders(options), list[Row]()
     progress = Progress("lists")
     work = Parallel(n_jobs=min(options.processes, len(lists)), return_as="generator")
     for done, found in enumerate(work(delayed(compare_steady)(*one, loads, traffic) for one in lists)):

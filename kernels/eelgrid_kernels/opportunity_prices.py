@@ -180,17 +180,8 @@ def _count_places(run: EngineArrays, openings: Records, i: int, t: int) -> tuple
 def _is_emptier(openings: Records, i: int, other: int) -> bool:
     """Whether an opening comes before another as the place that is left: more CPU, more GPU, fewer watts; then by model."""
     one, two = openings[i], openings[other]
-    if one.cpu_free != two.cpu_free:
-        return bool(one.cpu_free > two.cpu_free)
-    if one.idle != two.idle:
-        return bool(one.idle > two.idle)
-    if one.beside_milli != two.beside_milli:
-        return bool(one.beside_milli > two.beside_milli)
-    if one.unpacked != two.unpacked:
-        return bool(one.unpacked > two.unpacked)
-    if one.open_w != two.open_w:
-        return bool(one.open_w < two.open_w)
-    return bool(one.model < two.model)
+    mine = (one.cpu_free, one.idle, one.beside_milli, one.unpacked, -one.open_w, -one.model)
+    return bool(mine > (two.cpu_free, two.idle, two.beside_milli, two.unpacked, -two.open_w, -two.model))
 
 
 @lean_kernel
@@ -251,14 +242,13 @@ def _gain_left(run: EngineArrays, openings: Records, i: int, t: int) -> float:
 @lean_kernel
 def _fill_offers(run: EngineArrays, openings: Records, offers: Ints, by_class: Ints, by_watts: Ints) -> None:
     """Offers (C,) in whole watts, in place; those in force are put back. By class (4, C), and by watts (2, W) of zeros, are scratch."""
-    scalars, weight, classes, total = run.scalars[0], run.class_weight, run.classes, 0
+    scalars, weight, classes, total = run.scalars[0], run.class_weight, run.classes, max(1, run.scalars[0].mix_weight)
     left, watts, refused, in_force = by_class[0], by_class[1], by_class[2], by_class[3]
     part = min(1.0, scalars.given_weights[LOOKAHEAD])
     for t in range(offers.shape[0]):
-        total += weight[t]
         in_force[t], refused[t] = int(classes.offers[t]), 0
     for t in range(offers.shape[0]):
-        wanted = max(1, scalars.horizon * weight[t] // max(1, total))
+        wanted = max(1, scalars.horizon * weight[t] // total)
         watts[t], left[t], in_all = _find_left(run, openings, t, wanted, by_watts)
         if 0 < in_all <= wanted:
             asked = classes.gpus[t] if classes.gpus[t] != 1.0 else classes.beside_milli[t] / WHOLE
@@ -267,7 +257,7 @@ def _fill_offers(run: EngineArrays, openings: Records, offers: Ints, by_class: I
     for _ in range(ROUNDS):
         for t in range(offers.shape[0]):
             if left[t] >= 0:
-                net = max(0.0, watts[t] - part * _gain_left(run, openings, left[t], t) / max(1, total))
+                net = max(0.0, watts[t] - part * _gain_left(run, openings, left[t], t) / total)
                 offers[t] = (int(classes.offers[t]) + int(net) + refused[t]) // 2
         for t in range(offers.shape[0]):
             classes.offers[t] = offers[t]
@@ -326,15 +316,13 @@ def compute_prices(run: EngineArrays, offers: Ints, turnover: int) -> tuple[int,
     free = np.empty(run.classes.wanted.shape[0] - 1, np.int64)
     load = _sum_free(run, free)
     room = np.empty(scalars.rows * run.added_w.shape[1] + 1, OPENING)
-    openings, total = room[: _list_openings(run, room)], 0
-    for t in range(offers.shape[0]):
-        total += weight[t]
+    openings = room[: _list_openings(run, room)]
     by_class, by_watts = np.empty((4, offers.shape[0]), np.int64), np.zeros((2, _WATTS_MOST + 1), np.int64)
     _fill_offers(run, openings, offers, by_class, by_watts)
     moved = 0.0
     for t in range(offers.shape[0]):
         moved += weight[t] * abs(offers[t] - run.classes.offers[t])
-    if scalars.shifts >= 0 and moved < MOVED_LEAST_W * total:
+    if scalars.shifts >= 0 and moved < MOVED_LEAST_W * scalars.mix_weight:
         for t in range(offers.shape[0]):
             offers[t] = int(run.classes.offers[t])
     return _scarce(run, free, turnover), load - load % LOAD_STEP
