@@ -7,7 +7,7 @@ the quotes themselves. Formulas of power and placing are those of tests.naive.
 from bisect import bisect
 from fractions import Fraction
 from itertools import combinations
-from math import ceil
+from math import ceil, erfc, sqrt
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -198,6 +198,19 @@ def offers(nodes, mix, part, refused_w):
     return found
 
 
+def stockouts(nodes, mix, models):
+    """Thousandths, in steps of 50: how likely the places that are left for each class with several GPUs run out."""
+    held = (capacity_milli(nodes) - sum(free_by_model(nodes, models))) / 1000
+    total, found = sum(entry.weight * asked_gpus(entry.task) for entry in mix), []
+    for entry in mix:
+        count = entry.task.gpu_count
+        larger = sum(each.weight * each.task.gpu_count for each in mix if each.task.gpu_count >= count)
+        running = max(1.0, held * larger / total / count) if count > 1 else 1.0
+        *_, places = find_left(nodes, entry.task, 1)
+        found.append(int(1000 * erfc(places / (2 * sqrt(running))) + 25) // 50 * 50 if count > 1 else 0)
+    return found
+
+
 def free_by_model(nodes, models):
     free = [0] * models
     for node in nodes:
@@ -263,15 +276,19 @@ def several(mix):
     return [entry for entry in mix if entry.task.gpu_count > 1]
 
 
-def blocks(node, mix):
-    """Places for tasks with several GPUs, each by its GPUs and its share of the demand for GPU."""
+def blocks(node, mix, weights, part):
+    """Places for tasks with several GPUs, each by its GPUs, its share of the demand for GPU and its weight.
+
+    The last is one that is almost there, in sixteenths, of which a part counts; weights and part are in thousandths.
+    """
     gpus, worth = naive.placeable(node), 0
     idle = sum(gpu.free == 1000 for gpu in gpus)
-    for entry in several(mix) if gpus else []:
-        if all(entry.task.allows(gpu) for gpu in gpus):
+    for entry, weight in zip(mix, weights, strict=True):
+        if gpus and entry.task.gpu_count > 1 and all(entry.task.allows(gpu) for gpu in gpus):
             cpu, count = entry.task.cpu_milli, entry.task.gpu_count
-            places = min(idle // count, node.cpu_free // cpu) if cpu else idle // count
-            worth += count * naive.share(naive.demand(entry), sum(map(naive.demand, mix))) * places
+            parts = min(16 * idle // count, 16 * node.cpu_free // cpu) if cpu else 16 * idle // count
+            price = weight * count * naive.share(naive.demand(entry), sum(map(naive.demand, mix)))
+            worth += price * (parts // 16) + price * (part * (parts % 16) ** 4 // 16**4) // 1000
     return worth
 
 
@@ -310,7 +327,8 @@ class Market:
         self.given = (*weights, 0.0, 0.0, 0.0, weights[2]) if len(weights) == 3 else tuple(weights)
         self.mix, self.models = mix, models
         self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
-        self.block_permille, self.turnover, self.came, self.left = 0, 0, 0, 0
+        self.stockouts, self.block_permille = [0] * len(mix), [0] * len(mix)
+        self.turnover = self.came = self.left = 0
 
     @property
     def is_heeded(self):
@@ -327,6 +345,7 @@ class Market:
             if self.shifts < 0 or moved >= 10 * sum(entry.weight for entry in self.mix):
                 self.offers = new  # else they hardly moved
             self.turnover = turnover(self.came, self.left)
+            self.stockouts = stockouts(nodes, self.mix, self.models)
             self.scarce = scarce(nodes, self.mix, self.models, self.turnover)
             self.load, self.shifts = load_permille(nodes), 0
             self.came, self.left = self.came - self.came // 128, self.left - self.left // 128
@@ -338,17 +357,23 @@ class Market:
         return least + max(0.0, most - least) * (1.0 - self.turnover / 1000) * rise(self.load)
 
     def weigh_blocks(self, nodes):
-        """Thousandths of the weight of stranding.
+        """Thousandths of the weight of stranding, for each class.
 
         Half of the least up to a load of seven tenths, then in a straight line to the most. Where tasks leave as fast as
-        they come, scarce or not, and by the square.
+        they come, scarce or not, and by the stockout.
         """
         low, most, now, filling = 0.5 * self.given[2], self.given[6], self.stranding(), 0.0
         if are_blocks_scarce(nodes, self.mix):
             filling = stranding_w(self.load, low, most)
-        steady = low + (most - low) * rise(self.load) * rise(self.load)
-        blocks = filling + (steady - filling) * (self.turnover / 1000)
-        self.block_permille = int(1000.0 * blocks / now) if now else 0
+        for t, stockout in enumerate(self.stockouts):
+            steady = low + (most - low) * (stockout / 1000)
+            weight = filling + (steady - filling) * (self.turnover / 1000)
+            self.block_permille[t] = int(1000.0 * weight / now) if now else 0
+
+    @property
+    def part_permille(self):
+        """What a place that is almost there counts of a whole one: half where tasks leave as fast as they come."""
+        return 500 * self.turnover // 1000
 
     def moved(self, task, *, left=False):
         """A task came or left."""

@@ -107,9 +107,9 @@ def mixed(machines, task, mix, weights):
 
 
 def starved(node, mix, market):
-    """S: what tests.naive has, less the places for several GPUs where they are scarce."""
-    blocks = naive_lookahead.blocks(node, mix) if market.block_permille else 0
-    return naive.starved(node, mix) - market.block_permille * naive.FEED_MILLI * blocks
+    """S: what tests.naive has, less the places for several GPUs."""
+    blocks = naive_lookahead.blocks(node, mix, market.block_permille, market.part_permille)
+    return naive.starved(node, mix) - naive.FEED_MILLI * blocks
 
 
 def cost_w(node, slots, task, mix, market):

@@ -272,7 +272,8 @@ SCALARS = record_dtype(
     ("capacity_milli", np.int64),  # of all GPUs
     ("cpu_capacity", np.int64),  # milli, of all nodes
     ("scarce_blocks", np.int64),  # 1 where the mix asks for more blocks of idle GPUs than the nodes are
-    ("block_permille", np.int64),  # what a place for several GPUs counts in stranding now
+    ("priced_blocks", np.int64),  # 1 where places for several GPUs count
+    ("part_permille", np.int64),  # what a place that is almost there counts of a whole one
     ("captive_unions", np.int64),  # how many of `captive` are such
     ("captive_sets", np.int64),
     ("captive_milli", np.int64),  # the sum of what they ask for
@@ -304,7 +305,9 @@ class _FeedArrays(NamedTuple):
     cpu: Ints  # (F, C) of it what a milli-CPU feeds, in thousandths of a milli-GPU
     block_gpus: Ints  # (F, C) GPUs of each class that asks for several and may use all models of the family
     block_cpu: Ints  # (F, C) milli
+    block_class: Ints  # (F, C) its number in the mix
     block_worth: Ints  # (F, C) of a place for one of them: its GPUs by its share of the demand
+    block_price: Ints  # (F, C) what it counts in stranding now: its worth, in thousandths
 
 
 class FeedArrays(_FeedArrays, ArrayTable):

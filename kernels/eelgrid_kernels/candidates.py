@@ -39,6 +39,16 @@ _KINDS_MOST = 256
 BEHIND_LEAST, AHEAD_MOST = 64, 1024
 
 
+class QuotedPrices(NamedTuple):
+    """Prices of the classes of the mix; load, turnover and stockouts in thousandths."""
+
+    offers_w: Sequence[int] = ()
+    scarce: int = 0  # bits of the scarce models
+    load: int = 0
+    turnover: int = 0
+    stockouts: Sequence[int] = ()  # how likely each class with several GPUs runs out of places
+
+
 class NodeCandidate(NamedTuple):
     """One candidate."""
 
@@ -153,18 +163,19 @@ class CandidateIndex:
         self._run.scalars["shifts"] = shifts
         return bool(are_prices_due(self._run))
 
-    def compute_prices(self, turnover: int = 0) -> tuple[list[int], int, int]:
-        """Offers of the classes of the mix, bits of the scarce models, and the load; load and turnover in thousandths."""
-        offers = np.zeros(self._run.classes.offers.shape[0], np.int64)
-        scarce, load = compute_prices(self._run, offers, turnover)
-        whole: list[int] = offers.tolist()
-        return whole, int(scarce), int(load)
+    def compute_prices(self, turnover: int = 0) -> QuotedPrices:
+        """Prices for the fleet as it is; turnover in thousandths."""
+        quoted = np.zeros((2, self._run.classes.offers.shape[0]), np.int64)
+        scarce, load = compute_prices(self._run, quoted, turnover)
+        offers_w, stockouts = quoted.tolist()
+        return QuotedPrices(offers_w, int(scarce), int(load), turnover, stockouts)
 
-    def apply_prices(self, offers: Sequence[int], scarce: int, load: int, turnover: int = 0) -> None:
-        """Puts quotes in force; offers that are for another mix, or none, count as 0; load and turnover in thousandths."""
-        most = self._run.classes.offers.shape[0]
-        fitting = offers if len(offers) == most else [0] * most
-        apply_prices(self._run, np.array(fitting, np.int64), scarce, load, turnover)
+    def apply_prices(self, quotes: QuotedPrices) -> None:
+        """Puts quotes in force; offers or stockouts that are for another mix, or none, count as 0."""
+        quoted = np.zeros((2, self._run.classes.offers.shape[0]), np.int64)
+        for row, values in zip(quoted, (quotes.offers_w, quotes.stockouts), strict=True):
+            row[:] = values if len(values) == len(row) else 0
+        apply_prices(self._run, quoted, quotes.scarce, quotes.load, quotes.turnover)
 
     def register_kind(self, task: Task, allows: Ints) -> int:
         """The number of a kind of task; allows (M,) is 1 for each model that it may use."""

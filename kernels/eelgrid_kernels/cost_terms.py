@@ -26,11 +26,14 @@ the node's models serve, each by its share d_t of the demand for GPU, is
 
 so that no constant says how much CPU feeds a GPU: nodes with CPU in plenty strand
 nothing, and the nearer c comes to what the hungriest classes need, the dearer it is.
-Where the mix asks for more blocks than the nodes are (eelgrid_kernels.engine_setup),
-the places that a node has for classes with several GPUs count besides, by
-block_permille of what they could hold:
+The places that a node has for classes with several GPUs count besides, each class by
+its own price b_t (eelgrid_kernels.opportunity_prices):
 
-    S(n) - sum_t d_t k_t min(floor(idle GPUs / k_t), floor(c / cpu_t))    over classes with k_t > 1
+    S(n) - sum_t b_t d_t k_t (floor(x_t) + part (x_t - floor(x_t))^4)
+    x_t = min(idle GPUs / k_t, c / cpu_t)                                  over classes with k_t > 1
+
+Where tasks end, a node that misses little for a place will have it if nothing else comes: the fourth power lets few
+nodes carry the small tasks, and the others run empty.
 
     G(n) = sum_t f_t * max(0, offer_t - dP(n, t))
 
@@ -78,6 +81,7 @@ CPU_PACKAGE_IDLE_W, CPU_PACKAGE_FULL_W = 15.0, 120.0
 PACKAGE_W = CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W  # that waking one adds
 PACKAGE_MILLI = MILLI_PER_CORE * CORES_PER_PACKAGE
 FEED_SHARE = 10_000  # all demand for GPU, which the classes have shares of
+BLOCK_PARTS = 16  # of a place for several GPUs
 FEED_MILLI = 1000  # what a milli-CPU feeds is in thousandths
 STRANDED_UNIT = float(FEED_SHARE * FEED_MILLI * WHOLE)  # of the term, in a GPU
 
@@ -218,29 +222,32 @@ def sum_stranded(feed: FeedArrays, family: int, gpu_free: int, cpu_free: int) ->
 
 
 @lean_kernel
-def count_blocks(feed: FeedArrays, family: int, idle: int, cpu_free: int) -> int:
-    """The places that a node of a family has for classes with several GPUs, by their worth."""
-    sum_ = 0
+def price_blocks(run: EngineArrays, family: int, idle: int, cpu_free: int) -> int:
+    """What the places of a node of a family for classes with several GPUs count in S, with one that is almost there."""
+    feed, sum_ = run.feed, 0
     for t in range(feed.block_gpus.shape[1]):
-        if feed.block_gpus[family, t] == 0:
+        gpus, cpu, price = feed.block_gpus[family, t], feed.block_cpu[family, t], feed.block_price[family, t]
+        if gpus == 0:
             break
-        places = idle // feed.block_gpus[family, t]
-        if feed.block_cpu[family, t] > 0:
-            places = min(places, cpu_free // feed.block_cpu[family, t])
-        sum_ += feed.block_worth[family, t] * places
-    return sum_
+        parts = idle * BLOCK_PARTS // gpus
+        if cpu > 0:
+            parts = min(parts, cpu_free * BLOCK_PARTS // cpu)
+        places, rest = parts // BLOCK_PARTS, parts % BLOCK_PARTS
+        almost = run.scalars[0].part_permille * rest * rest * rest * rest // BLOCK_PARTS**4
+        sum_ += price * places + price * almost // 1000
+    return int(sum_)
 
 
 @inlined_kernel
 def _taken_blocks(run: EngineArrays, row: int, cpu_left: int, opened: int) -> int:
     """What a task adds to S by the places for several GPUs that it takes, leaving so much CPU and opening so many GPUs."""
-    state, permille = run.states[row], run.scalars[0].block_permille
-    if permille == 0 or state.idle <= 1:
+    state = run.states[row]
+    if run.scalars[0].priced_blocks == 0 or state.idle == 0:
         return 0
     family = run.shapes[state.shape_row].family
-    before = count_blocks(run.feed, family, state.idle, state.cpu_free)
-    after = count_blocks(run.feed, family, state.idle - opened, cpu_left)
-    return int(permille * FEED_MILLI * (before - after))
+    before = price_blocks(run, family, state.idle, state.cpu_free)
+    after = price_blocks(run, family, state.idle - opened, cpu_left)
+    return int(FEED_MILLI * (before - after))
 
 
 @inlined_kernel

@@ -212,6 +212,7 @@ def _build_feed(mix: Mix, families: Sequence[int]) -> FeedArrays:
         blocks = [t for t in served if mix.gpu_count[t] > 1 and all(mix.allows[model, t] for model in models)]
         for place, t in enumerate(blocks):
             feed.block_gpus[family, place], feed.block_cpu[family, place] = mix.gpu_count[t], mix.cpu_milli[t]
+            feed.block_class[family, place] = t
             feed.block_worth[family, place] = int(mix.gpu_count[t]) * _feed_share(asked[t], sum(asked))
     return feed
 

@@ -31,16 +31,23 @@ stranding weighs its given weight up to a load of RISE, and from there in a stra
          are scarce, a place for several GPUs weighs BLOCK_PART of the given weight up to
          RISE, and from there in a straight line that of a full fleet: at low load, work
          that breaks a block saves power, and there are others.
+stockout is the probability that a class with several GPUs misses a place that is broken now. Such a place is back when the
+         task that broke it has ended, after one mean duration. Until then N tasks of that size or larger come and as many
+         leave, N being how many run, so that the places that are left wander by a deviation of sqrt(2 N). They run out on the
+         way with the probability erfc(places / (2 sqrt(N))) (reflection principle), in steps of STOCKOUT_STEP thousandths.
 turnover is the GPU that was given back lately for each that was taken. Where it is 1, CPU
          that a GPU lacks comes free by itself, so that stranding weighs no more than its given weight. A node
          is only empty again when all its tasks happen to be gone, so that a place for several GPUs, scarce or not,
-         rises by the square to the weight of a full fleet. The mix will not ask for all free GPUs, but for no more than
+         weighs BLOCK_PART of the given weight, rising with its class's stockout to that of a full fleet, and one that is
+         almost there PART_PERMILLE of it. The mix will not ask for all free GPUs, but for no more than
          what is allocated now; and where little is free, STEADY_TOLERANCE of it is short enough for a model to be
          scarce. Between, both are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
 than MOVED_LEAST_W in the mean stay as they are, and the load counts in steps, so
 that what is known of costs stays good: the larger the fleet, the longer.
 """
+
+import math
 
 import numpy as np
 
@@ -75,6 +82,8 @@ from eelgrid_kernels.cost_terms import (
 
 RISE_PERMILLE = 700
 BLOCK_PART = 0.5
+PART_PERMILLE = 500
+STOCKOUT_STEP = 50
 TURNOVER_SHIFT = 7  # a 128th of what came and left is forgotten at each quote
 TURNOVER_STEP = 250
 TOLERANCE, STEADY_TOLERANCE = 0.02, 0.001
@@ -240,8 +249,9 @@ def _gain_left(run: EngineArrays, openings: Records, i: int, t: int) -> float:
 
 
 @lean_kernel
-def _fill_offers(run: EngineArrays, openings: Records, offers: Ints, by_class: Ints, by_watts: Ints) -> None:
-    """Offers (C,) in whole watts, in place; those in force are put back. By class (4, C), and by watts (2, W) of zeros, are scratch."""
+def _fill_offers(run: EngineArrays, openings: Records, quoted: Ints, by_class: Ints, by_watts: Ints) -> None:
+    """Offers and places that are left, (2, C), in place; those in force are put back. By class (4, C), and by watts (2, W) of zeros, are scratch."""
+    offers, places = quoted[0], quoted[1]
     scalars, weight, classes, total = run.scalars[0], run.class_weight, run.classes, max(1, run.scalars[0].mix_weight)
     left, watts, refused, in_force = by_class[0], by_class[1], by_class[2], by_class[3]
     part = min(1.0, scalars.given_weights[LOOKAHEAD])
@@ -249,8 +259,8 @@ def _fill_offers(run: EngineArrays, openings: Records, offers: Ints, by_class: I
         in_force[t], refused[t] = int(classes.offers[t]), 0
     for t in range(offers.shape[0]):
         wanted = max(1, scalars.horizon * weight[t] // total)
-        watts[t], left[t], in_all = _find_left(run, openings, t, wanted, by_watts)
-        if 0 < in_all <= wanted:
+        watts[t], left[t], places[t] = _find_left(run, openings, t, wanted, by_watts)
+        if 0 < places[t] <= wanted:
             asked = classes.gpus[t] if classes.gpus[t] != 1.0 else classes.beside_milli[t] / WHOLE
             refused[t] = int(scalars.given_weights[STRANDING_WHEN_FULL] * asked)
         classes.offers[t] = offers[t] = watts[t] + refused[t]
@@ -263,6 +273,24 @@ def _fill_offers(run: EngineArrays, openings: Records, offers: Ints, by_class: I
             classes.offers[t] = offers[t]
     for t in range(offers.shape[0]):
         classes.offers[t] = in_force[t]
+
+
+@lean_kernel
+def _estimate_stockouts(run: EngineArrays, held_milli: int, stockouts: Ints) -> None:
+    """Makes of the places that are left (C,), in place, how likely each class with several GPUs runs out of them, in thousandths."""
+    classes, weight, total = run.classes, run.class_weight, 0.0
+    for t in range(stockouts.shape[0]):
+        total += weight[t] * (classes.gpus[t] if classes.gpus[t] != 1.0 else classes.beside_milli[t] / WHOLE)
+    for t in range(stockouts.shape[0]):
+        places, larger = stockouts[t], 0.0
+        stockouts[t] = 0
+        if classes.gpus[t] <= 1.0:
+            continue
+        for other in range(stockouts.shape[0]):
+            larger += weight[other] * classes.gpus[other] if classes.gpus[other] >= classes.gpus[t] else 0.0
+        running = max(1.0, held_milli / WHOLE * larger / total / classes.gpus[t])
+        likely = 1000.0 * math.erfc(places / (2.0 * math.sqrt(running)))
+        stockouts[t] = int(likely + STOCKOUT_STEP / 2) // STOCKOUT_STEP * STOCKOUT_STEP
 
 
 @lean_kernel
@@ -310,15 +338,19 @@ def _sum_free(run: EngineArrays, free: Ints) -> int:
 
 
 @kernel
-def compute_prices(run: EngineArrays, offers: Ints, turnover: int) -> tuple[int, int]:
-    """Offers (C,) in whole watts, in place; returns the bits of scarce models and the load; load and turnover in thousandths."""
-    scalars, weight = run.scalars[0], run.class_weight
+def compute_prices(run: EngineArrays, quoted: Ints, turnover: int) -> tuple[int, int]:
+    """Offers in whole watts and stockouts, (2, C), in place; returns the bits of scarce models and the load.
+
+    Stockouts, load and turnover are in thousandths.
+    """
+    scalars, weight, offers = run.scalars[0], run.class_weight, quoted[0]
     free = np.empty(run.classes.wanted.shape[0] - 1, np.int64)
     load = _sum_free(run, free)
     room = np.empty(scalars.rows * run.added_w.shape[1] + 1, OPENING)
     openings = room[: _list_openings(run, room)]
     by_class, by_watts = np.empty((4, offers.shape[0]), np.int64), np.zeros((2, _WATTS_MOST + 1), np.int64)
-    _fill_offers(run, openings, offers, by_class, by_watts)
+    _fill_offers(run, openings, quoted, by_class, by_watts)
+    _estimate_stockouts(run, scalars.capacity_milli - np.sum(free), quoted[1])
     moved = 0.0
     for t in range(offers.shape[0]):
         moved += weight[t] * abs(offers[t] - run.classes.offers[t])
@@ -341,17 +373,16 @@ def _spread(run: EngineArrays, offers: Ints) -> float:
 
 
 @lean_kernel
-def _bound_feed(feed: FeedArrays, width: int) -> tuple[int, int, int]:
-    """What a milli-GPU, a milli-CPU and all blocks of the widest node can change S by at most, in any family."""
-    gpu = cpu = blocks = 0
+def _bound_feed(feed: FeedArrays) -> tuple[int, int]:
+    """What a milli-GPU and a milli-CPU can change S by at most, in any family."""
+    gpu = cpu = 0
     for family in range(feed.gpu.shape[0]):
-        own_gpu = own_cpu = own_blocks = 0
+        own_gpu = own_cpu = 0
         for t in range(feed.gpu.shape[1]):
             own_gpu += FEED_MILLI * feed.gpu[family, t]
             own_cpu += feed.cpu[family, t]
-            own_blocks += feed.block_worth[family, t] * (width // max(1, feed.block_gpus[family, t]))
-        gpu, cpu, blocks = max(gpu, own_gpu), max(cpu, own_cpu), max(blocks, own_blocks)
-    return gpu, cpu, blocks
+        gpu, cpu = max(gpu, own_gpu), max(cpu, own_cpu)
+    return gpu, cpu
 
 
 @lean_kernel
@@ -362,42 +393,74 @@ def _loosen(run: EngineArrays, spread: float, cleared: int, heavier: float, ligh
     or less: a task strands at most the GPUs that its CPU feeds, and saves at most its own.
     """
     scale, weights = run.scalars[0].scale, run.scalars[0].weights
-    gpu_most, cpu_most, blocks_most = _bound_feed(run.feed, run.added_w.shape[1])
+    gpu_most, cpu_most = _bound_feed(run.feed)
     for kind in range(run.kinds.shape[0]):
         asked = run.kinds[kind]
         gpu_asked = asked.gpu_count * asked.gpu_milli
         fed = gpu_most * gpu_asked if heavier > 0.0 else cpu_most * asked.cpu_milli
         loose = spread * abs(weights[LOOKAHEAD]) / scale[LOOKAHEAD] + abs(heavier) * fed / scale[STRANDING]
-        loose += max(0.0, lighter_blocks) * FEED_MILLI * blocks_most / scale[STRANDING]
+        loose += FEED_MILLI * lighter_blocks / scale[STRANDING]
         if asked.models & cleared:
             loose += abs(weights[SCARCITY]) * gpu_asked / scale[SCARCITY]
         asked.loose += loose + LEAST_W
 
 
 @inlined_kernel
-def _weigh_stranding(given: Floats, load: int, turnover: int, scarce_blocks: bool) -> tuple[float, int]:
-    """The weight of stranding, and what a place for several GPUs counts in it, in thousandths; load, turnover in thousandths."""
+def _weigh_stranding(given: Floats, load: int, turnover: int) -> float:
+    """The weight of stranding; load and turnover in thousandths."""
     rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
-    least, full = given[STRANDING], given[STRANDING_WHEN_FULL]
-    low, stranding = BLOCK_PART * least, least + max(0.0, full - least) * (1.0 - steady) * rise
-    blocks = low + (full - low) * rise if scarce_blocks else 0.0
-    blocks += (low + (full - low) * rise * rise - blocks) * steady
-    return stranding, int(1000.0 * blocks / stranding) if stranding > 0.0 else 0
+    return float(given[STRANDING] + max(0.0, given[STRANDING_WHEN_FULL] - given[STRANDING]) * (1.0 - steady) * rise)
+
+
+@inlined_kernel
+def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> int:
+    """What a place for several GPUs counts in stranding, in thousandths, as are stockout, load and turnover."""
+    scalars, given = run.scalars[0], run.scalars[0].given_weights
+    rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
+    low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
+    filling = low + (full - low) * rise if scalars.scarce_blocks != 0 else 0.0
+    weight = filling + (low + (full - low) * (stockout / 1000.0) - filling) * steady
+    return int(1000.0 * weight / stranding) if stranding > 0.0 else 0
 
 
 @lean_kernel
-def apply_prices(run: EngineArrays, offers: Ints, scarce: int, load: int, turnover: int) -> None:
-    """Puts quotes in force: costs known before are bounds from below now, where they differ from those before."""
-    scalars, given = run.scalars[0], run.scalars[0].given_weights
+def _price_blocks(
+    run: EngineArrays, stockouts: Ints, load: int, turnover: int, stranded_before: float
+) -> tuple[bool, float]:
+    """Prices of places by their stockouts (C,) and those that are almost there; whether any changed, and what a node may lose at most."""
+    scalars, feed, width = run.scalars[0], run.feed, run.added_w.shape[1]
+    part = PART_PERMILLE * turnover // 1000
+    changed, most, kept = scalars.part_permille != part, 0.0, scalars.part_permille <= part
+    scalars.part_permille, scalars.priced_blocks = part, 0
+    for family in range(feed.gpu.shape[0]):
+        lighter = 0.0
+        for place in range(feed.gpu.shape[1]):
+            gpus = feed.block_gpus[family, place]
+            if gpus == 0:
+                break
+            before = feed.block_price[family, place]
+            weight = _weigh_place(run, stockouts[feed.block_class[family, place]], load, turnover)
+            price = feed.block_worth[family, place] * weight
+            feed.block_price[family, place] = price
+            scalars.priced_blocks = 1 if price > 0 else scalars.priced_blocks
+            changed |= price != before
+            now = scalars.weights[STRANDING] * price if kept else 0.0
+            lighter += max(0.0, stranded_before * before - now) * ((width + gpus - 1) // gpus)
+        most = max(most, lighter)
+    return changed, most
+
+
+@lean_kernel
+def apply_prices(run: EngineArrays, quoted: Ints, scarce: int, load: int, turnover: int) -> None:
+    """Puts quotes (2, C) in force: costs known before are bounds from below now, where they differ from those before."""
+    scalars, offers = run.scalars[0], quoted[0]
     scalars.shifts = 0
-    stranding, permille = _weigh_stranding(given, load, turnover, scalars.scarce_blocks != 0)
+    stranding = _weigh_stranding(scalars.given_weights, load, turnover)
     cleared, stranded_before = scalars.scarce_models & ~scarce, scalars.weights[STRANDING]
     changed = scalars.scarce_models != scarce or stranded_before != stranding
     scalars.scarce_models = scarce
     scalars.weights[STRANDING] = stranding
-    blocks_before = stranded_before * scalars.block_permille
-    changed |= permille != scalars.block_permille
-    scalars.block_permille = permille
+    repriced, lighter_blocks = _price_blocks(run, quoted[1], load, turnover, stranded_before)
     moved, spread = False, _spread(run, offers)
     for t in range(offers.shape[0]):
         moved |= run.classes.offers[t] != offers[t]
@@ -407,8 +470,8 @@ def apply_prices(run: EngineArrays, offers: Ints, scarce: int, load: int, turnov
     for row in range(scalars.rows if moved else 0):
         if run.states[row].root >= 0:
             refresh_gain(run, row)
-    if changed or moved:
-        _loosen(run, spread, cleared, stranding - stranded_before, blocks_before - stranding * permille)
+    if changed or repriced or moved:
+        _loosen(run, spread, cleared, stranding - stranded_before, lighter_blocks)
 
 
 @kernel
@@ -416,11 +479,11 @@ def update_prices(run: EngineArrays) -> bool:
     """Quotes anew where that is due; whether it was."""
     if not are_prices_due(run):
         return False
-    offers = np.zeros(run.classes.offers.shape[0], np.int64)
+    quoted = np.zeros((2, run.classes.offers.shape[0]), np.int64)
     scalars = run.scalars[0]
     turnover = measure_turnover(scalars.came_milli, scalars.left_milli)
-    scarce, load = compute_prices(run, offers, turnover)
-    apply_prices(run, offers, scarce, load, turnover)
+    scarce, load = compute_prices(run, quoted, turnover)
+    apply_prices(run, quoted, scarce, load, turnover)
     scalars.came_milli -= scalars.came_milli >> TURNOVER_SHIFT
     scalars.left_milli -= scalars.left_milli >> TURNOVER_SHIFT
     return True

@@ -28,7 +28,7 @@ from eelgrid_kernels.arrays import (
     TermPrices,
 )
 from eelgrid_kernels.baselines import EELGRID, PlacementPolicy, choose_gpus
-from eelgrid_kernels.candidates import CandidateIndex, count_candidates, write_terms
+from eelgrid_kernels.candidates import CandidateIndex, QuotedPrices, count_candidates, write_terms
 from eelgrid_kernels.compilation import Kernel, compile_together, mark_cache_complete
 from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
 from eelgrid_kernels.min_cost_cover import LEVEL, CoverList, CoverPieces, list_cheap_covers
@@ -200,7 +200,7 @@ def _call_deciding_kernels() -> _Calls:
         (work_ahead, ahead),
         (are_prices_due, lambda: small().candidates.is_due(-1)),
         (compute_prices, prices),
-        (apply_prices, lambda: small().candidates.apply_prices([0], 0, 0)),
+        (apply_prices, lambda: small().candidates.apply_prices(QuotedPrices([0]))),
         (compute_all_costs, lambda: small().candidates.node_costs(small().kind)),
         (count_candidates, lambda: small().candidates.count_verdicts(small().nodes, small().task, small().allows)),
         (compute_replica_costs, lambda: small().candidates.replica_costs(small().kind, rows, 1)),

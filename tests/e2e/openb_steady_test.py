@@ -21,7 +21,9 @@ from bench.openb.steady import (
 from bench.openb.traces import load_trace
 from tests.builders.replay import build_trace_node, write_small_openb
 
-from eelgrid_controller.replay.openb import NODE_LIST, read_nodes
+from eelgrid_controller.replay.openb import NODE_LIST, TraceTask, read_nodes
+from eelgrid_controller.replay.openb_protocol import build_trace
+from eelgrid_protos.quantities import MIB
 
 SEED = 42
 
@@ -67,6 +69,25 @@ def test_where_tasks_are_alike_ours_draws_no_more_than_fgd(mix):
         for policy in ("fgd", "eelgrid")
     }
     assert watts["eelgrid"] <= 1.002 * watts["fgd"]
+
+
+@pytest.mark.parametrize("load", [0.85, 1.1])
+def test_where_places_for_eight_gpus_run_out_ours_allocates_no_less_than_fgd(load):
+    """Where the price of such places follows the load alone and not what is left of them, ours has .6 points less at both."""
+    machines = [build_trace_node(f"n{i}", gpus=8, model="G2", vcpu=96, memory_mib=1 << 19) for i in range(16)]
+    sorts = ((50, 4_000, 1, 500), (20, 8_000, 1, 1000), (20, 12_000, 2, 1000), (10, 90_000, 8, 1000))
+    tasks = tuple(
+        TraceTask(name=f"task-{place}-{i}", cpu_milli=cpu, memory_bytes=MIB, gpu_count=count, gpu_milli=milli)
+        for place, (share, cpu, count, milli) in enumerate(sorts)
+        for i in range(share)
+    )
+    trace = build_trace("eights", tuple(machines), tasks)
+    arrivals = [draw_arrivals(trace, seed, load, Traffic()) for seed in range(20)]
+    allocated = {
+        policy: np.mean([play(trace, seed, policy, each).alloc_pct for seed, each in enumerate(arrivals)])
+        for policy in ("fgd", "eelgrid")
+    }
+    assert allocated["eelgrid"] > allocated["fgd"] - 0.1
 
 
 @pytest.mark.parametrize(

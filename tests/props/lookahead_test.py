@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from math import erfc, sqrt
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from tests.props.placement_test import (
 
 from eelgrid_kernels.arrays import LOOKAHEAD, SHAPE, STRANDING_WHEN_FULL
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.candidates import CandidateIndex
+from eelgrid_kernels.candidates import CandidateIndex, QuotedPrices
 from eelgrid_kernels.cost_terms import package_slack
 from eelgrid_kernels.engine_setup import are_blocks_scarce, build_expected_mix
 from eelgrid_kernels.opportunity_prices import are_prices_due, compute_prices
@@ -48,6 +49,7 @@ SMALL = st.builds(
 ANY_MIX = MIXES | st.lists(st.builds(naive.Class, SMALL, st.integers(1, 1000)), max_size=6)
 SCARCE = st.sets(st.integers(0, MODELS - 1))
 TURNOVER = st.sampled_from([0, 250, 500, 750, 1000])
+STOCKOUT = st.sampled_from([0, 50, 500, 1000])
 # Watts that make some gains and no others, so that classes differ.
 WATTS = st.integers(0, 900)
 
@@ -62,12 +64,13 @@ def bits(models):
 
 
 def quoted(cluster, mix, turnover):
-    """What the twin says, in the shape of `Candidates.quote`."""
+    """What the twin says."""
     scarce = bits(naive_lookahead.scarce(cluster, mix, MODELS, turnover))
     offers = naive_lookahead.offers(
         cluster, mix, part=OURS.weights[LOOKAHEAD], refused_w=OURS.weights[STRANDING_WHEN_FULL]
     )
-    return offers, scarce, naive_lookahead.load_permille(cluster)
+    stockouts = naive_lookahead.stockouts(cluster, mix, MODELS)
+    return QuotedPrices(offers, scarce, naive_lookahead.load_permille(cluster), turnover, stockouts)
 
 
 @given(st.integers(1, 200_000), st.integers(0, 200_000), st.integers(1, 200_000))
@@ -92,25 +95,26 @@ def test_quotes_equal_the_naive_twins(cluster, mix, copies, turnover):
 @quiet
 @given(CLUSTERS, ANY_MIX, st.randoms(use_true_random=False))
 def test_the_order_of_nodes_and_of_classes_changes_no_quote(cluster, mix, random):
-    offers, *others = engine(cluster, mix).compute_prices()
+    before = engine(cluster, mix).compute_prices()
     order = random.sample(range(len(mix)), len(mix))
     turned = engine(random.sample(cluster, len(cluster)), [mix[at] for at in order])
-    again, *theirs = turned.compute_prices()
-    assert (again, theirs) == ([offers[at] for at in order], others)
+    offers, stockouts = ([values[at] for at in order] for values in (before.offers_w, before.stockouts))
+    assert turned.compute_prices() == before._replace(offers_w=offers, stockouts=stockouts)
 
 
 @quiet
 @given(CLUSTERS, MIXES, tasks(), SCARCE, st.integers(0, 1000), TURNOVER, st.data())
 def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scarce, load, turnover, data):
     offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
+    stockouts = data.draw(st.lists(STOCKOUT, min_size=len(mix), max_size=len(mix)))
     candidates = engine(cluster, mix)
     kind = candidates.register_kind(kernel_task(task), allowed(task))
     if data.draw(st.booleans()):  # what is known of costs must not outlive the quotes
         candidates.best_candidates(kind, 0, len(cluster))
-    candidates.apply_prices(offers, bits(scarce), load, turnover)
+    candidates.apply_prices(QuotedPrices(offers, bits(scarce), load, turnover, stockouts))
     market = naive_lookahead.Market(OURS.weights.tolist(), mix, MODELS)
     market.offers, market.scarce, market.load, market.shifts = offers, scarce, load, 0
-    market.turnover = turnover
+    market.turnover, market.stockouts = turnover, stockouts
     market.weigh_blocks(cluster)
     assert candidates.weights == market.weights()
     fitting = [node for node in cluster if naive.verdict(node, task) is None]
@@ -141,17 +145,25 @@ def cost_w(node, slots, task, mix, market):
 def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
     wrong = data.draw(st.lists(WATTS, min_size=len(mix) + 1, max_size=len(mix) + 3))
     told, untold = engine(cluster, mix), engine(cluster, mix)
-    told.apply_prices(wrong, 0, load)
-    untold.apply_prices([0] * len(mix), 0, load)
+    told.apply_prices(QuotedPrices(wrong, load=load, stockouts=wrong))
+    untold.apply_prices(QuotedPrices(load=load))
     kind = told.register_kind(kernel_task(task), allowed(task)), untold.register_kind(kernel_task(task), allowed(task))
     assert told.best_candidates(kind[0], 0, 4) == untold.best_candidates(kind[1], 0, 4)
 
 
+QUOTES = st.builds(
+    QuotedPrices,
+    st.lists(WATTS, min_size=12, max_size=12),
+    SCARCE.map(bits),
+    st.integers(0, 1000),
+    TURNOVER,
+    st.lists(STOCKOUT, min_size=12, max_size=12),
+)
 # What comes to an index: a node with other free amounts, another mix, quotes, or a task that asks for a place.
 HISTORIES = st.lists(
     st.tuples(st.just("node"), st.integers(0, 8), nodes())
     | st.tuples(st.just("mix"), ANY_MIX)
-    | st.tuples(st.just("quotes"), st.lists(WATTS, min_size=12, max_size=12), SCARCE, st.integers(0, 1000), TURNOVER)
+    | st.tuples(st.just("quotes"), QUOTES)
     | st.tuples(st.just("task"), tasks()),
     max_size=20,
 )
@@ -169,11 +181,11 @@ def with_free_amounts_of(node, other):
 @quiet
 @given(CLUSTERS, ANY_MIX, HISTORIES, st.sampled_from(["eelgrid", "fgd", "pwr", "pwr500", "bestfit"]))
 def test_an_index_that_takes_over_mixes_answers_as_one_built_anew(cluster, mix, history, name):
-    cluster, sorts, quotes = list(cluster), np.zeros(len(cluster), np.int64), ([], 0, 0, 0)
+    cluster, sorts, quotes = list(cluster), np.zeros(len(cluster), np.int64), QuotedPrices()
 
     def build():
         index = CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, find_policy(name))
-        index.apply_prices(*quotes)
+        index.apply_prices(quotes)
         return index
 
     kept = build()
@@ -183,12 +195,13 @@ def test_an_index_that_takes_over_mixes_answers_as_one_built_anew(cluster, mix, 
             cluster[row] = with_free_amounts_of(cluster[row], values[1])
             assert kept.update_nodes(arrays(cluster), [row], sorts)
         elif what == "mix":
-            mix, quotes = values[0], ([], 0, 0, 0)
+            mix, quotes = values[0], QuotedPrices()
             kept.adopt_mix(arrays(cluster), mix_arrays(mix), sorts)
-            kept.apply_prices(*quotes)
+            kept.apply_prices(quotes)
         elif what == "quotes":
-            quotes = values[0][: len(mix)], bits(values[1]), values[2], values[3]
-            kept.apply_prices(*quotes)
+            offers, stockouts = values[0].offers_w[: len(mix)], values[0].stockouts[: len(mix)]
+            quotes = values[0]._replace(offers_w=offers, stockouts=stockouts)
+            kept.apply_prices(quotes)
         else:
             fresh = build()
             task, allows = kernel_task(values[0]), allowed(values[0])
@@ -241,7 +254,7 @@ def test_a_block_is_left_for_tasks_with_several_gpus_where_blocks_are_scarce(loa
         assert blocks_scarce(cluster, mix) is (best == 1)
         candidates = engine(cluster, mix)
         kind = candidates.register_kind(kernel_task(one), allowed(one))
-        candidates.apply_prices([0, 0], 0, load)
+        candidates.apply_prices(QuotedPrices(load=load))
         assert candidates.best_candidates(kind, 0, 1)[0].node == best
 
 
@@ -251,7 +264,7 @@ def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, dat
     """Nodes take the shape of others, as when GPUs are lost and come back."""
     kept = engine(cluster, mix)
     offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
-    kept.apply_prices(offers, 0, 0)
+    kept.apply_prices(QuotedPrices(offers))
     for _ in range(3):
         changed = data.draw(st.integers(0, len(cluster) - 1))
         now = data.draw(st.sampled_from(cluster))
@@ -260,9 +273,9 @@ def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, dat
         if not kept.update_nodes(arrays(cluster), [changed], SORTS):
             assert before != blocks_scarce(cluster, mix)
             kept = engine(cluster, mix)
-            kept.apply_prices(offers, 0, 0)
+            kept.apply_prices(QuotedPrices(offers))
         anew = engine(cluster, mix)
-        anew.apply_prices(offers, 0, 0)  # those in force may stay
+        anew.apply_prices(QuotedPrices(offers))  # those in force may stay
         assert kept.compute_prices() == anew.compute_prices()
         for shifts in (-1, 0, 1, 3, 10):
             assert kept.is_due(shifts) == engine(cluster, mix).is_due(shifts)
@@ -306,7 +319,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
     short = {models: naive_lookahead.shortage(models, free, asked, float(sum(free))) for models in every}
     worst = max(short.values())
     assert -solved.fun == pytest.approx(total - worst, rel=1e-6)
-    _, scarce, _ = engine(cluster, mix).compute_prices()
+    scarce = engine(cluster, mix).compute_prices().scarce
     chosen = frozenset(model for model in range(MODELS) if scarce >> model & 1)
     assert bool(scarce) == (worst > 0.02 * total)
     if scarce:
@@ -332,7 +345,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
 )
 def test_stranding_weighs_more_as_the_fleet_fills_and_less_where_tasks_end(load, turnover, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
-    candidates.apply_prices([], 0, load, turnover)
+    candidates.apply_prices(QuotedPrices(load=load, turnover=turnover))
     assert candidates.weights == pytest.approx((1.0, 0.0, expected, 1.0, 500.0, 0.05))
 
 
@@ -347,8 +360,32 @@ def test_where_tasks_end_a_block_is_left_even_if_the_mix_asks_for_few(turnover, 
     assert not blocks_scarce(cluster, mix)
     candidates = engine(cluster, mix)
     kind = candidates.register_kind(kernel_task(one), allowed(one))
-    candidates.apply_prices([0, 0], 0, 1000, turnover)
+    candidates.apply_prices(QuotedPrices(load=1000, turnover=turnover, stockouts=[1000, 0]))
     assert candidates.best_candidates(kind, 0, 1)[0].node == chosen
+
+
+@pytest.mark.parametrize(("stockout", "chosen"), [(0, 0), (1000, 1)])
+def test_where_places_run_out_small_work_joins_the_node_that_is_fuller(stockout, chosen):
+    """Both nodes have lost their place for eight; the one that misses one GPU has it back sooner than the one that misses four."""
+    dear, cheap = naive.Gpu(0, 1000, 10.0, 130.0), naive.Gpu(0, 1000, 10.0, 70.0)
+    emptier = naive.Node(64_000, 64_000, 0, [replace(cheap, free=0), *[cheap] * 7])
+    fuller = naive.Node(64_000, 64_000, 0, [replace(dear, free=0)] * 4 + [dear] * 4)
+    eight, one = naive.Task(0, 0, 8, 1000), naive.Task(0, 0, 1, 1000)
+    candidates = engine([emptier, fuller], [naive.Class(eight, 1), naive.Class(one, 4)])
+    kind = candidates.register_kind(kernel_task(one), allowed(one))
+    candidates.apply_prices(QuotedPrices(load=1000, turnover=1000, stockouts=[stockout, 0]))
+    assert candidates.best_candidates(kind, 0, 1)[0].node == chosen
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0, 1000), (1, 850), (4, 500), (8, 100), (16, 0)])
+def test_fewer_places_run_out_sooner(left, expected):
+    """Twenty nodes with two GPUs each; all but those that are left hold a pair."""
+    gpu, pair = naive.Gpu(0, 1000, 10.0, 70.0), naive.Task(0, 0, 2, 1000)
+    cluster = [naive.Node(8000, 8000, 0, [replace(gpu, free=1000 if i < left else 0)] * 2) for i in range(20)]
+    found = engine(cluster, [naive.Class(pair, 1)]).compute_prices().stockouts
+    running = 20 - left
+    assert found == [expected]
+    assert expected == int(1000 * erfc(left / (2 * sqrt(running))) + 25) // 50 * 50
 
 
 def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():
@@ -359,7 +396,7 @@ def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():
     candidates = engine(cluster, [naive.Class(naive.Task(0, 0, 1, 1000, {0}), 1)])
     kind = candidates.register_kind(kernel_task(task), allowed(task))
     for offer, scarce, best in ((0, 0, 0), (0, 1, 1), (0, 0, 0), (300, 0, 1), (100, 0, 0), (300, 3, 1), (0, 0, 0)):
-        candidates.apply_prices([offer], scarce, 0)
+        candidates.apply_prices(QuotedPrices([offer], scarce))
         assert [found.node for found in candidates.best_candidates(kind, 0, 2)] == [best, 1 - best]
 
 
@@ -372,12 +409,12 @@ def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive,
     bound, free = naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 1, 1000)
     mix = [naive.Class(bound, captive), naive.Class(free, 100 - captive)]
     candidates = engine(cluster + held, mix)
-    _, scarce, load = candidates.compute_prices()
-    assert (scarce, load) == (expected, 500)
+    prices = candidates.compute_prices()
+    assert (prices.scarce, prices.load) == (expected, 500)
     # Where tasks end it is enough to be short at all, of as much as is held now.
-    _, scarce, _ = candidates.compute_prices(1000)
+    scarce = candidates.compute_prices(1000).scarce
     assert scarce == (captive > 20)
-    assert engine(cluster, mix).compute_prices(1000)[1] == 0
+    assert engine(cluster, mix).compute_prices(1000).scarce == 0
 
 
 @pytest.mark.parametrize(
@@ -389,7 +426,7 @@ def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive,
 def test_an_offer_takes_the_cheapest_way_in(mine, expected):
     gpus = [naive.Gpu(0, free, 10.0, 100.0) for free in mine] + [naive.Gpu(1, 1000, 50.0, 400.0), None]
     node = naive.Node(96_000, 90_000, 0, gpus)
-    offers, _, _ = engine([node], [naive.Class(naive.Task(1000, 0, 1, 300), 1)]).compute_prices()
+    offers = engine([node], [naive.Class(naive.Task(1000, 0, 1, 300), 1)]).compute_prices().offers_w
     assert offers == [expected]
 
 
@@ -404,7 +441,7 @@ def test_a_copied_fleet_quotes_alike(scene, more):
         assert fleet.place_task(number % len(scene.tasks)) == other.place_task(number % len(scene.tasks))
         assert (fleet.engine.classes.offers == other.engine.classes.offers).all()
         assert (fleet.engine.scalars == other.engine.scalars).all()
-    mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
+    mine, theirs = (np.zeros((2, len(scene.mix)), np.int64) for _ in range(2))
     assert compute_prices(fleet.engine, mine, 0) == compute_prices(other.engine, theirs, 0)
     assert mine.tolist() == theirs.tolist()
     # Apart: what comes to one ages the quotes of that one alone.

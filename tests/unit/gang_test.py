@@ -44,6 +44,7 @@ def market_of(core, cluster, mix, models):
     market, quotes = naive_lookahead.Market(make_prices(BALANCED), mix, len(models)), core.state.market.quotes
     market.offers, market.shifts, market.load = list(quotes.offers_w) or [0] * len(mix), 0, quotes.load_permille
     market.turnover = quotes.turnover_permille
+    market.stockouts = list(quotes.stockout_permille) or [0] * len(mix)
     market.scarce = {models[name] for name in quotes.scarce_models}
     market.weigh_blocks(cluster)
     return market

@@ -33,6 +33,7 @@ def digest_of_then(state):
     """The digest without what that version did not count: how much GPU came and left."""
     dumped = state.dump()
     assert dumped["market"].pop("turnover_permille") == 0  # no event of then has one
+    assert dumped["market"].pop("stockout_permille") == []
     for newer in ("came_milli", "left_milli"):
         del dumped["market"][newer]
     return state.digest(dumped)

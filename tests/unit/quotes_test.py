@@ -20,7 +20,13 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import OBJECTIVES, Policy, Weights
 
-SOME = OpportunityPrices(offers_w=(105, 0, 240), scarce_models=("G3",), load_permille=412, turnover_permille=750)
+SOME = OpportunityPrices(
+    offers_w=(105, 0, 240),
+    scarce_models=("G3",),
+    load_permille=412,
+    turnover_permille=750,
+    stockout_permille=(0, 850, 0),
+)
 PAIR = build_request(gpus=2).spec.request
 
 
@@ -111,10 +117,10 @@ def test_a_market_comes_back_from_its_dump(market):
 
 def test_a_market_of_a_version_without_turnover_is_read():
     plain = in_force(7).dump()
-    for newer in ("turnover_permille", "came_milli", "left_milli"):
+    for newer in ("turnover_permille", "stockout_permille", "came_milli", "left_milli"):
         del plain[newer]
     again = PriceMarket.load(plain)
-    assert (seen(again), flow(again)) == ((replace(SOME, turnover_permille=0), 7), (0, 0))
+    assert (seen(again), flow(again)) == ((replace(SOME, turnover_permille=0, stockout_permille=()), 7), (0, 0))
 
 
 # The core
@@ -149,14 +155,16 @@ def test_quotes_are_journalled_before_the_decision_that_uses_them_and_then_stand
     assert [*found, is_quoted(later)[0]] == [False, False, False, True]
     # One of the four that came has left again.
     assert (quotes.turnover_permille, later.events[0].turnover_permille) == (0, 250)
+    assert (quotes.stockout_permille, later.events[0].stockout_permille) == ((), (0, 0))
 
 
-def test_the_turnover_is_written_where_there_is_any():
-    """Without it older versions read the event."""
+def test_turnover_and_stockouts_are_written_where_there_are_any():
+    """Without them older versions read the event."""
     still = PricesQuoted(time_ns=1, offers_w=(1,), scarce_models=(), load_permille=800)
-    moving = replace(still, turnover_permille=750)
-    assert "turnover_permille" not in event_to_plain(still)[1]
+    moving = replace(still, turnover_permille=750, stockout_permille=(50,))
+    assert not event_to_plain(still)[1].keys() & {"turnover_permille", "stockout_permille"}
     assert event_to_plain(moving)[1]["turnover_permille"] == 750
+    assert event_to_plain(moving)[1]["stockout_permille"] == [50]
     assert [event_from_plain(*event_to_plain(event)) for event in (still, moving)] == [still, moving]
 
 

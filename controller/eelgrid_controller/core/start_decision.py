@@ -73,6 +73,7 @@ class StartDecider:
                 scarce_models=quotes.scarce_models,
                 load_permille=quotes.load_permille,
                 turnover_permille=quotes.turnover_permille,
+                stockout_permille=quotes.stockout_permille,
             ),
         )
 

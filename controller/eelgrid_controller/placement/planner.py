@@ -34,7 +34,7 @@ from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
+from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate, QuotedPrices
 from eelgrid_kernels.cost_terms import TERMS, UNUSED_SHARE
 from eelgrid_kernels.gang import divide_replicas, exchange_gpus
 from eelgrid_kernels.node_cost import CANDIDATES_MOST, CONSTRAINTS, FITS, GPU_WHOLE_MILLI, count_verdicts, replica_room
@@ -293,7 +293,8 @@ def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
 def _put(candidates: CandidateIndex, snapshot: Snapshot) -> None:
     quotes = snapshot.quotes
     scarce = sum(1 << snapshot.models[name] for name in quotes.scarce_models if name in snapshot.models)
-    candidates.apply_prices(quotes.offers_w, scarce, quotes.load_permille, quotes.turnover_permille)
+    turnover, stockouts = quotes.turnover_permille, quotes.stockout_permille
+    candidates.apply_prices(QuotedPrices(quotes.offers_w, scarce, quotes.load_permille, turnover, stockouts))
 
 
 def derive_random_seed(snapshot: Snapshot) -> int:
@@ -393,13 +394,16 @@ class Planner:
             allows = snapshot.allowed_models(request.gpu_models)
             if not candidates.count_verdicts(snapshot.nodes, make_task(request), allows)[FITS]:
                 return None
-        turnover = market.turnover_permille
-        offers, scarce, load = candidates.compute_prices(turnover)
+        prices = candidates.compute_prices(market.turnover_permille)
         # The code of a removed model remains; a controller that starts now would not know it.
         there = set(np.unique(snapshot.nodes.gpu_model).tolist())
-        models = sorted(name for name, code in snapshot.models.items() if scarce >> code & 1 and code in there)
+        models = sorted(name for name, code in snapshot.models.items() if prices.scarce >> code & 1 and code in there)
         return OpportunityPrices(
-            offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load, turnover_permille=turnover
+            offers_w=tuple(prices.offers_w),
+            scarce_models=tuple(models),
+            load_permille=prices.load,
+            turnover_permille=prices.turnover,
+            stockout_permille=tuple(prices.stockouts) if prices.turnover else (),  # else they count for nothing
         )
 
     def work_ahead(self, snapshot: Snapshot, weights: Weights, placement: str) -> bool:

@@ -116,12 +116,16 @@ def _parse_row(row: Sequence[Any]) -> tuple[TaskClass, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpportunityPrices:
-    """Opportunity prices in whole watts for each class of the mix, the scarce models, and the load and turnover then."""
+    """Opportunity prices in whole watts for each class of the mix, the scarce models, and the load and turnover then.
+
+    Stockouts are the probabilities that each class with several GPUs runs out of places, () where nothing ends.
+    """
 
     offers_w: tuple[int, ...] = ()
     scarce_models: tuple[str, ...] = ()
     load_permille: int = 0
     turnover_permille: int = 0
+    stockout_permille: tuple[int, ...] = ()
 
 
 NO_OPPORTUNITY_PRICES = OpportunityPrices()
@@ -179,6 +183,7 @@ class PriceMarket:
             "scarce_models": list(quotes.scarce_models),
             "load_permille": quotes.load_permille,
             "turnover_permille": quotes.turnover_permille,
+            "stockout_permille": list(quotes.stockout_permille),
             "shifts": self.shifts,
             "came_milli": self.came_milli,
             "left_milli": self.left_milli,
@@ -193,7 +198,8 @@ class PriceMarket:
             offers_w=tuple(offers),
             scarce_models=tuple(plain["scarce_models"]),
             load_permille=plain["load_permille"],
-            turnover_permille=plain.get("turnover_permille", 0),  # this and the next are absent from older checkpoints
+            turnover_permille=plain.get("turnover_permille", 0),  # these and the next are absent from older checkpoints
+            stockout_permille=tuple(plain.get("stockout_permille", ())),
         )
         market.shifts = plain["shifts"]
         market.came_milli, market.left_milli = plain.get("came_milli", 0), plain.get("left_milli", 0)

@@ -547,6 +547,7 @@ class PricesQuoted:
     scarce_models: Annotated[tuple[Label, ...], Many(64)]
     load_permille: Uint64
     turnover_permille: Uint64 = 0
+    stockout_permille: Annotated[tuple[Uint64, ...], Many(64)] = ()
 
     @property
     def quotes(self) -> OpportunityPrices:
@@ -556,6 +557,7 @@ class PricesQuoted:
             scarce_models=self.scarce_models,
             load_permille=self.load_permille,
             turnover_permille=self.turnover_permille,
+            stockout_permille=self.stockout_permille,
         )
 
 
@@ -683,7 +685,7 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
         case NodeJoined():
             omit_defaults(body, event, ("is_doubted",))
         case PricesQuoted():
-            omit_defaults(body, event, ("turnover_permille",))
+            omit_defaults(body, event, ("turnover_permille", "stockout_permille"))
         case ControllerStarted():
             omit_defaults(body, event, ("timeline", "withholds_starts"))
         case WorkloadSubmitted():
