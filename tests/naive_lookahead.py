@@ -360,13 +360,13 @@ class Market:
         """Thousandths of the weight of stranding, for each class.
 
         Half of the least up to a load of seven tenths, then in a straight line to the most. Where tasks leave as fast as
-        they come, scarce or not, and by the stockout.
+        they come, scarce or not, and by the stockout or the square of the load's rise, whichever is more.
         """
         low, most, now, filling = 0.5 * self.given[2], self.given[6], self.stranding(), 0.0
         if are_blocks_scarce(nodes, self.mix):
             filling = stranding_w(self.load, low, most)
         for t, stockout in enumerate(self.stockouts):
-            steady = low + (most - low) * (stockout / 1000)
+            steady = low + (most - low) * max(stockout / 1000, rise(self.load) * rise(self.load))
             weight = filling + (steady - filling) * (self.turnover / 1000)
             self.block_permille[t] = int(1000.0 * weight / now) if now else 0
 

@@ -38,8 +38,8 @@ stockout is the probability that a class with several GPUs misses a place that i
 turnover is the GPU that was given back lately for each that was taken. Where it is 1, CPU
          that a GPU lacks comes free by itself, so that stranding weighs no more than its given weight. A node
          is only empty again when all its tasks happen to be gone, so that a place for several GPUs, scarce or not,
-         weighs BLOCK_PART of the given weight, rising with its class's stockout to that of a full fleet, and one that is
-         almost there PART_PERMILLE of it. The mix will not ask for all free GPUs, but for no more than
+         weighs BLOCK_PART of the given weight, rising to that of a full fleet by its class's stockout or by the square of the
+         load's rise, whichever is more, and one that is almost there PART_PERMILLE of it. The mix will not ask for all free GPUs, but for no more than
          what is allocated now; and where little is free, STEADY_TOLERANCE of it is short enough for a model to be
          scarce. Between, both are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
@@ -419,7 +419,8 @@ def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> 
     rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
     low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
     filling = low + (full - low) * rise if scalars.scarce_blocks != 0 else 0.0
-    weight = filling + (low + (full - low) * (stockout / 1000.0) - filling) * steady
+    missed = max(stockout / 1000.0, rise * rise)
+    weight = filling + (low + (full - low) * missed - filling) * steady
     return int(1000.0 * weight / stranding) if stranding > 0.0 else 0
 
 

@@ -98,6 +98,9 @@ def test_where_places_for_eight_gpus_run_out_ours_allocates_no_less_than_fgd(loa
         ["--sigma", "-1"],
         ["--swing", "1.1"],
         ["--swing", "-.1"],
+        ["--alike", "--mixes", "2"],
+        ["--alike", "--part", "2"],
+        ["--mixes", "2"],
         ["--seeds", "0"],
         ["--part", "0"],
     ],
@@ -145,6 +148,25 @@ def test_averages_are_over_time_and_begin_when_the_fleet_is_warm(data, policy):
     assert play(trace, SEED, policy, ended).alloc_pct == pytest.approx(
         100.0 * (990 / 4 + 330 / 2) / trace.fleet.gpu_milli
     )
+
+
+@pytest.mark.parametrize("policy", ["fgd", "eelgrid"])
+def test_what_waits_starts_when_a_task_ends_and_is_refused_otherwise(data, policy):
+    """As many tasks come at once as the fleet holds, and one more, which has its place when the first of them ends."""
+    trace = load_trace(data, "small")
+    kind = int(np.flatnonzero(trace.task_milli == 990)[0])
+    room = next(n for n in range(1, 100) if play(trace, SEED, policy, at_once(kind, n)).refused_pct > 0) - 1
+    refused, waiting = (play(trace, SEED, policy, at_once(kind, room + 1), waits) for waits in (False, True))
+    assert (refused.refused_pct, refused.wait) == (pytest.approx(100.0 / (room + 2)), 0.0)
+    assert (waiting.refused_pct, waiting.wait) == (0.0, pytest.approx(0.25 / (room + 2)))
+    assert waiting.alloc_pct > refused.alloc_pct
+
+
+def at_once(kind, count):
+    """Tasks that come just when measuring begins, of which the first ends a quarter later, and one more after half of one."""
+    moments, lasts = [WARM + 1e-9] * count, [0.25] + [5.0] * (count - 1)
+    ended = ([*moments, WARM + 0.5], [*lasts, 1.0])
+    return Arrivals(np.full(count + 1, kind), *(np.array(each) for each in ended))
 
 
 def test_the_summary_counts_the_lists_that_fall_short():

@@ -349,8 +349,11 @@ def test_stranding_weighs_more_as_the_fleet_fills_and_less_where_tasks_end(load,
     assert candidates.weights == pytest.approx((1.0, 0.0, expected, 1.0, 500.0, 0.05))
 
 
-@pytest.mark.parametrize(("turnover", "chosen"), [(0, 0), (1000, 1)])
-def test_where_tasks_end_a_block_is_left_even_if_the_mix_asks_for_few(turnover, chosen):
+@pytest.mark.parametrize(
+    ("load", "turnover", "stockout", "chosen"),
+    [(1000, 0, 1000, 0), (1000, 1000, 0, 1), (700, 1000, 1000, 1)],
+)
+def test_where_tasks_end_a_block_is_left_even_if_the_mix_asks_for_few(load, turnover, stockout, chosen):
     """A task with one GPU takes the dearer GPU beside one in use, not the cheaper one of an empty pair."""
     cheap, dear = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(0, 1000, 10.0, 75.0)
     gpus = ([cheap, cheap], [replace(dear, free=0), dear], [dear, dear], [dear, dear], [dear, None])
@@ -360,7 +363,7 @@ def test_where_tasks_end_a_block_is_left_even_if_the_mix_asks_for_few(turnover, 
     assert not blocks_scarce(cluster, mix)
     candidates = engine(cluster, mix)
     kind = candidates.register_kind(kernel_task(one), allowed(one))
-    candidates.apply_prices(QuotedPrices(load=1000, turnover=turnover, stockouts=[1000, 0]))
+    candidates.apply_prices(QuotedPrices(load=load, turnover=turnover, stockouts=[stockout, 0]))
     assert candidates.best_candidates(kind, 0, 1)[0].node == chosen
 
 
@@ -373,7 +376,7 @@ def test_where_places_run_out_small_work_joins_the_node_that_is_fuller(stockout,
     eight, one = naive.Task(0, 0, 8, 1000), naive.Task(0, 0, 1, 1000)
     candidates = engine([emptier, fuller], [naive.Class(eight, 1), naive.Class(one, 4)])
     kind = candidates.register_kind(kernel_task(one), allowed(one))
-    candidates.apply_prices(QuotedPrices(load=1000, turnover=1000, stockouts=[stockout, 0]))
+    candidates.apply_prices(QuotedPrices(load=700, turnover=1000, stockouts=[stockout, 0]))
     assert candidates.best_candidates(kind, 0, 1)[0].node == chosen
 
 
