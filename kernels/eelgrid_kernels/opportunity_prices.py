@@ -38,10 +38,10 @@ stockout is the probability that a class with several GPUs misses a place that i
 turnover is the GPU that was given back lately for each that was taken. Where it is 1, CPU
          that a GPU lacks comes free by itself, so that stranding weighs no more than its given weight. A node
          is only empty again when all its tasks happen to be gone, so that a place for several GPUs, scarce or not,
-         weighs BLOCK_PART of the given weight, rising to that of a full fleet by its class's stockout or by the square of the
-         load's rise, whichever is more, and one that is almost there PART_PERMILLE of it. The mix will not ask for all free GPUs, but for no more than
-         what is allocated now; and where little is free, STEADY_TOLERANCE of it is short enough for a model to be
-         scarce. Between, both are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
+         weighs BLOCK_PART of the given weight, rising to that of a full fleet by its class's stockout or by the square of
+         the load's rise, whichever is more, and one that is almost there PART_PERMILLE of it. The mix will not ask for all
+         free GPUs, but for no more than what is allocated now; and where little is free, STEADY_TOLERANCE of it is short
+         enough for a model to be scarce. Between, both are mixed. Found on openb's lists at steady loads (docs/explanation/placement.md).
 Quotes are made anew after HORIZON / 10 tasks came or left. Offers that moved by less
 than MOVED_LEAST_W in the mean stay as they are, and the load counts in steps, so
 that what is known of costs stays good: the larger the fleet, the longer.
