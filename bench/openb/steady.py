@@ -7,9 +7,9 @@ spoilt and the load reaches 100 %. Most clusters run for weeks at one load, and 
 arrive as a Poisson process, and each lasts for a time drawn from one distribution with the mean 1 for all classes:
 exponential, or lognormal with a given sigma. The rate is such that what arrives asks in the mean for a given share of
 the fleet's GPU (the offered load), or more than there is; with --swing it rises and falls by that share of itself, as in
-a day, once in DAY mean durations. What fits nowhere is refused and does not come again, or with --wait stays in a queue:
-whenever a task ends, all that wait are tried in the order in which they came, and what fits starts, so that small tasks
-pass large ones, as under backfill without reservations. After WARM mean durations,
+a day, once in DAY mean durations. What fits nowhere is refused and does not come again, or with --wait stays in
+the queue of eelctl replay, where what fits starts whenever a task ends, and small tasks pass large ones, as under
+backfill without reservations; only what no empty node holds is refused then. After WARM mean durations,
 allocated GPU and watts are averaged over time for MEASURED more, or for a day. With --alike the fleets are a few equal
 nodes with a few kinds of task. All policies meet the same arrivals and durations. Saving is compared per allocated GPU,
 since a policy that refuses work draws less for less. Ours stands beside the mix of PWR that saves most on that very list
@@ -38,6 +38,7 @@ from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.csv_reader import TraceError
 from eelgrid_controller.replay.openb import NODE_LIST, read_nodes
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, node_order
+from eelgrid_controller.replay.simulation import REFUSED, ArrivalSchedule, simulate_policy
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.simulation import SimulatedFleet
@@ -55,11 +56,11 @@ class Arrivals(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """How the durations of tasks are distributed, and by how much the load swings."""
+    """How the durations of tasks are distributed, by how much the load swings, and whether what has no place waits."""
 
     sigma: float = 0.0  # of lognormal durations; 0 for exponential ones
     swing: float = 0.0  # of the load, up and down
-    waits: bool = False  # what fits nowhere waits
+    waits: bool = False
 
 
 class Steady(NamedTuple):
@@ -68,7 +69,9 @@ class Steady(NamedTuple):
     alloc_pct: float  # of the fleet's GPU
     power_kw: float
     refused_pct: float  # of the GPU that was asked for while it was measured
-    wait: float = 0.0  # mean durations that a GPU asked for then has waited, to the end of the run at most
+    wait: float = (
+        0.0  # mean durations that a GPU asked for then and not refused has waited, to the end of the run at most
+    )
 
 
 class Row(NamedTuple):
@@ -115,92 +118,59 @@ def draw_arrivals(trace: TraceArrays, seed: int, load: float, traffic: Traffic) 
     return Arrivals(kind[comes], at[comes], lasts[comes])
 
 
-class _Fleet:
-    """A fleet under one policy, what ends in it and when, and what waits."""
+def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
+    """One policy through all arrivals and ends; what fits nowhere is refused."""
+    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_policy(policy))
+    milli, ends = trace.task_milli.tolist(), list[tuple[float, int, int, int, tuple[int, ...]]]()
+    held = asked = refused = 0
+    last = held_time = energy = 0.0
 
-    def __init__(self, trace: TraceArrays, seed: int, policy: str) -> None:
-        self._fleet = SimulatedFleet(
-            trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_policy(policy)
-        )
-        self._milli: list[int] = trace.task_milli.tolist()
-        self._ends: list[tuple[float, int, int, int, tuple[int, ...]]] = []
-        self._queue: dict[int, tuple[int, float, float]] = {}  # kind, when it came and how long it lasts, by its number
-        self._held = 0
-        self.last = self.held_time = self.energy = self.waited = 0.0
-
-    def start_task(self, number: int, kind: int, now: float, lasts: float) -> bool:
-        """Whether there is a place for it, which it then takes."""
-        node, slots = self._fleet.place_task(kind)
-        if node < 0:
-            return False
-        self._held += self._milli[kind]
-        heapq.heappush(self._ends, (now + lasts, number, node, kind, slots))
-        return True
-
-    def keep_waiting(self, number: int, kind: int, now: float, lasts: float) -> None:
-        """It is tried again whenever a task ends."""
-        self._queue[number] = kind, now, lasts
-
-    def pass_time(self, now: float) -> None:
-        """Plays all ends until then."""
-        while self._ends and self._ends[0][0] <= now:
-            end, _, node, ended, slots = heapq.heappop(self._ends)
-            self._add_means(end)
-            self._fleet.release_task(node, ended, slots)
-            self._held -= self._milli[ended]
-            self._start_waiting(end)
-        self._add_means(now)
-
-    def end_waiting(self) -> None:
-        """What still waits has waited until now."""
-        for kind, came, _ in self._queue.values():
-            self._add_wait(kind, came, self.last)
-
-    def _start_waiting(self, now: float) -> None:
-        tried: set[int] = set()  # kinds without a place, until another task ends
-        for number, (kind, came, lasts) in list(self._queue.items()):
-            if kind not in tried and self.start_task(number, kind, now, lasts):
-                del self._queue[number]
-                self._add_wait(kind, came, now)
-            else:
-                tried.add(kind)
-
-    def _add_wait(self, kind: int, came: float, until: float) -> None:
-        self.waited += self._milli[kind] * (until - came) if came > WARM else 0.0
-
-    def _add_means(self, now: float) -> None:
+    def pass_time(now: float) -> None:
+        nonlocal last, held_time, energy
         if now > WARM:
-            elapsed = now - max(self.last, WARM)
-            self.held_time += self._held * elapsed
-            self.energy += self._fleet.power_w * elapsed
-        self.last = now
+            elapsed = now - max(last, WARM)
+            held_time, energy = held_time + held * elapsed, energy + fleet.power_w * elapsed
+        last = now
 
-
-def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals, waits: bool = False) -> Steady:
-    """One policy through all arrivals and ends; what fits nowhere waits or is refused."""
-    fleet, milli = _Fleet(trace, seed, policy), trace.task_milli.tolist()
-    asked = refused = 0
     for number, (kind, now, lasts) in enumerate(
         zip(arrivals.kind.tolist(), arrivals.at.tolist(), arrivals.lasts.tolist(), strict=True)
     ):
-        fleet.pass_time(now)
-        is_there = fleet.start_task(number, kind, now, lasts)
-        if waits and not is_there:
-            fleet.keep_waiting(number, kind, now, lasts)
+        while ends and ends[0][0] <= now:
+            end, _, node, ended, slots = heapq.heappop(ends)
+            pass_time(end)
+            fleet.release_task(node, ended, slots)
+            held -= milli[ended]
+        pass_time(now)
+        node, slots = fleet.place_task(kind)
+        if node >= 0:
+            held += milli[kind]
+            heapq.heappush(ends, (now + lasts, number, node, kind, slots))
         if now > WARM:
-            asked, refused = asked + milli[kind], refused + (0 if is_there or waits else milli[kind])
-    fleet.end_waiting()
-    span, asked = max(1e-9, fleet.last - WARM), max(1, asked)
-    alloc_pct = 100.0 * fleet.held_time / span / max(1, trace.fleet.gpu_milli)
-    return Steady(alloc_pct, fleet.energy / span / 1e3, 100.0 * refused / asked, fleet.waited / asked)
+            asked, refused = asked + milli[kind], refused + (milli[kind] if node < 0 else 0)
+    span = max(1e-9, last - WARM)
+    alloc_pct = 100.0 * held_time / span / max(1, trace.fleet.gpu_milli)
+    return Steady(alloc_pct, energy / span / 1e3, 100.0 * refused / max(1, asked))
+
+
+def play_waiting(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
+    """One policy through all arrivals and ends as eelctl replay plays them: only what no empty node holds is refused."""
+    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_policy(policy))
+    schedule = ArrivalSchedule(*arrivals, np.zeros(len(arrivals.kind), np.int64))
+    played = simulate_policy(trace, schedule, fleet, (), float(arrivals.at[-1]))
+    elapsed, span = np.diff(np.maximum(np.append(played.time_s, played.end_s), WARM)), max(1e-9, played.end_s - WARM)
+    asked = np.where(arrivals.at > WARM, trace.task_milli[arrivals.kind], 0)
+    refused, total = float(asked[played.fate == REFUSED].sum()), max(1, int(asked.sum()))
+    alloc_pct = 100.0 * float(played.allocated_milli @ elapsed) / span / max(1, trace.fleet.gpu_milli)
+    wait = float(asked @ played.waited_s) / max(1.0, total - refused)
+    return Steady(alloc_pct, float(played.power_w @ elapsed) / span / 1e3, 100.0 * refused / total, wait)
 
 
 def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], traffic: Traffic) -> list[Row]:
     """Every policy on one list, at every load."""
-    rows = []
+    rows, played = [], play_waiting if traffic.waits else play
     for load in loads:
         arrivals = draw_arrivals(trace, seed, load, traffic)
-        found = {name: play(trace, seed, name, arrivals, traffic.waits) for name in (REFERENCE, *PWR_MIXES, OURS)}
+        found = {name: played(trace, seed, name, arrivals) for name in (REFERENCE, *PWR_MIXES, OURS)}
         fgd = found[REFERENCE]
         best = max(PWR_MIXES, key=lambda name: save_per_gpu_pct(found[name], fgd))
         rows.append(Row(trace.name, seed, load, fgd, best, found[best], found[OURS]))

@@ -248,6 +248,13 @@ def _gain_left(run: EngineArrays, openings: Records, i: int, t: int) -> float:
     return float(after - before)
 
 
+@inlined_kernel
+def _asked_gpus(run: EngineArrays, t: int) -> float:
+    """GPUs that a class asks for, or the share of one."""
+    gpus = run.classes.gpus[t]
+    return float(gpus if gpus != 1.0 else run.classes.beside_milli[t] / WHOLE)
+
+
 @lean_kernel
 def _fill_offers(run: EngineArrays, openings: Records, quoted: Ints, by_class: Ints, by_watts: Ints) -> None:
     """Offers and places that are left, (2, C), in place; those in force are put back. By class (4, C), and by watts (2, W) of zeros, are scratch."""
@@ -261,8 +268,7 @@ def _fill_offers(run: EngineArrays, openings: Records, quoted: Ints, by_class: I
         wanted = max(1, scalars.horizon * weight[t] // total)
         watts[t], left[t], places[t] = _find_left(run, openings, t, wanted, by_watts)
         if 0 < places[t] <= wanted:
-            asked = classes.gpus[t] if classes.gpus[t] != 1.0 else classes.beside_milli[t] / WHOLE
-            refused[t] = int(scalars.given_weights[STRANDING_WHEN_FULL] * asked)
+            refused[t] = int(scalars.given_weights[STRANDING_WHEN_FULL] * _asked_gpus(run, t))
         classes.offers[t] = offers[t] = watts[t] + refused[t]
     for _ in range(ROUNDS):
         for t in range(offers.shape[0]):
@@ -280,7 +286,7 @@ def _estimate_stockouts(run: EngineArrays, held_milli: int, stockouts: Ints) -> 
     """Makes of the places that are left (C,), in place, how likely each class with several GPUs runs out of them, in thousandths."""
     classes, weight, total = run.classes, run.class_weight, 0.0
     for t in range(stockouts.shape[0]):
-        total += weight[t] * (classes.gpus[t] if classes.gpus[t] != 1.0 else classes.beside_milli[t] / WHOLE)
+        total += weight[t] * _asked_gpus(run, t)
     for t in range(stockouts.shape[0]):
         places, larger = stockouts[t], 0.0
         stockouts[t] = 0
@@ -406,17 +412,23 @@ def _loosen(run: EngineArrays, spread: float, cleared: int, heavier: float, ligh
 
 
 @inlined_kernel
+def _rise(load: int) -> float:
+    """From 0 at a load of RISE to 1 at a full fleet; the load in thousandths."""
+    return float(max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE))
+
+
+@inlined_kernel
 def _weigh_stranding(given: Floats, load: int, turnover: int) -> float:
     """The weight of stranding; load and turnover in thousandths."""
-    rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
-    return float(given[STRANDING] + max(0.0, given[STRANDING_WHEN_FULL] - given[STRANDING]) * (1.0 - steady) * rise)
+    filling = 1.0 - turnover / 1000.0
+    return float(given[STRANDING] + max(0.0, given[STRANDING_WHEN_FULL] - given[STRANDING]) * filling * _rise(load))
 
 
 @inlined_kernel
 def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> int:
     """What a place for several GPUs counts in stranding, in thousandths, as are stockout, load and turnover."""
     scalars, given = run.scalars[0], run.scalars[0].given_weights
-    rise, steady = max(0, load - RISE_PERMILLE) / (1000.0 - RISE_PERMILLE), turnover / 1000.0
+    rise, steady = _rise(load), turnover / 1000.0
     low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
     filling = low + (full - low) * rise if scalars.scarce_blocks != 0 else 0.0
     missed = max(stockout / 1000.0, rise * rise)

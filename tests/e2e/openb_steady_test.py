@@ -16,6 +16,7 @@ from bench.openb.steady import (
     draw_arrivals,
     main,
     play,
+    play_waiting,
     summarize,
 )
 from bench.openb.traces import load_trace
@@ -156,7 +157,7 @@ def test_what_waits_starts_when_a_task_ends_and_is_refused_otherwise(data, polic
     trace = load_trace(data, "small")
     kind = int(np.flatnonzero(trace.task_milli == 990)[0])
     room = next(n for n in range(1, 100) if play(trace, SEED, policy, at_once(kind, n)).refused_pct > 0) - 1
-    refused, waiting = (play(trace, SEED, policy, at_once(kind, room + 1), waits) for waits in (False, True))
+    refused, waiting = (played(trace, SEED, policy, at_once(kind, room + 1)) for played in (play, play_waiting))
     assert (refused.refused_pct, refused.wait) == (pytest.approx(100.0 / (room + 2)), 0.0)
     assert (waiting.refused_pct, waiting.wait) == (0.0, pytest.approx(0.25 / (room + 2)))
     assert waiting.alloc_pct > refused.alloc_pct
