@@ -292,17 +292,27 @@ def blocks(node, mix, weights, part):
     return worth
 
 
-def are_blocks_scarce(nodes, mix):
-    """Whether a fleet full of the mix would hold more tasks with several GPUs than it can, class by class, when empty."""
-    used = Fraction(0)
+def block_scarcity(nodes, mix):
+    """1 if a fleet full of the mix would hold more tasks with several GPUs than it can, class by class, when empty; else 0.
+
+    2 if so, and tasks with some number of GPUs or more would hold 95 % of all GPUs that nodes have in groups of that number.
+    """
+    used, demand = Fraction(0), sum(map(naive.demand, mix))
     for entry in several(mix):
         cpu, count, places = entry.task.cpu_milli, entry.task.gpu_count, 0
         for node in nodes:
             fitting = len(naive.placeable(node)) // count
             places += min(fitting, node.cpu_capacity // cpu) if cpu else fitting
         if places:
-            used += Fraction(capacity_milli(nodes) * entry.weight, sum(map(naive.demand, mix))) / places
-    return used > 1
+            used += Fraction(capacity_milli(nodes) * entry.weight, demand) / places
+    if used <= 1:
+        return 0
+    for count in {entry.task.gpu_count for entry in several(mix)}:
+        grouped = 1000 * sum(len(naive.placeable(node)) // count * count for node in nodes)
+        gpus = sum(entry.weight * entry.task.gpu_count for entry in mix if entry.task.gpu_count >= count)
+        if grouped and 100 * 1000 * gpus * capacity_milli(nodes) >= 95 * grouped * demand:
+            return 2
+    return 1
 
 
 def rise(load):
@@ -359,12 +369,13 @@ class Market:
     def weigh_blocks(self, nodes):
         """Thousandths of the weight of stranding, for each class.
 
-        Half of the least up to a load of seven tenths, then in a straight line to the most. Where tasks leave as fast as
-        they come, scarce or not, and by the stockout or the square of the load's rise, whichever is more.
+        Nothing up to a load of seven tenths, then in a straight line to the most; the least at first where none is to spare.
+        Where tasks leave as fast as they come, scarce or not, half of the least, and to the most by the stockout or the
+        square of the load's rise, whichever is more.
         """
-        low, most, now, filling = 0.5 * self.given[2], self.given[6], self.stranding(), 0.0
-        if are_blocks_scarce(nodes, self.mix):
-            filling = stranding_w(self.load, low, most)
+        low, most, now = 0.5 * self.given[2], self.given[6], self.stranding()
+        scarcity = block_scarcity(nodes, self.mix)
+        filling = stranding_w(self.load, self.given[2] if scarcity == 2 else 0.0, most) if scarcity else 0.0
         for t, stockout in enumerate(self.stockouts):
             steady = low + (most - low) * max(stockout / 1000, rise(self.load) * rise(self.load))
             weight = filling + (steady - filling) * (self.turnover / 1000)

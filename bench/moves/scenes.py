@@ -4,6 +4,7 @@ Owns how a trace becomes inventories and submissions. Must not know moves or wha
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from eelgrid_controller.replay.openb import openb_product_key
 from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue
+from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     Gpu,
     Inventory,
@@ -68,9 +70,10 @@ def fill_cluster(trace: TraceArrays, seed: int, loads: Sequence[float]) -> Itera
     arrived, done = 0, 0
     for load_ in loads:
         while done < len(order) and arrived + milli[order[done]] <= load_ * capacity:
-            workload = core.submit(_submission(trace, order[done]), now_ns=done + 2).result
-            if workload.phase is WorkloadPhase.PENDING:  # refused, in the protocol's words
-                core.cancel(workload.workload_id, now_ns=done + 2)
+            with suppress(InvalidArgument):  # what not even an empty node holds
+                workload = core.submit(_submission(trace, order[done]), now_ns=done + 2).result
+                if workload.phase is WorkloadPhase.PENDING:  # refused, in the protocol's words
+                    core.cancel(workload.workload_id, now_ns=done + 2)
             arrived += milli[order[done]]
             done += 1
         yield load_, core

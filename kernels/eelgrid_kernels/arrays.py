@@ -185,6 +185,8 @@ WEIGHTS = STRANDING_WHEN_FULL + 1
 # How well a cost is known: as a bound from below by prices of before, by those in force, or itself.
 LOOSE, BOUNDED, EXACT = 0, 1, 2
 NEVER = -1  # Kind.read where nothing is known yet
+# Places for several GPUs where the mix fills all nodes.
+ENOUGH_BLOCKS, SCARCE_BLOCKS, NO_SPARE_BLOCKS = 0, 1, 2
 
 
 # Where a node is. The nodes of a state are a search tree by rank.
@@ -271,7 +273,7 @@ SCALARS = record_dtype(
     ("scarce_models", np.int64),  # bits of those that others will need
     ("capacity_milli", np.int64),  # of all GPUs
     ("cpu_capacity", np.int64),  # milli, of all nodes
-    ("scarce_blocks", np.int64),  # 1 where the mix asks for more blocks of idle GPUs than the nodes are
+    ("block_scarcity", np.int64),  # of places for several GPUs: one of those above
     ("priced_blocks", np.int64),  # 1 where places for several GPUs count
     ("part_permille", np.int64),  # what a place that is almost there counts of a whole one
     ("captive_unions", np.int64),  # how many of `captive` are such

@@ -140,9 +140,9 @@ class CandidateIndex:
             reshaped |= code != self._shape[row]
             self._shape[row] = code
         if reshaped:  # a GPU was lost, or came back
-            before = self._run.scalars["scarce_blocks"][0]
+            before = self._run.scalars["block_scarcity"][0]
             fill_fleet_scalars(self._run.scalars, self._run.shapes, self._shape, self._expected)
-            if self._run.scalars["scarce_blocks"][0] != before:  # which the quotes in force weigh
+            if self._run.scalars["block_scarcity"][0] != before:  # which the quotes in force weigh
                 return False
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True

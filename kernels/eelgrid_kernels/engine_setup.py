@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from eelgrid_kernels.argmin_index import BLOCK, is_scaled
 from eelgrid_kernels.arrays import (
     CAPTIVE,
+    ENOUGH_BLOCKS,
     KIND,
     NEVER,
+    NO_SPARE_BLOCKS,
     NODE,
     RELIEF,
     SCALARS,
+    SCARCE_BLOCKS,
     SHAPE,
     STATE,
     STRANDING,
@@ -40,6 +43,7 @@ from eelgrid_kernels.cost_terms import FEED_MILLI, FEED_SHARE, MILLIWATTS, SEVER
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
+COVERED = Fraction(95, 100)  # of the tasks, by the classes of a mix
 _UNIONS_MOST = 1024
 TAGS_MOST = 62
 _MILLI_PER_CPU = 1000
@@ -223,11 +227,12 @@ def _list_blocks(mix: Mix) -> tuple[BlockDemand, ...]:
     return tuple(BlockDemand(gpus, cpu, Fraction(weight, asked)) for gpus, cpu, weight in rows if gpus > 1)
 
 
-def are_blocks_scarce(shapes: Records, counts: Ints, blocks: Sequence[BlockDemand]) -> bool:
-    """Whether the mix, filling all nodes, asks for more places for several GPUs than the nodes have when empty.
+def rate_block_scarcity(shapes: Records, counts: Ints, blocks: Sequence[BlockDemand]) -> int:
+    """How scarce places for several GPUs are where the mix fills all nodes: ENOUGH_BLOCKS, SCARCE_BLOCKS or NO_SPARE_BLOCKS.
 
-    There are counts (P,) nodes of each shape (P,). Each class is asked for as a part of the places that the nodes would have for it alone; together more than all of
-    them is too much. Models are of no account, and a class that fits no node is left out.
+    There are counts (P,) nodes of each shape (P,). Each class is asked for as a part of the places that the nodes would have for it alone; scarce
+    is what in sum is more than all of them. None is to spare where the tasks with some number of GPUs or more ask for COVERED, as much as the mix stands for, of all
+    GPUs that the nodes have in groups of that number. Models are of no account, and a class that fits no node is left out.
     """
     empty: dict[tuple[int, int], int] = {}
     for *kind, count in zip(shapes["width"].tolist(), shapes["cpu_capacity"].tolist(), counts.tolist(), strict=True):
@@ -239,7 +244,14 @@ def are_blocks_scarce(shapes: Records, counts: Ints, blocks: Sequence[BlockDeman
             fitting = width // block.gpus
             places += count * (min(fitting, cpu // block.cpu_milli) if block.cpu_milli else fitting)
         used += capacity * block.demand / places if places else 0
-    return used > 1
+    if used <= 1:
+        return ENOUGH_BLOCKS
+    for gpus in {block.gpus for block in blocks}:
+        grouped = sum(width // gpus * gpus * count for (width, _), count in empty.items())
+        asked = capacity * sum(block.gpus * block.demand for block in blocks if block.gpus >= gpus)
+        if grouped and asked >= COVERED * grouped:
+            return NO_SPARE_BLOCKS
+    return SCARCE_BLOCKS
 
 
 def _build_classes(mix: Mix) -> ClassArrays:
@@ -284,7 +296,7 @@ def fill_fleet_scalars(scalars: Records, shapes: Records, shape: Ints, expected:
     gpu_milli, cpu_milli = int(shapes["width"] @ counts) * WHOLE, int(shapes["cpu_capacity"] @ counts)
     tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
     scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
-    scalars["cpu_capacity"], scalars["scarce_blocks"] = cpu_milli, are_blocks_scarce(shapes, counts, expected.blocks)
+    scalars["cpu_capacity"], scalars["block_scarcity"] = cpu_milli, rate_block_scarcity(shapes, counts, expected.blocks)
 
 
 def _random_seed(rank: Ints) -> int:

@@ -28,9 +28,10 @@ scarce   If the free GPUs were filled by the typical mix, some models may not su
 stranding weighs its given weight up to a load of RISE, and from there in a straight
          line to the given weight of a full fleet. The load is that of GPUs or of CPU,
          whichever is the higher: a fleet without CPU has no GPU to give. Where blocks
-         are scarce, a place for several GPUs weighs BLOCK_PART of the given weight up to
-         RISE, and from there in a straight line that of a full fleet: at low load, work
-         that breaks a block saves power, and there are others.
+         are scarce, a place for several GPUs weighs nothing up to RISE, and from there in
+         a straight line the weight of a full fleet: at low load, work that breaks a block
+         saves power, and there are others. Where none is to spare, it begins with the given
+         weight: tasks with several GPUs will need all such nodes, and small ones have room in others.
 stockout is the probability that a class with several GPUs misses a place that is broken now. Such a place is back when the
          task that broke it has ended, after one mean duration. Until then N tasks of that size or larger come and as many
          leave, N being how many run, so that the places that are left wander by a deviation of sqrt(2 N). They run out on the
@@ -52,7 +53,9 @@ import math
 import numpy as np
 
 from eelgrid_kernels.arrays import (
+    ENOUGH_BLOCKS,
     LOOKAHEAD,
+    NO_SPARE_BLOCKS,
     SCARCITY,
     STRANDING,
     STRANDING_WHEN_FULL,
@@ -430,7 +433,9 @@ def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> 
     scalars, given = run.scalars[0], run.scalars[0].given_weights
     rise, steady = _rise(load), turnover / 1000.0
     low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
-    filling = low + (full - low) * rise if scalars.scarce_blocks != 0 else 0.0
+    filling = full * rise if scalars.block_scarcity != ENOUGH_BLOCKS else 0.0
+    if scalars.block_scarcity == NO_SPARE_BLOCKS:
+        filling += given[STRANDING] * (1.0 - rise)
     missed = max(stockout / 1000.0, rise * rise)
     weight = filling + (low + (full - low) * missed - filling) * steady
     return int(1000.0 * weight / stranding) if stranding > 0.0 else 0

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,12 @@ def data(tmp_path_factory):
     lines = ["sn,cpu_milli,memory_mib,gpu,model"]
     lines += [f"{n.name},{n.cpu_milli},{n.memory_bytes // MIB},{n.gpu_count},{n.gpu_model}" for n in nodes[::40]]
     (folder / NODE_LIST).write_text("\n".join(lines) + "\n")
-    for name, kept in (("whole", tasks[::40]), ("shares", [task for task in tasks[::40] if task.gpu_count < 2])):
+    huge = replace(tasks[0], name="huge", cpu_milli=1_000_000, gpu_count=8, gpu_milli=1000)  # no node holds it
+    kept_of = (
+        ("whole", [huge, *tasks[::40]]),
+        ("shares", [task for task in tasks[::40] if task.gpu_count < 2]),
+    )
+    for name, kept in kept_of:
         lines = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli"]
         lines += [f"{t.name},{t.cpu_milli},{t.memory_bytes // MIB},{t.gpu_count},{t.gpu_milli}" for t in kept]
         (folder / task_list_name(name)).write_text("\n".join(lines) + "\n")

@@ -30,11 +30,18 @@ from tests.props.placement_test import (
     tasks,
 )
 
-from eelgrid_kernels.arrays import LOOKAHEAD, SHAPE, STRANDING_WHEN_FULL
+from eelgrid_kernels.arrays import (
+    ENOUGH_BLOCKS,
+    LOOKAHEAD,
+    NO_SPARE_BLOCKS,
+    SCARCE_BLOCKS,
+    SHAPE,
+    STRANDING_WHEN_FULL,
+)
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex, QuotedPrices
 from eelgrid_kernels.cost_terms import package_slack
-from eelgrid_kernels.engine_setup import are_blocks_scarce, build_expected_mix
+from eelgrid_kernels.engine_setup import build_expected_mix, rate_block_scarcity
 from eelgrid_kernels.opportunity_prices import are_prices_due, compute_prices
 
 quiet = settings(deadline=None)
@@ -216,30 +223,58 @@ def test_an_index_that_takes_over_mixes_answers_as_one_built_anew(cluster, mix, 
 
 @quiet
 @given(CLUSTERS, ANY_MIX)
-def test_blocks_are_scarce_when_the_naive_twin_says_so(cluster, mix):
-    assert blocks_scarce(cluster, mix) == naive_lookahead.are_blocks_scarce(cluster, mix)
+def test_blocks_are_as_scarce_as_the_naive_twin_says(cluster, mix):
+    assert block_scarcity(cluster, mix) == naive_lookahead.block_scarcity(cluster, mix)
 
 
-def blocks_scarce(cluster, mix):
+def block_scarcity(cluster, mix):
     shapes = np.zeros(len(cluster), SHAPE)
     shapes["cpu_capacity"] = [node.cpu_capacity for node in cluster]
     shapes["width"] = [len(naive.placeable(node)) for node in cluster]
     counts = np.ones(len(cluster), np.int64)
-    return are_blocks_scarce(shapes, counts, build_expected_mix(mix_arrays(mix), (0,)).blocks)
+    return rate_block_scarcity(shapes, counts, build_expected_mix(mix_arrays(mix), (0,)).blocks)
 
 
-@pytest.mark.parametrize(("pairs", "expected"), [(0, False), (50, False), (51, True), (100, True)])
-def test_blocks_are_scarce_where_the_mix_asks_for_more_than_the_nodes_are(pairs, expected):
-    """Half of the GPUs are in nodes with two; a full fleet of the mix has `pairs` hundredths of them in tasks with two."""
+@pytest.mark.parametrize(
+    ("pairs", "cpu_milli", "expected"),
+    [
+        (0, 1000, ENOUGH_BLOCKS),
+        (47, 1000, ENOUGH_BLOCKS),
+        (50, 1000, ENOUGH_BLOCKS),
+        (51, 1000, NO_SPARE_BLOCKS),
+        (100, 1000, NO_SPARE_BLOCKS),
+        (25, 5000, ENOUGH_BLOCKS),
+        (26, 5000, SCARCE_BLOCKS),
+        (47, 5000, SCARCE_BLOCKS),
+        (48, 5000, NO_SPARE_BLOCKS),
+    ],
+)
+def test_blocks_are_scarce_where_the_mix_asks_for_more_than_the_nodes_are(pairs, cpu_milli, expected):
+    """Half of the GPUs are in a node with four; a full fleet of the mix has `pairs` hundredths of them in tasks with two."""
     gpu = naive.Gpu(0, 1000, 10.0, 70.0)
-    cluster = [naive.Node(8000, 8000, 0, [gpu, None]), naive.Node(8000, 8000, 0, [gpu, None])]
-    cluster.append(naive.Node(8000, 8000, 0, [gpu, gpu]))
+    cluster = [naive.Node(8000, 8000, 0, [gpu, None, None, None])] * 4 + [naive.Node(8000, 8000, 0, [gpu] * 4)]
     mix = [
-        naive.Class(naive.Task(1000, 0, 2, 1000), pairs),
+        naive.Class(naive.Task(cpu_milli, 0, 2, 1000), pairs),
         naive.Class(naive.Task(1000, 0, 1, 500), 4 * (100 - pairs)),
     ]
     mix = [entry for entry in mix if entry.weight]
-    assert blocks_scarce(cluster, mix) is expected
+    assert block_scarcity(cluster, mix) == expected
+
+
+@pytest.mark.parametrize(
+    ("pairs", "load", "chosen"),
+    [(0, 0, 1), (0, 1000, 1), (26, 0, 1), (26, 700, 1), (26, 1000, 0), (48, 0, 0), (48, 1000, 0)],
+)
+def test_a_place_counts_in_a_full_fleet_and_from_the_first_task_where_none_is_to_spare(pairs, load, chosen):
+    """A task with one GPU opens the dearer GPU of a node whose CPU is for it alone; the cheaper one of a place for two if that counts nothing."""
+    cheap, dear = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(0, 1000, 10.0, 130.0)
+    cluster = [naive.Node(8000, 8000, 0, [dear, None, None, None])] * 4 + [naive.Node(8000, 8000, 0, [cheap] * 4)]
+    pair, one = naive.Task(5000, 0, 2, 1000), naive.Task(4000, 0, 1, 1000)
+    mix = [naive.Class(pair, pairs), naive.Class(one, 2 * (100 - pairs))]
+    candidates = engine(cluster, [entry for entry in mix if entry.weight])
+    kind = candidates.register_kind(kernel_task(one), allowed(one))
+    candidates.apply_prices(QuotedPrices(load=load))
+    assert (candidates.best_candidates(kind, 0, 1)[0].node == 4) == bool(chosen)
 
 
 @pytest.mark.parametrize("load", [0, 1000])
@@ -251,7 +286,7 @@ def test_a_block_is_left_for_tasks_with_several_gpus_where_blocks_are_scarce(loa
     pair, one = naive.Task(1000, 0, 2, 1000), naive.Task(0, 0, 1, 1000)
     for singles, best in ((0, 1), (20, 0)):
         mix = [naive.Class(pair, 1), naive.Class(one, singles)]
-        assert blocks_scarce(cluster, mix) is (best == 1)
+        assert block_scarcity(cluster, mix) == (NO_SPARE_BLOCKS if best == 1 else ENOUGH_BLOCKS)
         candidates = engine(cluster, mix)
         kind = candidates.register_kind(kernel_task(one), allowed(one))
         candidates.apply_prices(QuotedPrices(load=load))
@@ -269,9 +304,9 @@ def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, dat
         changed = data.draw(st.integers(0, len(cluster) - 1))
         now = data.draw(st.sampled_from(cluster))
         now = replace(now, available=data.draw(st.booleans()), cpu_free=data.draw(st.integers(0, now.cpu_capacity)))
-        before, cluster = blocks_scarce(cluster, mix), [*cluster[:changed], now, *cluster[changed + 1 :]]
+        before, cluster = block_scarcity(cluster, mix), [*cluster[:changed], now, *cluster[changed + 1 :]]
         if not kept.update_nodes(arrays(cluster), [changed], SORTS):
-            assert before != blocks_scarce(cluster, mix)
+            assert before != block_scarcity(cluster, mix)
             kept = engine(cluster, mix)
             kept.apply_prices(QuotedPrices(offers))
         anew = engine(cluster, mix)
@@ -360,7 +395,7 @@ def test_where_tasks_end_a_block_is_left_even_if_the_mix_asks_for_few(load, turn
     cluster = [naive.Node(64_000, 64_000, 0, list(pair)) for pair in gpus]
     pair, one = naive.Task(1000, 0, 2, 1000), naive.Task(0, 0, 1, 1000)
     mix = [naive.Class(pair, 1), naive.Class(one, 4)]
-    assert not blocks_scarce(cluster, mix)
+    assert block_scarcity(cluster, mix) == ENOUGH_BLOCKS
     candidates = engine(cluster, mix)
     kind = candidates.register_kind(kernel_task(one), allowed(one))
     candidates.apply_prices(QuotedPrices(load=load, turnover=turnover, stockouts=[stockout, 0]))
