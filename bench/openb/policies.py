@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from bench.runner import Unusable
-from eelgrid_kernels.baselines import find_policy, policy_names
+from eelgrid_controller.replay.policy_comparison import find_replayed_policy
+from eelgrid_kernels.baselines import policy_names
 
 REFERENCE, OURS = "fgd", "eelgrid"
 
@@ -17,11 +18,11 @@ def choose_names(asked: str, every: Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen_policies(asked: str) -> tuple[str, ...]:
-    """What was asked for; what a name may be is for eelgrid_kernels.baselines to say."""
+    """What was asked for; what a name may be is for find_replayed_policy to say."""
     chosen = choose_names(asked, policy_names())
     for name in chosen:
         try:
-            find_policy(name)
+            find_replayed_policy(name)
         except ValueError as unknown:
             raise Unusable(str(unknown)) from None
     return chosen

@@ -26,10 +26,11 @@ from bench.openb import bounds as relaxations
 from bench.openb.joint import Course, record_course
 from bench.openb.measure import Bounds
 from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order, node_order
+from eelgrid_controller.replay.policy_comparison import find_replayed_policy
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, compute_curves, empty_power_w
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals
 from eelgrid_kernels.arrays import Ints
-from eelgrid_kernels.baselines import PlacementPolicy, find_policy
+from eelgrid_kernels.baselines import PlacementPolicy
 from eelgrid_kernels.opportunity_prices import update_prices
 from eelgrid_kernels.simulation import build_empty_engine, build_empty_outcomes
 
@@ -99,7 +100,7 @@ def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Int
 def run(job: Job) -> Result:
     """Makes one run."""
     trace = job.trace
-    how: PlacementPolicy = find_policy(job.policy)
+    how: PlacementPolicy = find_replayed_policy(job.policy)
     order = arrival_order(trace, job.seed)
     scene = build_empty_engine(trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how)
     course = build_empty_outcomes(len(order))

@@ -12,8 +12,9 @@ the queue of eelctl replay, where what fits starts whenever a task ends, and sma
 backfill without reservations; only what no empty node holds is refused then. After WARM mean durations,
 allocated GPU and watts are averaged over time for MEASURED more, or for a day. With --alike the fleets are a few equal
 nodes with a few kinds of task. All policies meet the same arrivals and durations. Saving is compared per allocated GPU,
-since a policy that refuses work draws less for less. Ours stands beside the mix of PWR that saves most on that very list
-at that very load.
+since a policy that refuses work draws less for less. Each run shows ours beside the mix of PWR that saves most in that
+very run, which is luck in part. The last table has every policy by itself, means over the lists with the standard error
+of what differs between them, and `pwr-tuned`: for each list the mix of PWR that saves most over its other orders of arrival.
 Source: Weng et al., USENIX ATC'23 (tasks and nodes); the loss system is Erlang's, with several resources.
 """
 
@@ -21,7 +22,8 @@ import heapq
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
@@ -38,12 +40,14 @@ from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.csv_reader import TraceError
 from eelgrid_controller.replay.openb import NODE_LIST, read_nodes
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, node_order
+from eelgrid_controller.replay.policy_comparison import OBJECTIVE_POLICIES, find_replayed_policy
 from eelgrid_controller.replay.simulation import REFUSED, ArrivalSchedule, simulate_policy
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.simulation import SimulatedFleet
 
 WARM, MEASURED, DAY = 3.0, 3.0, 8.0  # mean durations
+POLICIES = (REFERENCE, *PWR_MIXES, OURS, *OBJECTIVE_POLICIES)
+TUNED = "pwr-tuned"
 _DRAWS = 777  # apart from the seeds of arrivals
 
 
@@ -75,25 +79,45 @@ class Steady(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One list at one load: ours beside FGD and the PWR mix that saves most there."""
+    """One order of arrivals of a list at one load, under every policy."""
 
     trace: str
     seed: int
     load: float
-    fgd: Steady
-    pwr: str
-    best_pwr: Steady
-    ours: Steady
+    found: dict[str, Steady]
 
     @property
-    def over_fgd_pp(self) -> float:
+    def fgd(self) -> Steady:
+        """What savings are measured against."""
+        return self.found[REFERENCE]
+
+    @property
+    def ours(self) -> Steady:
+        """With the weights of the objective `balanced`."""
+        return self.found[OURS]
+
+    @property
+    def pwr(self) -> str:
+        """The mix of PWR that saves most here."""
+        return max(PWR_MIXES, key=self.saving_pct)
+
+    @property
+    def best_pwr(self) -> Steady:
+        """That mix."""
+        return self.found[self.pwr]
+
+    def saving_pct(self, policy: str) -> float:
+        """Saved for each allocated GPU, in per cent of FGD's watts."""
+        return save_per_gpu_pct(self.found[policy], self.fgd)
+
+    def over_pp(self, policy: str) -> float:
         """Allocation beside FGD's, in points of the fleet."""
-        return self.ours.alloc_pct - self.fgd.alloc_pct
+        return self.found[policy].alloc_pct - self.fgd.alloc_pct
 
     @property
     def over_pwr_pp(self) -> float:
         """Saving per allocated GPU beside the best PWR mix's, in points of FGD's watts."""
-        return save_per_gpu_pct(self.ours, self.fgd) - save_per_gpu_pct(self.best_pwr, self.fgd)
+        return self.saving_pct(OURS) - self.saving_pct(self.pwr)
 
 
 def save_per_gpu_pct(mine: Steady, reference: Steady) -> float:
@@ -120,7 +144,9 @@ def draw_arrivals(trace: TraceArrays, seed: int, load: float, traffic: Traffic) 
 
 def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
     """One policy through all arrivals and ends; what fits nowhere is refused."""
-    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_policy(policy))
+    fleet = SimulatedFleet(
+        trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_replayed_policy(policy)
+    )
     milli, ends = trace.task_milli.tolist(), list[tuple[float, int, int, int, tuple[int, ...]]]()
     held = asked = refused = 0
     last = held_time = energy = 0.0
@@ -154,7 +180,9 @@ def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Stea
 
 def play_waiting(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
     """One policy through all arrivals and ends as eelctl replay plays them: only what no empty node holds is refused."""
-    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_policy(policy))
+    fleet = SimulatedFleet(
+        trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_replayed_policy(policy)
+    )
     schedule = ArrivalSchedule(*arrivals, np.zeros(len(arrivals.kind), np.int64))
     played = simulate_policy(trace, schedule, fleet, (), float(arrivals.at[-1]))
     elapsed, span = np.diff(np.maximum(np.append(played.time_s, played.end_s), WARM)), max(1e-9, played.end_s - WARM)
@@ -170,10 +198,7 @@ def compare_steady(trace: TraceArrays, seed: int, loads: Sequence[float], traffi
     rows, played = [], play_waiting if traffic.waits else play
     for load in loads:
         arrivals = draw_arrivals(trace, seed, load, traffic)
-        found = {name: played(trace, seed, name, arrivals) for name in (REFERENCE, *PWR_MIXES, OURS)}
-        fgd = found[REFERENCE]
-        best = max(PWR_MIXES, key=lambda name: save_per_gpu_pct(found[name], fgd))
-        rows.append(Row(trace.name, seed, load, fgd, best, found[best], found[OURS]))
+        rows.append(Row(trace.name, seed, load, {name: played(trace, seed, name, arrivals) for name in POLICIES}))
     return rows
 
 
@@ -193,10 +218,10 @@ def _cells(row: Row) -> dict[str, object]:
         "pwr": row.pwr,
         "pwr_alloc": f"{row.best_pwr.alloc_pct:.2f}",
         "alloc": f"{row.ours.alloc_pct:.2f}",
-        "over_fgd": f"{row.over_fgd_pp:+.2f}",
+        "over_fgd": f"{row.over_pp(OURS):+.2f}",
         "refused": f"{row.ours.refused_pct:.2f}",
-        "pwr_per_gpu": f"{save_per_gpu_pct(row.best_pwr, row.fgd):.2f}",
-        "per_gpu": f"{save_per_gpu_pct(row.ours, row.fgd):.2f}",
+        "pwr_per_gpu": f"{row.saving_pct(row.pwr):.2f}",
+        "per_gpu": f"{row.saving_pct(OURS):.2f}",
         "over_pwr": f"{row.over_pwr_pp:+.2f}",
         "fgd_kw": f"{row.fgd.power_kw:.1f}",
         "kw": f"{row.ours.power_kw:.1f}",
@@ -211,7 +236,7 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
     lines = []
     for load in sorted({row.load for row in rows}):
         here = [row for row in rows if row.load == load]
-        over_fgd, held = [row.over_fgd_pp for row in here], [row for row in here if math.isfinite(row.over_pwr_pp)]
+        over_fgd, held = [row.over_pp(OURS) for row in here], [row for row in here if math.isfinite(row.over_pwr_pp)]
         over_pwr = [row.over_pwr_pp for row in held]
         lines.append(
             {
@@ -220,9 +245,9 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
                 "over_fgd": f"{statistics.fmean(over_fgd):+.2f}",
                 "worst": f"{min(over_fgd):+.2f}",
                 "below": sum(value < -BELOW_FGD_PP_MOST for value in over_fgd),
-                "pwr_over_fgd": f"{statistics.fmean(row.best_pwr.alloc_pct - row.fgd.alloc_pct for row in here):+.2f}",
-                "per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.ours, row.fgd) for row in held):.2f}",
-                "pwr_per_gpu": f"{statistics.fmean(save_per_gpu_pct(row.best_pwr, row.fgd) for row in held):.2f}",
+                "pwr_over_fgd": f"{statistics.fmean(row.over_pp(row.pwr) for row in here):+.2f}",
+                "per_gpu": f"{statistics.fmean(row.saving_pct(OURS) for row in held):.2f}",
+                "pwr_per_gpu": f"{statistics.fmean(row.saving_pct(row.pwr) for row in held):.2f}",
                 "over_pwr": f"{statistics.fmean(over_pwr):+.2f}",
                 "worst_over_pwr": f"{min(over_pwr):+.2f}",
                 "below_pwr": sum(value < 0.0 for value in over_pwr),
@@ -232,6 +257,57 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
             }
         )
     return lines
+
+
+def _tune_pwr(row: Row, orders: Sequence[Row]) -> str:
+    """The mix of PWR that saves most over the other orders of a list; of one order alone, over that."""
+    others = [other for other in orders if other is not row] or [row]
+    return max(PWR_MIXES, key=lambda name: statistics.fmean(other.saving_pct(name) for other in others))
+
+
+def _average(value: Callable[[Row], float], by_list: Sequence[Sequence[Row]]) -> tuple[float, float]:
+    """The mean over lists of the mean over their orders, and its standard error."""
+    means = [statistics.fmean(map(value, orders)) for orders in by_list]
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    return statistics.fmean(means), error
+
+
+def _average_policy(policy: str, by_list: Sequence[Sequence[Row]]) -> dict[str, object]:
+    def policy_of(row: Row) -> str:
+        return _tune_pwr(row, next(orders for orders in by_list if row in orders)) if policy == TUNED else policy
+
+    over_fgd, over_error = _average(lambda row: row.over_pp(policy_of(row)), by_list)
+    per_gpu, per_gpu_error = _average(lambda row: row.saving_pct(policy_of(row)), by_list)
+    wait, _ = _average(lambda row: row.found[policy_of(row)].wait, by_list)
+    means = [statistics.fmean(row.over_pp(policy_of(row)) for row in orders) for orders in by_list]
+    return {
+        "policy": policy,
+        "over_fgd": f"{over_fgd:+.2f}",
+        "error": f"{over_error:.2f}",
+        "below": sum(mean < -BELOW_FGD_PP_MOST for mean in means),
+        "per_gpu": f"{per_gpu:.2f}",
+        "its_error": f"{per_gpu_error:.2f}",
+        "wait": f"{wait:.3f}",
+    }
+
+
+def compare_policies(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """By load and policy: means over the lists, their errors, and on how many lists less is allocated than by FGD."""
+    lines = list[dict[str, object]]()
+    for load in sorted({row.load for row in rows}):
+        grouped = defaultdict[str, list[Row]](list)
+        for row in rows:
+            if row.load == load and math.isfinite(row.over_pwr_pp):
+                grouped[row.trace].append(row)
+        policies = (*POLICIES[1:], TUNED) if grouped else ()
+        lines += ({"load": f"{load:g}", **_average_policy(name, list(grouped.values()))} for name in policies)
+    return lines
+
+
+def _list_cells(row: Row) -> Iterator[dict[str, object]]:
+    for policy, one in row.found.items():
+        named = {"trace": row.trace, "seed": row.seed, "load": f"{row.load:g}", "policy": policy}
+        yield {**named, **{name: f"{value:.4f}" for name, value in one._asdict().items()}}
 
 
 @benchmark(out="bench-out/openb", refused=(TraceError, OSError))
@@ -244,7 +320,7 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, object]]:
 @click.option("--sigma", default=0.0, help="of lognormal durations; 0 for exponential ones")
 @click.option("--wait", is_flag=True, help="Have what fits nowhere wait, instead of refusing it.")
 @click.option("--swing", default=0.0, help="share of the load by which it rises and falls in a day; 0 for a steady one")
-@seeds_option(1, f"how many, from {SEEDS[0]} up; a mix has one order of arrivals")
+@seeds_option(1, f"how many, from {SEEDS[0]} up; orders of arrivals of each mix")
 @click.option("--part", default=1, help="take one in so many nodes")
 @processes_option
 def main(options: Options) -> int:
@@ -267,7 +343,9 @@ def main(options: Options) -> int:
         write_csv(options.out / "steady.csv", None, map(_cells, rows))  # what is done stays
         progress.show(done + 1, len(lists))
     print(format_table(None, map(_cells, rows), words=1))
-    print(f"\n{format_table(None, summarize(rows), words=0)}\nwritten to {options.out / 'steady.csv'}")
+    write_csv(options.out / "steady_policies.csv", None, (cells for row in rows for cells in _list_cells(row)))
+    print(f"\n{format_table(None, summarize(rows), words=0)}\n\n{format_table(None, compare_policies(rows), words=2)}")
+    print(f"written to {options.out / 'steady.csv'} and steady_policies.csv beside it")
     return 0
 
 

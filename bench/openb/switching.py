@@ -346,16 +346,20 @@ def summarize(rows: Sequence[Row]) -> str:
 
 
 def list_orders(options: Options) -> list[tuple[TraceArrays, int]]:
-    """The mixes with one order of arrivals each, or the traces with their seeds, on a part of the fleet."""
-    if options.mixes:
-        nodes, pools = read_pools(options.data)
-        drawn = (draw_mix(nodes, pools, options.seed, number) for number in range(options.mixes))
-        jobs = [(trace, SEEDS_APART * options.seed + number) for number, trace in enumerate(drawn)]
-    else:
+    """The mixes or the traces with their seeds, on a part of the fleet: one for each seed of a trace, the same for all of a mix."""
+    if not options.mixes:
         names = choose_names(options.traces, trace_names(options.data))
         seeds = range(SEEDS[0], SEEDS[0] + options.seeds)
         jobs = [(load_trace(options.data, name), seed) for name in names for seed in seeds]
-    return [(take_part(trace, options.part, seed) if options.part > 1 else trace, seed) for trace, seed in jobs]
+        return [(take_part(trace, options.part, seed) if options.part > 1 else trace, seed) for trace, seed in jobs]
+    nodes, pools = read_pools(options.data)
+    orders = []
+    for number in range(options.mixes):
+        first = SEEDS_APART * options.seed + number
+        trace = draw_mix(nodes, pools, options.seed, number)
+        part = take_part(trace, options.part, first) if options.part > 1 else trace
+        orders += [(part, first + options.mixes * order) for order in range(options.seeds)]
+    return orders
 
 
 @benchmark(out="bench-out/openb", refused=(TraceError, OSError))
@@ -363,7 +367,7 @@ def list_orders(options: Options) -> list[tuple[TraceArrays, int]]:
 @click.option("--mixes", default=0, help="how many mixes to draw in place of the traces")
 @click.option("--seed", default=1, help="of the mixes")
 @click.option("--traces", default="all", help="suffixes of the task lists, with commas")
-@seeds_option(1, f"how many, from {SEEDS[0]} up; a mix has one order of arrivals")
+@seeds_option(1, f"how many, from {SEEDS[0]} up; orders of arrivals of each mix")
 @click.option("--part", default=1, help="take one in so many nodes")
 @click.option("--futures", default=6, help="that each comparison plays")
 @click.option("--step", default=10.0, help="points of load between two comparisons")

@@ -20,7 +20,7 @@ from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = "name,arrival_s,duration_s,cpu_milli,memory_mib,gpus,gpu_share,gpu_models,priority\n"
-POLICIES = "fgd,pwr,pwr200,eelgrid"
+POLICIES = "fgd,pwr,pwr200,eelgrid,eelgrid-energy"
 
 
 def command(*arguments):

@@ -5,24 +5,30 @@ import csv
 import numpy as np
 import pytest
 from bench.openb.alike import build_alike_traces
+from bench.openb.policies import OURS
 from bench.openb.steady import (
     DAY,
     MEASURED,
+    POLICIES,
+    TUNED,
     WARM,
     Arrivals,
     Row,
     Steady,
     Traffic,
+    compare_policies,
     draw_arrivals,
     main,
     play,
     play_waiting,
     summarize,
 )
+from bench.openb.switching import list_orders
 from bench.openb.traces import load_trace
+from bench.runner import Options
 from tests.builders.replay import build_trace_node, write_small_openb
 
-from eelgrid_controller.replay.openb import NODE_LIST, TraceTask, read_nodes
+from eelgrid_controller.replay.openb import NODE_LIST, TraceTask, read_nodes, task_list_name
 from eelgrid_controller.replay.openb_protocol import build_trace
 from eelgrid_protos.quantities import MIB
 
@@ -171,10 +177,40 @@ def at_once(kind, count):
 
 
 def test_the_summary_counts_the_lists_that_fall_short():
-    fgd, pwr = Steady(80.0, 100.0, 0.0), Steady(80.0, 90.0, 0.0)
     good, bad = Steady(80.0, 88.0, 0.0), Steady(79.0, 95.0, 1.0)
-    rows = [Row(f"mix{i}", i, 0.85, fgd, "pwr500", pwr, ours) for i, ours in enumerate((good, bad))]
+    rows = [build_row(f"mix{i}", i, OURS, ours, pwr=90.0) for i, ours in enumerate((good, bad))]
     (line,) = summarize(rows)
     assert (line["lists"], line["below"], line["below_pwr"]) == (2, 1, 1)
     assert (line["over_fgd"], line["worst"]) == ("-0.50", "-1.00")
     assert line["pwr_per_gpu"] == "10.00"
+
+
+def build_row(trace, seed, policy, found, **power_kw):
+    """One run in which every policy allocates 80 %, FGD for 100 kW as all others that are not named."""
+    every = {name: Steady(80.0, power_kw.get(name, 100.0), 0.0) for name in POLICIES}
+    return Row(trace, seed, 0.85, every | {policy: found})
+
+
+def test_each_policy_is_averaged_over_lists_and_pwr_is_tuned_on_other_orders():
+    """PWR saves 10 % in one order and pwr500 20 % in the other: chosen on the other order, neither saves anything."""
+    none, good = Steady(80.0, 100.0, 0.0), Steady(82.0, 82.0, 0.0)
+    rows = [build_row("a", 1, OURS, none, pwr=90.0), build_row("a", 2, OURS, good, pwr500=80.0)]
+    rows.append(build_row("b", 3, OURS, Steady(79.0, 79.0, 0.0), pwr=90.0))
+    lines = {line["policy"]: line for line in compare_policies(rows)}
+    assert [*lines] == [*POLICIES[1:], TUNED]
+    assert (lines[OURS]["over_fgd"], lines[OURS]["below"], lines[OURS]["per_gpu"]) == ("+0.00", 1, "15.00")
+    assert lines[OURS]["error"] == "1.00"
+    assert (lines["pwr"]["per_gpu"], lines["pwr500"]["per_gpu"]) == ("7.50", "5.00")
+    assert lines[TUNED]["per_gpu"] == "5.00"
+
+
+def test_the_orders_of_a_mix_are_of_the_same_nodes_and_no_other_mix_has_them(data):
+    several = "q0,8000,1024,2,1000,,LS,Running,48\nq1,8000,1024,1,1000,T4,LS,Running,49\n"
+    small = (data / task_list_name("small")).read_text() + several
+    for name in ("default", "gpuspec33"):
+        (data / task_list_name(name)).write_text(small)
+    orders = list_orders(Options(data=data, mixes=2, seed=3, seeds=2, part=2))
+    assert [seed for _, seed in orders] == [3000, 3002, 3001, 3003]
+    (first, _), (again, _), (other, _), _ = orders
+    assert first is again
+    assert first.name != other.name

@@ -7,7 +7,8 @@ import pytest
 from tests.builders.cluster import GIB, build_core, build_node, build_request
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.planner import Planner, derive_random_seed
+from eelgrid_controller.placement.planner import Planner, derive_random_seed, make_prices
+from eelgrid_controller.replay.policy_comparison import find_replayed_policy
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.simulation import SimulatedFleet
@@ -153,3 +154,19 @@ def test_a_change_of_policy_is_felt_at_once():
     for name, expected in (("pwr", "a"), ("bestfit", "b"), ("pwr", "a")):
         decision = planner.decide_placement(core.snapshot(), wanted, OBJECTIVES["balanced"], name)
         assert decision.placements[0].node_name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("eelgrid", "balanced"), ("eelgrid-energy", "energy"), ("eelgrid-performance", "performance")],
+)
+def test_a_replay_takes_an_objective_for_its_weights(name, objective):
+    found = find_replayed_policy(name)
+    assert (found.name, found.weights.tolist()) == (name, list(make_prices(OBJECTIVES[objective])))
+    assert found.code == find_policy("eelgrid").code
+
+
+@pytest.mark.parametrize("name", ["eelgrid-balanced", "eelgrid-", "fgd-energy"])
+def test_a_replay_knows_no_other_objective(name):
+    with pytest.raises(ValueError, match=r"there is no policy .* eelgrid-energy, eelgrid-performance"):
+        find_replayed_policy(name)

@@ -351,7 +351,8 @@ def compare_policies(settings: CliSettings, asked: frozenset[str], **options: An
 
 
 def _policies(asked: str) -> tuple[str, ...]:
-    from eelgrid_kernels.baselines import find_policy, policy_names
+    from eelgrid_controller.replay.policy_comparison import find_replayed_policy
+    from eelgrid_kernels.baselines import policy_names
 
     chosen = tuple(dict.fromkeys(name.strip() for name in asked.split(",") if name.strip()))
     if chosen == ("all",):
@@ -360,7 +361,7 @@ def _policies(asked: str) -> tuple[str, ...]:
         raise UsageMismatch(f"--policies names {len(chosen)} policies", f"name 1 to {_POLICIES_MOST}, or all")
     for name in chosen:
         try:
-            find_policy(name)
+            find_replayed_policy(name)
         except ValueError as unknown:
             what, _, remedy = str(unknown).partition("; ")
             raise UsageMismatch(what, remedy) from None
@@ -482,7 +483,7 @@ def _draw(
 @click.option(
     "--policies",
     metavar="NAME,...",
-    help="Policies to compare: fgd, pwr, pwr200, eelgrid, ... or all. Savings are relative to the first, with all to fgd.",
+    help="Policies to compare: fgd, pwr, pwr200, eelgrid, eelgrid-energy, eelgrid-performance, ... or all. Savings are relative to the first, with all to fgd.",
 )
 @click.option(
     "--seeds",

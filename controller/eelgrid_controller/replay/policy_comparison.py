@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eelgrid_controller.errors import import_library
+from eelgrid_controller.placement.planner import DEFAULT_PLACEMENT_POLICY, make_prices
 from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order, node_order
 from eelgrid_controller.replay.run_statistics import (
     GRID,
@@ -42,10 +43,13 @@ from eelgrid_controller.replay.run_statistics import (
 )
 from eelgrid_controller.replay.simulation import ArrivalSchedule, Outage, draw_outages, simulate_policy
 from eelgrid_kernels.arrays import Floats
-from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.baselines import PlacementPolicy, find_policy
 from eelgrid_kernels.simulation import SimulatedFleet, build_empty_engine, simulate_arrivals
+from eelgrid_protos.messages import OBJECTIVES
 from eelgrid_protos.safe_text import escape_csv_cell
 
+# Ours with the weights of an objective; without one it has those of `balanced`.
+OBJECTIVE_POLICIES = {f"{DEFAULT_PLACEMENT_POLICY}-{name}": name for name in OBJECTIVES if name != "balanced"}
 SERIES_POINTS = 500  # means over time that are kept of a run: finer than a picture shows
 
 
@@ -110,6 +114,21 @@ class ArrivalRunResult(NamedTuple):
 RunResult = TimedRunResult | ArrivalRunResult
 
 
+def find_replayed_policy(name: str) -> PlacementPolicy:
+    """A policy by its name; eelgrid has the weights of the objective `balanced`, eelgrid-energy and the like those of another.
+
+    Raises ValueError, with the names that there are, for any other.
+    """
+    objective = OBJECTIVE_POLICIES.get(name)
+    if objective is None:
+        try:
+            return find_policy(name)
+        except ValueError as unknown:
+            raise ValueError(f"{unknown}, or {', '.join(OBJECTIVE_POLICIES)}") from None
+    weights = np.array(make_prices(OBJECTIVES[objective]), np.float64)
+    return find_policy(DEFAULT_PLACEMENT_POLICY)._replace(name=name, weights=weights)
+
+
 def list_runs(how: ArrivalScenario | TimedScenario, policies: Iterable[str], seeds: Iterable[int]) -> list[PolicyRun]:
     """Every policy with every seed."""
     every = tuple(seeds)
@@ -117,7 +136,7 @@ def list_runs(how: ArrivalScenario | TimedScenario, policies: Iterable[str], see
 
 
 def _arrive(how: ArrivalScenario, name: str, seed: int) -> ArrivalRunResult:
-    trace, chosen = how.trace, find_policy(name)
+    trace, chosen = how.trace, find_replayed_policy(name)
     rank = node_order(trace, seed)
     order = arrival_order(trace, seed)
     empty = build_empty_engine(trace.fleet, trace.specs, trace.typical, rank, chosen)
@@ -136,7 +155,7 @@ def _outages(how: TimedScenario, seed: int) -> Sequence[Outage]:
 
 
 def _live(how: TimedScenario, name: str, seed: int) -> TimedRunResult:
-    trace, chosen = how.trace, find_policy(name)
+    trace, chosen = how.trace, find_replayed_policy(name)
     rank = node_order(trace, seed)
     fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen)
     outages = _outages(how, seed)
