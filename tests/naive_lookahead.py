@@ -315,6 +315,13 @@ def block_scarcity(nodes, mix):
     return 1
 
 
+def is_cpu_scarce(nodes, mix):
+    """Whether the mix would have used all CPU when less than 70 % of the GPUs are held."""
+    gpu, cpu = sum(map(naive.demand, mix)), sum(entry.weight * entry.task.cpu_milli for entry in mix)
+    there = sum(node.cpu_capacity for node in nodes)
+    return gpu > 0 and 7 * cpu * capacity_milli(nodes) > 10 * gpu * there
+
+
 def rise(load):
     """From 0 at a load of seven tenths to 1 at a full fleet."""
     return max(0, load - 700) / 300
@@ -339,6 +346,7 @@ class Market:
         self.offers, self.scarce, self.load, self.shifts = [0] * len(mix), frozenset(), 0, -1
         self.stockouts, self.block_permille = [0] * len(mix), [0] * len(mix)
         self.turnover = self.came = self.left = 0
+        self.cpu_scarce = False
 
     @property
     def is_heeded(self):
@@ -362,8 +370,10 @@ class Market:
             self.weigh_blocks(nodes)
 
     def stranding(self):
-        """Where tasks leave as fast as they come, the least at any load."""
+        """Where tasks leave as fast as they come, the least at any load; else from 0 to twice the least where CPU is scarce."""
         least, most = self.given[2], self.given[6]
+        if self.cpu_scarce:
+            return least * (self.turnover / 1000 + 2 * (1.0 - self.turnover / 1000) * rise(self.load))
         return least + max(0.0, most - least) * (1.0 - self.turnover / 1000) * rise(self.load)
 
     def weigh_blocks(self, nodes):
@@ -373,9 +383,13 @@ class Market:
         Where tasks leave as fast as they come, scarce or not, half of the least, and to the most by the stockout or the
         square of the load's rise, whichever is more.
         """
+        self.cpu_scarce = is_cpu_scarce(nodes, self.mix)
         low, most, now = 0.5 * self.given[2], self.given[6], self.stranding()
-        scarcity = block_scarcity(nodes, self.mix)
-        filling = stranding_w(self.load, self.given[2] if scarcity == 2 else 0.0, most) if scarcity else 0.0
+        scarcity, filling = block_scarcity(nodes, self.mix), 0.0
+        if scarcity and self.cpu_scarce:
+            filling = stranding_w(self.load, 0.0, 2 * self.given[2])
+        elif scarcity:
+            filling = stranding_w(self.load, self.given[2] if scarcity == 2 else 0.0, most)
         for t, stockout in enumerate(self.stockouts):
             steady = low + (most - low) * max(stockout / 1000, rise(self.load) * rise(self.load))
             weight = filling + (steady - filling) * (self.turnover / 1000)
@@ -399,4 +413,6 @@ class Market:
         """Of the six terms, at the load that was quoted."""
         power, fragmentation, least, lookahead, scarcity, unused, _ = self.given
         stranding = self.stranding() if self.shifts >= 0 else least
+        if self.shifts >= 0 and self.cpu_scarce:  # fragmentation takes the place of stranding
+            fragmentation += max(0.0, 2 * least - fragmentation) * (1.0 - self.turnover / 1000)
         return power, fragmentation, stranding, lookahead, scarcity, unused

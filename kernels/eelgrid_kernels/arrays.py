@@ -274,6 +274,7 @@ SCALARS = record_dtype(
     ("capacity_milli", np.int64),  # of all GPUs
     ("cpu_capacity", np.int64),  # milli, of all nodes
     ("block_scarcity", np.int64),  # of places for several GPUs: one of those above
+    ("cpu_scarce", np.int64),  # 1 where the mix asks for much more CPU than the nodes have
     ("priced_blocks", np.int64),  # 1 where places for several GPUs count
     ("part_permille", np.int64),  # what a place that is almost there counts of a whole one
     ("captive_unions", np.int64),  # how many of `captive` are such

@@ -140,12 +140,16 @@ class CandidateIndex:
             reshaped |= code != self._shape[row]
             self._shape[row] = code
         if reshaped:  # a GPU was lost, or came back
-            before = self._run.scalars["block_scarcity"][0]
+            before = self._scarcities()
             fill_fleet_scalars(self._run.scalars, self._run.shapes, self._shape, self._expected)
-            if self._run.scalars["block_scarcity"][0] != before:  # which the quotes in force weigh
+            if self._scarcities() != before:  # which the quotes in force weigh
                 return False
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
+
+    def _scarcities(self) -> tuple[int, int]:
+        scalars = self._run.scalars[0]
+        return int(scalars["block_scarcity"]), int(scalars["cpu_scarce"])
 
     def adopt_mix(self, nodes: Nodes, mix: Mix, sorts: Ints) -> None:
         """Takes over another mix of the same models, at a cost by states and not by nodes; quotes must follow."""

@@ -44,6 +44,9 @@ from eelgrid_kernels.cost_terms import FEED_MILLI, FEED_SHARE, MILLIWATTS, SEVER
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
 COVERED = Fraction(95, 100)  # of the tasks, by the classes of a mix
+CPU_SCARCE = Fraction(
+    10, 7
+)  # of the nodes' CPU, asked for where the mix fills all GPUs: it is gone before these are 70 % full
 _UNIONS_MOST = 1024
 TAGS_MOST = 62
 _MILLI_PER_CPU = 1000
@@ -95,7 +98,8 @@ class ExpectedMix(NamedTuple):
     class_weight: Ints  # (C,)
     captive: CaptiveDemand
     fragmentation_scale: float  # what F is divided by
-    mean: tuple[float, float]  # milli-GPU and milli-CPU of a task
+    asked: tuple[int, int]  # milli-GPU and milli-CPU of all tasks, weighted
+    mean: tuple[float, float]  # of a task
 
 
 def encode_models(allows: NDArray[Any]) -> int:
@@ -158,6 +162,7 @@ def build_expected_mix(mix: Mix, families: Sequence[int]) -> ExpectedMix:
         np.ascontiguousarray(mix.weight, np.int64),
         _find_captive_demand(mix),
         mix.total * float(WHOLE),
+        (int(np.sum(mix.weight * mix.gpu_count * mix.gpu_milli)), int(np.sum(mix.weight * mix.cpu_milli))),
         _mean(mix),
     )
 
@@ -289,14 +294,15 @@ def _mean(mix: Mix) -> tuple[float, float]:
 def fill_fleet_scalars(scalars: Records, shapes: Records, shape: Ints, expected: ExpectedMix) -> None:
     """Put into the scalars what follows from the shape of each node (N,), a row of shapes (P,).
 
-    These are GPUs and CPU, scarce blocks, how far to look.
+    These are GPUs and CPU, what of them is scarce, how far to look.
     """
-    gpu, cpu = expected.mean
+    (gpu, cpu), (gpu_asked, cpu_asked) = expected.mean, expected.asked
     counts = np.bincount(shape, minlength=len(shapes))
     gpu_milli, cpu_milli = int(shapes["width"] @ counts) * WHOLE, int(shapes["cpu_capacity"] @ counts)
     tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
     scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
     scalars["cpu_capacity"], scalars["block_scarcity"] = cpu_milli, rate_block_scarcity(shapes, counts, expected.blocks)
+    scalars["cpu_scarce"] = gpu_asked > 0 and cpu_asked * gpu_milli > CPU_SCARCE * gpu_asked * cpu_milli
 
 
 def _random_seed(rank: Ints) -> int:

@@ -32,6 +32,9 @@ stranding weighs its given weight up to a load of RISE, and from there in a stra
          a straight line the weight of a full fleet: at low load, work that breaks a block
          saves power, and there are others. Where none is to spare, it begins with the given
          weight: tasks with several GPUs will need all such nodes, and small ones have room in others.
+CPU      is scarce where a fleet full of the mix would ask for CPU_SCARCE of it: it runs out before the load of GPUs is at RISE. Then GPUs are left without CPU wherever work
+         goes, so that stranding tells hardly one node from another, and fragmentation, which asks for whole tasks, weighs
+         CPU_PART of the given weight instead of it. Stranding and scarce places rise from nothing to as much.
 stockout is the probability that a class with several GPUs misses a place that is broken now. Such a place is back when the
          task that broke it has ended, after one mean duration. Until then N tasks of that size or larger come and as many
          leave, N being how many run, so that the places that are left wander by a deviation of sqrt(2 N). They run out on the
@@ -54,14 +57,15 @@ import numpy as np
 
 from eelgrid_kernels.arrays import (
     ENOUGH_BLOCKS,
+    FRAGMENTATION,
     LOOKAHEAD,
+    NEVER,
     NO_SPARE_BLOCKS,
     SCARCITY,
     STRANDING,
     STRANDING_WHEN_FULL,
     EngineArrays,
     FeedArrays,
-    Floats,
     Ints,
     Records,
     record_dtype,
@@ -85,6 +89,7 @@ from eelgrid_kernels.cost_terms import (
 
 RISE_PERMILLE = 700
 BLOCK_PART = 0.5
+CPU_PART = 2.0
 PART_PERMILLE = 500
 STOCKOUT_STEP = 50
 TURNOVER_SHIFT = 7  # a 128th of what came and left is forgotten at each quote
@@ -421,10 +426,19 @@ def _rise(load: int) -> float:
 
 
 @inlined_kernel
-def _weigh_stranding(given: Floats, load: int, turnover: int) -> float:
+def _weigh_stranding(run: EngineArrays, load: int, turnover: int) -> float:
     """The weight of stranding; load and turnover in thousandths."""
-    filling = 1.0 - turnover / 1000.0
+    given, filling = run.scalars[0].given_weights, 1.0 - turnover / 1000.0
+    if run.scalars[0].cpu_scarce != 0:
+        return float(given[STRANDING] * (1.0 - filling + CPU_PART * filling * _rise(load)))
     return float(given[STRANDING] + max(0.0, given[STRANDING_WHEN_FULL] - given[STRANDING]) * filling * _rise(load))
+
+
+@inlined_kernel
+def _weigh_fragmentation(run: EngineArrays, turnover: int) -> float:
+    """The weight of fragmentation, more than is given where CPU is scarce in a fleet that fills; the turnover in thousandths."""
+    given, filling = run.scalars[0].given_weights, (1.0 - turnover / 1000.0) * run.scalars[0].cpu_scarce
+    return float(given[FRAGMENTATION] + max(0.0, CPU_PART * given[STRANDING] - given[FRAGMENTATION]) * filling)
 
 
 @inlined_kernel
@@ -433,9 +447,13 @@ def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> 
     scalars, given = run.scalars[0], run.scalars[0].given_weights
     rise, steady = _rise(load), turnover / 1000.0
     low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
-    filling = full * rise if scalars.block_scarcity != ENOUGH_BLOCKS else 0.0
-    if scalars.block_scarcity == NO_SPARE_BLOCKS:
-        filling += given[STRANDING] * (1.0 - rise)
+    filling = 0.0
+    if scalars.cpu_scarce != 0 and scalars.block_scarcity != ENOUGH_BLOCKS:
+        filling = CPU_PART * given[STRANDING] * rise
+    elif scalars.block_scarcity != ENOUGH_BLOCKS:
+        filling = full * rise
+        if scalars.block_scarcity == NO_SPARE_BLOCKS:
+            filling += given[STRANDING] * (1.0 - rise)
     missed = max(stockout / 1000.0, rise * rise)
     weight = filling + (low + (full - low) * missed - filling) * steady
     return int(1000.0 * weight / stranding) if stranding > 0.0 else 0
@@ -473,7 +491,7 @@ def apply_prices(run: EngineArrays, quoted: Ints, scarce: int, load: int, turnov
     """Puts quotes (2, C) in force: costs known before are bounds from below now, where they differ from those before."""
     scalars, offers = run.scalars[0], quoted[0]
     scalars.shifts = 0
-    stranding = _weigh_stranding(scalars.given_weights, load, turnover)
+    stranding, fragmentation = _weigh_stranding(run, load, turnover), _weigh_fragmentation(run, turnover)
     cleared, stranded_before = scalars.scarce_models & ~scarce, scalars.weights[STRANDING]
     changed = scalars.scarce_models != scarce or stranded_before != stranding
     scalars.scarce_models = scarce
@@ -488,7 +506,11 @@ def apply_prices(run: EngineArrays, quoted: Ints, scarce: int, load: int, turnov
     for row in range(scalars.rows if moved else 0):
         if run.states[row].root >= 0:
             refresh_gain(run, row)
-    if changed or repriced or moved:
+    if scalars.weights[FRAGMENTATION] != fragmentation:
+        scalars.weights[FRAGMENTATION] = fragmentation
+        for kind in range(run.kinds.shape[0]):
+            run.kinds[kind].read, run.kinds[kind].loose = NEVER, 0.0
+    elif changed or repriced or moved:
         _loosen(run, spread, cleared, stranding - stranded_before, lighter_blocks)
 
 

@@ -235,6 +235,10 @@ def block_scarcity(cluster, mix):
     return rate_block_scarcity(shapes, counts, build_expected_mix(mix_arrays(mix), (0,)).blocks)
 
 
+def scarcities(cluster, mix):
+    return naive_lookahead.block_scarcity(cluster, mix), naive_lookahead.is_cpu_scarce(cluster, mix)
+
+
 @pytest.mark.parametrize(
     ("pairs", "cpu_milli", "expected"),
     [
@@ -304,9 +308,9 @@ def test_an_engine_told_of_changes_quotes_like_one_built_again(cluster, mix, dat
         changed = data.draw(st.integers(0, len(cluster) - 1))
         now = data.draw(st.sampled_from(cluster))
         now = replace(now, available=data.draw(st.booleans()), cpu_free=data.draw(st.integers(0, now.cpu_capacity)))
-        before, cluster = block_scarcity(cluster, mix), [*cluster[:changed], now, *cluster[changed + 1 :]]
+        before, cluster = scarcities(cluster, mix), [*cluster[:changed], now, *cluster[changed + 1 :]]
         if not kept.update_nodes(arrays(cluster), [changed], SORTS):
-            assert before != block_scarcity(cluster, mix)
+            assert before != scarcities(cluster, mix)
             kept = engine(cluster, mix)
             kept.apply_prices(QuotedPrices(offers))
         anew = engine(cluster, mix)
@@ -382,6 +386,38 @@ def test_stranding_weighs_more_as_the_fleet_fills_and_less_where_tasks_end(load,
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.apply_prices(QuotedPrices(load=load, turnover=turnover))
     assert candidates.weights == pytest.approx((1.0, 0.0, expected, 1.0, 500.0, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("cpu_milli", "load", "turnover", "expected"),
+    [
+        (2857, 0, 0, (0.0, 100.0)),
+        (2857, 1000, 0, (0.0, 2000.0)),
+        (2858, 0, 0, (200.0, 0.0)),
+        (2858, 700, 0, (200.0, 0.0)),
+        (2858, 850, 0, (200.0, 100.0)),
+        (2858, 1000, 0, (200.0, 200.0)),
+        (2858, 0, 500, (100.0, 50.0)),
+        (2858, 1000, 1000, (0.0, 100.0)),
+    ],
+)
+def test_fragmentation_counts_instead_of_stranding_where_cpu_runs_out_first(cpu_milli, load, turnover, expected):
+    """Four GPUs and 8 vCPU: tasks of one GPU and 2,857 milli have used 70 % of the GPUs when the CPU is gone."""
+    gpu = naive.Gpu(0, 1000, 10.0, 70.0)
+    cluster = [naive.Node(8000, 8000, 0, [gpu] * 4)]
+    candidates = engine(cluster, [naive.Class(naive.Task(cpu_milli, 0, 1, 1000), 1)])
+    candidates.apply_prices(QuotedPrices(load=load, turnover=turnover))
+    _, fragmentation, stranding, *others = candidates.weights
+    assert (fragmentation, stranding) == pytest.approx(expected)
+    assert others == pytest.approx([1.0, 500.0, 0.05])
+
+
+def test_a_policy_with_more_fragmentation_keeps_it_where_cpu_is_scarce():
+    cluster = [naive.Node(8000, 8000, 0, [naive.Gpu(0, 1000, 10.0, 70.0)] * 4)]
+    weights = (1.0, 300.0, 100.0, 1.0, 500.0, 0.05, 2000.0)
+    candidates = engine(cluster, [naive.Class(naive.Task(4000, 0, 1, 1000), 1)], weights)
+    candidates.apply_prices(QuotedPrices())
+    assert candidates.weights[1] == 300.0
 
 
 @pytest.mark.parametrize(
