@@ -177,7 +177,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     Weights: {
         "power": "of modelled watts",
-        "fragmentation_w": "watts per GPU that becomes useless to the typical mix",
+        "fragmentation_w": "watts per GPU that becomes useless to the typical mix; [more where CPU runs out first](../explanation/placement.md#stranding)",
         "stranding_w": "watts for GPUs left without CPU or memory, and the other way round",
         "lookahead": "of the power that the next typical workloads will draw",
         "scarcity_w": "watts for the use of a scarce model",
