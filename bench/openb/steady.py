@@ -23,7 +23,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import click
@@ -265,28 +265,23 @@ def _tune_pwr(row: Row, orders: Sequence[Row]) -> str:
     return max(PWR_MIXES, key=lambda name: statistics.fmean(other.saving_pct(name) for other in others))
 
 
-def _average(value: Callable[[Row], float], by_list: Sequence[Sequence[Row]]) -> tuple[float, float]:
-    """The mean over lists of the mean over their orders, and its standard error."""
-    means = [statistics.fmean(map(value, orders)) for orders in by_list]
-    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
-    return statistics.fmean(means), error
+def _standard_error(means: Sequence[float]) -> float:
+    return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
 def _average_policy(policy: str, by_list: Sequence[Sequence[Row]]) -> dict[str, object]:
-    def policy_of(row: Row) -> str:
-        return _tune_pwr(row, next(orders for orders in by_list if row in orders)) if policy == TUNED else policy
-
-    over_fgd, over_error = _average(lambda row: row.over_pp(policy_of(row)), by_list)
-    per_gpu, per_gpu_error = _average(lambda row: row.saving_pct(policy_of(row)), by_list)
-    wait, _ = _average(lambda row: row.found[policy_of(row)].wait, by_list)
-    means = [statistics.fmean(row.over_pp(policy_of(row)) for row in orders) for orders in by_list]
+    """Means over lists of the means over their orders, with their standard errors."""
+    chosen = [[(row, _tune_pwr(row, orders) if policy == TUNED else policy) for row in orders] for orders in by_list]
+    over_fgd = [statistics.fmean(row.over_pp(name) for row, name in orders) for orders in chosen]
+    per_gpu = [statistics.fmean(row.saving_pct(name) for row, name in orders) for orders in chosen]
+    wait = statistics.fmean(statistics.fmean(row.found[name].wait for row, name in orders) for orders in chosen)
     return {
         "policy": policy,
-        "over_fgd": f"{over_fgd:+.2f}",
-        "error": f"{over_error:.2f}",
-        "below": sum(mean < -BELOW_FGD_PP_MOST for mean in means),
-        "per_gpu": f"{per_gpu:.2f}",
-        "its_error": f"{per_gpu_error:.2f}",
+        "over_fgd": f"{statistics.fmean(over_fgd):+.2f}",
+        "error": f"{_standard_error(over_fgd):.2f}",
+        "below": sum(mean < -BELOW_FGD_PP_MOST for mean in over_fgd),
+        "per_gpu": f"{statistics.fmean(per_gpu):.2f}",
+        "its_error": f"{_standard_error(per_gpu):.2f}",
         "wait": f"{wait:.3f}",
     }
 

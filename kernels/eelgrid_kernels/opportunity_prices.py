@@ -448,12 +448,10 @@ def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> 
     rise, steady = _rise(load), turnover / 1000.0
     low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
     filling = 0.0
-    if scalars.cpu_scarce != 0 and scalars.block_scarcity != ENOUGH_BLOCKS:
-        filling = CPU_PART * given[STRANDING] * rise
-    elif scalars.block_scarcity != ENOUGH_BLOCKS:
-        filling = full * rise
-        if scalars.block_scarcity == NO_SPARE_BLOCKS:
-            filling += given[STRANDING] * (1.0 - rise)
+    if scalars.block_scarcity != ENOUGH_BLOCKS:
+        filling = (full if scalars.cpu_scarce == 0 else CPU_PART * given[STRANDING]) * rise
+    if scalars.block_scarcity == NO_SPARE_BLOCKS and scalars.cpu_scarce == 0:
+        filling += given[STRANDING] * (1.0 - rise)
     missed = max(stockout / 1000.0, rise * rise)
     weight = filling + (low + (full - low) * missed - filling) * steady
     return int(1000.0 * weight / stranding) if stranding > 0.0 else 0
