@@ -373,7 +373,8 @@ class Market:
         """Where tasks leave as fast as they come, the least at any load; else from 0 to twice the least where CPU is scarce."""
         least, most = self.given[2], self.given[6]
         if self.cpu_scarce:
-            return least * (self.turnover / 1000 + 2 * (1.0 - self.turnover / 1000) * rise(self.load))
+            filling = 1.0 - self.turnover / 1000
+            return least - least * filling + 2 * least * filling * rise(self.load)
         return least + max(0.0, most - least) * (1.0 - self.turnover / 1000) * rise(self.load)
 
     def weigh_blocks(self, nodes):

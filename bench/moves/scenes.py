@@ -4,7 +4,6 @@ Owns how a trace becomes inventories and submissions. Must not know moves or wha
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 import numpy as np
 
@@ -70,8 +69,11 @@ def fill_cluster(trace: TraceArrays, seed: int, loads: Sequence[float]) -> Itera
     arrived, done = 0, 0
     for load_ in loads:
         while done < len(order) and arrived + milli[order[done]] <= load_ * capacity:
-            with suppress(InvalidArgument):  # what not even an empty node holds
+            try:
                 workload = core.submit(_submission(trace, order[done]), now_ns=done + 2).result
+            except InvalidArgument:
+                pass  # not even an empty node holds it
+            else:
                 if workload.phase is WorkloadPhase.PENDING:  # refused, in the protocol's words
                     core.cancel(workload.workload_id, now_ns=done + 2)
             arrived += milli[order[done]]

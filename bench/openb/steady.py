@@ -73,9 +73,8 @@ class Steady(NamedTuple):
     alloc_pct: float  # of the fleet's GPU
     power_kw: float
     refused_pct: float  # of the GPU that was asked for while it was measured
-    wait: float = (
-        0.0  # mean durations that a GPU asked for then and not refused has waited, to the end of the run at most
-    )
+    # Mean durations that a GPU asked for then and not refused has waited, to the end of the run at most.
+    wait: float = 0.0
 
 
 class Row(NamedTuple):
@@ -142,11 +141,14 @@ def draw_arrivals(trace: TraceArrays, seed: int, load: float, traffic: Traffic) 
     return Arrivals(kind[comes], at[comes], lasts[comes])
 
 
+def _build_fleet(trace: TraceArrays, seed: int, policy: str) -> SimulatedFleet:
+    rank, chosen = node_order(trace, seed), find_replayed_policy(policy)
+    return SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen)
+
+
 def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
     """One policy through all arrivals and ends; what fits nowhere is refused."""
-    fleet = SimulatedFleet(
-        trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_replayed_policy(policy)
-    )
+    fleet = _build_fleet(trace, seed, policy)
     milli, ends = trace.task_milli.tolist(), list[tuple[float, int, int, int, tuple[int, ...]]]()
     held = asked = refused = 0
     last = held_time = energy = 0.0
@@ -180,9 +182,7 @@ def play(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Stea
 
 def play_waiting(trace: TraceArrays, seed: int, policy: str, arrivals: Arrivals) -> Steady:
     """One policy through all arrivals and ends as eelctl replay plays them: only what no empty node holds is refused."""
-    fleet = SimulatedFleet(
-        trace.fleet, trace.specs, trace.typical, node_order(trace, seed), find_replayed_policy(policy)
-    )
+    fleet = _build_fleet(trace, seed, policy)
     schedule = ArrivalSchedule(*arrivals, np.zeros(len(arrivals.kind), np.int64))
     played = simulate_policy(trace, schedule, fleet, (), float(arrivals.at[-1]))
     elapsed, span = np.diff(np.maximum(np.append(played.time_s, played.end_s), WARM)), max(1e-9, played.end_s - WARM)

@@ -40,13 +40,13 @@ from eelgrid_kernels.arrays import (
 )
 from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
 from eelgrid_kernels.cost_terms import FEED_MILLI, FEED_SHARE, MILLIWATTS, SEVERAL, STRANDED_UNIT, WHOLE
+from eelgrid_kernels.opportunity_prices import RISE_PERMILLE
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
-COVERED = Fraction(95, 100)  # of the tasks, by the classes of a mix
-CPU_SCARCE = Fraction(
-    10, 7
-)  # of the nodes' CPU, asked for where the mix fills all GPUs: it is gone before these are 70 % full
+COVERED_PERCENT = 95  # of the tasks, by the classes of a mix
+# Of the nodes' CPU, asked for where the mix fills all GPUs: it is gone before the load from which stranding weighs more.
+CPU_SCARCE = Fraction(1000, RISE_PERMILLE)
 _UNIONS_MOST = 1024
 TAGS_MOST = 62
 _MILLI_PER_CPU = 1000
@@ -99,7 +99,6 @@ class ExpectedMix(NamedTuple):
     captive: CaptiveDemand
     fragmentation_scale: float  # what F is divided by
     asked: tuple[int, int]  # milli-GPU and milli-CPU of all tasks, weighted
-    mean: tuple[float, float]  # of a task
 
 
 def encode_models(allows: NDArray[Any]) -> int:
@@ -163,7 +162,6 @@ def build_expected_mix(mix: Mix, families: Sequence[int]) -> ExpectedMix:
         _find_captive_demand(mix),
         mix.total * float(WHOLE),
         (int(np.sum(mix.weight * mix.gpu_count * mix.gpu_milli)), int(np.sum(mix.weight * mix.cpu_milli))),
-        _mean(mix),
     )
 
 
@@ -235,9 +233,10 @@ def _list_blocks(mix: Mix) -> tuple[BlockDemand, ...]:
 def rate_block_scarcity(shapes: Records, counts: Ints, blocks: Sequence[BlockDemand]) -> int:
     """How scarce places for several GPUs are where the mix fills all nodes: ENOUGH_BLOCKS, SCARCE_BLOCKS or NO_SPARE_BLOCKS.
 
-    There are counts (P,) nodes of each shape (P,). Each class is asked for as a part of the places that the nodes would have for it alone; scarce
-    is what in sum is more than all of them. None is to spare where the tasks with some number of GPUs or more ask for COVERED, as much as the mix stands for, of all
-    GPUs that the nodes have in groups of that number. Models are of no account, and a class that fits no node is left out.
+    There are counts (P,) nodes of each shape (P,). Each class is asked for as a part of the places that the nodes would
+    have for it alone; scarce is what in sum is more than all of them. None is to spare where the tasks with some number of
+    GPUs or more ask for COVERED_PERCENT, as much as the mix stands for, of all GPUs that the nodes have in groups of that
+    number. Models are of no account, and a class that fits no node is left out.
     """
     empty: dict[tuple[int, int], int] = {}
     for *kind, count in zip(shapes["width"].tolist(), shapes["cpu_capacity"].tolist(), counts.tolist(), strict=True):
@@ -254,7 +253,7 @@ def rate_block_scarcity(shapes: Records, counts: Ints, blocks: Sequence[BlockDem
     for gpus in {block.gpus for block in blocks}:
         grouped = sum(width // gpus * gpus * count for (width, _), count in empty.items())
         asked = capacity * sum(block.gpus * block.demand for block in blocks if block.gpus >= gpus)
-        if grouped and asked >= COVERED * grouped:
+        if grouped and 100 * asked >= COVERED_PERCENT * grouped:
             return NO_SPARE_BLOCKS
     return SCARCE_BLOCKS
 
@@ -285,24 +284,18 @@ def _find_captive_demand(mix: Mix) -> CaptiveDemand:
     return CaptiveDemand(table, len(unions), len(asked), sum(asked.values()))
 
 
-def _mean(mix: Mix) -> tuple[float, float]:
-    total = max(1, int(np.sum(mix.weight)))
-    gpu = float(np.sum(mix.weight * mix.gpu_count * mix.gpu_milli)) / total
-    return gpu, float(np.sum(mix.weight * mix.cpu_milli)) / total
-
-
 def fill_fleet_scalars(scalars: Records, shapes: Records, shape: Ints, expected: ExpectedMix) -> None:
     """Put into the scalars what follows from the shape of each node (N,), a row of shapes (P,).
 
     These are GPUs and CPU, what of them is scarce, how far to look.
     """
-    (gpu, cpu), (gpu_asked, cpu_asked) = expected.mean, expected.asked
+    (gpu, cpu), total = expected.asked, max(1, int(expected.class_weight.sum()))
     counts = np.bincount(shape, minlength=len(shapes))
     gpu_milli, cpu_milli = int(shapes["width"] @ counts) * WHOLE, int(shapes["cpu_capacity"] @ counts)
-    tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
+    tasks = gpu_milli / (gpu / total) if gpu and gpu_milli else cpu_milli / (cpu / total) if cpu else 0.0
     scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
     scalars["cpu_capacity"], scalars["block_scarcity"] = cpu_milli, rate_block_scarcity(shapes, counts, expected.blocks)
-    scalars["cpu_scarce"] = gpu_asked > 0 and cpu_asked * gpu_milli > CPU_SCARCE * gpu_asked * cpu_milli
+    scalars["cpu_scarce"] = gpu > 0 and cpu * gpu_milli > CPU_SCARCE * gpu * cpu_milli
 
 
 def _random_seed(rank: Ints) -> int:

@@ -32,9 +32,10 @@ stranding weighs its given weight up to a load of RISE, and from there in a stra
          a straight line the weight of a full fleet: at low load, work that breaks a block
          saves power, and there are others. Where none is to spare, it begins with the given
          weight: tasks with several GPUs will need all such nodes, and small ones have room in others.
-CPU      is scarce where a fleet full of the mix would ask for CPU_SCARCE of it: it runs out before the load of GPUs is at RISE. Then GPUs are left without CPU wherever work
-         goes, so that stranding tells hardly one node from another, and fragmentation, which asks for whole tasks, weighs
-         CPU_PART of the given weight instead of it. Stranding and scarce places rise from nothing to as much.
+CPU      is scarce where a fleet full of the mix would ask for CPU_SCARCE of it: it runs out before the load of GPUs is at
+         RISE. Then GPUs are left without CPU wherever work goes, so that stranding tells hardly one node from another, and
+         fragmentation, which asks for whole tasks, weighs CPU_PART of the given weight instead of it. Stranding and scarce
+         places rise from nothing to as much.
 stockout is the probability that a class with several GPUs misses a place that is broken now. Such a place is back when the
          task that broke it has ended, after one mean duration. Until then N tasks of that size or larger come and as many
          leave, N being how many run, so that the places that are left wander by a deviation of sqrt(2 N). They run out on the
@@ -426,19 +427,21 @@ def _rise(load: int) -> float:
 
 
 @inlined_kernel
-def _weigh_stranding(run: EngineArrays, load: int, turnover: int) -> float:
-    """The weight of stranding; load and turnover in thousandths."""
-    given, filling = run.scalars[0].given_weights, 1.0 - turnover / 1000.0
-    if run.scalars[0].cpu_scarce != 0:
-        return float(given[STRANDING] * (1.0 - filling + CPU_PART * filling * _rise(load)))
-    return float(given[STRANDING] + max(0.0, given[STRANDING_WHEN_FULL] - given[STRANDING]) * filling * _rise(load))
+def _weigh_filling(run: EngineArrays) -> tuple[float, float, float]:
+    """While the fleet fills, the weight of fragmentation, and those of stranding up to RISE and in a full fleet."""
+    given, least = run.scalars[0].given_weights, run.scalars[0].given_weights[STRANDING]
+    if run.scalars[0].cpu_scarce == 0:
+        return given[FRAGMENTATION], least, given[STRANDING_WHEN_FULL]
+    return max(given[FRAGMENTATION], CPU_PART * least), 0.0, CPU_PART * least
 
 
 @inlined_kernel
-def _weigh_fragmentation(run: EngineArrays, turnover: int) -> float:
-    """The weight of fragmentation, more than is given where CPU is scarce in a fleet that fills; the turnover in thousandths."""
-    given, filling = run.scalars[0].given_weights, (1.0 - turnover / 1000.0) * run.scalars[0].cpu_scarce
-    return float(given[FRAGMENTATION] + max(0.0, CPU_PART * given[STRANDING] - given[FRAGMENTATION]) * filling)
+def _weigh_terms(run: EngineArrays, load: int, turnover: int) -> tuple[float, float]:
+    """The weights of fragmentation and of stranding; load and turnover in thousandths."""
+    given, filling = run.scalars[0].given_weights, 1.0 - turnover / 1000.0
+    fragmentation, low, full = _weigh_filling(run)
+    stranding = given[STRANDING] + (low - given[STRANDING]) * filling + max(0.0, full - low) * filling * _rise(load)
+    return given[FRAGMENTATION] + (fragmentation - given[FRAGMENTATION]) * filling, stranding
 
 
 @inlined_kernel
@@ -447,11 +450,10 @@ def _weigh_place(run: EngineArrays, stockout: int, load: int, turnover: int) -> 
     scalars, given = run.scalars[0], run.scalars[0].given_weights
     rise, steady = _rise(load), turnover / 1000.0
     low, full, stranding = BLOCK_PART * given[STRANDING], given[STRANDING_WHEN_FULL], scalars.weights[STRANDING]
-    filling = 0.0
-    if scalars.block_scarcity != ENOUGH_BLOCKS:
-        filling = (full if scalars.cpu_scarce == 0 else CPU_PART * given[STRANDING]) * rise
-    if scalars.block_scarcity == NO_SPARE_BLOCKS and scalars.cpu_scarce == 0:
-        filling += given[STRANDING] * (1.0 - rise)
+    _, filling_low, filling_full = _weigh_filling(run)
+    filling = filling_full * rise if scalars.block_scarcity != ENOUGH_BLOCKS else 0.0
+    if scalars.block_scarcity == NO_SPARE_BLOCKS:
+        filling += filling_low * (1.0 - rise)
     missed = max(stockout / 1000.0, rise * rise)
     weight = filling + (low + (full - low) * missed - filling) * steady
     return int(1000.0 * weight / stranding) if stranding > 0.0 else 0
@@ -489,7 +491,7 @@ def apply_prices(run: EngineArrays, quoted: Ints, scarce: int, load: int, turnov
     """Puts quotes (2, C) in force: costs known before are bounds from below now, where they differ from those before."""
     scalars, offers = run.scalars[0], quoted[0]
     scalars.shifts = 0
-    stranding, fragmentation = _weigh_stranding(run, load, turnover), _weigh_fragmentation(run, turnover)
+    fragmentation, stranding = _weigh_terms(run, load, turnover)
     cleared, stranded_before = scalars.scarce_models & ~scarce, scalars.weights[STRANDING]
     changed = scalars.scarce_models != scarce or stranded_before != stranding
     scalars.scarce_models = scarce

@@ -18,10 +18,10 @@ import numpy as np
 from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceTooLarge
 from eelgrid_controller.replay.openb import GPU_WATTS, NODE_LIST, TraceNode, TraceTask
 from eelgrid_kernels.arrays import Floats, Ints
+from eelgrid_kernels.engine_setup import COVERED_PERCENT
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 
 INFLATION_PERCENT = 130
-COVERED_PERCENT = 95
 SEEDS = tuple(range(42, 52))  # those of the published results
 ARRIVALS_MOST = 4_000_000
 _SHUFFLE, _SAMPLE, _REMOVE, _NODES = range(4)  # each purpose draws from a stream of its own
