@@ -21,7 +21,7 @@ from types import ModuleType
 
 import click
 
-from bench.queueing import elasticflow, estimates, hierarchy, kueue, muri, oscillation, philly, shockwave
+from bench.queueing import elasticflow, estimates, hierarchy, kueue, loans, muri, oscillation, philly, shockwave
 from bench.queueing.summary import SetResult, SummaryRow, find_folder, format_rows, write_summary
 from bench.runner import Options, benchmark, data_option, plots_option
 
@@ -31,6 +31,7 @@ SETS: dict[str, tuple[str, ModuleType]] = {
     "shockwave": ("shockwave", shockwave),
     "elasticflow": ("elasticflow", elasticflow),
     "philly": ("philly", philly),
+    "loans": ("philly", loans),
     "pai": ("pai", estimates),
     "oscillation": ("kai_kueue", oscillation),
     "hierarchy": ("gavel", hierarchy),

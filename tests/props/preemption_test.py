@@ -29,6 +29,7 @@ from eelgrid_controller.state.events import (
     PreemptionStarted,
     WorkloadEvicted,
     WorkloadPlaced,
+    WorkloadScaled,
     event_from_plain,
     event_to_plain,
 )
@@ -45,6 +46,7 @@ from eelgrid_protos.messages import (
     Queue,
     QueuePreemption,
     QueueQuota,
+    TrainingPromise,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -52,6 +54,8 @@ from eelgrid_protos.messages import (
 S = 10**9
 NODES = {"a": 4, "b": 2, "c": 2}
 PROCESS = ProcessSpec(argv=("train",), working_directory="/")
+ELASTIC = TrainingPromise(profile="p", slowdown_most=0.1, replicas_least=1, replicas_most=8)
+SCALABLE = (WorkloadKind.INFERENCE_SERVICE,)
 
 
 # The search alone, where the work fits is any monotone condition on what is gone.
@@ -195,7 +199,7 @@ WANTED = st.fixed_dictionaries(
         "gpus": st.integers(1, 4),
         "replicas": st.integers(1, 2),
         "priority": st.integers(0, 2),
-        "kind": st.sampled_from([WorkloadKind.BATCH_JOB, WorkloadKind.TRAINING_JOB]),
+        "kind": st.sampled_from([WorkloadKind.BATCH_JOB, WorkloadKind.TRAINING_JOB, WorkloadKind.INFERENCE_SERVICE]),
         "process": st.sampled_from([None, None, PROCESS]),
     }
 )
@@ -210,6 +214,7 @@ class PreemptingCluster(RuleBasedStateMachine):
         self.core, self.twin = (Core(ClusterState(ended_most=5), catalogue.load_catalogue()) for _ in range(2))
         self.limit_searches()
         self.journal, self.now_ns, self.lost, self.count = [], 0, set(), 0
+        self.shrunk_by_hand = set()
         self.queues = build_queues(forest)
         for name, gpus in NODES.items():
             node = build_node(name, gpus=gpus, runs_processes=True, agent_version="1")
@@ -260,7 +265,7 @@ class PreemptingCluster(RuleBasedStateMachine):
                 ran_s = (self.now_ns - started_ns[key]) / S
                 assert ran_s >= rules[workload.spec.queue].min_runtime_s
         # Without processes, nobody is preempted unless the gainer is placed in the same step.
-        placed = {one.workload_id for one in events if isinstance(one, WorkloadPlaced)}
+        placed = {one.workload_id for one in events if isinstance(one, WorkloadPlaced | WorkloadScaled)}
         for one in gone:
             if self.core.state.workloads[one.workload_id].spec.process is None:
                 assert one.preempted_for in placed
@@ -268,6 +273,10 @@ class PreemptingCluster(RuleBasedStateMachine):
     @rule(data=st.data(), wanted=WANTED)
     def submit(self, data, wanted):
         queue = data.draw(st.sampled_from(self.leaves))
+        if wanted["kind"] is WorkloadKind.INFERENCE_SERVICE:
+            wanted = {**wanted, "process": None}
+        if wanted["kind"] is WorkloadKind.TRAINING_JOB and wanted["process"] is None:
+            wanted = {**wanted, "training": ELASTIC}
         if wanted["process"] is not None:
             wanted = {**wanted, "mobility": Mobility.FIXED}
         self.count += 1
@@ -280,6 +289,24 @@ class PreemptingCluster(RuleBasedStateMachine):
     def cancel(self, data):
         key = data.draw(st.sampled_from(sorted(self.core.state.workloads)))
         self.both(lambda core: core.cancel(key, now_ns=self.now_ns))
+
+    def scalable(self):
+        found = map(self.core.workload, self.running())
+        return sorted(one.workload_id for one in found if one.spec.training or one.spec.kind in SCALABLE)
+
+    @precondition(lambda self: self.scalable())
+    @rule(data=st.data(), replicas=st.integers(1, 8))
+    def scale(self, data, replicas):
+        key = data.draw(st.sampled_from(self.scalable()))
+        before = self.core.workload(key)
+        if replicas < (before.replicas_begun or before.spec.replicas):
+            self.shrunk_by_hand.add(key)
+        sizes = {name: len(self.core.workload(name).placements) for name in self.scalable()}
+        step = self.both(lambda core: core.scale(key, replicas, now_ns=self.now_ns))
+        if before.spec.training is not None and replicas >= len(before.placements):
+            # A job takes what is free, and nothing of others.
+            assert not any(isinstance(one, WorkloadEvicted | PreemptionStarted) for one in step.events)
+            assert all(len(self.core.workload(name).placements) == size for name, size in sizes.items() if name != key)
 
     def processes(self):
         return sorted(key for key in self.running() if self.core.workload(key).spec.process is not None)
@@ -330,9 +357,17 @@ class PreemptingCluster(RuleBasedStateMachine):
     def the_state_is_sound(self):
         check_invariants(self.core.state)
         for nomination in self.core.state.nominations:
-            assert nomination.workload_id in self.core.state.pending
+            gainer = self.core.workload(nomination.workload_id)
+            assert gainer.workload_id in self.core.state.pending or gainer.spec.kind is WorkloadKind.INFERENCE_SERVICE
         stopping = [one for one in self.core.state.workloads.values() if one.preempted_for]
         assert all(one.phase is WorkloadPhase.PLACED and one.stopping_ns for one in stopping)
+
+    @invariant()
+    def what_jobs_were_submitted_with_is_theirs(self):
+        for one in self.core.state.workloads.values():
+            if one.workload_id in self.shrunk_by_hand or not one.placements or one.spec.training is None:
+                continue
+            assert len(one.placements) >= (one.replicas_begun or one.spec.replicas)
 
     @invariant()
     def quotas_are_kept(self):

@@ -150,7 +150,7 @@ def test_scale(eelctl, fake):
     assert "replica 2" in eelctl("scale", "chat", "3").stdout
     fake.promised.room = 4
     found = eelctl("scale", "chat", "6")
-    assert "there is capacity for 4 of 6" in found.stderr
+    assert "4 of 6 replicas have room now" in found.stderr
     assert "Invalid value" in eelctl("scale", "chat", "0", code=2).stderr
 
 

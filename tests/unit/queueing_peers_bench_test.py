@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.queueing import elasticflow, hierarchy, muri, oscillation, shockwave
+from bench.queueing import elasticflow, hierarchy, loans, muri, oscillation, shockwave
 from bench.queueing.__main__ import main
 from bench.queueing.dynamic_jobs import BatchRule, DynamicJob, JobProgress
 from bench.queueing.elastic_jobs import (
@@ -430,3 +430,32 @@ def test_the_command_writes_the_summary_and_a_picture_of_each_set(tmp_path, caps
 def test_a_missing_data_set_is_refused_before_anything_runs(tmp_path, capsys):
     assert main(["muri", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert "EELGRID_DATA" in capsys.readouterr().err
+
+
+@needs_data("philly")
+@needs_data("azure_llm_2023")
+def test_what_services_lend_to_jobs_returns_when_they_need_it():
+    result = loans.run_set(DATA / "philly", quick=True)
+    assert all(is_met for _, is_met in result.targets)
+    by = {(row.policy, row.metric): row for row in result.rows}
+    alone, lent, reclaimed = loans.POLICIES
+    # Without reclaim services lack what jobs hold; with it, jobs lose a little work and wait far less than without loans.
+    assert by[lent, "services_short"].ours > 0.0
+    assert by[alone, "services_short"].ours == by[alone, "preemptions"].ours == 0.0
+    assert by[reclaimed, "wait_mean_s"].ours < by[alone, "wait_mean_s"].ours
+    assert by[reclaimed, "preemptions"].ours > 0.0
+    for row in result.rows:
+        if row.bound is not None:
+            is_least = row.metric in {
+                "wait_mean_s",
+                "completion_mean_s",
+                "services_short",
+                "longest_lack_s",
+                "loss_over_least",
+            }
+            assert row.ours >= row.bound if is_least else row.ours <= row.bound
+    # Work that would keep four GPUs busy for the second of two looks is at most that of the fleet.
+    needs = np.ones((len(loans.SERVICES), 2), np.int64)
+    held = sum(loans.SERVICES)
+    jobs = [loans.LentJob(loans.LOOK_S, 2.0 * loans.LOOK_S, 4)]
+    assert loans.bound_use(jobs, needs, nodes=2) == pytest.approx((2 * held + 8) / 64)

@@ -679,7 +679,8 @@ def scale(settings: CliSettings, workload: str, replicas: int, *, yes: bool) -> 
         print_document(settings, found, workload_lines(found))
         if len(found.placements) < replicas:
             echo(
-                f"there is capacity for {len(found.placements)} of {replicas}; eelctl capacity shows what is missing",
+                f"{len(found.placements)} of {replicas} replicas have room now; eelctl explain {found.workload_id} says "
+                "whether others make room, eelctl capacity what is missing",
                 err=True,
             )
 

@@ -130,8 +130,28 @@ class CapacityHolds:
         is_round: bool = False,
         altered: Mapping[str, NodeRecord] = NO_RECORDS,
     ) -> PlacementDecision:
-        """Decides where a pending workload starts now, as `BackfillPlanner.decide`, on no node that is held for others."""
+        """Decides where a pending workload starts now, as `BackfillPlanner.decide`, on no node that is held for others.
 
+        GPU models of which its queue has enough quota go before those of which it would have to borrow.
+        """
+        own = self._queues.prefer_own_models(spec, lambda: self._placer.snapshot().models)
+        for some in (spec,) if own is None else (own, spec):
+            decision = self._decide(workload, some, now_ns, quotes, closed=closed, is_round=is_round, altered=altered)
+            if decision.placements:
+                break
+        return decision
+
+    def _decide(
+        self,
+        workload: Workload,
+        spec: WorkloadSpec,
+        now_ns: int,
+        quotes: OpportunityPrices | None,
+        *,
+        closed: frozenset[str],
+        is_round: bool,
+        altered: Mapping[str, NodeRecord],
+    ) -> PlacementDecision:
         def decide(closed: frozenset[str]) -> PlacementDecision:
             return self._backfill.decide(
                 workload, spec, now_ns, quotes, closed=closed, is_round=is_round, altered=altered

@@ -22,6 +22,7 @@ from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
 from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.elastic_deadlines import ElasticDeadlines
+from eelgrid_controller.core.elastic_returns import ElasticReturns
 from eelgrid_controller.core.expected_starts import StartEstimator
 from eelgrid_controller.core.gang_starts import GangStarts, check_gang
 from eelgrid_controller.core.job_arrays import ArrayPlanner, ElementChange
@@ -53,7 +54,7 @@ from eelgrid_controller.core.nodes import (
     plan_unreported_usage,
     select_forgettable_nodes,
 )
-from eelgrid_controller.core.preemptions import Preemptions, resolve_priority_class
+from eelgrid_controller.core.preemptions import Preemptions, PreemptionStep, resolve_priority_class
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.start_decision import StartDecider
 from eelgrid_controller.core.steps import CoreStep
@@ -95,7 +96,6 @@ from eelgrid_controller.state.events import (
     NodeUncordoned,
     PointsMeasured,
     PolicyChanged,
-    PricesQuoted,
     SpendingJudged,
     WorkloadCancelled,
     WorkloadCompleted,
@@ -168,6 +168,9 @@ class Core:
         self._holds = CapacityHolds(state, self._chooser, self.queues, self._backfill)
         self._starts = StartDecider(state, self._chooser, self.queues, self._backfill, self._holds)
         self._elastic = ElasticDeadlines(state, self._chooser, self._backfill, self._starts)
+        self._preemptions.returns = ElasticReturns(
+            state, self._chooser, self.queues, self._backfill, holds=self._holds, find_floor=self._elastic.find_floor
+        )
         self._jobs = JobControl(state, self.queues, self._conditions)
         self._estimator = StartEstimator(state, self._backfill)
         self._arrays = ArrayPlanner(
@@ -223,7 +226,7 @@ class Core:
             return self._gangs.explain(workload, gang, self._conditions.latest_ns)
         found = explain_workload(self.state, workload_id, self._chooser, self.queues, unmet)
         problem = "" if unmet is not None else self._preemptions.describe_cost(workload)
-        return replace(found, remedy=f"{found.remedy} {problem}") if problem else found
+        return replace(found, remedy=f"{found.remedy} {problem}".lstrip()) if problem else found
 
     def node_plan(self, node_name: str) -> NodePlan:
         """Returns the plan of a node: everything that it should hold; raises NotFound."""
@@ -278,12 +281,8 @@ class Core:
         if early or frees or decision.placements or decision.hold is not None:
             return step
         more = self._preemptions.try_start(step.result, self._apply, self._apply_outcome, now_ns)
-        if more.needs_round:
-            # What fits now beside it is tried in the next steps, or the search goes on.
-            self._retrying.on_capacity_freed()
-            return CoreStep((*step.events, *more.events), self.state.workloads[key], step.nodes | more.nodes)
-        if not decision.is_blocked:
-            return step
+        if more.needs_round or not decision.is_blocked:
+            return self._join_preemption(step, more)
         first = self._backfill.reserve_first(step.result, now_ns)
         self._apply_all(first)
         self._starts.note_refusal(waiting, decision)
@@ -361,21 +360,20 @@ class Core:
         return self._with_retry(step.events, None, step.nodes, now_ns, frees=bool(step.events))
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
-        """Scales a running workload to a number of replicas, or as close as capacity allows (scaling.py)."""
-        workload = self.workload(workload_id)
-        quoted: tuple[PricesQuoted, ...] = ()
+        """Scales a running workload to a number of replicas, or as close as capacity and queues allow (core.workloads)."""
+        workload, quoted = self.workload(workload_id), self._starts.quote_prices(now_ns)
 
         def decided(spec: WorkloadSpec) -> PlacementDecision:
-            nonlocal quoted
-            quoted = quoted or self._starts.quote_prices(now_ns)
             return self._starts.decide_growth(workload, spec, quoted, now_ns)
 
         floor = self._elastic.find_floor(workload, now_ns)
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, floor=floor, now_ns=now_ns)
-        if event is None:
-            return CoreStep((), workload, frozenset())
-        events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
-        return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
+        step: CoreStep[Workload] = CoreStep((), workload, frozenset())
+        if event is not None:
+            events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
+            step = self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
+        more = self._preemptions.try_growth(step.result, replicas, self._apply, now_ns)
+        return self._join_preemption(step, more)
 
     def record_progress(self, workload_id: str, work_done: float, *, at_ns: int, now_ns: int) -> CoreStep[None]:
         """Records how much a job with an elastic deadline had done at a time; one that would be late grows. Raises NotFound."""
@@ -741,6 +739,11 @@ class Core:
             reason = PendingConstraint.UNAVAILABLE.describe("refused")
             waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=reason)
             return waits, self._apply_event(waits)
+
+    def _join_preemption(self, step: CoreStep[Workload], more: PreemptionStep) -> CoreStep[Workload]:
+        if more.needs_round:  # what fits now beside it is tried in the next steps, or the search goes on
+            self._retrying.on_capacity_freed()
+        return CoreStep((*step.events, *more.events), self.workload(step.result.workload_id), step.nodes | more.nodes)
 
     def _finish_step(
         self,

@@ -1,4 +1,4 @@
-"""Preemptions: running work makes room for waiting work that its queue entitles to it.
+"""Preemptions: running work makes room for waiting work, and for more replicas of services, that their queue entitles to it.
 
 Carries out what `queueing.preemption` finds: who is a candidate in this state, whether the waiting work could start without
 some of them (quota and placement in one check, on nodes as they would be), and the events. Must not know who is waiting
@@ -12,6 +12,12 @@ placed, in one step. If it no longer fits, as after the loss of a node, the nomi
 the queue all the same. Many victims without processes make room in the same way, some hundreds in a step; until the work is
 placed they are not tried.
 
+What elastic jobs have grown by goes first (core.elastic_returns): then nobody is preempted.
+
+A service that is to have more replicas than fit takes part with what is missing, as if that were waiting work of its queue:
+so capacity that a queue of services has lent to jobs returns when it is needed. If not all can have room, as many as can get it.
+It is scaled instead of placed, and goes on with what it has meanwhile.
+
 Steps. A search stops when it has done the work of a step, and goes on in the next; if anything has changed meanwhile that could
 change its result it begins anew, and after a few such changes it is finished in one step, so that every search ends.
 
@@ -23,6 +29,8 @@ then.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from eelgrid_controller.core.elastic_returns import ElasticReturns, ReturnedPlace
+from eelgrid_controller.core.workloads import list_healthy_replicas, number_replicas
 from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -60,6 +68,7 @@ from eelgrid_controller.state.events import (
     WorkloadEvicted,
     WorkloadPlaced,
     WorkloadPromised,
+    WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, is_sliced, make_assignment
 from eelgrid_controller.state.pending_reasons import PendingConstraint
@@ -168,6 +177,8 @@ class Preemptions:
 
     def __init__(self, state: ClusterState, placer: WorkloadPlacer, queues: QueueIndex) -> None:
         self._state, self._placer, self._queues = state, placer, queues
+        # What elastic jobs have grown by, which goes before anybody is preempted; None where nobody does.
+        self.returns: ElasticReturns | None = None
         # Placements that were searched so far.
         self.checks = 0
         # By workload: its attempt, and when that last reported a checkpoint; agents report it again after a restart.
@@ -182,9 +193,14 @@ class Preemptions:
         self._refused: dict[str, int] = {}
         # Why nothing was found for work of a shape, until anything changes.
         self._in_vain: dict[tuple[object, ...], str] = {}
+        # Shapes of work for which no shrinking of elastic jobs makes room, until anything changes.
+        self._not_returned: set[tuple[object, ...]] = set()
         # By workload; and what has changed since a search began would change this.
         self._paused: dict[str, _PausedSearch] = {}
         self._generation = 0
+        # Services that have fewer replicas than they are to have: since when, and how many while the search goes on.
+        self._short_since_ns: dict[str, int] = {}
+        self._growing: dict[str, int] = {}
         # Of the search in this step; and the most, in units of about 25 µs.
         self._work = 0
         # When the last event was.
@@ -202,8 +218,11 @@ class Preemptions:
         elif isinstance(event, WorkloadEvicted | WorkloadCompleted | WorkloadCancelled):
             self._checkpoints.pop(event.workload_id, None)
             self._refused.pop(event.workload_id, None)
+        if self.returns is not None:
+            self.returns.refresh(event)
         if not isinstance(event, WorkloadDeferred | PricesQuoted | WorkloadPromised):
             self._in_vain.clear()
+            self._not_returned.clear()
             self._generation += 1
         self._last_ns = max(self._last_ns, event.time_ns)
         self._has_ended |= len(self._state.nominations) < self._nominated
@@ -245,10 +264,80 @@ class Preemptions:
 
     def try_start(self, workload: Workload, apply: ApplyEvent, settle: SettleDecision, now_ns: int) -> PreemptionStep:
         """Makes room for a waiting workload if its queue entitles it to; without events if not, or not yet."""
-        plan = self._continue_search(workload, now_ns)
+        found = self._find_return(workload, lambda returns: returns.find_start(workload, now_ns))
+        if found is not None:
+            shrunk = _apply_all(apply, *found.shrinks)
+            return _place(workload, found.decision, shrunk, settle, now_ns)
+        plan = self._continue_search(workload.workload_id, lambda: self._search_if_entitled(workload, now_ns))
         decision = None if plan is None else plan.place
         if plan is None or decision is None:
             return PreemptionStep((), frozenset(), is_unfinished=plan is None)
+        begun = self._begin(workload, plan, decision, apply, now_ns)
+        if workload.workload_id in self._state.nominations:
+            return begun
+        return _place(workload, decision, begun, settle, now_ns)
+
+    def try_growth(self, workload: Workload, replicas: int, apply: ApplyEvent, now_ns: int) -> PreemptionStep:
+        """Makes room for what a running service lacks of `replicas`, or for a part of it, if its queue entitles it to."""
+        key = workload.workload_id
+        missing = replicas - len(list_healthy_replicas(self._state, workload))
+        self._growing.pop(key, None)
+        is_running_service = workload.spec.kind is WorkloadKind.INFERENCE_SERVICE and bool(workload.placements)
+        if missing <= 0 or not is_running_service or self.is_nominated(key):
+            self._short_since_ns.pop(key, None)
+            return PreemptionStep((), frozenset())
+        if key not in self._short_since_ns:
+            # A change from outside: it waits for the delay of its queue from now on.
+            self._fresh.clear()
+        short = replace(workload, submitted_ns=self._short_since_ns.setdefault(key, now_ns))
+        wanted = replace(short, spec=replace(short.spec, replicas=missing))
+        found = self._find_return(wanted, lambda returns: returns.find_growth(workload, missing, now_ns))
+        if found is not None:
+            if len(found.decision.placements) < missing:
+                # For the rest others make room in the next step.
+                self._growing[key] = replicas
+            return _grow(workload, found.decision, _apply_all(apply, *found.shrinks), apply, now_ns)
+        plan = self._continue_search(key, lambda: self._search_growth(short, missing, now_ns))
+        if plan is None:
+            self._growing[key] = replicas
+        if plan is None or plan.place is None:
+            return PreemptionStep((), frozenset(), is_unfinished=plan is None)
+        decision = number_replicas(workload, plan.place)
+        if len(decision.placements) == missing:
+            del self._short_since_ns[key]
+        begun = self._begin(workload, plan, decision, apply, now_ns)
+        if self.is_nominated(key):
+            return begun
+        return _grow(workload, plan.place, begun, apply, now_ns)
+
+    def _find_return(
+        self, workload: Workload, find: Callable[[ElasticReturns], ReturnedPlace | None]
+    ) -> ReturnedPlace | None:
+        """Returns where work goes if elastic jobs shrink, unless that is known not to help since nothing has changed."""
+        shape = _shape_of(workload, workload.spec.queue)
+        is_bound = self._state.gangs.find_bound(workload, self._state.workloads) is not None
+        if not self.returns or is_bound or shape in self._not_returned:
+            return None
+        found = find(self.returns)
+        self.checks += 1
+        if found is None:
+            self._not_returned.add(shape)
+        return found
+
+    def _search_growth(self, workload: Workload, missing: int, now_ns: int) -> SearchSteps[Plan]:
+        """Searches for room for all missing replicas, else for as many of them as can have it, by bisection."""
+        best, low, high, count = None, 0, missing + 1, missing
+        while high - low > 1:
+            wanted = replace(workload, spec=replace(workload.spec, replicas=count))
+            plan = yield from self._search_if_entitled(wanted, now_ns)
+            best, low, high = (best, low, count) if plan.place is None else (plan, count, high)
+            count = (low + high) // 2
+        return best or plan
+
+    def _begin(
+        self, workload: Workload, plan: Plan, decision: PlacementDecision, apply: ApplyEvent, now_ns: int
+    ) -> PreemptionStep:
+        """Evicts the victims at once, or tells them to stop, and nominates the workload meanwhile."""
         key, queue = workload.workload_id, self._queues.find_leaf(workload.spec)
         reason = PendingConstraint.PREEMPTED.describe(gainer=key, queue=queue or "")
         victims = tuple(one.workload_id for one in plan.victims)
@@ -265,13 +354,7 @@ class Preemptions:
                     waits=_describe_wait(stopping or victims),
                 ),
             )
-        evicted = _apply_all(apply, *self._evict(victims, key, reason, now_ns))
-        placed, nodes = settle(
-            WorkloadPlaced(
-                time_ns=now_ns, workload_id=key, placements=decision.placements, explanation=decision.explanation
-            )
-        )
-        return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
+        return _apply_all(apply, *self._evict(victims, key, reason, now_ns))
 
     def _evict(self, victims: Sequence[str], gainer: str, reason: str, now_ns: int) -> list[Event]:
         return [
@@ -291,17 +374,20 @@ class Preemptions:
         rules = resolve_preemption(self._state.policy.queues)[queue]
         return bool(rules.within or rules.reclaim) and not self.is_nominated(workload.workload_id)
 
+    def may_get_room(self, workload: Workload) -> bool:
+        """Returns whether elastic jobs or work that may be preempted may have to make room for a waiting workload."""
+        return bool(self.returns) or self.may_preempt(workload)
+
     def find_plan(self, workload: Workload, now_ns: int) -> Plan:
         """Returns the victims and the place of a waiting workload, or why there are none; changes nothing."""
         return finish_search(self._search_if_entitled(workload, now_ns))
 
-    def _continue_search(self, workload: Workload, now_ns: int) -> Plan | None:
+    def _continue_search(self, key: str, begin: Callable[[], SearchSteps[Plan]]) -> Plan | None:
         """Begins the search for a workload, or goes on with it, by the work of a step; None if it is unfinished then."""
-        key = workload.workload_id
         paused = self._paused.pop(key, None)
         if paused is None or paused.generation != self._generation:
             restarts = 0 if paused is None else paused.restarts + 1
-            paused = _PausedSearch(self._generation, restarts, self._search_if_entitled(workload, now_ns))
+            paused = _PausedSearch(self._generation, restarts, begin())
         self._work = 0
         while self._work < self.work_most or paused.restarts >= _RESTARTS_MOST:
             try:
@@ -522,7 +608,7 @@ class Preemptions:
     @property
     def is_ready(self) -> bool:
         """Whether all victims of a nomination have stopped, one that has stopped may return to the queue, or one has ended."""
-        if self._has_ended:
+        if self._has_ended or self._growing:
             return True
         if not self._stopping and not len(self._state.nominations):
             return False
@@ -542,7 +628,7 @@ class Preemptions:
             return PreemptionStep((), frozenset())
         gainer = workload.preempted_for
         events: list[Event] = [PreemptionRefused(time_ns=now_ns, workload_id=workload_id, reason=reason)]
-        if self.is_nominated(gainer):
+        if self.is_nominated(gainer) and self._state.workloads[gainer].phase is WorkloadPhase.PENDING:
             gone = PendingConstraint.PREEMPTED.describe("gone")
             events.append(WorkloadDeferred(time_ns=now_ns, workload_id=gainer, reason=gone))
         self._stopping.discard(workload_id)
@@ -578,6 +664,12 @@ class Preemptions:
             if workload is not None and workload.preempted_for:
                 step = _apply_all(apply, *self._evict((key,), workload.preempted_for, workload.reason, now_ns))
                 events, nodes = [*events, *step.events], nodes | step.nodes
+        for key, replicas in tuple(self._growing.items()):
+            del self._growing[key]
+            workload = self._state.workloads.get(key)
+            if workload is not None and workload.phase is WorkloadPhase.PLACED:
+                step = self.try_growth(workload, replicas, apply, now_ns)
+                events, nodes = [*events, *step.events], nodes | step.nodes
         # What was held for it is free for others, and its victims may start again.
         has_ended, self._has_ended = self._has_ended, False
         return PreemptionStep(tuple(events), nodes, is_unfinished=has_ended)
@@ -586,6 +678,7 @@ class Preemptions:
         self, nomination: PreemptionStarted, apply: ApplyEvent, settle: SettleDecision, now_ns: int
     ) -> PreemptionStep:
         key, workloads = nomination.workload_id, self._state.workloads
+        is_running = workloads[key].phase is WorkloadPhase.PLACED
         victims = [
             name
             for name in nomination.victims
@@ -598,10 +691,15 @@ class Preemptions:
             waits = WorkloadDeferred(
                 time_ns=now_ns, workload_id=key, reason=PendingConstraint.PREEMPTED.describe("gone")
             )
-            return _apply_all(apply, waits, *self._evict(victims, key, nomination.reason, now_ns))
+            stays = WorkloadScaled(time_ns=now_ns, workload_id=key)
+            ends = stays if is_running else waits
+            return _apply_all(apply, ends, *self._evict(victims, key, nomination.reason, now_ns))
         evicted = _apply_all(apply, *self._evict(victims[:_EVICTED_MOST], key, nomination.reason, now_ns))
         if len(victims) > _EVICTED_MOST:
             return evicted
+        if is_running:
+            grown = WorkloadScaled(time_ns=now_ns, workload_id=key, placements=nomination.placements)
+            return PreemptionStep((*evicted.events, grown), evicted.nodes | apply(grown))
         placed, nodes = settle(WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=nomination.placements))
         return PreemptionStep((*evicted.events, placed), evicted.nodes | nodes)
 
@@ -611,9 +709,8 @@ class Preemptions:
         if self._state.gangs.find_bound(workload, self._state.workloads) is not None:
             # Meanwhile all other parts of its gang wait, with which it starts.
             return False
-        admitted = self._queues.admit_without(
-            workload.spec, self._list_models, set(victims), workload_id=workload.workload_id
-        )
+        spec = replace(workload.spec, replicas=len(nomination.placements))
+        admitted = self._queues.admit_without(spec, self._list_models, set(victims), workload_id=workload.workload_id)
         if self._queues.is_active and isinstance(admitted, QueueHold):
             return False
         names = dict.fromkeys(place.node_name for place in nomination.placements)
@@ -624,6 +721,35 @@ class Preemptions:
         except ContradictoryEvent:
             return False
         return all(records[name].is_schedulable for name in names)
+
+
+def _place(
+    workload: Workload, decision: PlacementDecision, before: PreemptionStep, settle: SettleDecision, now_ns: int
+) -> PreemptionStep:
+    """Places waiting work once a step has made room for it."""
+    placed, nodes = settle(
+        WorkloadPlaced(
+            time_ns=now_ns,
+            workload_id=workload.workload_id,
+            placements=decision.placements,
+            explanation=decision.explanation,
+        )
+    )
+    return PreemptionStep((*before.events, placed), before.nodes | nodes)
+
+
+def _grow(
+    workload: Workload, decision: PlacementDecision, before: PreemptionStep, apply: ApplyEvent, now_ns: int
+) -> PreemptionStep:
+    """Adds replicas to a running service once a step has made room for them."""
+    numbered = number_replicas(workload, decision)
+    grown = WorkloadScaled(
+        time_ns=now_ns,
+        workload_id=workload.workload_id,
+        placements=numbered.placements,
+        explanation=numbered.explanation,
+    )
+    return PreemptionStep((*before.events, grown), before.nodes | apply(grown))
 
 
 def _apply_all(apply: ApplyEvent, *events: Event) -> PreemptionStep:

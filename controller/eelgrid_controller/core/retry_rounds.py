@@ -300,7 +300,7 @@ class _RetryStep:
                     if is_plain and not (is_judged or decision.withheld or binding):
                         self._kinds.note_failure(ticket[2], workload.spec, why)
                 reason = why[1]
-            may_preempt = has_queues and hold is None and self._preemptions.may_preempt(workload)
+            may_preempt = hold is None and self._preemptions.may_get_room(workload)
             if may_preempt:
                 if self._tries >= _TRIES_MOST:
                     return ticket

@@ -30,7 +30,7 @@ move. If the engine could not make a move, it is undone (`is_back`): that count 
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.placement.explanations import (
@@ -413,13 +413,27 @@ def _bounds(workload: Workload, floor: int) -> tuple[int, int]:
     return 1, 10_000
 
 
-def _numbers(workload: Workload, count: int) -> list[int]:
+def _list_numbers(used: Collection[int], count: int) -> list[int]:
     """Returns numbers of new replicas: the next ones, or the lowest unused if a plan cannot express these."""
-    used = {item.replica for item in workload.placements}
     first = 1 + max(used)
     if first + count <= _NUMBER_MOST:
         return list(range(first, first + count))
     return list(itertools.islice((number for number in range(_NUMBER_MOST) if number not in used), count))
+
+
+def number_replicas(
+    workload: Workload, decision: PlacementDecision, coming: frozenset[int] = frozenset()
+) -> PlacementDecision:
+    """Numbers a decision about more replicas of a running workload after those that it has and those that are `coming`."""
+    used = coming.union(item.replica for item in workload.placements)
+    numbers = _list_numbers(used, len(decision.placements))
+    return replace(
+        decision,
+        placements=tuple(replace(item, replica=numbers[item.replica]) for item in decision.placements),
+        explanation=tuple(
+            replace(item, replica=numbers[item.replica]) for item in decision.explanation if decision.placements
+        ),
+    )
 
 
 def plan_scaling(
@@ -434,7 +448,8 @@ def plan_scaling(
 ) -> WorkloadScaled | None:
     """Returns the event that scales a workload to `replicas`, or as close as capacity allows; None if nothing changes.
 
-    A job keeps at least `floor` replicas for its promised deadline, of those that it has.
+    A job keeps at least `floor` replicas for its promised deadline, of those that it has. Replicas for which others make room
+    already count as if they were there, unless fewer are wanted: then nobody makes room any more.
 
     Raises FailedPrecondition for a workload that does not run, InvalidArgument for a number outside its objective.
     """
@@ -458,29 +473,28 @@ def plan_scaling(
             "the workload was promised otherwise",
             (Violation("replicas", f"is {replicas}, outside of {bounds}", "ask for a number within"),),
         )
-    stand = list_healthy_replicas(state, workload)
+    stand, coming = list_healthy_replicas(state, workload), state.nominations.list_coming(workload.workload_id)
+    is_enough = replicas <= len(stand)
+    target = replicas if is_enough else max(len(stand), replicas - len(coming))
     alive = {item.replica for item in stand}
     fallen = [item for item in workload.placements if item.replica not in alive]
     gone, new = list[Placement](), tuple[Placement, ...]()
     explanation = tuple[ReplicaExplanation, ...]()
-    if len(stand) < replicas:
-        wanted = replace(workload.spec, replicas=replicas - len(stand))
+    if len(stand) < target:
+        wanted = replace(workload.spec, replicas=target - len(stand))
         decision = decide(wanted)
         if not decision.placements and decision.room:
             decision = decide(replace(wanted, replicas=decision.room))
-        numbers = _numbers(workload, len(decision.placements))
-        new = tuple(replace(item, replica=numbers[item.replica]) for item in decision.placements)
-        explanation = tuple(
-            replace(item, replica=numbers[item.replica]) for item in decision.explanation if decision.placements
-        )
+        numbered = number_replicas(workload, decision, coming)
+        new, explanation = numbered.placements, numbered.explanation
     else:
         is_job = workload.spec.kind is WorkloadKind.TRAINING_JOB
         among = [item for item in stand if not (is_job and item is stand[0])]
-        gone = _dearest(snapshot, workload, among, len(stand) - replicas)
+        gone = _dearest(snapshot, workload, among, len(stand) - target)
     # Enough others are healthy, or so many that those on lost nodes would exceed the maximum.
     over = len(stand) + len(new) + len(fallen) - most
     gone += fallen if len(stand) + len(new) >= replicas else fallen[: max(0, over)]
-    if not gone and not new:
+    if not gone and not new and not (is_enough and coming):
         return None
     return WorkloadScaled(
         time_ns=now_ns,

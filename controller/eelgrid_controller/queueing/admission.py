@@ -340,8 +340,9 @@ class QueueIndex:
         *,
         workload_id: str = "",
         starting: Iterable[tuple[str, tuple[Placement, ...]]] = (),
+        released: Iterable[tuple[str, tuple[Placement, ...]]] = (),
     ) -> WorkloadSpec | QueueHold:
-        """Like `admit`, as if some running work were gone and some pending work, with its places, had started.
+        """Like `admit`, as if some running work, or replicas of it, were gone and some pending work, with its places, had started.
 
         What is nominated counts as started, but not itself.
         """
@@ -350,7 +351,8 @@ class QueueIndex:
         nominated = ((event.workload_id, event.placements) for event in self._state.nominations)
         started = ((charge, 1) for charge in self._list_starting((*nominated, *starting)) if charge.user != workload_id)
         left = ((self._charges[key], -1) for key in leaving if key in self._charges)
-        for charge, sign in (*left, *started):
+        returned = ((charge, -1) for charge in self._list_starting(released))
+        for charge, sign in (*left, *started, *returned):
             amounts = changes.setdefault(charge.queue, {})
             for resource, amount in charge.amounts.items():
                 amounts[resource] = amounts.get(resource, 0) + sign * amount
@@ -363,7 +365,7 @@ class QueueIndex:
                 self.tree.add(queue, amounts, -1)
 
     def _list_starting(self, starting: Iterable[tuple[str, tuple[Placement, ...]]]) -> Iterable[QueueCharge]:
-        """Yields what pending work will be charged with at its places, each under its own name."""
+        """Yields what work is charged with at these places, each under its own name."""
         for workload_id, placements in starting:
             workload = self._state.workloads[workload_id]
             queue = resolve_queue(self._queues, workload.spec.queue)
@@ -400,6 +402,30 @@ class QueueIndex:
         ]
         is_lasting = len(never) == len(models)
         return QueueHold(queue=queue, shortage=never[0] if is_lasting else first, is_lasting=is_lasting)
+
+    def prefer_own_models(self, spec: WorkloadSpec, known_models: Callable[[], Iterable[str]]) -> WorkloadSpec | None:
+        """Returns an admitted specification with the GPU models that its queue has and need not borrow for it.
+
+        None if these are all of its models, or none of them.
+        """
+        queue = self.find_leaf(spec) if self._queues and spec.request.gpu_count else None
+        governed = frozenset() if queue is None else self.tree.governed_models(queue)
+        if queue is None or not governed:
+            return None
+        models = spec.request.gpu_models or tuple(known_models())
+        own = tuple(one for one in models if one in governed and not self._must_borrow(queue, one, spec))
+        if not own or len(own) == len(models):
+            return None
+        return replace(spec, request=replace(spec.request, gpu_models=own))
+
+    def _must_borrow(self, queue: str, model: str, spec: WorkloadSpec) -> bool:
+        resource = MODEL_PREFIX + model
+        amounts = {resource: self._amounts_of(model, spec)[resource]}
+        self.tree.add(queue, amounts)
+        try:
+            return self.tree.is_borrowing(self.tree.numbers[queue], amounts)
+        finally:
+            self.tree.add(queue, amounts, -1)
 
     def _find_short_models(self, queue: str, models: Iterable[str], spec: WorkloadSpec) -> dict[str, QuotaShortage]:
         found = {}

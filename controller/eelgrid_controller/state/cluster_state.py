@@ -12,7 +12,7 @@ event sequences give equal digests.
     PENDING, PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadQueueChanged, WorkloadPromised, PromisesMoved, WorkloadHeld, WorkloadReleased--> PENDING
     PENDING, PLACED --DeadlineBroken, WorkloadShareChanged--> as it was
-    PENDING --PreemptionStarted--> PENDING, and its victims that must be told to end PLACED until they have
+    PENDING, PLACED --PreemptionStarted--> as it was, and its victims that must be told to end PLACED until they have
     PLACED --PreemptionRefused--> PLACED, a victim that an engine evicts and that runs on
     PLACED --WorkloadEvicted, WorkloadRetried--> PENDING
     PLACED, or PENDING if its start is lost --WorkloadCompleted--> SUCCEEDED, FAILED, CANCELLED
@@ -264,6 +264,7 @@ class ClusterState:
                 touched = self._apply_priced(event)
             case WorkloadScaled():
                 touched = self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
+                self.nominations.note_scaling(event)
             case WorkloadLimited():
                 touched = self._apply_limited(event)
             case PointsMeasured():
@@ -402,6 +403,7 @@ class ClusterState:
         touched = reallocate_slices(self.nodes, self.workloads, after, event)
         for key, workload in after.items():
             self.pending.discard(key)
+            self.nominations.end(key)
             self.workloads[key] = replace(workload, revision=self.revision + 1)
         return self._bump_epochs(touched)
 
@@ -521,19 +523,16 @@ class ClusterState:
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
     def _apply_preemption(self, event: PreemptionStarted) -> frozenset[str]:
-        gainer, names = self._waiting(event.workload_id), frozenset[str]()
-        victims = [self.workloads.get(key) for key in event.victims]
-        if gainer.workload_id in self.nominations or not all(
-            one is not None and one.phase is WorkloadPhase.PLACED and not one.stopping_ns for one in victims
-        ):
-            raise ContradictoryEvent(f"workload {event.workload_id} is nominated, or a victim of it does not run")
+        gainer, names = self.nominations.check(event, self.workloads), frozenset[str]()
         for place in event.placements:
             self._node(place.node_name)
-        for victim in victims:
-            if victim is not None and holds_until_stopped(victim.spec):
+        for victim in (self.workloads[key] for key in event.victims):
+            if holds_until_stopped(victim.spec):
                 names |= self._stop_processes(victim, event.reason, event.time_ns, event.workload_id)
         self.nominations.begin(event)
-        self.workloads[gainer.workload_id] = replace(gainer, reason=event.waits, revision=self.revision + 1)
+        if gainer.phase is WorkloadPhase.PENDING:
+            gainer = replace(gainer, reason=event.waits)
+        self.workloads[gainer.workload_id] = replace(gainer, revision=self.revision + 1)
         return names
 
     def _apply_refusal(self, event: PreemptionRefused) -> frozenset[str]:
@@ -589,6 +588,7 @@ class ClusterState:
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.explanations.forget_workload(key)
+        self.nominations.end(key)
         self.runtimes.forget_start(key)
         replicas = workload.replicas_begun or workload.spec.replicas
         self.workloads[key] = replace(

@@ -373,9 +373,10 @@ class WorkloadEvicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionStarted:
-    """A pending workload is to go to these places once its victims hold nothing; processes of them must end.
+    """A workload is to go to these places once its victims hold nothing; processes of them must end.
 
-    It ends when the workload is placed, deferred or cancelled, or a node or GPU of it is lost.
+    Of a running service they are those of more replicas. It ends when the workload is placed, deferred, scaled or cancelled,
+    or a node or GPU of it is lost.
     """
 
     time_ns: Nanoseconds

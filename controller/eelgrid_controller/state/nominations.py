@@ -1,8 +1,9 @@
-"""Nominations: waiting workloads for which others make room, and the places where they are to go.
+"""Nominations: workloads for which others make room, and the places where they are to go.
 
-A nomination begins with `PreemptionStarted` and lasts until its workload is placed, deferred, moved to another queue or
-cancelled, or until a node or GPU on which it counts is lost. Changed by events only, through `ClusterState.apply`. Must not
-know who is chosen as a victim, nor how the victims are stopped.
+That of a waiting workload has the places of all its replicas, that of a running service those of more replicas. A nomination
+begins with `PreemptionStarted` and lasts until its workload is placed, deferred, moved to another queue or cancelled, a
+service until it has these replicas, is scaled down or ends, or until a node or GPU on which it counts is lost. Changed by
+events only, through `ClusterState.apply`. Must not know who is chosen as a victim, nor how the victims are stopped.
 
 What other work may use meanwhile (`hold_on`): the nominated devices that are free already, and of CPU and memory what the
 victims on a node will not cover; what the victims hold is allocated to them until they have ended.
@@ -11,10 +12,12 @@ victims on a node will not cover; what the victims hold is allocated to them unt
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from eelgrid_controller.state.events import PreemptionStarted
-from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_protos.messages import Assignment, Placement, Workload
+from eelgrid_controller.state.events import PreemptionStarted, WorkloadScaled
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
+from eelgrid_protos.messages import Assignment, Placement, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import from_plain, to_plain
+
+_GAINING = (WorkloadPhase.PENDING, WorkloadPhase.PLACED)
 
 
 class Nominations:
@@ -37,12 +40,27 @@ class Nominations:
         return workload_id in self._by_gainer
 
     def get(self, workload_id: str) -> PreemptionStarted | None:
-        """Returns the nomination of a waiting workload."""
+        """Returns the nomination of a workload."""
         return self._by_gainer.get(workload_id)
 
     def find_by_victim(self, workload_id: str) -> PreemptionStarted | None:
         """Returns the nomination for which a workload makes room."""
         return self._by_gainer.get(self._gainers.get(workload_id, ""))
+
+    def check(self, event: PreemptionStarted, workloads: Mapping[str, Workload]) -> Workload:
+        """Returns the workload for which others are to make room.
+
+        Raises ContradictoryEvent if they do already, if it neither waits nor gets more replicas, or if a victim does not run.
+        """
+        gainer, victims = workloads.get(event.workload_id), map(workloads.get, event.victims)
+        numbers = {place.replica for place in event.placements}
+        if gainer is None or gainer.phase not in _GAINING or any(one.replica in numbers for one in gainer.placements):
+            raise ContradictoryEvent(f"workload {event.workload_id} neither waits nor gets more replicas")
+        if event.workload_id in self._by_gainer or not all(
+            one is not None and one.phase is WorkloadPhase.PLACED and not one.stopping_ns for one in victims
+        ):
+            raise ContradictoryEvent(f"workload {event.workload_id} is nominated, or a victim of it does not run")
+        return gainer
 
     def begin(self, event: PreemptionStarted) -> None:
         """Adds a nomination."""
@@ -56,6 +74,17 @@ class Nominations:
         for victim in () if event is None else event.victims:
             if self._gainers.get(victim) == workload_id:
                 del self._gainers[victim]
+
+    def list_coming(self, workload_id: str) -> frozenset[int]:
+        """Returns the numbers of the replicas for which others make room."""
+        event = self._by_gainer.get(workload_id)
+        return frozenset() if event is None else frozenset(place.replica for place in event.placements)
+
+    def note_scaling(self, event: WorkloadScaled) -> None:
+        """Ends the nomination of a service unless it got other replicas beside those."""
+        coming = self.list_coming(event.workload_id)
+        if event.released or not event.placements or any(place.replica in coming for place in event.placements):
+            self.end(event.workload_id)
 
     def end_on(self, node_names: Collection[str], gpu_uuid: str = "") -> None:
         """Ends the nominations that count on nodes, or on one GPU."""

@@ -97,6 +97,15 @@ def _submits(entry: JournalEntry, workload_id: str) -> bool:
     return entry.kind == "workload_submitted" and entry.body.get("workload_id") == workload_id
 
 
+def _is_on(event: WorkloadPlaced | WorkloadDeferred, spec: WorkloadSpec, state: ClusterState) -> bool:
+    """Whether work was placed on GPUs of these models alone."""
+    if isinstance(event, WorkloadDeferred):
+        return False
+    found = ((state.nodes[place.node_name], uuid) for place in event.placements for uuid in place.gpu_uuids)
+    gpus = (record.gpu(uuid) for record, uuid in found)
+    return all(gpu is not None and gpu.model in spec.request.gpu_models for gpu in gpus)
+
+
 def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, catalogue: Catalogue) -> dict[str, Any]:
     """The last decision on a workload as a document for JSON; raises FailedPrecondition if it is too long ago."""
     index = _found(past, workload_id)
@@ -114,7 +123,8 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         if isinstance(admitted, QueueHold):
             within = replace(within, queue_hold=admitted)
         else:
-            spec = admitted
+            own = queues.prefer_own_models(admitted, lambda: chooser.snapshot().models)
+            spec = admitted if own is None or not _is_on(event, own, state) else own
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,

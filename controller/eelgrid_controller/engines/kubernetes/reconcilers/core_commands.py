@@ -118,7 +118,8 @@ class CoreCommandRunner:
                         self._feed(NodeReportFailed(name))
 
     def _on_preemption(self, event: PreemptionStarted) -> None:
-        if is_gate_workload(event.workload_id):
+        gainer = self._loop.core.state.workloads.get(event.workload_id)
+        if is_gate_workload(event.workload_id) and gainer is not None and not gainer.placements:
             self._feed(UnitDeferred(event.workload_id, event.waits))
         for name in filter(is_gate_workload, event.victims):
             self._feed(UnitPreempted(name))
