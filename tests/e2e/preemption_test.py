@@ -16,6 +16,7 @@ from eelgrid_protos.messages import (
     ProcessSpec,
     ResourceRequest,
     SubmitWorkloadRequest,
+    WorkloadKind,
     WorkloadPhase,
     WorkloadSpec,
 )
@@ -137,3 +138,40 @@ def test_an_attached_run_goes_on_after_a_preemption_and_prints_what_both_attempt
         assert attached.stdout.readline() == "attempt 2\n"
         assert attached.wait(60) == 3
     assert get(cluster, "w-1").preemptions == 1
+
+
+def test_a_service_that_is_scaled_up_gets_the_gpu_of_a_training_program_once_that_has_saved(cluster):
+    controller = cluster.controller()
+    fleet = fleet_of(cluster.folder / "fleet.json", [NODE])
+    cluster.agent(fleet, "--run-processes", *ROOT, "--state", str(cluster.folder / "agent"))
+    cluster.until_ready(1)
+    (cluster.folder / "queues.yaml").write_text(QUEUES)
+    cluster.eelctl("queue", "apply", "-f", cluster.folder / "queues.yaml", "--yes")
+    service = WorkloadSpec(
+        name="chat",
+        kind=WorkloadKind.INFERENCE_SERVICE,
+        request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+        queue="urgent",
+    )
+    cluster.operators.submit_workload(SubmitWorkloadRequest(spec=service, workload_id="chat"), timeout=10.0)
+    trace, finish, hold = (cluster.folder / name for name in ("trace", "finish", "hold"))
+    # It takes its time to save, so that what happens meanwhile is seen.
+    slow = TRAINING.replace("    checkpoint.save", "    while not os.path.exists(sys.argv[4]): time.sleep(0.01)\n    checkpoint.save")
+    paths = map(str, (CLIENT, trace, finish, hold))
+    submit(cluster, "train", "research", 1, sys.executable, "-I", "-c", slow, *paths)
+    cluster.until(lambda: trace.exists() and trace.read_text().count("\n") > 3, what="it makes steps")
+    scaled = cluster.eelctl("scale", "chat", "2")
+    assert "1 of 2 replicas have room now; eelctl explain chat says whether others make room" in scaled.stderr
+    assert "It preempts 1 workload (train)" in cluster.eelctl("explain", "chat").stdout
+    controller.kill()
+    cluster.controller()
+    assert len(get(cluster, "chat").placements) == 1
+    hold.touch()
+    cluster.until(lambda: len(get(cluster, "chat").placements) == 2, what="the service has the GPU", within_s=60.0)
+    assert get(cluster, "train").phase is WorkloadPhase.PENDING
+    cluster.eelctl("scale", "chat", "1")
+    cluster.until(lambda: get(cluster, "train").attempts, what="training goes on", within_s=60.0)
+    finish.touch()
+    cluster.until(lambda: get(cluster, "train").phase is WorkloadPhase.SUCCEEDED, what="training ends", within_s=60.0)
+    steps = [int(line.split()[0]) for line in trace.read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
