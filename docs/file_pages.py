@@ -18,6 +18,7 @@ from eelgrid_protos.messages import (
     CancelWorkloads,
     DrainNodes,
     GangPart,
+    GpuPreference,
     JobArrayRequest,
     JobDeadline,
     JobDependency,
@@ -65,11 +66,17 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "deadline": "by when it must have ended, promised or refused: [deadline](#deadline)",
         "schedule": "what it waits for before capacity, queue and priority count: [schedule](#schedule)",
         "gang": "starts it together with the other parts of a gang: [gang](#gang)",
+        "gpu_preference": "GPU models that it had rather than others that it may use: [gpu_preference](#gpu_preference)",
         "array": "submits many of it, which differ in index and parameters: [array](#array), or only its indexes",
     },
     JobDeadline: {
         "end_ns": "nanoseconds since 1970 in UTC; with `expected_runtime_s` or a time limit",
         "best_effort": "accepted even if the time cannot be kept; nothing is reserved",
+    },
+    GpuPreference: {
+        "models": "the models that it prefers, by any of their [names](gpu-names.md)",
+        "worth_w": "by how many watts of modelled cost a replica may cost more on one of them than elsewhere; without it, "
+        "it goes to them wherever they have room",
     },
     GangPart: {
         "name": "the gang: the workloads of the same namespace and owner that name it",
@@ -511,6 +518,10 @@ def workload_file_page() -> str:
         "## deadline",
         "Whether it can be kept is decided at submission: [deadlines](../how-to/deadlines.md).",
         message_table(JobDeadline),
+        "## gpu_preference",
+        "What is preferred is taken only if there is room now: nothing waits for it, and nobody is preempted for it. All "
+        "replicas go to preferred models, or all go wherever they cost least. Moves keep work on the models that it prefers.",
+        message_table(GpuPreference),
         "## gang",
         "What starts together, and what else: [gangs](../how-to/jobs.md#gangs).",
         message_table(GangPart),

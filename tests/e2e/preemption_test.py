@@ -156,7 +156,9 @@ def test_a_service_that_is_scaled_up_gets_the_gpu_of_a_training_program_once_tha
     cluster.operators.submit_workload(SubmitWorkloadRequest(spec=service, workload_id="chat"), timeout=10.0)
     trace, finish, hold = (cluster.folder / name for name in ("trace", "finish", "hold"))
     # It takes its time to save, so that what happens meanwhile is seen.
-    slow = TRAINING.replace("    checkpoint.save", "    while not os.path.exists(sys.argv[4]): time.sleep(0.01)\n    checkpoint.save")
+    slow = TRAINING.replace(
+        "    checkpoint.save", "    while not os.path.exists(sys.argv[4]): time.sleep(0.01)\n    checkpoint.save"
+    )
     paths = map(str, (CLIENT, trace, finish, hold))
     submit(cluster, "train", "research", 1, sys.executable, "-I", "-c", slow, *paths)
     cluster.until(lambda: trace.exists() and trace.read_text().count("\n") > 3, what="it makes steps")

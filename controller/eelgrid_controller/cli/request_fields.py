@@ -27,6 +27,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "labels": ("label",),
     "limit_w": ("budget",),
     "memory_bytes": ("memory",),
+    "models": ("prefer_gpu_model",),
     "name_contains": ("name", "name_contains"),
     "gpus": ("gpus", "targets"),
     "node_name": ("node", "name", "targets"),
@@ -37,6 +38,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "retries_most": ("retries",),
     "recommendation_id": ("recommendation",),
     "weights": ("weight",),
+    "worth_w": ("prefer_gpu_worth",),
     "workload_id": ("workload", "id", "cancel", "array"),
 }
 # Files whose fields are those of the request: their names are kept.

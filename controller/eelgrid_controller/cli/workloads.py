@@ -47,6 +47,7 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options, describe_deadline
 from eelgrid_controller.cli.gang import add_gang, describe_gang, gang_options
+from eelgrid_controller.cli.gpu_preference import build_preference, preference_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -290,6 +291,11 @@ def workload_lines(workload: Workload) -> Iterator[str]:
     yield "  charged    " + ", ".join(f"{what} {value}" for what, value in owner if value)
     yield f"  owner      {workload.owner or spec.user or 'none: only administrators may change it'}"
     yield f"  asks for   {spec.replicas} x {request_text(spec.request)}"
+    if spec.gpu_preference:
+        worth_w = spec.gpu_preference.worth_w
+        yield f"  prefers    {', '.join(spec.gpu_preference.models)}" + (
+            f", for up to {worth_w:g} W more" if worth_w is not None else ""
+        )
     if spec.service:
         yield "  promised   " + "; ".join(
             f"{one.metric.name.lower()} p{100 * one.quantile:g} within {one.latency_s:g} s"
@@ -568,6 +574,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             labels=_labels(flags["label"]),
             mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
             expected_runtime_s=None if flags["expect"] is None else float(flags["expect"]),
+            gpu_preference=build_preference(flags),
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
                 memory_bytes=flags["memory"],
@@ -602,6 +609,7 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
     help="Acceptable GPU models, by any of their names: A,B; any by default.",
     shell_complete=complete_model_lists,
 )
+@preference_options
 @click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas.")
 @click.option("--locality", type=click.Choice(_LOCALITIES), help="Place replicas close together, or apart.")
 @click.option(

@@ -133,8 +133,9 @@ def resolve_models(
 
     A repeated request gets the names that it got at first. Without a node, a name that the catalogue lacks stays.
     """
-    names = request.spec.request.gpu_models
-    if all(map(is_canonical_model, names)):
+    preference = request.spec.gpu_preference
+    names, preferred = request.spec.request.gpu_models, () if preference is None else preference.models
+    if all(map(is_canonical_model, (*names, *preferred))):
         return request
     known = state.workloads.get(request.workload_id)
     if known is not None:
@@ -143,9 +144,12 @@ def resolve_models(
         reported = snapshot().models if state.nodes else ()
     keeps = known is not None or not state.nodes
     models = resolve_reported_models(names, "spec.request.gpu_models", reported, keeps_unknown=keeps)
-    if models == names:
-        return request
-    return replace(request, spec=replace(request.spec, request=replace(request.spec.request, gpu_models=models)))
+    spec = replace(request.spec, request=replace(request.spec.request, gpu_models=models))
+    if preference is not None:
+        field = "spec.gpu_preference.models"
+        rather = resolve_reported_models(preferred, field, reported, keeps_unknown=keeps)
+        spec = replace(spec, gpu_preference=replace(preference, models=rather))
+    return replace(request, spec=spec)
 
 
 def resolve_reported_models(

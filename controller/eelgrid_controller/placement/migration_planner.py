@@ -43,6 +43,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eelgrid_controller.placement.placer import restrict_to_preferred
 from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -283,6 +284,23 @@ def _collect_in_parts(units: Iterator[MigrationUnit]) -> Iterator[MigrationUnit]
         yield unit
 
 
+def _keep_preferred(survey: MigrationSurvey, workload: Workload) -> Workload:
+    """Returns a workload as one that allows only the models that it prefers, if it runs on these alone."""
+    preferred = None if workload.spec.gpu_preference is None else restrict_to_preferred(workload.spec)
+    if preferred is None:
+        return workload
+    rows = {name: row for row, name in enumerate(survey.names)}
+    codes = {survey.models.get(model) for model in preferred.request.gpu_models}
+    for placement in workload.placements:
+        row = rows[placement.node_name]
+        here = survey.devices[row].uuids
+        if not all(
+            uuid in here and survey.nodes.gpu_model[row, here.index(uuid)] in codes for uuid in placement.gpu_uuids
+        ):
+            return workload
+    return replace(workload, spec=preferred)
+
+
 def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationUnit]:
     rows = {name: row for row, name in enumerate(survey.names)}
     # Flat lists: a cell of an array costs some hundred nanoseconds, and a list for each node the collector's time.
@@ -292,9 +310,10 @@ def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationU
     common: dict[tuple[bool, tuple[str, ...]], bool] = {}
     # Equal tuples are one: each new one is work for the collector of garbage, which stops the controller's loop as well.
     shared: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
-    for workload in survey.workloads:
-        if workload.phase is not WorkloadPhase.PLACED:
+    for found in survey.workloads:
+        if found.phase is not WorkloadPhase.PLACED:
             continue
+        workload = _keep_preferred(survey, found)
         spec = workload.spec
         asked = spec.request.gpu_count > 0, spec.required_traits
         if asked not in common:

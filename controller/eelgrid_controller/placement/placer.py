@@ -57,6 +57,22 @@ class _View(NamedTuple):
     planner: Planner
 
 
+def restrict_to_preferred(spec: WorkloadSpec) -> WorkloadSpec | None:
+    """Returns a specification that allows only those of its models that it prefers; None if it prefers none of them to others."""
+    allowed = spec.request.gpu_models
+    models = () if spec.gpu_preference is None else spec.gpu_preference.models
+    some = tuple(model for model in models if not allowed or model in allowed)
+    if not some or set(some) == set(allowed):
+        return None
+    return replace(spec, request=replace(spec.request, gpu_models=some))
+
+
+def _mean_cost_w(decision: PlacementDecision) -> float:
+    """Returns the modelled cost of a replica in its place, of those that are explained."""
+    costs = [one.candidates[0].cost_w for one in decision.explanation if one.candidates]
+    return sum(costs) / len(costs) if costs else 0.0
+
+
 class AlteredNodes(NamedTuple):
     """Nodes as they would be: their records, and the workloads that would have ended."""
 
@@ -177,6 +193,22 @@ class WorkloadPlacer:
         spec: WorkloadSpec,
         workload_id: str,
         closed: frozenset[str] = NO_NODES,
+    ) -> PlacementDecision:
+        """Decides among the models that a workload prefers first; elsewhere if they have no room, or cost more than that is worth."""
+        preferred = restrict_to_preferred(spec)
+        if preferred is None:
+            return self._decide_among(ground, planner, spec, workload_id, closed)
+        worth_w = None if spec.gpu_preference is None else spec.gpu_preference.worth_w
+        rather = self._decide_among(ground, planner, preferred, workload_id, closed)
+        if rather.placements and worth_w is None:
+            return rather
+        other = self._decide_among(ground, planner, spec, workload_id, closed)
+        if not rather.placements or not other.placements:
+            return other if other.placements or not rather.placements else rather
+        return rather if _mean_cost_w(rather) - (worth_w or 0.0) <= _mean_cost_w(other) else other
+
+    def _decide_among(
+        self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
     ) -> PlacementDecision:
         rules = self.eligibility.rules
         if rules is not None and self.uses_engine_rules(workload_id):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eelgrid_controller.placement.explanations import describe_pending_reason
-from eelgrid_controller.placement.placer import WorkloadPlacer
+from eelgrid_controller.placement.placer import WorkloadPlacer, restrict_to_preferred
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.placement.power import GpuPowerPrior, PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
@@ -125,6 +125,8 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         else:
             own = queues.prefer_own_models(admitted, lambda: chooser.snapshot().models)
             spec = admitted if own is None or not _is_on(event, own, state) else own
+    preferred = restrict_to_preferred(spec)
+    spec = spec if preferred is None or not _is_on(event, preferred, state) else preferred
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,
@@ -133,7 +135,9 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         "workload_id": workload_id,
         "revision": seq,
         "time_ns": event.time_ns,
-        "spec": to_plain(replace(spec, name="decided", namespace="", user="", queue="", labels={})),
+        "spec": to_plain(
+            replace(spec, name="decided", gpu_preference=None, namespace="", user="", queue="", labels={})
+        ),
         "weights": to_plain(state.policy.weights),
         "placement": state.policy.placement,
         "watts": [[*board, *found] for board, found in boards.items()],

@@ -382,6 +382,7 @@ if TYPE_CHECKING:
         CheckpointCostSource,
         DeadlineBreach,
         DependencyCondition,
+        GpuPreference,
         ImagineBudgetsRequest,
         ImagineBudgetsResponse,
         JobDeadline,

@@ -153,6 +153,7 @@ MODULE_OF_NAME = {
     "GpuInstance": "gpu",
     "GpuLayout": "plan",
     "GpuLink": "gpu",
+    "GpuPreference": "workload",
     "GpuSetting": "plan",
     "GpuStatus": "operator",
     "HORIZON_S": "proposals",

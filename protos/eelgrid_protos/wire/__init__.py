@@ -109,6 +109,7 @@ MODULE_OF_NAME = {
     "GpuInstance": "node_pb2",
     "GpuLayout": "plan_pb2",
     "GpuLink": "node_pb2",
+    "GpuPreference": "workload_pb2",
     "GpuSetting": "plan_pb2",
     "GpuStatus": "operator_service_pb2",
     "HeldAssignments": "agent_service_pb2",

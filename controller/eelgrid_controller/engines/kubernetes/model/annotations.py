@@ -13,7 +13,14 @@ from typing import NoReturn
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_protos.catalogue import find_exact_model
-from eelgrid_protos.messages import LatencyMetric, LatencyObjective, MetricsServer, MetricsSource, WorkloadKind
+from eelgrid_protos.messages import (
+    GpuPreference,
+    LatencyMetric,
+    LatencyObjective,
+    MetricsServer,
+    MetricsSource,
+    WorkloadKind,
+)
 
 # What becomes of a pod whose annotations are wrong: it waits, or the default scheduler has it.
 ON_ERROR_VALUES = ("wait", "schedule")
@@ -145,12 +152,26 @@ def parse_gpu_models(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
     What is short for several is for the core to resolve, which knows the nodes.
     """
-    key = well_known.ANNOTATION_GPU_MODELS
+    return _parse_models(annotations, well_known.ANNOTATION_GPU_MODELS)
+
+
+def _parse_models(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
     text = annotations.get(key)
     if text is None:
         return ()
     models = _items(key, text, "write such as H100-80GB-HBM3, A100-SXM4-80GB")
     return tuple(dict.fromkeys(find_exact_model(model) or well_known.plain_product(model) for model in models))
+
+
+def parse_gpu_preference(annotations: Mapping[str, str]) -> GpuPreference | None:
+    """Models that are preferred to others, and the modelled watts that this is worth; None where nothing is said."""
+    models = _parse_models(annotations, well_known.ANNOTATION_PREFERRED_GPU_MODELS)
+    key = well_known.ANNOTATION_PREFERRED_GPU_WORTH
+    text = annotations.get(key)
+    if text is not None and not models:
+        _fail(key, "is set without models", f"set {well_known.ANNOTATION_PREFERRED_GPU_MODELS} too")
+    worth_w = None if text is None else float(_match(_PLAIN, key, text, "write watts, such as 50")[0])
+    return GpuPreference(models=models, worth_w=worth_w) if models else None
 
 
 def parse_counts(annotations: Mapping[str, str], key: str) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ _REQUEUING = frozenset({*KUBEFLOW_REPLICA_FIELDS, "Job", "ReplicaSet", "Replicat
 _POD_IP = "{pod_ip}"
 # Where a field of the spec comes from; the longest beginning counts.
 _FIELDS = {
+    "gpu_preference": well_known.ANNOTATION_PREFERRED_GPU_MODELS,
+    "gpu_preference.worth_w": well_known.ANNOTATION_PREFERRED_GPU_WORTH,
     "priority": well_known.ANNOTATION_PRIORITY,
     "queue": well_known.KUEUE_QUEUE,
     "replicas": well_known.ANNOTATION_GROUP_SIZE,
@@ -155,6 +157,7 @@ def _intent(pod: Pod, holders: OwnerTemplates, queues: QueueLabels) -> WorkloadI
         required_traits=(trait_name(pod.constraint),),
         never_preempts=pod.never_preempts,
         evicted_by_engine=_is_requeued(pod),
+        gpu_preference=annotations.parse_gpu_preference(pod.annotations),
     )
     try:
         check_message(spec)
