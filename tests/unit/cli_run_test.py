@@ -19,6 +19,8 @@ from eelgrid_protos.schema import list_violations
 FLAGS = {
     "gpus": None,
     "gpu_model": "",
+    "prefer_gpu_model": "",
+    "prefer_gpu_worth": None,
     "cpus": None,
     "memory": None,
     "time_limit_s": None,
