@@ -46,6 +46,7 @@ from eelgrid_controller.objectives.power.control_events import (
     SolveAllocation,
 )
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
+from eelgrid_controller.objectives.service_observer import RoomTimes
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.status import (
     ControlCounts,
@@ -312,6 +313,7 @@ class ControlLoop:
         self._standing = ObjectivesStatus(self._desk.steering.controller_status())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, ProgressReading] = {}
+        self._room = RoomTimes()
         self._unsteered: dict[str, str] = {}  # as logged
         self._read_w: dict[str, float] = {}  # limits above the journal's, as told last
         self._left_out = 0  # promised workloads that are too many
@@ -435,6 +437,7 @@ class ControlLoop:
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
+            self._room.observe(event)
             if isinstance(event, WorkloadSubmitted | ArraySubmitted):
                 if event.spec.service is not None or event.spec.training is not None:
                     ids = event.workload_ids if isinstance(event, ArraySubmitted) else (event.workload_id,)
@@ -493,6 +496,7 @@ class ControlLoop:
             pages=dict(outside.pages),
             grown=dict(outside.grown),
             serving=dict(outside.serving),
+            room_s=self._room.list_times_s(),
         )
 
     # Acting

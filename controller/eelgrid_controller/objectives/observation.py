@@ -236,6 +236,7 @@ class ClusterObservation:
     bounds: Mapping[str, ReplicaBounds] = field(default_factory=dict)  # of replicas, narrower than promised
     pages: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # of metrics, where no promise can say it
     grown: Mapping[str, frozenset[int]] = field(default_factory=dict)  # replicas that did not begin just now
+    room_s: Mapping[str, float] = field(default_factory=dict)  # how long others took to make room for services
     serving: Mapping[str, int] = field(
         default_factory=dict
     )  # replicas that serve, where pages are not theirs one by one

@@ -4,6 +4,7 @@
 what is missing counts as if all had answered alike, and too few pages make no window.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -34,11 +35,62 @@ from eelgrid_controller.objectives.services.service_metrics import (
 )
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
+from eelgrid_controller.state.events import (
+    Event,
+    PreemptionStarted,
+    WorkloadCancelled,
+    WorkloadCompleted,
+    WorkloadEvicted,
+    WorkloadPlaced,
+    WorkloadScaled,
+)
 from eelgrid_controller.state.measurements import REQUEST, TOKEN, WorkInterval
 from eelgrid_protos.messages import MetricsSource, ServicePromise, Workload
 
 _STARTED = "process_start_time_seconds"  # tells that a process began anew
 _SHARE_LEAST = 0.5  # of the expected replicas that must be paired
+
+
+# Growths of a service that are remembered, and steps to which the time they took is rounded up, in seconds.
+_GROWTHS_MOST = 4
+_ROOM_STEPS_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+class RoomTimes:
+    """How long others took to make room for more replicas of services: processes stop first, and pods are evicted.
+
+    A service is planned that much further ahead, so that what its queue has lent returns in time. Of the last growths the
+    longest counts; one for which there was room counts as none.
+    """
+
+    def __init__(self) -> None:
+        # Since when, and the numbers of the replicas that are to come.
+        self._asked: dict[str, tuple[int, frozenset[int]]] = {}
+        self._took_s: dict[str, deque[float]] = {}
+
+    def observe(self, event: Event) -> None:
+        """Follows an event of the journal."""
+        if isinstance(event, PreemptionStarted):
+            self._asked[event.workload_id] = event.time_ns, frozenset(one.replica for one in event.placements)
+        elif isinstance(event, WorkloadScaled) and event.placements:
+            asked_ns, coming = self._asked.get(event.workload_id, (event.time_ns, frozenset()))
+            is_other = coming.isdisjoint(one.replica for one in event.placements)
+            if not is_other:
+                del self._asked[event.workload_id]
+            took_s = 0.0 if is_other else (event.time_ns - asked_ns) / 1e9
+            self._took_s.setdefault(event.workload_id, deque(maxlen=_GROWTHS_MOST)).append(took_s)
+        elif isinstance(event, WorkloadPlaced | WorkloadCancelled | WorkloadCompleted | WorkloadEvicted):
+            self._asked.pop(event.workload_id, None)
+            self._took_s.pop(event.workload_id, None)
+
+    def list_times_s(self) -> dict[str, float]:
+        """Returns the seconds by service, rounded up, of those for which others made room of late."""
+        longest = {name: max(took) for name, took in self._took_s.items()}
+        return {
+            name: next((step_s for step_s in _ROOM_STEPS_S if took_s <= step_s), _ROOM_STEPS_S[-1])
+            for name, took_s in longest.items()
+            if took_s > 0.0
+        }
 
 
 class WorkIncrement(NamedTuple):
@@ -299,6 +351,7 @@ class ServiceObserver:
     def _start_events(
         self, name: str, service: _Service, workload: Workload, world: ClusterObservation
     ) -> list[ControlEvent]:
+        workload = _start_earlier(workload, world.room_s.get(name, 0.0))
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
         models = tuple(sorted(gpu_models_of(workload, world)))
@@ -369,3 +422,11 @@ class ServiceObserver:
             None if window is None else window.arrived_hz, outcome.answered, outcome.expected, outcome.reason
         )
         return [] if window is None else [ServiceWindow(at_s, name, window)]
+
+
+def _start_earlier(workload: Workload, room_s: float) -> Workload:
+    """Returns a service as one whose replicas take longer to serve, by the time in which others make room for them."""
+    promise = workload.spec.service
+    if promise is None or not room_s:
+        return workload
+    return replace(workload, spec=replace(workload.spec, service=replace(promise, start_s=promise.start_s + room_s)))
