@@ -208,7 +208,7 @@ class Agent:
         """The machine comes up: clocks and counters begin anew, and the agent starts."""
         self._boots += 1
         self.clock.reboot()
-        self._host.boot_id = f"boot-{self._boots}"
+        self._host.boot_id = self.ledger.boots[self.name] = f"boot-{self._boots}"
         lost = (
             set()
             if self._boots == 1

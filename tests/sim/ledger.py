@@ -67,7 +67,12 @@ def names_models_as(kept: WorkloadSpec, stated: WorkloadSpec) -> bool:
         return True
     reported = kept.request.gpu_models
     names = resolve_gpu_models(stated.request.gpu_models, "gpu_models", reported=reported, keeps_unknown=True)
-    return kept == replace(stated, request=replace(stated.request, gpu_models=names))
+    stated = replace(stated, request=replace(stated.request, gpu_models=names))
+    if kept.gpu_preference is not None and stated.gpu_preference is not None:
+        reported, rather = kept.gpu_preference.models, stated.gpu_preference
+        names = resolve_gpu_models(rather.models, "gpu_preference.models", reported=reported, keeps_unknown=True)
+        stated = replace(stated, gpu_preference=replace(rather, models=names))
+    return kept == stated
 
 
 class Ledger:
@@ -84,6 +89,8 @@ class Ledger:
         self.placed: dict[str, tuple[Placement, ...]] = {}
         self.moves = 0
         self.scalings = 0
+        # The last boot of each node.
+        self.boots: dict[str, str] = {}
         self.evictions = 0
         self.plan_epochs: dict[str, int] = {}
         self._plans: dict[tuple[str, int], NodePlan] = {}
@@ -235,11 +242,15 @@ class Ledger:
 
     def joined(self, hello: Hello, record: NodeRecord) -> None:
         """An agent was welcomed: a loss that it shows is seen."""
-        if hello.inventory.node_name.startswith(ROGUE):
+        name, boot = hello.inventory.node_name, hello.inventory.boot_id
+        if name.startswith(ROGUE):
+            return
+        if boot != self.boots.get(name, boot):
+            # An opening of an earlier boot that was late: what it tells of has ended with that boot.
             return
         unknown = self.unknown(hello.held.assignments if hello.held is not None else ())
         is_seen = record.ahead is not None or not unknown
-        demand(9, is_seen, f"{hello.inventory.node_name} holds {unknown}, which the journal lost, and nobody is told")
+        demand(9, is_seen, f"{name} holds {unknown}, which the journal lost, and nobody is told")
 
     # What users were told
 
@@ -249,7 +260,9 @@ class Ledger:
         if key in self.lost or (key, workload.submitted_ns) in self._lost_submissions:
             return
         demand(2, not wanted_id or key == wanted_id, f"asked for {wanted_id}, was given {key}")
-        demand(2, names_models_as(as_begun(workload), spec), f"{key} was accepted with another spec")
+        # What names no queue is in the default one where there are queues.
+        wanted = spec if spec.queue else replace(spec, queue=workload.spec.queue)
+        demand(2, names_models_as(as_begun(workload), wanted), f"{key} was accepted with another spec")
         before = self.accepted.setdefault(key, workload)
         demand(2, before.submitted_ns == workload.submitted_ns, f"{key} was accepted twice")
 

@@ -1,13 +1,18 @@
 """The simulation as a test: many seeds, seeds that once failed, determinism, and proof that it can fail."""
 
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import WorkloadEvicted, WorkloadPlaced, WorkloadScaled, event_from_plain
 from tests.sim.plants import PLANTS, DicingAgent
+from tests.sim.users import QUEUES_AT
 from tests.sim.world import Failure, Parts, World, run
 
 HERE = Path(__file__).parent
@@ -60,6 +65,27 @@ def test_the_world_is_busy():
     ticks = [world.ledger.ticks for world in worlds]
     assert sum(book.received for book in ticks) >= 250
     assert sum(book.died_with_agent for book in ticks) >= 1
+
+
+def test_services_reclaim_and_elastic_jobs_give_back_under_faults():
+    """In clusters with queues, whatever fails: services preempt when they start and when they grow, and jobs shrink for others."""
+    found: Counter[str] = Counter()
+    for seed in range(500 + QUEUES_AT, 1500, 10):
+        state, placed = ClusterState(), set()
+        for kind, text in run(seed, STEPS).ledger.entries:
+            event = event_from_plain(kind, json.loads(text))
+            if isinstance(event, WorkloadEvicted) and event.preempted_for:
+                found["grows" if event.preempted_for in placed else "starts"] += 1
+                placed.discard(event.workload_id)
+            elif isinstance(event, WorkloadScaled):
+                spec = state.workloads[event.workload_id].spec
+                found["shrinks"] += bool(event.released) and spec.training is not None
+            elif isinstance(event, WorkloadPlaced):
+                placed.add(event.workload_id)
+            state.apply(event)
+        if min(found["grows"], found["starts"], found["shrinks"]) >= 2:
+            return
+    raise AssertionError(found)
 
 
 def _trace(seed: int, parts: Parts) -> str:

@@ -25,6 +25,7 @@ class Timeline:
         self.now_ns = 0
         self.steps = 0
         # What comes out decides everything, so everyone draws from this one.
+        self.seed = seed
         self.rng = random.Random(seed)
         self.recent: deque[str] = deque(maxlen=_RECENT_MOST)
         self._queue: list[tuple[int, int, Callable[[], None]]] = []

@@ -33,6 +33,11 @@ from eelgrid_protos.messages import (
     Mobility,
     Policy,
     PoolMode,
+    PreemptionReclaim,
+    PreemptionWithin,
+    Queue,
+    QueuePreemption,
+    QueueQuota,
     RecommendMovesRequest,
     RecommendMovesResponse,
     ReconcileNodeRequest,
@@ -42,6 +47,7 @@ from eelgrid_protos.messages import (
     ScaleWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
+    TrainingPromise,
     UncordonNodeRequest,
     UncordonNodeResponse,
     UpdatePolicyRequest,
@@ -62,6 +68,19 @@ _DELAY_NS = seconds(0.05)
 _LOSS_P = 0.04
 _DOUBLE_P = 0.04
 _GIB = 2**30
+# The last digit of seeds whose clusters have queues.
+QUEUES_AT = 8
+_ELASTIC = TrainingPromise(profile="p", slowdown_most=0.1, replicas_least=1, replicas_most=5)
+_QUEUES = (
+    Queue(name="all"),
+    Queue(
+        name="services",
+        parent="all",
+        quotas=(QueueQuota(resource="gpu", nominal=6000),),
+        preemption=QueuePreemption(within=PreemptionWithin.LOWER_PRIORITY, reclaim=PreemptionReclaim.NOMINAL),
+    ),
+    Queue(name="default", parent="all", quotas=(QueueQuota(resource="gpu", nominal=0),)),
+)
 
 Reply = Callable[[bytes | Fault], None]
 
@@ -106,9 +125,14 @@ class Users:
         self.open_calls: list[_Call] = []
         self.answers = 0
         self.refusals = 0
+        # A tenth of all clusters have queues: services that lend to jobs, and reclaim; the others are as they always were.
+        self._has_queues = timeline.seed % 10 == QUEUES_AT
 
     def act(self) -> None:
         """Somebody does something."""
+        if self._has_queues and not self._ledger.policy.queues and self._rng.random() < 0.5:
+            self._change_policy()
+            return
         kind = self._rng.choices(
             (
                 self._submit,
@@ -133,7 +157,7 @@ class Users:
     def _spec(self) -> WorkloadSpec:
         rng = self._rng
         gpus = rng.choices((0, 1, 2), weights=(2, 7, 2))[0]
-        whole = gpus > 1 or rng.random() < 0.4
+        whole = gpus > 1 or rng.random() < (0.8 if self._has_queues else 0.4)
         request = ResourceRequest(
             cpu_milli=rng.randrange(500, 8001, 500),
             memory_bytes=rng.randrange(1, 17) * _GIB,
@@ -141,7 +165,7 @@ class Users:
             gpu_milli=0 if gpus == 0 else 1000 if whole else rng.randrange(50, 1000, 50),
             gpu_models=(rng.choice(self._models),) if gpus and self._models and rng.random() < 0.2 else (),
         )
-        return WorkloadSpec(
+        spec = WorkloadSpec(
             name=f"job-{self._number}",
             request=request,
             replicas=rng.choice((1, 1, 1, 2, 3)),
@@ -149,6 +173,18 @@ class Users:
             mobility=rng.choice(list(Mobility)),
             kind=rng.choice((WorkloadKind.BATCH_JOB, WorkloadKind.TRAINING_JOB)),
         )
+        return self._lend(spec) if self._has_queues else spec
+
+    def _lend(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Makes it a service or a job, which may be elastic, mostly in the queue that is meant for it, rarely in any."""
+        rng, kind = self._rng, spec.kind
+        if rng.random() < 1.0 / 3.0:
+            kind = WorkloadKind.INFERENCE_SERVICE
+        is_elastic = kind is WorkloadKind.TRAINING_JOB and spec.request.gpu_milli == 1000 and rng.random() < 0.5
+        queue = "services" if kind is WorkloadKind.INFERENCE_SERVICE else "default"
+        if rng.random() < 0.2:
+            queue = rng.choice(("", *(one.name for one in _QUEUES)))
+        return replace(spec, kind=kind, queue=queue, training=_ELASTIC if is_elastic else None)
 
     def _submit(self) -> None:
         self._number += 1
@@ -308,6 +344,7 @@ class Users:
             pools=(PoolMode(pool="a", mode=mode),),
             send_interval_s=rng.choice((1.0, 2.0, 5.0)),
             sample_interval_s=rng.choice((0.5, 1.0, 2.0)),
+            queues=_QUEUES if self._has_queues else (),
         )
 
     def _policy_answered(self, answer: Any) -> None:

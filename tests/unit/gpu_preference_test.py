@@ -119,13 +119,24 @@ def test_names_are_those_of_the_catalogue_and_unknown_ones_are_refused():
     [
         ({"gpu_preference": GpuPreference()}, r"is empty"),
         ({"gpus": 0, "gpu_preference": G3}, "asks for no GPU"),
-        ({"models": ("G2",), "gpu_preference": G3}, "has none of the models"),
         ({"gpu_preference": replace(G3, worth_w=-1.0)}, "worth_w"),
     ],
 )
 def test_a_preference_that_contradicts_the_request_is_refused(changes, what):
     with pytest.raises(InvalidMessage, match=what):
         check_message(build_request("job", **changes))
+
+
+def test_a_preference_for_none_of_the_allowed_models_is_refused_by_their_resolved_names():
+    core = build_core(build_node("a", model="A100-SXM4-80GB"), build_node("b", model="T4"))
+    with pytest.raises(InvalidArgument, match="has none of the models that the request allows, which are T4"):
+        core.submit(build_request("job", models=("T4",), gpu_preference=GpuPreference(models=("a100",))), now_ns=9)
+    # By a short name and by its whole name a model is the same, also when the call is repeated.
+    rather = GpuPreference(models=("a100",))
+    for _ in range(2):
+        step = core.submit(build_request("job", models=("A100-SXM4-80GB", "T4"), gpu_preference=rather), now_ns=9)
+        assert step.result.spec.gpu_preference == GpuPreference(models=("A100-SXM4-80GB",))
+    assert models_of(core, "job") == {"A100-SXM4-80GB"}
 
 
 def test_quota_that_need_not_be_borrowed_goes_before_a_preference():

@@ -138,16 +138,16 @@ def resolve_models(
     if all(map(is_canonical_model, (*names, *preferred))):
         return request
     known = state.workloads.get(request.workload_id)
+    reported = rather_reported = tuple(snapshot().models) if known is None and state.nodes else ()
     if known is not None:
-        reported: Iterable[str] = known.spec.request.gpu_models
-    else:
-        reported = snapshot().models if state.nodes else ()
+        reported = known.spec.request.gpu_models
+        rather_reported = () if known.spec.gpu_preference is None else known.spec.gpu_preference.models
     keeps = known is not None or not state.nodes
     models = resolve_reported_models(names, "spec.request.gpu_models", reported, keeps_unknown=keeps)
     spec = replace(request.spec, request=replace(request.spec.request, gpu_models=models))
     if preference is not None:
         field = "spec.gpu_preference.models"
-        rather = resolve_reported_models(preferred, field, reported, keeps_unknown=keeps)
+        rather = resolve_reported_models(preferred, field, rather_reported, keeps_unknown=keeps)
         spec = replace(spec, gpu_preference=replace(preference, models=rather))
     return replace(request, spec=spec)
 
@@ -166,6 +166,10 @@ def resolve_reported_models(
 def validate_spec(spec: WorkloadSpec) -> None:
     """Checks a request for contradictions; raises InvalidArgument."""
     broken = tuple(found.under("spec.request") for found in spec.request.violations())
+    allowed, preference = spec.request.gpu_models, spec.gpu_preference
+    if preference is not None and allowed and set(allowed).isdisjoint(preference.models):
+        problem = f"has none of the models that the request allows, which are {', '.join(allowed)}"
+        broken += (Violation("spec.gpu_preference.models", problem, "prefer some of spec.request.gpu_models"),)
     if spec.array is not None:
         broken += (Violation("spec.array", "is set, which the controller does", "leave it out, and set array"),)
     if broken:

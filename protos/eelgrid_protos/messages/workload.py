@@ -402,8 +402,10 @@ class WorkloadSpec:
             if not self.deadline.best_effort and self.training and self.training.is_elastic and not self.training.work:
                 remedy = "set it to the units of work that must be done, or leave out training.replicas_most"
                 yield Violation("training.work", "is not set, and elastic training has a deadline", remedy)
-        if self.gpu_preference is not None:
-            yield from self._check_preference(self.gpu_preference)
+        if self.gpu_preference is not None and not self.request.gpu_count:
+            yield Violation(
+                "gpu_preference", "names a model but the request asks for no GPU", "set gpu_count or drop it"
+            )
         if self.gang is not None:
             is_sliced = self.service is not None and self.service.slices
             yield from self.gang.check_part(has_deadline=self.has_promised_deadline, is_sliced=is_sliced)
@@ -412,13 +414,6 @@ class WorkloadSpec:
         elif self.schedule is not None and self.schedule.retries_most:
             remedy = "leave it out: only attempts of processes that agents run are counted"
             yield Violation("schedule.retries_most", "is set without a process", remedy)
-
-    def _check_preference(self, preference: GpuPreference) -> Iterator[Violation]:
-        field, models = "gpu_preference.models", self.request.gpu_models
-        if not self.request.gpu_count:
-            yield Violation(field, "names a model but the request asks for no GPU", "set gpu_count or leave it out")
-        elif models and not set(models) & set(preference.models):
-            yield Violation(field, "has none of the models that the request allows", "prefer one of request.gpu_models")
 
     def _check_process(self) -> Iterator[Violation]:
         """Checks that nothing is asked of a process that agents cannot do yet."""
