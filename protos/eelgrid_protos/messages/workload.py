@@ -404,7 +404,7 @@ class WorkloadSpec:
                 yield Violation("training.work", "is not set, and elastic training has a deadline", remedy)
         if self.gpu_preference is not None and not self.request.gpu_count:
             yield Violation(
-                "gpu_preference", "names a model but the request asks for no GPU", "set gpu_count or drop it"
+                "gpu_preference.models", "names a model but the request asks for no GPU", "set gpu_count or drop it"
             )
         if self.gang is not None:
             is_sliced = self.service is not None and self.service.slices
