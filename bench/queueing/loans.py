@@ -1,11 +1,10 @@
 """Capacity of inference services lent to training jobs by day and night: Lyra's setting (EuroSys 2023), rebuilt.
 
 Plays Philly's busiest days (DATA/philly) and services whose need follows the Azure traces (DATA/azure_llm_2023) on the
-product's core. Two halves of a fleet of nodes with 8 GPUs, each of a model of its own: one belongs to a queue of jobs, one to a
-queue of services, which run nowhere else. A
-service needs a replica for each part of its rate, and is scaled every five minutes to the most of the last and the next ten,
-as an autoscaler that is stabilised does. Lyra's own traces and its code are not public: its figures stand beside ours as
-`published`, from other jobs and services.
+product's core. Two halves of a fleet of nodes with 8 GPUs, each of a model of its own: one belongs to a queue of jobs, one to
+a queue of services, which run nowhere else. A service needs a replica for each part of its rate, and is scaled every five
+minutes to the most of the last and the next ten, as an autoscaler that is stabilised does. Lyra's own traces and its code are
+not public: its figures stand beside ours as `published`, from other jobs and services.
 
     no loans               each half for itself
     loans until jobs end   jobs borrow from services; a service takes what is free

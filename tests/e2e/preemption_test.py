@@ -66,13 +66,18 @@ def get(cluster, key):
     return cluster.operators.get_workload(GetWorkloadRequest(workload_id=key), timeout=5.0).workload
 
 
-def test_a_training_program_is_preempted_several_times_and_loses_no_step(cluster):
+def begin(cluster):
+    """Starts a controller, an agent that runs processes, and the queues; returns the controller and what was printed."""
     controller = cluster.controller()
     fleet = fleet_of(cluster.folder / "fleet.json", [NODE])
     cluster.agent(fleet, "--run-processes", *ROOT, "--state", str(cluster.folder / "agent"))
     cluster.until_ready(1)
     (cluster.folder / "queues.yaml").write_text(QUEUES)
-    applied = cluster.eelctl("queue", "apply", "-f", cluster.folder / "queues.yaml", "--yes").stdout
+    return controller, cluster.eelctl("queue", "apply", "-f", cluster.folder / "queues.yaml", "--yes").stdout
+
+
+def test_a_training_program_is_preempted_several_times_and_loses_no_step(cluster):
+    controller, applied = begin(cluster)
     assert "preemption reclaim nominal" in applied
     assert cluster.operators.get_policy(GetPolicyRequest(), timeout=5.0).policy.queues[1].preemption.reclaim
     finish = cluster.folder / "finish"
@@ -121,12 +126,7 @@ def test_a_training_program_is_preempted_several_times_and_loses_no_step(cluster
 
 
 def test_an_attached_run_goes_on_after_a_preemption_and_prints_what_both_attempts_print(cluster):
-    cluster.controller()
-    fleet = fleet_of(cluster.folder / "fleet.json", [NODE])
-    cluster.agent(fleet, "--run-processes", *ROOT, "--state", str(cluster.folder / "agent"))
-    cluster.until_ready(1)
-    (cluster.folder / "queues.yaml").write_text(QUEUES)
-    cluster.eelctl("queue", "apply", "-f", cluster.folder / "queues.yaml", "--yes")
+    begin(cluster)
     script = "echo attempt $EELGRID_ATTEMPT; test $EELGRID_ATTEMPT = 2 || sleep 600; exit 3"
     command = [
         sys.executable,
@@ -141,12 +141,7 @@ def test_an_attached_run_goes_on_after_a_preemption_and_prints_what_both_attempt
 
 
 def test_a_service_that_is_scaled_up_gets_the_gpu_of_a_training_program_once_that_has_saved(cluster):
-    controller = cluster.controller()
-    fleet = fleet_of(cluster.folder / "fleet.json", [NODE])
-    cluster.agent(fleet, "--run-processes", *ROOT, "--state", str(cluster.folder / "agent"))
-    cluster.until_ready(1)
-    (cluster.folder / "queues.yaml").write_text(QUEUES)
-    cluster.eelctl("queue", "apply", "-f", cluster.folder / "queues.yaml", "--yes")
+    controller, _ = begin(cluster)
     service = WorkloadSpec(
         name="chat",
         kind=WorkloadKind.INFERENCE_SERVICE,

@@ -1,4 +1,4 @@
-"""Options of a preference for GPU models, for commands that submit work."""
+"""GPU models in the options of commands that submit work: lists of names, and which are preferred."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +9,11 @@ from eelgrid_controller.cli.completion import complete_model_lists
 from eelgrid_protos.messages import GpuPreference
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def split_models(text: str) -> tuple[str, ...]:
+    """Splits `A,B` into names."""
+    return tuple(model.strip() for model in text.split(",") if model.strip())
 
 
 def preference_options(command: _Command) -> _Command:
@@ -29,8 +34,7 @@ def preference_options(command: _Command) -> _Command:
 
 def build_preference(flags: dict[str, Any]) -> GpuPreference | None:
     """Builds the preference that the flags describe; None without one. Raises UsageError."""
-    models = tuple(model.strip() for model in flags["prefer_gpu_model"].split(",") if model.strip())
-    worth_w = flags["prefer_gpu_worth"]
+    models, worth_w = split_models(flags["prefer_gpu_model"]), flags["prefer_gpu_worth"]
     if not models and worth_w is not None:
         raise click.UsageError("--prefer-gpu-worth needs --prefer-gpu-model, which says what is worth that much")
     return GpuPreference(models=models, worth_w=worth_w) if models else None

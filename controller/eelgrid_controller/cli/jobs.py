@@ -42,7 +42,7 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options
 from eelgrid_controller.cli.gang import add_gang, gang_options
-from eelgrid_controller.cli.gpu_preference import build_preference, preference_options
+from eelgrid_controller.cli.gpu_preference import build_preference, preference_options, split_models
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
@@ -156,7 +156,7 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
         memory_bytes=flags["memory"] or 0,
         gpu_count=-(-gpus // GPU_MILLI_WHOLE),
         gpu_milli=min(gpus, GPU_MILLI_WHOLE),
-        gpu_models=tuple(model.strip() for model in flags["gpu_model"].split(",") if model.strip()),
+        gpu_models=split_models(flags["gpu_model"]),
     )
     warn_signal, warn_before_s = flags.get("warning") or ("", 0.0)
     process = ProcessSpec(

@@ -47,7 +47,7 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options, describe_deadline
 from eelgrid_controller.cli.gang import add_gang, describe_gang, gang_options
-from eelgrid_controller.cli.gpu_preference import build_preference, preference_options
+from eelgrid_controller.cli.gpu_preference import build_preference, preference_options, split_models
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -557,7 +557,6 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
         raise click.UsageError("give --name and the resources, or -f FILE; see eelctl submit --help")
     gpus = flags["gpus"] if flags["gpus"] is not None else int(flags["gpu_share"] is not None)
     share = flags["gpu_share"] or (GPU_MILLI_WHOLE if gpus else 0)
-    models = tuple(model.strip() for model in flags["gpu_model"].split(",") if model.strip())
     return SubmitWorkloadRequest(
         workload_id=flags["id"],
         spec=WorkloadSpec(
@@ -580,7 +579,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
                 memory_bytes=flags["memory"],
                 gpu_count=gpus,
                 gpu_milli=share,
-                gpu_models=models,
+                gpu_models=split_models(flags["gpu_model"]),
             ),
         ),
     )

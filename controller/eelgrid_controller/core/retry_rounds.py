@@ -300,8 +300,8 @@ class _RetryStep:
                     if is_plain and not (is_judged or decision.withheld or binding):
                         self._kinds.note_failure(ticket[2], workload.spec, why)
                 reason = why[1]
-            may_preempt = hold is None and self._preemptions.may_get_room(workload)
-            if may_preempt:
+            may_get_room = hold is None and self._preemptions.may_get_room(workload)
+            if may_get_room:
                 if self._tries >= _TRIES_MOST:
                     return ticket
                 if self._preempt(workload):
@@ -315,7 +315,7 @@ class _RetryStep:
             # What a quota refuses it refuses whatever starts are reserved.
             may_skip = has_equals and (not waits_for_capacity or self._backfill.may_skip_equals(workload))
             if self.fair_round is not None and may_skip:
-                is_refused = hold is None and not waits_for_capacity and not may_preempt
+                is_refused = hold is None and not waits_for_capacity and not may_get_room
                 version = self._queues.get_use_version(spec) if is_refused else NOT_BY_QUOTA
                 self._skip_equals(self.fair_round, reason, version)
         return None

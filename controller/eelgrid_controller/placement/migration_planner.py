@@ -284,12 +284,11 @@ def _collect_in_parts(units: Iterator[MigrationUnit]) -> Iterator[MigrationUnit]
         yield unit
 
 
-def _keep_preferred(survey: MigrationSurvey, workload: Workload) -> Workload:
+def _keep_preferred(survey: MigrationSurvey, workload: Workload, rows: Mapping[str, int]) -> Workload:
     """Returns a workload as one that allows only the models that it prefers, if it runs on these alone."""
-    preferred = None if workload.spec.gpu_preference is None else restrict_to_preferred(workload.spec)
+    preferred = restrict_to_preferred(workload.spec)
     if preferred is None:
         return workload
-    rows = {name: row for row, name in enumerate(survey.names)}
     codes = {survey.models.get(model) for model in preferred.request.gpu_models}
     for placement in workload.placements:
         row = rows[placement.node_name]
@@ -313,7 +312,7 @@ def _units(survey: MigrationSurvey, restart_share: float) -> Iterator[MigrationU
     for found in survey.workloads:
         if found.phase is not WorkloadPhase.PLACED:
             continue
-        workload = _keep_preferred(survey, found)
+        workload = _keep_preferred(survey, found, rows)
         spec = workload.spec
         asked = spec.request.gpu_count > 0, spec.required_traits
         if asked not in common:

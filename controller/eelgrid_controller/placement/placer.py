@@ -196,16 +196,17 @@ class WorkloadPlacer:
     ) -> PlacementDecision:
         """Decides among the models that a workload prefers first; elsewhere if they have no room, or cost more than that is worth."""
         preferred = restrict_to_preferred(spec)
-        if preferred is None:
+        if preferred is None or spec.gpu_preference is None:
             return self._decide_among(ground, planner, spec, workload_id, closed)
-        worth_w = None if spec.gpu_preference is None else spec.gpu_preference.worth_w
+        worth_w = spec.gpu_preference.worth_w
         rather = self._decide_among(ground, planner, preferred, workload_id, closed)
         if rather.placements and worth_w is None:
             return rather
         other = self._decide_among(ground, planner, spec, workload_id, closed)
-        if not rather.placements or not other.placements:
-            return other if other.placements or not rather.placements else rather
-        return rather if _mean_cost_w(rather) - (worth_w or 0.0) <= _mean_cost_w(other) else other
+        if not rather.placements or worth_w is None:
+            return other
+        is_dearer = bool(other.placements) and _mean_cost_w(rather) - worth_w > _mean_cost_w(other)
+        return other if is_dearer else rather
 
     def _decide_among(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]

@@ -349,9 +349,9 @@ class QueueIndex:
         # Summed by queue first: many that leave one queue are one change of the tree.
         changes: dict[str, dict[str, int]] = {}
         nominated = ((event.workload_id, event.placements) for event in self._state.nominations)
-        started = ((charge, 1) for charge in self._list_starting((*nominated, *starting)) if charge.user != workload_id)
+        started = ((charge, 1) for charge in self._list_charges((*nominated, *starting)) if charge.user != workload_id)
         left = ((self._charges[key], -1) for key in leaving if key in self._charges)
-        returned = ((charge, -1) for charge in self._list_starting(released))
+        returned = ((charge, -1) for charge in self._list_charges(released))
         for charge, sign in (*left, *started, *returned):
             amounts = changes.setdefault(charge.queue, {})
             for resource, amount in charge.amounts.items():
@@ -364,9 +364,9 @@ class QueueIndex:
             for queue, amounts in changes.items():
                 self.tree.add(queue, amounts, -1)
 
-    def _list_starting(self, starting: Iterable[tuple[str, tuple[Placement, ...]]]) -> Iterable[QueueCharge]:
+    def _list_charges(self, held: Iterable[tuple[str, tuple[Placement, ...]]]) -> Iterable[QueueCharge]:
         """Yields what work is charged with at these places, each under its own name."""
-        for workload_id, placements in starting:
+        for workload_id, placements in held:
             workload = self._state.workloads[workload_id]
             queue = resolve_queue(self._queues, workload.spec.queue)
             if queue is not None:
