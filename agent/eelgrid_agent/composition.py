@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import field
 from pathlib import Path
@@ -41,6 +41,7 @@ from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService, NodeService
 from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import LocalPolicy
+from eelgrid_agent.engine.port import GpuSharing
 from eelgrid_agent.engine.readiness import GpuReadiness
 from eelgrid_agent.engine.slurm_jobs import HandoverFolder
 from eelgrid_agent.engine.users import JobUsers
@@ -185,13 +186,21 @@ def open_processes(
     # An agent that starts no processes has no use for these.
     from eelgrid_agent.engine.cgroups import AttemptCgroups, find_delegated_cgroup
     from eelgrid_agent.engine.local import PROCESSES, LocalEngine
+    from eelgrid_agent.engine.mps import MPS, MpsDaemonFailed, MpsDaemons
+
+    def list_gpus() -> Iterable[Gpu]:
+        """As the leases know them, which learn them from the node later."""
+        return () if leases is None else leases.list_gpus()
 
     try:
         users = JobUsers(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
         )
         cgroups = AttemptCgroups(find_delegated_cgroup())
-        return LocalEngine(folder / PROCESSES, cgroups=cgroups, users=users, leases=leases)
+        mps = MpsDaemons(folder / MPS, list_gpus=list_gpus) if config.gpu_sharing is GpuSharing.MPS else None
+        return LocalEngine(folder / PROCESSES, cgroups=cgroups, users=users, leases=leases, mps=mps)
+    except MpsDaemonFailed as error:
+        raise BudgetNotEnforceable(f"--gpu-sharing mps: {error}") from error
     except OSError as error:
         raise BudgetNotEnforceable(
             f"--run-processes cannot use {folder}: {error.strerror}; give --state DIR"

@@ -127,6 +127,23 @@ def test_under_mps_ratios_are_not_believed_and_the_server_is_charged_nothing_act
     assert methods(look)[A] == (ShareMethod.EQUAL_SHARE, ShareConfidence.LOW)
 
 
+def test_clients_of_mps_are_weighed_by_the_shares_that_they_are_held_to():
+    server = UsageOwner(kind=UsageOwnerKind.UNIT, unit="mps.service")
+    holders = (
+        ContextHolder(owner=server, pid=9, mps_server=True),
+        ContextHolder(owner=A, pid=1),
+        ContextHolder(owner=A, pid=3),
+        ContextHolder(owner=B, pid=2),
+    )
+    found = over_ten_seconds(
+        glance(holders=holders, claims=(DeviceClaim(owner=A, shares=750), DeviceClaim(owner=B, shares=250)))
+    )
+    assert found[A, EnergyUse.ACTIVE] == pytest.approx(3 * found[B, EnergyUse.ACTIVE], abs=3)
+    # Of whom no share is known, every context counts the same.
+    found = over_ten_seconds(glance(holders=holders, claims=(DeviceClaim(owner=A, shares=750),)))
+    assert found[A, EnergyUse.ACTIVE] == pytest.approx(2 * found[B, EnergyUse.ACTIVE], abs=3)
+
+
 def test_replicas_of_a_shared_device_weigh_its_bare_idle():
     look = glance(claims=(DeviceClaim(owner=A, shares=3), DeviceClaim(owner=B)), utilization=0.0)
     found = over_ten_seconds(look, energy_mj=600_000)

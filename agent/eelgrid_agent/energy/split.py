@@ -278,7 +278,8 @@ def _user_weights(pair: _ObservationPair, one: SliceActivity) -> _Weights:
     """Who uses a slice: its contexts; where contexts are not told, its claims."""
     if not pair.known:
         return _claimant_weights(pair, one) if _claims_on(pair.now, one.gpu_instance_id) else {}
-    return _context_user_weights(pair.on(one.gpu_instance_id), one.gpu_instance_id, exact=True)
+    claims = _claims_on(pair.now, one.gpu_instance_id)
+    return _context_user_weights(pair.on(one.gpu_instance_id), one.gpu_instance_id, exact=True, claims=claims)
 
 
 def _claimant_weights(pair: _ObservationPair, one: SliceActivity) -> _Weights:
@@ -294,7 +295,9 @@ def _claimant_weights(pair: _ObservationPair, one: SliceActivity) -> _Weights:
     return weights or {(UNATTRIBUTED, one.gpu_instance_id, ShareMethod.UNATTRIBUTED, ShareConfidence.LOW): 1.0}
 
 
-def _context_user_weights(present: Sequence[_Present], place: int | None, *, exact: bool) -> _Weights:
+def _context_user_weights(
+    present: Sequence[_Present], place: int | None, *, exact: bool, claims: Sequence[DeviceClaim] = ()
+) -> _Weights:
     """Contexts that share one place; the weights add up to one."""
     mps = any(one.holder.mps_server for one in present)
     takers = [one for one in present if not one.holder.mps_server] or list(present)
@@ -303,6 +306,8 @@ def _context_user_weights(present: Sequence[_Present], place: int | None, *, exa
     ratios = [one.presence * (one.sm_ratio or 0.0) for one in takers]
     told = not mps and sum(ratios) > 0.0
     weights = ratios if exact and told else [one.presence for one in takers]
+    if mps:
+        weights = _weigh_clients(takers, claims)
     if exact and len(owners) == 1:
         inferred = any(one.holder.inferred for one in takers)
         method, confidence = ShareMethod.EXCLUSIVE, ShareConfidence.MEDIUM if inferred else ShareConfidence.HIGH
@@ -318,6 +323,20 @@ def _context_user_weights(present: Sequence[_Present], place: int | None, *, exa
         sure = (ShareMethod.EQUAL_SHARE, ShareConfidence.LOW) if is_divided else (method, confidence)
         _add(found, {(one.holder.owner, place, *sure): weight})
     return _to_one(found)
+
+
+def _weigh_clients(clients: Sequence[_Present], claims: Sequence[DeviceClaim]) -> list[float]:
+    """Clients of MPS by the shares that they are held to, each owner's divided among its own; equal if one has none."""
+    shares = dict[UsageOwner, int]()
+    for claim in claims:
+        shares[claim.owner.account()] = shares.get(claim.owner.account(), 0) + claim.shares
+    owners = [one.holder.owner.account() for one in clients]
+    if any(owner not in shares for owner in owners):
+        return [one.presence for one in clients]
+    present = dict.fromkeys(owners, 0.0)
+    for owner, one in zip(owners, clients, strict=True):
+        present[owner] += one.presence
+    return [shares[owner] * one.presence / present[owner] for owner, one in zip(owners, clients, strict=True)]
 
 
 def _last_resort(pairs: Sequence[_ObservationPair]) -> _Weights:

@@ -29,6 +29,8 @@ import termios
 import time
 import traceback
 
+from eelgrid_agent.engine.mps_control import terminate_clients
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # Not loaded by the server, which is small.
@@ -40,6 +42,8 @@ _SUBREAPER = 36
 _CHUNK_BYTES = 65_536
 # While what was killed is still there; a process in an uninterruptible call ends when that returns.
 _KILL_AGAIN_S = 0.02
+# For each of the two questions to an MPS daemon before.
+_TERMINATE_S = 2.0
 # Its output is read for so long after it ended and nothing of it is left.
 _DRAIN_CHUNKS_MOST = 64
 # As waitpid has it.
@@ -276,11 +280,15 @@ def _listen(folder: str) -> socket.socket:
 class ProcessGroupKiller:
     """Ends everything below this process: by its cgroup where there is one, else by going through the tree."""
 
-    def __init__(self, cgroup: str) -> None:
-        self._cgroup = cgroup
+    def __init__(self, cgroup: str, mps_program: str = "", mps_pipes: str = "") -> None:
+        self._cgroup, self._mps_program, self._mps_pipes = cgroup, mps_program, mps_pipes
 
     def kill(self) -> None:
         """Sends KILL to every process; a new one that a fork made meanwhile is for the next call."""
+        if self._mps_program:
+            # Once: a daemon that does not answer now would not for the next process.
+            program, self._mps_program = self._mps_program, ""
+            terminate_clients(program, self._mps_pipes, list_descendants(os.getpid()), _TERMINATE_S)
         if self._cgroup:
             try:
                 with open(os.path.join(self._cgroup, "cgroup.kill"), "w", encoding="ascii") as file:
@@ -349,7 +357,8 @@ class Launcher:
         os.set_inheritable(self._records, False)
         self._folder = os.fsdecode(folder)
         self._spec = json.loads(os.pread(self._records, os.fstat(self._records).st_size, 0))["spec"]
-        self._killer = ProcessGroupKiller(self._spec["cgroup"])
+        pipes = self._spec["environment"].get("CUDA_MPS_PIPE_DIRECTORY", "")
+        self._killer = ProcessGroupKiller(self._spec["cgroup"], self._spec.get("mps_program", ""), pipes)
         return True
 
     def run(self) -> None:

@@ -53,8 +53,9 @@ from eelgrid_agent.engine.attempt_records import (
 from eelgrid_agent.engine.cgroups import AttemptCgroups
 from eelgrid_agent.engine.fork_server import REQUESTS_MOST, ForkServer, ForkServerEnded
 from eelgrid_agent.engine.input import InputConnection
+from eelgrid_agent.engine.mps import MpsDaemons
 from eelgrid_agent.engine.output import read_output
-from eelgrid_agent.engine.port import AttemptKey, attempt_key
+from eelgrid_agent.engine.port import AttemptKey, attempt_key, is_gpu_shared
 from eelgrid_agent.engine.process_environments import iterate_environments
 from eelgrid_agent.engine.users import JobUser, JobUsers, UserRefused
 from eelgrid_protos.messages import (
@@ -71,7 +72,6 @@ from eelgrid_protos.messages import (
     TerminalSize,
 )
 from eelgrid_protos.plain_messages import digest_plain, to_plain
-from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 from eelgrid_protos.schema import is_valid_message
 
 _LOG = logging.getLogger("eelgrid.agent")
@@ -134,12 +134,16 @@ class LocalEngine:
         checkpoints_read_s: float = _CHECKPOINTS_READ_S,
         users: JobUsers | None = None,
         leases: DeviceLeases | None = None,
+        mps: MpsDaemons | None = None,
     ) -> None:
         """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used.
 
-        Without `users` every process runs as this process's own user; without `leases` no other engine is here.
+        Without `users` every process runs as this process's own user; without `leases` no other engine is here; without
+        `mps` processes that share a GPU take turns on it.
         """
-        self._leases = leases
+        self._leases, self._mps = leases, mps
+        if mps is not None:
+            mps.on_settled = self._on_mps_settled
         self.on_change: Callable[[], None] = _ignore_change
         self.on_output: Callable[[], object] = _ignore_change
         self._attempts: dict[AttemptKey, _Attempt] = {}
@@ -171,6 +175,7 @@ class LocalEngine:
             self.fork_server.prepare()
         for folder in sorted(self._collected.iterdir(), key=_modified_ns):
             self._keep(folder)
+        clients: dict[AttemptKey, str] = {}
         for folder in sorted(self._folder.iterdir()):
             if (folder / _COLLECTED).exists():
                 self._collect(folder)
@@ -186,21 +191,35 @@ class LocalEngine:
             self._attempts[key] = _Attempt(folder, _status(key, AttemptState.RUNNING))
             if self._leases is not None:
                 _adopt_lease(self._leases, key, records)
+            if "mps_program" in spec:
+                clients[key] = spec["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
             self._look(key)
+        running = {key for key, attempt in self._attempts.items() if not attempt.status.is_over}
         if self._leases is not None:
-            running = (key for key, attempt in self._attempts.items() if not attempt.status.is_over)
             self._leases.keep_only(LOCAL_ENGINE, frozenset(map(_name_owner, running)))
+        if self._mps is not None:
+            self._mps.adopt({key: pipes for key, pipes in clients.items() if key in running})
         self.on_change()
 
     def _take_lease(self, key: AttemptKey, assignment: Assignment) -> tuple[LeaseEntry, ...]:
         """Leases the devices of an attempt; raises LeaseRefused."""
         if self._leases is None or not assignment.gpu_uuids:
             return ()
-        return self._leases.take(_name_holder(key), assignment.gpu_uuids, is_shared=_is_gpu_shared(assignment))
+        return self._leases.take(_name_holder(key), assignment.gpu_uuids, is_shared=is_gpu_shared(assignment))
 
-    def _release_lease(self, key: AttemptKey) -> None:
+    def _release_devices(self, key: AttemptKey) -> None:
         if self._leases is not None:
             self._leases.release(_name_holder(key))
+        if self._mps is not None:
+            self._mps.leave(key)
+
+    def _on_mps_settled(self, waiting: Sequence[Assignment], problem: str) -> None:
+        """Starts the attempts that waited for their MPS daemon, or returns them to the queue."""
+        if not problem:
+            self.start(*waiting)
+            return
+        for assignment in waiting:
+            self.refuse(assignment, problem, gpu_held=True)
 
     def start(self, *assignments: Assignment) -> None:
         """Starts the processes of assignments, unless their attempts are known."""
@@ -208,7 +227,7 @@ class LocalEngine:
         # Asked of the fork server, and not answered.
         asked = deque[AttemptKey]()
         for key, assignment in new.items():
-            if self._repeat_end(key, assignment):
+            if self._repeat_end(key, assignment) or (self._mps is not None and self._mps.is_waiting(key)):
                 continue
             try:
                 lease = self._take_lease(key, assignment)
@@ -219,7 +238,9 @@ class LocalEngine:
             self._attempts[key] = _Attempt(self._folder / _folder_name(key), status)
             self._attempts[key].process = assignment.process
             try:
-                self._ask_launcher(key, assignment, lease)
+                if not self._ask_launcher(key, assignment, lease):
+                    del self._attempts[key]
+                    continue
             except ForkServerEnded as ended:
                 asked.append(key)
                 self._start_unanswered(asked, ended)
@@ -243,15 +264,21 @@ class LocalEngine:
         self._attempts[key] = ended
         return True
 
-    def _ask_launcher(self, key: AttemptKey, assignment: Assignment, lease: Sequence[LeaseEntry]) -> None:
-        """Makes the folder of an attempt, and asks for its launcher; raises OSError, UserRefused and ForkServerEnded."""
+    def _ask_launcher(self, key: AttemptKey, assignment: Assignment, lease: Sequence[LeaseEntry]) -> bool:
+        """Makes the folder of an attempt, and asks for its launcher, unless it waits for an MPS daemon: then returns False.
+
+        Raises OSError, UserRefused and ForkServerEnded.
+        """
         folder = self._attempts[key].folder
         user = None if self._users is None else self._users.resolve(assignment.run_as)
+        share = {} if self._mps is None else self._mps.admit(assignment, user)
+        if share is None:
+            return False
         folder.mkdir(mode=0o700, exist_ok=True)
         cgroup = self._cgroups.create(folder.name, cpu_milli=assignment.cpu_milli, memory_bytes=assignment.memory_bytes)
-        self._request_launcher(
-            folder, self._write_spec(folder, assignment, cgroup, user, [entry.device for entry in lease])
-        )
+        devices = [entry.device for entry in lease]
+        self._request_launcher(folder, self._write_spec(folder, assignment, cgroup, user, devices=devices, share=share))
+        return True
 
     def _request_launcher(self, folder: Path, records: int) -> None:
         """Hands locked records to the fork server; raises OSError and ForkServerEnded."""
@@ -306,13 +333,15 @@ class LocalEngine:
         reason = f"cannot start: {getattr(error, 'strerror', None) or error}"
         attempt.status = replace(attempt.status, state=AttemptState.ENDED, reason=reason, ended_ns=time.time_ns())
         _LOG.warning("event=attempt_failed workload=%s replica=%d reason=%r", key.workload_id, key.replica, reason)
-        self._release_lease(key)
+        self._release_devices(key)
 
     def refuse(self, assignment: Assignment, reason: str, *, gpu_held: bool = False) -> None:
         """Records that an attempt ended before it was started."""
         key = attempt_key(assignment)
         if key in self._attempts:
             return
+        # One that waited for its MPS daemon has them.
+        self._release_devices(key)
         folder = self._folder / _folder_name(key)
         now_ns = time.time_ns()
         with contextlib.suppress(OSError):
@@ -412,7 +441,7 @@ class LocalEngine:
             asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look, key)
         elif not ("running" in records or "exit" in records):
             del self._attempts[key]
-            self._release_lease(key)
+            self._release_devices(key)
             shutil.rmtree(attempt.folder, ignore_errors=True)
         else:
             self._finish(key)
@@ -504,7 +533,7 @@ class LocalEngine:
             checkpoint_s=attempt.status.checkpoint_s,
             progress=attempt.status.progress,
         )
-        self._release_lease(key)
+        self._release_devices(key)
         asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_end, key)
         self.on_change()
 
@@ -530,7 +559,9 @@ class LocalEngine:
         assignment: Assignment,
         cgroup: str,
         user: JobUser | None = None,
+        *,
         devices: Sequence[LeaseDevice] = (),
+        share: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
         """Records what the launcher of an attempt runs; returns the locked descriptor. Raises OSError."""
         process, key = assignment.process, attempt_key(assignment)
@@ -554,6 +585,7 @@ class LocalEngine:
             "EELGRID_GRACE_S": f"{process.grace_s:g}",
             **_describe_interruptions(assignment),
             **_warning_variables(process),
+            **share,
         }
         spec = {
             "key": key,
@@ -567,9 +599,11 @@ class LocalEngine:
             "time_limit_s": process.time_limit_s,
             "log_bytes_most": process.log_bytes_most or _DEFAULT_LOG_BYTES_MOST,
             "cgroup": cgroup,
-            "gpu_shared": _is_gpu_shared(assignment),
+            "gpu_shared": is_gpu_shared(assignment),
             "devices": [asdict(device) for device in devices],
         }
+        if self._mps is not None and share:
+            spec["mps_program"] = self._mps.program
         if process.warn_signal:
             spec |= {"warn_signal": process.warn_signal, "warn_before_s": process.warn_before_s}
         if user is not None:
@@ -651,10 +685,6 @@ def _read_ended(records: Mapping[str, Any]) -> AttemptStatus | None:
     if not is_own or "process" not in spec:
         return None
     return replace(_describe_end(AttemptKey(*spec["key"]), record), process_digest=digest_plain(spec["process"]))
-
-
-def _is_gpu_shared(assignment: Assignment) -> bool:
-    return assignment.gpu_milli < GPU_MILLI_WHOLE and assignment.gpu_instance is None
 
 
 def _flush_quietly(folder: Path) -> None:

@@ -5,9 +5,20 @@ across restarts of the agent, and reports its end until the controller has seen 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from eelgrid_protos.messages import Assignment, AttemptStatus, InputChunk, InputResult, LogChunk, LogRequest
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+
+class GpuSharing(Enum):
+    """How processes share a GPU, by NVIDIA's words for it."""
+
+    # In turns, and without limits.
+    TIME_SLICING = "time-slicing"
+    # Side by side, each with the multiprocessors and the memory of its share.
+    MPS = "mps"
 
 
 class AttemptKey(NamedTuple):
@@ -67,6 +78,11 @@ class PlannedActions(NamedTuple):
 def attempt_key(item: Assignment | AttemptStatus) -> AttemptKey:
     """Returns the attempt that an assignment asks for, or that a status is of."""
     return AttemptKey(item.workload_id, item.replica, item.attempt)
+
+
+def is_gpu_shared(assignment: Assignment) -> bool:
+    """Returns whether an assignment has a share of a GPU, beside others; a slice is a device of its own."""
+    return bool(assignment.gpu_uuids) and assignment.gpu_milli < GPU_MILLI_WHOLE and assignment.gpu_instance is None
 
 
 def plan_actions(

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from eelgrid_agent.engine.port import GpuSharing
 from eelgrid_agent.engine.users import RunAs
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
@@ -109,6 +110,7 @@ class AgentConfig:
     allow_root: bool
     run_as: RunAs
     job_users: tuple[tuple[str, str], ...]
+    gpu_sharing: GpuSharing
     power_budget_w: float | None
     web_config: Path | None
     kubelet: Path
@@ -164,6 +166,13 @@ def _add_process_flags(add: Callable[..., Any]) -> None:
         default=[],
         metavar="NAME=USER",
         help="with --run-as owner: jobs of the certificate's or local user's name NAME run as USER; repeatable",
+    )
+    add(
+        "--gpu-sharing",
+        choices=[one.value for one in GpuSharing],
+        help="with --run-processes: how processes on shares of a GPU share it: in turns, which limits nothing, or by "
+        "NVIDIA's Multi-Process Service, side by side and each held to its share of multiprocessors and memory "
+        "(default time-slicing)",
     )
 
 
@@ -429,6 +438,7 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "roles": _roles(flags),
         "run_as": RunAs(flags.run_as or RunAs.OWNER.value),
         "job_users": tuple(flags.job_users),
+        "gpu_sharing": GpuSharing(flags.gpu_sharing or GpuSharing.TIME_SLICING.value),
         "lease_socket": flags.lease_socket or _default_lease_socket(flags),
     }
     return AgentConfig(**{**said, **made})
@@ -479,6 +489,7 @@ def _check_processes(flags: argparse.Namespace, *, is_root: bool) -> None:
         ("--allow-root", flags.allow_root),
         ("--run-as", flags.run_as),
         ("--map-user", flags.job_users),
+        ("--gpu-sharing", flags.gpu_sharing),
     ):
         if value and not flags.run_processes:
             raise BadEnforcement(flag, "is given without --run-processes", "leave it out")

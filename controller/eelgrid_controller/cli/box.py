@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,12 +66,26 @@ def box() -> None:
     help="As root: let every user of this machine submit, and run each job as the user who submitted it.",
 )
 @click.option(
+    "--gpu-sharing",
+    type=click.Choice(("time-slicing", "mps")),
+    help="How jobs on shares of a GPU share it: in turns (the default), or by CUDA's Multi-Process Service, side by side "
+    "and each held to its share.",
+)
+@click.option(
     "--simulate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Simulate the GPUs of this fleet file.",
 )
 @click.pass_obj
-def start(settings: CliSettings, *, foreground: bool, allow_root: bool, shared: bool, simulate: Path | None) -> None:
+def start(
+    settings: CliSettings,
+    *,
+    foreground: bool,
+    allow_root: bool,
+    shared: bool,
+    gpu_sharing: str | None,
+    simulate: Path | None,
+) -> None:
     """Start the box, unless it runs; jobs of before are found again.
 
     It runs jobs as you, on this machine's GPUs or, without any, on its CPUs; nobody else can reach it. Started by root
@@ -90,7 +104,13 @@ def start(settings: CliSettings, *, foreground: bool, allow_root: bool, shared: 
         else:
             if known is not None:
                 _end(known)
-            known = _begin(settings, folder, allow_root=allow_root, is_shared=shared, simulate=simulate)
+            flags = (
+                *(("--allow-root",) if allow_root else ()),
+                *(("--run-as", "owner") if shared else ()),
+                *(() if gpu_sharing is None else ("--gpu-sharing", gpu_sharing)),
+                *(() if simulate is None else ("--simulate", str(simulate.absolute()))),
+            )
+            known = _begin(settings, folder, is_shared=shared, agent_flags=flags)
             echo(f"the box runs\n  at {known.address}")
             echo("next: eelctl run -- COMMAND", err=True)
     if foreground:
@@ -149,9 +169,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _begin(
-    settings: CliSettings, folder: Path, *, allow_root: bool, is_shared: bool, simulate: Path | None
-) -> BoxProcesses:
+def _begin(settings: CliSettings, folder: Path, *, is_shared: bool, agent_flags: Sequence[str]) -> BoxProcesses:
     """Starts both and waits until the node is ready."""
     public = _open_shared_folder() if is_shared else folder
     address = f"unix:{public / 'controller.sock'}"
@@ -167,8 +185,7 @@ def _begin(
         agent = _spawn(
             folder, "agent", "-m", "eelgrid_agent", "--controller", address, "--listen",
             f"unix:{folder / 'agent.sock'}", "--metrics", "127.0.0.1:0", "--state", str(public / "agent"),
-            "--run-processes", *(("--allow-root",) if allow_root else ()), *(("--run-as", "owner") if is_shared else ()),
-            *(("--simulate", str(simulate.absolute())) if simulate is not None else ()),
+            "--run-processes", *agent_flags,
         )  # fmt: skip
         with _ending_on_failure(agent):
             _wait_ready(here, folder, "agent", agent, nodes=1)
