@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.processes import fleet_of
+from tests.mps_rig import MpsProgram
 from tests.waiting import poll_until
 
 NODE = {"name": "box", "cpu_milli": 8000, "memory_bytes": 2**35, "gpus": [{"product": "a10", "count": 2}]}
@@ -91,3 +92,19 @@ def test_a_box_in_the_foreground_ends_with_ctrl_c_and_its_sockets_serve_nobody_e
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert "does not run" in box.eelctl("box", "status", code=3).stdout
+
+
+def test_jobs_of_a_box_with_mps_are_held_to_their_shares_of_one_gpu(box, flags, monkeypatch):
+    fleet = fleet_of(box.folder / "fleet.json", [NODE | {"gpus": [{"product": "a10", "count": 1}]}])
+    start = ("box", "start", *flags, "--simulate", fleet, "--gpu-sharing", "mps")
+    assert "nvidia-cuda-mps-control is not on PATH" in box.eelctl(*start, code=1).stderr
+    folder = box.folder / "bin"
+    folder.mkdir()
+    program = MpsProgram(folder, monkeypatch)
+    box.environment["PATH"] = os.environ["PATH"]
+    box.eelctl(*start)
+    shows = "echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; test -p $CUDA_MPS_PIPE_DIRECTORY/control"
+    assert box.eelctl("run", "--gpus", 0.25, "--", "sh", "-c", shows).stdout == "25 0=5757M\n"
+    assert box.eelctl("run", "--gpus", 1, "--", "sh", "-c", "env | grep -c CUDA_MPS", code=1).stdout == "0\n"
+    poll_until(lambda: program.commands[-1:] == ["quit"], "the daemon has quit")
+    assert [line.split()[0] for line in program.commands] == ["start", "quit"]
