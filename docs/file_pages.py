@@ -25,6 +25,7 @@ from eelgrid_protos.messages import (
     JobSchedule,
     LatencyObjective,
     MetricsSource,
+    ModelData,
     NodeShape,
     PlaceAnew,
     ProcessSpec,
@@ -67,6 +68,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "schedule": "what it waits for before capacity, queue and priority count: [schedule](#schedule)",
         "gang": "starts it together with the other parts of a gang: [gang](#gang)",
         "gpu_preference": "GPU models that it had rather than others that it may use: [gpu_preference](#gpu_preference)",
+        "model_data": "what it loads when it starts: it had rather nodes that have it on disk, [model_data](#model_data)",
         "array": "submits many of it, which differ in index and parameters: [array](#array), or only its indexes",
     },
     JobDeadline: {
@@ -77,6 +79,11 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "models": "the models that it prefers, by any of their [names](gpu-names.md)",
         "worth_w": "by how many watts of modelled cost a replica may cost more on one of them than elsewhere; without it, "
         "it goes to them wherever they have room",
+    },
+    ModelData: {
+        "data_names": "names as agents tell them: those of Hugging Face's cache, or of folders and files",
+        "worth_w": "by how many watts of modelled cost a replica may cost more on a node that has all of it than elsewhere; "
+        "without it, it goes to such nodes wherever they have room",
     },
     GangPart: {
         "name": "the gang: the workloads of the same namespace and owner that name it",
@@ -214,6 +221,7 @@ FLEET_FIELDS: Mapping[str, Sequence[tuple[str, str, str, str, str]]] = {
         ("gpus", "list", "up to 64 GPUs", "none", "[GPUs](#gpus)"),
         ("pool", "text", "", "none", "the pool, whose enforcement mode applies"),
         ("labels", "mapping of text", "", "none", "labels of the node"),
+        ("model_data", "list", "up to 256 names", "none", "[model data](../how-to/model-data.md) on its disks"),
         ("topology", "text", "up to 8 parts", "none", "where it is, outermost first: `zone-a/spine-2/rack-7`"),
         (
             "driver_version",
@@ -522,6 +530,9 @@ def workload_file_page() -> str:
         "What is preferred is taken only if there is room now: nothing waits for it, and nobody is preempted for it. All "
         "replicas go to preferred models, or all go wherever they cost least. Moves keep work on the models that it prefers.",
         message_table(GpuPreference),
+        "## model_data",
+        "A preference as well, after that for GPU models: [model data on disk](../how-to/model-data.md).",
+        message_table(ModelData),
         "## gang",
         "What starts together, and what else: [gangs](../how-to/jobs.md#gangs).",
         message_table(GangPart),

@@ -64,6 +64,7 @@ from eelgrid_agent.node.loop import (
     run_process_engine,
     watch_slurm_jobs,
 )
+from eelgrid_agent.node.model_data import watch_model_data
 from eelgrid_agent.node.node import AgentClock, AgentNode
 from eelgrid_agent.node.workload_engine import NoEngine
 from eelgrid_agent.state_files import (
@@ -327,9 +328,11 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         started = (run_process_engine(node, read_uses_by_driver(device, driver)),) if node.runs_processes else ()
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
+        folders = config.model_data_folders
+        looked = (watch_model_data(folders, node.update_model_data),) if folders else ()
         written = (*watch_jobs(config, node), *(() if folder is None else (write_periodically(outbox, windows),)))
         leased = serve_leases(config, leases, node, kubelet, claims)
-        return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *written, *leased
+        return loop.run(), keeper.run(), kubelet.run(), *started, *offered, *readied, *looked, *written, *leased
 
     def close() -> None:
         driver.call(device.close)

@@ -117,6 +117,7 @@ def build_simulated_node(
         labels=spec.labels,
         simulated=True,
         topology=spec.topology,
+        model_data=spec.model_data,
         runs_processes=processes is not None,
     )
     host = SimulatedHost(

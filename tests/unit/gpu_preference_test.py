@@ -11,7 +11,7 @@ from tests.unit.decision_test import Recorder
 from tests.unit.preemption_test import submit
 from tests.unit.service_growth_test import begin_models, models_of
 
-from eelgrid_controller.cli.gpu_preference import build_preference
+from eelgrid_controller.cli.preferences import build_preference
 from eelgrid_controller.engines.kubernetes.model import annotations
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves

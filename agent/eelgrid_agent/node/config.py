@@ -98,6 +98,7 @@ class AgentConfig:
     pool: str
     labels: tuple[tuple[str, str], ...]
     topology: tuple[str, ...]
+    model_data_folders: tuple[Path, ...]
     simulate: Path | None
     faults: Path | None
     seed: int
@@ -246,6 +247,16 @@ def _add_node_flags(add: Callable[..., Any]) -> None:
         default="",
         metavar="PATH",
         help="the topology of this node, outermost first: zone-a/spine-2/rack-17",
+    )
+    add(
+        "--model-data",
+        dest="model_data_folders",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="tell the controller which model data lie in DIR, such as ~/.cache/huggingface/hub, so that work that loads "
+        "them is rather placed here; looked at every 30 s; repeatable",
     )
     add(
         "--energy-window",
@@ -410,6 +421,8 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     if flags.simulate is not None and (flags.node_name or flags.pool or flags.label or flags.topology):
         problem = "is given with --node-name, --pool, --label or --topology"
         raise BadNodeName("--simulate", problem, "say these in the file")
+    if flags.simulate is not None and flags.model_data_folders:
+        raise BadNodeName("--model-data", "is given with --simulate", "say model_data of each node in the file")
     if not 1.0 <= flags.energy_window <= 3600.0:
         raise BadLimit("--energy-window", f"{flags.energy_window:g} is not in [1, 3600]", "choose seconds inside")
     if flags.spool_ticks is not None and not 1 <= flags.spool_ticks <= SPOOL_TICKS_MOST:
@@ -431,6 +444,7 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "metrics_hosts": tuple(flags.metrics_host[:NAMES_MOST]),
         "labels": _labels(flags.label),
         "topology": _topology(flags.topology),
+        "model_data_folders": tuple(flags.model_data_folders),
         "energy_window_s": flags.energy_window,
         "power_budget_w": flags.power_budget,
         "dra": flags.dra == "on",

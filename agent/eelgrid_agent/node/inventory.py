@@ -55,6 +55,7 @@ class NodeIdentity:
     simulated: bool = False
     topology: tuple[str, ...] = ()
     runs_processes: bool = False
+    model_data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ def build_inventory(
         links=found.links,
         topology=identity.topology,
         runs_processes=identity.runs_processes,
+        model_data=identity.model_data,
     )
 
 

@@ -281,6 +281,15 @@ class AgentNode:
         self.wake()
         return True
 
+    def update_model_data(self, names: tuple[str, ...]) -> None:
+        """Tells the controller which model data are on this node's disks, if they are others than before."""
+        if names != self._identity.model_data:
+            self._identity = replace(self._identity, model_data=names)
+            generation = self.inventory.generation + 1
+            self.inventory = replace(self.inventory, model_data=names, generation=generation)
+            self._inventory_due = True
+            self.wake()
+
     def _report_health(self) -> None:
         """What is lost is part of the inventory, so that a controller that missed the event still knows."""
         gpus = mark_gpu_health(self.inventory.gpus, self._sampler.lost_gpus, self._cordons(), self.list_leases())

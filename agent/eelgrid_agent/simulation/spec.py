@@ -27,7 +27,7 @@ from eelgrid_agent.simulation.power_curve import DEFAULT_MEMORY_BOUND_SHARE
 from eelgrid_protos.catalogue import GpuNameError, resolve_product
 from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry, Product
-from eelgrid_protos.messages import GPUS_PER_NODE_MOST, TOPOLOGY_PARTS_MOST
+from eelgrid_protos.messages import GPUS_PER_NODE_MOST, MODEL_DATA_MOST, TOPOLOGY_PARTS_MOST
 from eelgrid_protos.quantities import Name
 
 # PCI device ids by catalogue key; the vendor is always NVIDIA, 0x10DE.
@@ -99,6 +99,8 @@ _LINK_BYTES_PER_S_BLACKWELL = 50_000_000_000
 # Boards on which each device cannot be linked to every other; smaller ones are wired directly.
 _LARGE_FROM = 5
 _MESHED_MOST = 8
+# As labels have it, in the contract.
+_LABEL_MOST = 253
 # Memory power: read on these alone.
 _MEMORY_POWER = frozenset({"h100", "b200", "gb200"})
 # Power of the module around them: of these alone.
@@ -226,6 +228,7 @@ class NodeSpec:
     driver_version: str = _DRIVER_VERSION
     # Outermost first.
     topology: tuple[str, ...] = ()
+    model_data: tuple[str, ...] = ()
     # How many times shorter the agent's own waits are (anomalies, quarantine, repairs), so that faults can be rehearsed.
     hurry: float = 1.0
 
@@ -241,6 +244,11 @@ class NodeSpec:
             raise SpecError("topology", f"has {len(self.topology)} parts; give {TOPOLOGY_PARTS_MOST} at most")
         for part in self.topology:
             _check_name("topology", part)
+        if len(self.model_data) > MODEL_DATA_MOST:
+            raise SpecError("model_data", f"names {len(self.model_data)}; give {MODEL_DATA_MOST} at most")
+        for name in self.model_data:
+            if not isinstance(name, str) or not 0 < len(name) <= _LABEL_MOST or not name.isprintable():
+                raise SpecError("model_data", f"has {name!r}; write 1 to {_LABEL_MOST} printable characters")
         if len(self.gpus) > GPUS_PER_NODE_MOST:
             raise SpecError("gpus", f"{len(self.gpus)} devices; a node has {GPUS_PER_NODE_MOST} at most")
         if not self.driver_version.split(".", maxsplit=1)[0].isdigit():
@@ -375,7 +383,8 @@ def _like_nodes(path: str, row: Any, catalogue: Catalogue) -> Iterator[NodeSpec]
         hurry=fields.number("hurry", 1.0, 3600.0, default=1.0),
     )
     where = fields.take_field("topology", str, default="")
-    node = replace(node, topology=tuple(where.split("/")) if where else ())
+    data = fields.take_field("model_data", list, default=[])
+    node = replace(node, topology=tuple(where.split("/")) if where else (), model_data=tuple(data))
     fields.finish()
     nodes = [replace(node, node_name=name.replace("{index}", str(index))) for index in range(count)]
     try:

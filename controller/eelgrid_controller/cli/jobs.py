@@ -42,10 +42,10 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options
 from eelgrid_controller.cli.gang import add_gang, gang_options
-from eelgrid_controller.cli.gpu_preference import build_preference, preference_options, split_models
 from eelgrid_controller.cli.job_control import add_schedule, schedule_options
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, echo, list_options, print_list
+from eelgrid_controller.cli.preferences import build_model_data, build_preference, preference_options, split_names
 from eelgrid_controller.cli.workload_listing import WorkloadListing
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, find_workload
 from eelgrid_controller.cli.workloads import read_clock
@@ -156,7 +156,7 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
         memory_bytes=flags["memory"] or 0,
         gpu_count=-(-gpus // GPU_MILLI_WHOLE),
         gpu_milli=min(gpus, GPU_MILLI_WHOLE),
-        gpu_models=split_models(flags["gpu_model"]),
+        gpu_models=split_names(flags["gpu_model"]),
     )
     warn_signal, warn_before_s = flags.get("warning") or ("", 0.0)
     process = ProcessSpec(
@@ -188,6 +188,7 @@ def build_job(command: tuple[str, ...], flags: dict[str, Any]) -> SubmitWorkload
             priority_class=flags.get("priority_class", ""),
             never_preempts=flags.get("never_preempts", False),
             gpu_preference=build_preference(flags),
+            model_data=build_model_data(flags),
         )
     )
 

@@ -85,6 +85,8 @@ def _topology_lines(inventory: Inventory) -> Iterator[str]:
         return TableColumn(f"GPU{other.index}", cell)
 
     yield f"node {inventory.node_name} at {'/'.join(inventory.topology) or 'an unknown location (set eelgrid-agent --topology)'}"
+    if inventory.model_data:
+        yield f"model data on disk: {', '.join(inventory.model_data)}"
     if not gpus:
         yield "no GPU"
         return

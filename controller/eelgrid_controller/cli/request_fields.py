@@ -17,6 +17,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "best_effort": ("deadline_best_effort",),
     "begin_ns": ("since", "month", "begin"),
     "cpu_milli": ("cpu",),
+    "data_names": ("model_data",),
     "end_ns": ("duration",),
     "expected_runtime_s": ("expect",),
     "filters": ("where",),

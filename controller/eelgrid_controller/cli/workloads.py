@@ -47,7 +47,6 @@ from eelgrid_controller.cli.connection import (
 )
 from eelgrid_controller.cli.deadline import add_deadline, deadline_options, describe_deadline
 from eelgrid_controller.cli.gang import add_gang, describe_gang, gang_options
-from eelgrid_controller.cli.gpu_preference import build_preference, preference_options, split_models
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     TableColumn,
@@ -59,6 +58,7 @@ from eelgrid_controller.cli.output import (
     print_list,
     print_stream,
 )
+from eelgrid_controller.cli.preferences import build_model_data, build_preference, preference_options, split_names
 from eelgrid_controller.cli.workload_names import LIVE_PHASES, call_with_workload, find_workload, get_workload
 from eelgrid_controller.formatting import (
     count_noun,
@@ -295,6 +295,11 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         worth_w = spec.gpu_preference.worth_w
         yield f"  prefers    {', '.join(spec.gpu_preference.models)}" + (
             f", for up to {worth_w:g} W more" if worth_w is not None else ""
+        )
+    if spec.model_data:
+        worth_w = spec.model_data.worth_w
+        yield f"  loads      {', '.join(spec.model_data.data_names)}" + (
+            f", near it for up to {worth_w:g} W more" if worth_w is not None else ""
         )
     if spec.service:
         yield "  promised   " + "; ".join(
@@ -574,12 +579,13 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
             mobility=Mobility[flags["mobility"].upper()] if flags["mobility"] else Mobility.UNSPECIFIED,
             expected_runtime_s=None if flags["expect"] is None else float(flags["expect"]),
             gpu_preference=build_preference(flags),
+            model_data=build_model_data(flags),
             request=ResourceRequest(
                 cpu_milli=flags["cpu"],
                 memory_bytes=flags["memory"],
                 gpu_count=gpus,
                 gpu_milli=share,
-                gpu_models=split_models(flags["gpu_model"]),
+                gpu_models=split_names(flags["gpu_model"]),
             ),
         ),
     )

@@ -43,7 +43,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.placer import restrict_to_preferred
+from eelgrid_controller.placement.placer import restrict_to_data, restrict_to_preferred
 from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -285,7 +285,12 @@ def _collect_in_parts(units: Iterator[MigrationUnit]) -> Iterator[MigrationUnit]
 
 
 def _keep_preferred(survey: MigrationSurvey, workload: Workload, rows: Mapping[str, int]) -> Workload:
-    """Returns a workload as one that allows only the models that it prefers, if it runs on these alone."""
+    """Returns a workload as one that allows only what it prefers, models or nodes, of what it runs on alone."""
+    near = restrict_to_data(workload.spec)
+    if near is not None and all(
+        set(near.required_traits) <= set(survey.traits[rows[place.node_name]] or ()) for place in workload.placements
+    ):
+        workload = replace(workload, spec=near)
     preferred = restrict_to_preferred(workload.spec)
     if preferred is None:
         return workload

@@ -10,7 +10,7 @@ smallest draw, and the search runs again, a few times. So work may wait for watt
 racks in another way would fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import Eligibility, EligibilityRules
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
-from eelgrid_controller.state.node_allocations import NodeRecord
+from eelgrid_controller.state.node_allocations import NodeRecord, make_data_trait
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, ResourceRequest, Workload, WorkloadSpec
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -47,7 +47,7 @@ def _required_traits(spec: WorkloadSpec) -> tuple[str, ...]:
 
 
 def _node_traits(record: NodeRecord) -> tuple[str, ...]:
-    return (*record.others.traits, _RUNS_PROCESSES) if record.inventory.runs_processes else record.others.traits
+    return (*record.traits, _RUNS_PROCESSES) if record.inventory.runs_processes else record.traits
 
 
 class _View(NamedTuple):
@@ -65,6 +65,26 @@ def restrict_to_preferred(spec: WorkloadSpec) -> WorkloadSpec | None:
     if not some or set(some) == set(allowed):
         return None
     return replace(spec, request=replace(spec.request, gpu_models=some))
+
+
+def restrict_to_data(spec: WorkloadSpec) -> WorkloadSpec | None:
+    """Returns a specification that allows only nodes that have the model data it loads; None if it loads none."""
+    if spec.model_data is None:
+        return None
+    return replace(spec, required_traits=(*spec.required_traits, *map(make_data_trait, spec.model_data.data_names)))
+
+
+def _prefer(
+    rather: PlacementDecision, worth_w: float | None, decide_freely: Callable[[], PlacementDecision]
+) -> PlacementDecision:
+    """Returns a preferred decision; that without the preference if it has no room, or costs more than it is worth."""
+    if rather.placements and worth_w is None:
+        return rather
+    other = decide_freely()
+    if not rather.placements or worth_w is None:
+        return other
+    is_dearer = bool(other.placements) and _mean_cost_w(rather) - worth_w > _mean_cost_w(other)
+    return other if is_dearer else rather
 
 
 def _mean_cost_w(decision: PlacementDecision) -> float:
@@ -194,19 +214,45 @@ class WorkloadPlacer:
         workload_id: str,
         closed: frozenset[str] = NO_NODES,
     ) -> PlacementDecision:
-        """Decides among the models that a workload prefers first; elsewhere if they have no room, or cost more than that is worth."""
+        """Decides among the models that a workload prefers first, and elsewhere if that is not to be had."""
+
+        def decide(one: WorkloadSpec) -> PlacementDecision:
+            return self._decide_near_data(ground, planner, one, workload_id, closed)
+
         preferred = restrict_to_preferred(spec)
         if preferred is None or spec.gpu_preference is None:
-            return self._decide_among(ground, planner, spec, workload_id, closed)
-        worth_w = spec.gpu_preference.worth_w
-        rather = self._decide_among(ground, planner, preferred, workload_id, closed)
-        if rather.placements and worth_w is None:
-            return rather
-        other = self._decide_among(ground, planner, spec, workload_id, closed)
-        if not rather.placements or worth_w is None:
-            return other
-        is_dearer = bool(other.placements) and _mean_cost_w(rather) - worth_w > _mean_cost_w(other)
-        return other if is_dearer else rather
+            return decide(spec)
+        return _prefer(decide(preferred), spec.gpu_preference.worth_w, lambda: decide(spec))
+
+    def _decide_near_data(
+        self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
+    ) -> PlacementDecision:
+        """Decides among the nodes that have a workload's model data first, and elsewhere if that is not to be had.
+
+        An engine's rules name the nodes of a workload one by one, and are followed as they are.
+        """
+
+        def decide(one: WorkloadSpec) -> PlacementDecision:
+            return self._decide_among(ground, planner, one, workload_id, closed)
+
+        near = None if self.uses_engine_rules(workload_id) else restrict_to_data(spec)
+        if near is None or spec.model_data is None:
+            return decide(spec)
+        far = self.count_nodes_without_data(spec, near, closed)
+        rather = PlacementDecision(placements=(), explanation=(), room=0) if far is None else decide(near)
+        return _prefer(count_apart(rather, far or 0, "model_data"), spec.model_data.worth_w, lambda: decide(spec))
+
+    def count_nodes_without_data(
+        self, spec: WorkloadSpec, near: WorkloadSpec, closed: frozenset[str] = NO_NODES
+    ) -> int | None:
+        """Counts the nodes that would do but for the model data that `near` requires; None if no node has these."""
+        view, wider = (self._view(_required_traits(one), closed) for one in (near, spec))
+        if view is None:
+            return 0
+        if not view.is_open.any():
+            return None
+        is_far = self.snapshot().nodes.available & ~view.is_open
+        return int((is_far if wider is None else is_far & wider.is_open).sum())
 
     def _decide_among(
         self, ground: _Ground, planner: Planner, spec: WorkloadSpec, workload_id: str, closed: frozenset[str]
@@ -229,7 +275,7 @@ class WorkloadPlacer:
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             constraint = "reservation" if closed else "traits" if spec.process is None else "processes"
-            return _without_traits(decision, int((there & ~view.is_open).sum()), constraint)
+            return count_apart(decision, int((there & ~view.is_open).sum()), constraint)
         lacks = self._exceeded_budgets(ground, spec, decision)
         return self._elsewhere(ground, spec, decision, lacks) if lacks else decision
 
@@ -324,7 +370,7 @@ class WorkloadPlacer:
             self.searches += 1
             found = self._within.decide_placement(here.with_open(is_open), one, policy.weights, policy.placement)
             if not found.placements:
-                found = _without_traits(found, int((here.nodes.available & ~is_open).sum()))
+                found = count_apart(found, int((here.nodes.available & ~is_open).sum()))
                 return replace(found, room=replica, explanation=(*explanation[:1], *found.explanation))
             (place,) = found.placements
             placements.append(replace(place, replica=replica))
@@ -373,16 +419,19 @@ def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:
     return np.fromiter((name in names for name in snapshot.names), np.bool_, len(snapshot.names))
 
 
-def _without_traits(decision: PlacementDecision, count: int, constraint: str = "traits") -> PlacementDecision:
-    """Returns the decision with nodes that lack traits counted under their own constraint, not `unavailable`."""
-    removals = []
-    for item in decision.removals:
-        left = item.nodes - count if item.constraint == "unavailable" else item.nodes
-        if left > 0:
-            removals.append(replace(item, nodes=left))
-    found = (*removals, Removal(constraint=constraint, nodes=count)) if count else tuple(removals)
-    explained = tuple(replace(item, removals=found) for item in decision.explanation)
-    return replace(decision, removals=found, explanation=explained)
+def count_apart(decision: PlacementDecision, count: int, constraint: str = "traits") -> PlacementDecision:
+    """Returns the decision with so many of its unavailable nodes counted under another constraint, which closed them."""
+    if not count:
+        return decision
+
+    def divide(removals: tuple[Removal, ...]) -> tuple[Removal, ...]:
+        left = (
+            replace(item, nodes=item.nodes - count) if item.constraint == "unavailable" else item for item in removals
+        )
+        return (*(item for item in left if item.nodes > 0), Removal(constraint=constraint, nodes=count))
+
+    explained = tuple(replace(item, removals=divide(item.removals)) for item in decision.explanation)
+    return replace(decision, removals=divide(decision.removals), explanation=explained)
 
 
 def _room(replicas: int, lacks: list[ExceededBudget]) -> int:

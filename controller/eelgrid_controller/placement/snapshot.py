@@ -546,4 +546,4 @@ class SnapshotMirror:
         self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))
         self._sorts[row] = _sorts_held(record)
         self._is_ready[row] = record.is_ready
-        self._traits[row] = record.others.traits if record.is_schedulable else None
+        self._traits[row] = record.traits if record.is_schedulable else None

@@ -126,6 +126,11 @@ class AheadOfJournal:
     workload_ids: tuple[str, ...] = ()
 
 
+def make_data_trait(name: str) -> str:
+    """Returns the trait of nodes that have model data; a space is in no trait of an engine."""
+    return f"model data {name}"
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
     """One node and its allocations; the amounts are sums over the assignments."""
@@ -180,6 +185,12 @@ class NodeRecord:
             if workload_id in workload_ids:
                 twin.release(workload_id, replica)
         return twin
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """What work may ask of it: the traits that an engine gave it, and the model data on its disks."""
+        data = self.inventory.model_data
+        return (*self.others.traits, *map(make_data_trait, data)) if data else self.others.traits
 
     @property
     def allocated_gpu_milli(self) -> int:

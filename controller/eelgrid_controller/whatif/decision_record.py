@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eelgrid_controller.placement.explanations import describe_pending_reason
-from eelgrid_controller.placement.placer import WorkloadPlacer, restrict_to_preferred
+from eelgrid_controller.placement.placer import WorkloadPlacer, count_apart, restrict_to_data, restrict_to_preferred
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.placement.power import GpuPowerPrior, PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
@@ -106,6 +106,12 @@ def _is_on(event: WorkloadPlaced | WorkloadDeferred, spec: WorkloadSpec, state: 
     return all(gpu is not None and gpu.model in spec.request.gpu_models for gpu in gpus)
 
 
+def _has_traits(event: WorkloadPlaced | WorkloadDeferred, spec: WorkloadSpec, chooser: WorkloadPlacer) -> bool:
+    """Whether work was placed on nodes that have every trait."""
+    places = () if isinstance(event, WorkloadDeferred) else event.placements
+    return bool(places) and all(chooser.has_required_traits(spec, place.node_name) for place in places)
+
+
 def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, catalogue: Catalogue) -> dict[str, Any]:
     """The last decision on a workload as a document for JSON; raises FailedPrecondition if it is too long ago."""
     index = _found(past, workload_id)
@@ -127,6 +133,9 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
             spec = admitted if own is None or not _is_on(event, own, state) else own
     preferred = restrict_to_preferred(spec)
     spec = spec if preferred is None or not _is_on(event, preferred, state) else preferred
+    near, far = restrict_to_data(spec), 0
+    if near is not None and _has_traits(event, near, chooser):
+        spec, far = near, chooser.count_nodes_without_data(spec, near) or 0
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,
@@ -136,7 +145,9 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         "revision": seq,
         "time_ns": event.time_ns,
         "spec": to_plain(
-            replace(spec, name="decided", gpu_preference=None, namespace="", user="", queue="", labels={})
+            replace(
+                spec, name="decided", gpu_preference=None, model_data=None, namespace="", user="", queue="", labels={}
+            )
         ),
         "weights": to_plain(state.policy.weights),
         "placement": state.policy.placement,
@@ -148,6 +159,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
             if within.closed.intersection(chooser.allowance.budgets_above(name))
             or not chooser.has_required_traits(spec, name)
         ),
+        "without_data": far,
         "budget": describe_pending_reason(spec.request, within) if within.lack else "",
         "held": describe_pending_reason(spec.request, within) if within.hold or within.queue_hold else "",
         "outcome": (
@@ -209,6 +221,7 @@ def _replay_document(document: Mapping[str, Any]) -> DecisionReplay:
     if closed:
         snapshot = snapshot.with_open(np.array([name not in closed for name in snapshot.names], np.bool_))
     decision = Planner().decide_placement(snapshot, spec, weights, document["placement"])
+    decision = count_apart(decision, document.get("without_data", 0), "model_data")
     recorded: Mapping[str, Any] = document["outcome"]
     # What a spent limit holds is not decided on.
     said = document.get("held") or (

@@ -34,6 +34,7 @@ from eelgrid_protos.quantities import (
     OpenEnum,
     PlanEpoch,
     Range,
+    RequiredLabel,
     Seconds,
     Sentence,
     Text,
@@ -44,6 +45,8 @@ from eelgrid_protos.values import dataclass
 
 # Region, zone, hall, spine, leaf, rack, and two more.
 TOPOLOGY_PARTS_MOST = 8
+# Model data that a node tells of.
+MODEL_DATA_MOST = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class Inventory:
     topology: Annotated[tuple[Name, ...], Many(TOPOLOGY_PARTS_MOST)] = ()
     # The agent starts the processes of workloads.
     runs_processes: bool = False
+    # What lies whole on the node's disks.
+    model_data: Annotated[tuple[RequiredLabel, ...], Many(MODEL_DATA_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
         """Checks that UUIDs and indexes of devices are distinct."""

@@ -291,6 +291,19 @@ class GpuPreference:
             yield Violation("models", "is empty", "name the GPU models that are preferred, or leave out the preference")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelData:
+    """The model data that a workload loads; without `worth_w`, it goes to nodes that have all of it wherever they have room."""
+
+    data_names: Annotated[tuple[RequiredLabel, ...], Many(16)] = ()
+    worth_w: Watts | None = None
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that something is named."""
+        if not self.data_names:
+            yield Violation("data_names", "is empty", "name the model data that it loads, or leave them out")
+
+
 class DependencyCondition(OpenEnum):
     """How another workload must have ended; NOT_SUCCEEDED is failed or cancelled."""
 
@@ -373,6 +386,7 @@ class WorkloadSpec:
     deadline: JobDeadline | None = None
     gang: GangPart | None = None
     gpu_preference: GpuPreference | None = None
+    model_data: ModelData | None = None
 
     @property
     def has_promised_deadline(self) -> bool:

@@ -162,6 +162,7 @@ MODULE_OF_NAME = {
     "LogRequest": "agent_service_pb2",
     "MeasuredPoint": "profile_pb2",
     "MetricsSource": "promise_pb2",
+    "ModelData": "workload_pb2",
     "ModelSummary": "operator_service_pb2",
     "Move": "moves_pb2",
     "MoveToQueueRequest": "operator_service_pb2",
