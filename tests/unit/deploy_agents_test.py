@@ -105,6 +105,17 @@ def test_engines_beside_kubernetes_reach_the_lease_socket_in_a_folder_of_the_hos
     assert found["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
 
 
+def test_agents_list_the_folders_of_model_data_that_the_chart_names_and_write_nothing_there():
+    folders = ("/var/cache/huggingface/hub", "/data/models")
+    found = pick(objects_of("default", options=("--set", f"agent.modelData={{{','.join(folders)}}}")), "DaemonSet")
+    listed = parse_flags([one.replace("$(NODE_NAME)", "n") for one in container(found)["args"]]).model_data_folders
+    mounts = _mounts(found)
+    assert tuple(mounts[str(folder)] for folder in listed) == folders
+    read_only = {one["mountPath"] for one in container(found)["volumeMounts"] if one.get("readOnly")}
+    assert {str(folder) for folder in listed} <= read_only
+    assert not [one for one in container(pick(objects_of("default"), "DaemonSet"))["args"] if "model-data" in one]
+
+
 def test_classes_choose_what_agents_publish():
     devices = {
         kind: {"driver": "gpu.eelgrid.io", "attributes": {"gpu.eelgrid.io": {"type": kind}}} for kind in ("gpu", "mig")

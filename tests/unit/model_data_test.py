@@ -18,6 +18,8 @@ from eelgrid_agent.node import model_data
 from eelgrid_agent.node.inventory import DeviceSurvey
 from eelgrid_agent.node.model_data import list_model_data, watch_model_data
 from eelgrid_controller.cli.preferences import build_model_data
+from eelgrid_controller.engines.kubernetes.model import annotations
+from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.whatif.decision_record import replay_decision
 from eelgrid_protos.messages import MODEL_DATA_MOST, GpuPreference, ModelData, RecommendMovesRequest, WorkloadPhase
@@ -185,6 +187,19 @@ def test_the_options_are_names_and_what_they_are_worth():
     assert found == ModelData(data_names=("meta-llama/Llama-3.1-8B", "qwen"), worth_w=40.0)
     with pytest.raises(click.UsageError, match="--model-data-worth needs --model-data"):
         build_model_data({"model_data": " ", "model_data_worth": 40.0})
+
+
+def test_a_pod_says_it_by_annotations():
+    key, worth = "eelgrid.io/model-data", "eelgrid.io/model-data-worth-watts"
+    parse = annotations.parse_model_data
+    assert parse({}) is None
+    assert parse({key: "meta-llama/Llama-3.1-8B, qwen, qwen"}) == ModelData(
+        data_names=("meta-llama/Llama-3.1-8B", "qwen")
+    )
+    assert parse({key: "llama", worth: "40.5"}) == replace(LLAMA, worth_w=40.5)
+    for wrong in ({worth: "40"}, {key: "llama", worth: "much"}, {key: ""}):
+        with pytest.raises(AnnotationUnreadable):
+            parse(wrong)
 
 
 # On the node

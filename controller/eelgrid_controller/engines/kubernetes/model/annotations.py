@@ -19,6 +19,7 @@ from eelgrid_protos.messages import (
     LatencyObjective,
     MetricsServer,
     MetricsSource,
+    ModelData,
     WorkloadKind,
 )
 
@@ -166,12 +167,28 @@ def _parse_models(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
 def parse_gpu_preference(annotations: Mapping[str, str]) -> GpuPreference | None:
     """Models that are preferred to others, and the modelled watts that this is worth; None where nothing is said."""
     models = _parse_models(annotations, well_known.ANNOTATION_PREFERRED_GPU_MODELS)
-    key = well_known.ANNOTATION_PREFERRED_GPU_WORTH
-    text = annotations.get(key)
-    if text is not None and not models:
-        _fail(key, "is set without models", f"set {well_known.ANNOTATION_PREFERRED_GPU_MODELS} too")
-    worth_w = None if text is None else float(_match(_PLAIN, key, text, "write watts, such as 50")[0])
+    key, without = well_known.ANNOTATION_PREFERRED_GPU_WORTH, well_known.ANNOTATION_PREFERRED_GPU_MODELS
+    worth_w = _parse_worth(annotations, key, "" if models else without)
     return GpuPreference(models=models, worth_w=worth_w) if models else None
+
+
+def parse_model_data(annotations: Mapping[str, str]) -> ModelData | None:
+    """Model data that a pod loads, and the modelled watts that a node with it is worth; None where nothing is said."""
+    key, worth = well_known.ANNOTATION_MODEL_DATA, well_known.ANNOTATION_MODEL_DATA_WORTH
+    text = annotations.get(key)
+    names = () if text is None else tuple(dict.fromkeys(_items(key, text, "write such as meta-llama/Llama-3.1-8B")))
+    worth_w = _parse_worth(annotations, worth, "" if names else key)
+    return ModelData(data_names=names, worth_w=worth_w) if names else None
+
+
+def _parse_worth(annotations: Mapping[str, str], key: str, without: str) -> float | None:
+    """Watts that a preference is worth; None where nothing is said. Fails if the annotation of what is preferred is missing."""
+    text = annotations.get(key)
+    if text is None:
+        return None
+    if without:
+        _fail(key, "is set without what is worth that", f"set {without} too")
+    return float(_match(_PLAIN, key, text, "write watts, such as 50")[0])
 
 
 def parse_counts(annotations: Mapping[str, str], key: str) -> tuple[int, ...]:

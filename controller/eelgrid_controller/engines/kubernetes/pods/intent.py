@@ -66,6 +66,8 @@ _POD_IP = "{pod_ip}"
 _FIELDS = {
     "gpu_preference": well_known.ANNOTATION_PREFERRED_GPU_MODELS,
     "gpu_preference.worth_w": well_known.ANNOTATION_PREFERRED_GPU_WORTH,
+    "model_data": well_known.ANNOTATION_MODEL_DATA,
+    "model_data.worth_w": well_known.ANNOTATION_MODEL_DATA_WORTH,
     "priority": well_known.ANNOTATION_PRIORITY,
     "queue": well_known.KUEUE_QUEUE,
     "replicas": well_known.ANNOTATION_GROUP_SIZE,
@@ -158,6 +160,7 @@ def _intent(pod: Pod, holders: OwnerTemplates, queues: QueueLabels) -> WorkloadI
         never_preempts=pod.never_preempts,
         evicted_by_engine=_is_requeued(pod),
         gpu_preference=annotations.parse_gpu_preference(pod.annotations),
+        model_data=annotations.parse_model_data(pod.annotations),
     )
     try:
         check_message(spec)
