@@ -29,6 +29,7 @@ serve)
     done
     ;;
 *)
+    [ ! -w "$0.clients" ] || id -u >> "$0.clients"
     while read -r line; do
         echo "$line" > "$pipes/control"
         [ "$line" != get_server_list ] || echo SERVER
@@ -55,6 +56,11 @@ class MpsProgram:
     def repair(self) -> None:
         """Lets it start again."""
         self._path.with_name(f"{PROGRAM}.broken").unlink()
+
+    @property
+    def clients(self) -> set[str]:
+        """The users as whom it was run to give commands, where that is noted."""
+        return set(self._path.with_name(f"{PROGRAM}.clients").read_text().split())
 
     @property
     def commands(self) -> list[str]:

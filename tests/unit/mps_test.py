@@ -242,8 +242,9 @@ def test_users_of_a_gpu_have_daemons_of_their_own_which_run_as_they(tmp_path, pr
         if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o011)
     daemons = build_daemons(tmp_path)
-    (tmp_path / "bin" / f"{PROGRAM}.commands").touch()
-    (tmp_path / "bin" / f"{PROGRAM}.commands").chmod(0o666)
+    for suffix in ("commands", "clients"):
+        (tmp_path / "bin" / f"{PROGRAM}.{suffix}").touch()
+        (tmp_path / "bin" / f"{PROGRAM}.{suffix}").chmod(0o666)
     found = {}
     daemons.on_settled = lambda waiting, problem: found.update(
         {item.workload_id: problem or daemons.admit(item, users[items.index(item)]) for item in waiting}
@@ -264,12 +265,18 @@ def test_users_of_a_gpu_have_daemons_of_their_own_which_run_as_they(tmp_path, pr
     assert sorted(line for line in program.commands if line != "quit") == [
         f"start {GPU} as {user.uid}" for user in users
     ]
+    # Each is spoken to with its user's rights: what stands for its pipe may be a link to any file of root's.
+    assert program.clients == {f"{user.uid}" for user in users}
 
 
 def test_a_process_id_of_another_users_daemon_is_none_of_this_directory(tmp_path):
     (tmp_path / PID_FILE).write_text(str(os.getpid()))
     assert find_daemon(str(tmp_path)) == 0
     (tmp_path / PID_FILE).write_text("many")
+    assert find_daemon(str(tmp_path)) == 0
+    # One that nobody writes into would hold up the agent.
+    (tmp_path / PID_FILE).unlink()
+    os.mkfifo(tmp_path / PID_FILE)
     assert find_daemon(str(tmp_path)) == 0
 
 

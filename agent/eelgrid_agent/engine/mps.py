@@ -175,7 +175,7 @@ class MpsDaemons:
         if find_daemon(daemon.pipes):
             return
         pipes, user = Path(daemon.pipes), daemon.user
-        log = _make_directory(pipes, user)
+        log = await asyncio.to_thread(_make_directory, pipes, user)
         try:
             process = await asyncio.create_subprocess_exec(
                 self.program,
@@ -220,7 +220,8 @@ class MpsDaemons:
                 if await _is_gone(pipes, pid):
                     break
             _LOG.info("event=mps_stopped pipes=%s", pipes)
-        shutil.rmtree(pipes, ignore_errors=True)
+        # A user may have put as much there as the disk holds.
+        await asyncio.to_thread(shutil.rmtree, pipes, ignore_errors=True)
         _log_file(Path(pipes)).unlink(missing_ok=True)
 
     def _describe_share(self, pipes: str, assignment: Assignment) -> dict[str, str]:

@@ -17,11 +17,14 @@ _CLIENTS_MOST = 1000
 def find_daemon(pipes: str) -> int:
     """Returns the process id of the control daemon of a pipe directory; 0 if none runs.
 
-    The file is the user's, who may write what is not his into it.
+    The file is the user's, who may put anything in its place.
     """
     try:
-        with open(os.path.join(pipes, PID_FILE), encoding="ascii") as file:
-            pid = int(file.read(32))
+        descriptor = os.open(os.path.join(pipes, PID_FILE), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            pid = int(os.read(descriptor, 32))
+        finally:
+            os.close(descriptor)
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             is_daemon = file.read().startswith(PROCESS_NAME)
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -33,11 +36,16 @@ def find_daemon(pipes: str) -> int:
 
 
 def send_commands(program: str, pipes: str, commands: str, timeout_s: float) -> str:
-    """Gives a daemon commands, one in each line, and returns what it answers; empty if it cannot be asked in time."""
+    """Gives a daemon commands, one in each line, and returns what it answers; empty if it cannot be asked in time.
+
+    The program runs as the user of the directory, who may let the names in it lead anywhere.
+    """
     # Not loaded by the fork server, which is small.
     import subprocess
 
     try:
+        owner = os.stat(pipes)
+        is_other = owner.st_uid != os.geteuid()
         done = subprocess.run(  # noqa: S603
             [program],
             input=commands.encode("ascii"),
@@ -46,8 +54,11 @@ def send_commands(program: str, pipes: str, commands: str, timeout_s: float) -> 
             env={"PATH": os.environ.get("PATH", os.defpath), "CUDA_MPS_PIPE_DIRECTORY": pipes},
             timeout=timeout_s,
             check=False,
+            user=owner.st_uid if is_other else None,
+            group=owner.st_gid if is_other else None,
+            extra_groups=() if is_other else None,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.decode("ascii", "replace")
 
