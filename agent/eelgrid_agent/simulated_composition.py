@@ -80,6 +80,19 @@ class SimulatedAgent:
     layouts: MigService
 
 
+def _identify(spec: NodeSpec, *, runs_processes: bool) -> NodeIdentity:
+    return NodeIdentity(
+        node_name=spec.node_name,
+        agent_version=__version__,
+        pool=spec.pool,
+        labels=spec.labels,
+        simulated=True,
+        topology=spec.topology,
+        runs_processes=runs_processes,
+        model_data=spec.model_data,
+    )
+
+
 def build_simulated_node(
     simulation: SimulatedNode,
     device: DevicePort,
@@ -110,22 +123,12 @@ def build_simulated_node(
             uuid, GpuLoad(utilization_ratio=ratio, memory_bytes=memory_bytes)
         ),
     )
-    identity = NodeIdentity(
-        node_name=spec.node_name,
-        agent_version=__version__,
-        pool=spec.pool,
-        labels=spec.labels,
-        simulated=True,
-        topology=spec.topology,
-        model_data=spec.model_data,
-        runs_processes=processes is not None,
-    )
     host = SimulatedHost(
         cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
     )
     guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().speed_up(spec.hurry))
     node = AgentNode(
-        identity,
+        _identify(spec, runs_processes=processes is not None),
         host=host,
         engine=engine,
         clock=clock,
