@@ -11,6 +11,7 @@ from tests.builders.attempts import ended, output, python, shell, status, until_
 from tests.mps_rig import SERVER_PID, MpsProgram
 from tests.waiting import wait_until
 
+from eelgrid_agent.engine import mps
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.mps import MpsDaemonFailed, MpsDaemons
 from eelgrid_agent.engine.mps_control import PID_FILE, PROGRAM, find_daemon
@@ -134,7 +135,8 @@ def test_each_gpu_has_a_daemon_of_its_own_and_memory_is_limited_where_it_is_know
     ]
 
 
-def test_without_a_daemon_an_attempt_returns_to_the_queue_and_the_next_one_tries_again(tmp_path, program):
+def test_without_a_daemon_an_attempt_returns_to_the_queue_and_the_next_one_tries_again(tmp_path, program, monkeypatch):
+    monkeypatch.setattr(mps, "_GIVE_UP_S", 0.0)
     engine = build_engine(tmp_path)
     program.break_down()
     first, second = share("true", "w-1"), share("true", "w-2")
@@ -152,6 +154,24 @@ def test_without_a_daemon_an_attempt_returns_to_the_queue_and_the_next_one_tries
     assert (refused.state, refused.started_ns, refused.gpu_held) == (AttemptState.ENDED, 0, True)
     assert refused.reason == (f"its MPS daemon does not start: {PROGRAM} -d ended with 1: cannot find an NVIDIA driver")
     assert good.is_success
+
+
+def test_a_daemon_that_does_not_start_at_first_is_tried_again_while_its_attempt_waits(tmp_path, program, monkeypatch):
+    monkeypatch.setattr(mps, "_TRY_AGAIN_S", 0.01)
+    engine = build_engine(tmp_path)
+    program.break_down()
+    item, stopped = share("true", "w-1"), share("true", "w-2")
+
+    async def scene():
+        engine.start(item, stopped)
+        await wait_until((tmp_path / "m" / f"{pipes(tmp_path).name}.log").exists)
+        engine.refuse(stopped, "stopped before it started")
+        program.repair()
+        await wait_until(lambda: attempt_key(item) in engine.list_attempts())
+        return await ended(engine, item)
+
+    assert play(scene, engine).is_success
+    assert [line.split()[0] for line in program.commands] == ["start", "quit"]
 
 
 def test_an_attempt_that_is_stopped_while_it_waits_for_its_daemon_never_begins(tmp_path, program):

@@ -37,6 +37,9 @@ MPS = "mps"
 _LOG_SUFFIX = ".log"
 _START_S = 10.0
 _QUIT_S = 10.0
+# One that does not start is tried again for so long: work that returned to the queue at once would come back at once.
+_TRY_AGAIN_S = 5.0
+_GIVE_UP_S = 60.0
 _LOOK_AGAIN_S = 0.02
 # Linux takes 107 bytes for a socket's path, of which the daemon's own names have some.
 PATH_BYTES_MOST = 80
@@ -87,11 +90,6 @@ class MpsDaemons:
         # Who is a client, and of which.
         self._clients: dict[AttemptKey, _Daemon] = {}
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-
-    @property
-    def count(self) -> int:
-        """How many run."""
-        return sum(daemon.is_up for daemon in self._daemons.values())
 
     def admit(self, assignment: Assignment, user: JobUser | None) -> Mapping[str, str] | None:
         """Returns the variables of an attempt, without any for one that has no share; None if it waits for its daemon."""
@@ -145,10 +143,14 @@ class MpsDaemons:
 
     async def _settle(self, daemon: _Daemon) -> None:
         """Starts or stops a daemon, until nobody waits and one without users has quit."""
+        give_up_s = time.monotonic() + _GIVE_UP_S
         try:
             while daemon.waiting or not daemon.users:
                 if daemon.waiting:
                     problem = await self._find_start_problem(daemon)
+                    if problem and time.monotonic() < give_up_s:
+                        await asyncio.sleep(_TRY_AGAIN_S)
+                        continue
                     ready, daemon.waiting = tuple(daemon.waiting.values()), {}
                     daemon.is_up = not problem
                     self.on_settled(ready, problem)
