@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.placement.explanations import select_binding_constraint
 from eelgrid_controller.state.pending_reasons import PendingConstraint, describe_hint, find_constraint
@@ -128,3 +129,27 @@ def test_whatever_rules_out_nodes_a_constraint_of_the_union_is_named():
             removals = [Removal(constraint=name, nodes=1) for name in chosen]
             assert find_constraint(select_binding_constraint(removals, 0)).describe()
     assert find_constraint(select_binding_constraint((), 1)) is PendingConstraint.REPLICAS
+
+
+def test_a_model_that_only_nodes_out_of_service_have_is_not_said_to_be_nowhere():
+    """Each way in which three nodes may have the model or another, and be in service, full or cordoned."""
+    states = list(itertools.product(("G2", "G3"), ("open", "full", "cordoned")))
+    for nodes in itertools.combinations_with_replacement(states, 3):
+        core = build_core(*(build_node(f"n{n}", gpus=1, model=model) for n, (model, _) in enumerate(nodes)))
+        for model in ("G2", "G3"):
+            for number in range(nodes.count((model, "full"))):
+                core.submit(build_request(f"{model}-{number}", models=(model,)), now_ns=1)
+        taken = {place.node_name for held in core.state.workloads.values() for place in held.placements}
+        closed = {f"n{n}" for n, (model, state) in enumerate(nodes) if state == "cordoned" and f"n{n}" not in taken}
+        for name in sorted(closed):
+            core.cordon_node(name, now_ns=2)
+        having = {f"n{n}" for n, (model, _) in enumerate(nodes) if model == "G3"}
+        if not having:
+            continue
+        core.submit(build_request("job", models=("G3",)), now_ns=3)
+        workload = core.workload("job")
+        if having - closed - taken:
+            assert workload.placements, nodes
+        else:
+            named = workload.reason.partition(":")[0]
+            assert named == ("gpu_count" if having & taken else "unavailable"), (nodes, workload.reason)

@@ -68,7 +68,8 @@ _STANDING = ("gpu_model", "unavailable", "traits", "processes", "reservation")
 def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
     """Returns the constraint to name: CPU, memory or both where only they lack, else the one that removed most nodes.
 
-    Of equals it is the later, as it is nearer to a fit.
+    Of equals it is the later, as it is nearer to a fit. That no node has an allowed model is said only of nodes that are all
+    in service: one that is not may have it, and does where work could be submitted.
     """
     if room > 0:
         return "replicas"
@@ -77,6 +78,8 @@ def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
     if amounts:
         return "+".join(amounts)
     lifting = [removal for removal in found if removal.constraint not in _STANDING]
+    if any(removal.constraint == "unavailable" for removal in found):
+        found = [removal for removal in found if removal.constraint != "gpu_model"]
     chosen = max(reversed(lifting or found), key=lambda removal: removal.nodes, default=None)
     return chosen.constraint if chosen else "no_nodes"
 
