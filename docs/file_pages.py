@@ -31,6 +31,7 @@ from eelgrid_protos.messages import (
     ProcessSpec,
     ResourceRequest,
     ServicePromise,
+    SetPowerBudgets,
     SetWeights,
     SubmitCopies,
     TerminalSize,
@@ -185,6 +186,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "node_names": "the nodes that take no work any more",
         "remove": "whether they are switched off, too, so that their idle watts go",
     },
+    SetPowerBudgets: {"budgets": "all that are in force then: `[{scope: rack, name: r1, limit_w: 20000}]`"},
     SetWeights: {
         "objective": "`energy`, `balanced` or `performance`",
         "weights": "numbers instead of a name: [Weights](#weights), as in [the cost](../explanation/placement.md#the-cost)",
@@ -477,6 +479,7 @@ kind and its fields. Added nodes and copies are 10,000 at most.
 - AddNodes: {count: 1, shape: {like_node: gpu-1}}
 - DrainNodes: {node_names: [gpu-2], remove: true}
 - SetWeights: {objective: energy}
+- SetPowerBudgets: {budgets: [{scope: cluster, limit_w: 200000}]}
 - CancelWorkloads: {workload_ids: [train]}
 - PlaceAnew: {}
 - SubmitCopies: {copies: 5, spec: {name: train, request: {gpus: 8, cpu: 64, memory: 256GiB}}}
@@ -558,7 +561,17 @@ def fleet_file_page() -> str:
     """The page of the file that `--simulate` reads, and of other files that describe nodes."""
     changes = [
         part
-        for cls in (AddNodes, NodeShape, DrainNodes, SetWeights, Weights, PlaceAnew, SubmitCopies, CancelWorkloads)
+        for cls in (
+            AddNodes,
+            NodeShape,
+            DrainNodes,
+            SetWeights,
+            Weights,
+            SetPowerBudgets,
+            PlaceAnew,
+            SubmitCopies,
+            CancelWorkloads,
+        )
         for part in (
             f"### {cls.__name__}",
             message_table(cls) if MEANINGS[cls] else "Places all work again from an empty cluster. It has no field.",

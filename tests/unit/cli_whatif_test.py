@@ -15,10 +15,13 @@ from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     OBJECTIVES,
     AddNodes,
+    BudgetScope,
     CancelWorkloads,
     DrainNodes,
     NodeShape,
     PlaceAnew,
+    PowerBudget,
+    SetPowerBudgets,
     SetWeights,
     SubmitCopies,
     WhatIfRequest,
@@ -101,6 +104,20 @@ def test_flags_become_changes_in_their_order(eelctl, fake):
     ]
 
 
+def test_a_budget_is_changed_among_those_in_force(eelctl, fake):
+    held = (
+        PowerBudget(scope=BudgetScope.RACK, name="r1", limit_w=5e3),
+        PowerBudget(scope=BudgetScope.CLUSTER, limit_w=9e4),
+    )
+    fake.policy = replace(fake.policy, budgets=held)
+    result = eelctl.run("whatif", "--budget", "rack:r1=none", "--budget", "node:n7=5600W", "--objective", "energy")
+    assert result.exit_code == 0, result.output
+    assert [change.change for change in fake.asked.changes] == [
+        SetWeights(objective="energy"),
+        SetPowerBudgets(budgets=(held[1], PowerBudget(scope=BudgetScope.NODE, name="n7", limit_w=5600.0))),
+    ]
+
+
 def test_a_file_holds_any_sequence(eelctl, fake, tmp_path):
     sequence, jobs = tmp_path / "changes.yaml", tmp_path / "jobs.yaml"
     sequence.write_text("- PlaceAnew:\n- DrainNodes: {node_names: [a]}\n- PlaceAnew: {}\n")
@@ -146,7 +163,7 @@ def test_a_capacity_plan(eelctl):
     ("arguments", "code", "said"),
     [
         (("whatif",), 2, "name at least one change"),
-        (("whatif", "--budget", "5kW"), 2, "try budgets with eelctl promises --budget"),
+        (("whatif", "--budget", "5kW"), 2, "write cluster=200kW, rack:NAME=20kW or node:NAME=5600W"),
         (("whatif", "--add", "3:T4"), 2, "write MODEL:COUNT, for example H100-SXM5-80GB:8"),
         (("whatif", "--add", "T4:8"), 2, "begin with the number of nodes"),
         (("whatif", "--add-like", "0:a"), 2, "begin with the number of nodes"),

@@ -138,6 +138,6 @@ def test_whatif_takes_the_example_of_changes():
     (text,) = _blocks(FLEET, "yaml")
     file = SimpleNamespace(read=lambda _: text, name="the page")
     nothing = dict.fromkeys(("objective", "file", "cpu", "memory", "gpus", "gpu_share", "anew"))
-    lists = dict.fromkeys(("drain", "remove", "add", "add_like", "weight", "cancel"), ())
+    lists = dict.fromkeys(("drain", "remove", "add", "add_like", "weight", "budget", "cancel"), ())
     found = parse_changes({"changes": file, "copies": 1, **nothing, **lists}, lambda: None)
     assert [type(one.change).__name__ for one in found] == [next(iter(row)) for row in yaml.safe_load(text)]

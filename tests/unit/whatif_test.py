@@ -20,12 +20,15 @@ from eelgrid_protos.faults import DeadlineExceeded, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     OBJECTIVES,
     AddNodes,
+    BudgetScope,
     CancelWorkloads,
     DrainNodes,
     ImaginedOutcome,
     NodeShape,
     PlaceAnew,
     PlanCapacityRequest,
+    PowerBudget,
+    SetPowerBudgets,
     SetWeights,
     SubmitCopies,
     WhatIfChange,
@@ -53,6 +56,10 @@ def counts(answer):
     return {count.outcome.name: count.workloads for count in answer.counts}
 
 
+def cluster_budget(limit_w):
+    return PowerBudget(scope=BudgetScope.CLUSTER, limit_w=limit_w)
+
+
 def busy(**more):
     """Two nodes of two GPUs, full; w-4 waits."""
     core = build_core(build_node("a"), build_node("b"), **more)
@@ -60,6 +67,39 @@ def busy(**more):
         core.submit(build_request(gpus=1), now_ns=2)
     core.submit(build_request(gpus=2), now_ns=3)
     return core
+
+
+def test_under_other_budgets_new_work_waits_for_watts_or_no_longer_does_and_what_runs_stays():
+    """Each GPU may draw 300 W by default, and some watts idle; three hold work, and a fourth is free."""
+    nodes = (build_node(name) for name in ("a", "b"))
+    core = build_core(
+        *(
+            replace(
+                node,
+                gpus=tuple(replace(gpu, power_limit_default_w=300.0, power_limit_max_w=300.0) for gpu in node.gpus),
+            )
+            for node in nodes
+        )
+    )
+    core.update_policy(replace(core.state.policy, budgets=(cluster_budget(1000.0),)), now_ns=2)
+    for _ in range(4):
+        core.submit(build_request(gpus=1), now_ns=2)
+    assert core.workload("w-4").reason.startswith("budget:")
+
+    def submit(*budgets):
+        return imagined(core, SetPowerBudgets(budgets=budgets), SubmitCopies(spec=build_request(gpus=1).spec))
+
+    raised = submit(cluster_budget(1200.0))
+    assert counts(raised) == {"PLACED": 1, "WAITS": 1}
+    (placed,) = [one for one in raised.differences if one.outcome is ImaginedOutcome.PLACED]
+    assert (placed.workload_id, placed.reason) == ("w-4", f"waited for {core.workload('w-4').reason}")
+    # Without any, what waits goes before what is new.
+    assert counts(submit()) == {"PLACED": 1, "WAITS": 1}
+    # What runs is held to lower limits instead, which is not placement's.
+    assert counts(submit(cluster_budget(100.0))) == {"WAITS": 1}
+    drained = imagined(core, SetPowerBudgets(budgets=(cluster_budget(300.0),)), DrainNodes(node_names=("a",)))
+    assert counts(drained)["DISPLACED"] == len(core.state.nodes["a"].assignments)
+    assert core.state.policy.budgets == (cluster_budget(1000.0),)
 
 
 def test_a_copy_shares_nothing_that_changes():

@@ -25,7 +25,7 @@ from eelgrid_controller.cli.connection import (
     read_input,
 )
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
-from eelgrid_controller.cli.policy import resolve_weights
+from eelgrid_controller.cli.policy import apply_budget_options, resolve_weights
 from eelgrid_controller.cli.workload_names import find_workload
 from eelgrid_controller.cli.workloads import (
     read_spec_amounts,
@@ -53,13 +53,14 @@ from eelgrid_protos.messages import (
     PlaceAnew,
     PlanCapacityRequest,
     PlanCapacityResponse,
+    Policy,
     ResourceRequest,
+    SetPowerBudgets,
     SetWeights,
     ShadowReport,
     StartShadowRequest,
     StopShadowRequest,
     SubmitCopies,
-    Weights,
     WhatIfChange,
     WhatIfRequest,
     WhatIfResponse,
@@ -68,15 +69,6 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.plain_messages import from_plain
 
 _FILE_BYTES_MOST = 64 * 1024 * 1024
-_NO_BUDGET = (
-    "power budgets affect the limits of running jobs, not placement; "
-    "try budgets with eelctl promises --budget cluster=100kW"
-)
-
-
-def _no_budget(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(_NO_BUDGET)
 
 
 # Those that name changes.
@@ -149,10 +141,9 @@ change_options = add_options(
     ),
     click.option(
         "--budget",
-        hidden=True,
-        expose_value=False,
-        callback=_no_budget,
-        help="Not supported here: use eelctl promises --budget.",
+        multiple=True,
+        metavar="SCOPE=WATTS",
+        help="Change one power budget: cluster=100kW, rack:r1=20kW, node:n7=none; repeatable.",
     ),
 )
 
@@ -189,9 +180,11 @@ def _nodes(flags: dict[str, Any]) -> Iterator[DrainNodes | AddNodes]:
         yield AddNodes(count=count, shape=NodeShape(like_node=name))
 
 
-def _weights(flags: dict[str, Any], in_force: Callable[[], Weights]) -> Iterator[SetWeights]:
+def _policy(flags: dict[str, Any], in_force: Callable[[], Policy]) -> Iterator[SetWeights | SetPowerBudgets]:
     if flags["weight"] or flags["objective"]:
-        yield resolve_weights(flags["objective"], flags["weight"], in_force)
+        yield resolve_weights(flags["objective"], flags["weight"], lambda: in_force().weights)
+    if flags["budget"]:
+        yield SetPowerBudgets(budgets=apply_budget_options(in_force(), flags["budget"]))
 
 
 # Flags of a workload that submit none by themselves, with their defaults.
@@ -247,10 +240,10 @@ def _from_file(file: Any) -> tuple[WhatIfChange, ...]:
         raise RequestRefused(f"{file.name}: a change is not a mapping", "write for example `- PlaceAnew: {}`") from None
 
 
-def parse_changes(flags: dict[str, Any], in_force: Callable[[], Weights]) -> tuple[WhatIfChange, ...]:
-    """Returns the changes in order; `in_force` returns the weights in which single ones are changed."""
+def parse_changes(flags: dict[str, Any], in_force: Callable[[], Policy]) -> tuple[WhatIfChange, ...]:
+    """Returns the changes in order; `in_force` returns the policy of which single weights and budgets are changed."""
     found: list[WhatIfChange] = list(_from_file(flags["changes"])) if flags["changes"] else []
-    found.extend(WhatIfChange(change=change) for change in (*_nodes(flags), *_weights(flags, in_force)))
+    found.extend(WhatIfChange(change=change) for change in (*_nodes(flags), *_policy(flags, in_force)))
     if flags["cancel"]:
         found.append(WhatIfChange(change=CancelWorkloads(workload_ids=flags["cancel"])))
     if flags["anew"]:
@@ -381,13 +374,13 @@ def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
 
 def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tuple[WhatIfChange, ...]:
     named = tuple(find_workload(client, settings, typed).workload_id for typed in values["cancel"])
-    return parse_changes({**values, "cancel": named}, partial(_fetch_weights, client, settings))
+    return parse_changes({**values, "cancel": named}, partial(_fetch_policy, client, settings))
 
 
-def _fetch_weights(client: Any, settings: CliSettings) -> Weights:
-    """Fetches the weights in force."""
-    weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
-    return weights
+def _fetch_policy(client: Any, settings: CliSettings) -> Policy:
+    """Fetches the policy in force."""
+    policy: Policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+    return policy
 
 
 @click.command()
@@ -408,6 +401,7 @@ def whatif(settings: CliSettings, /, differences: int, **flags: Any) -> None:
     eelctl whatif --drain n1 --drain n2
     eelctl whatif --add 10:H100-SXM5-80GB:8 --gpus 8 --cpu 64 --copies 20
     eelctl whatif --objective energy --anew
+    eelctl whatif --budget rack:r1=20kW --gpus 8 --copies 4
     """  # noqa: D301
     with connect_operators(settings) as client:
         changes = _flags_of(flags, client, settings)
@@ -511,7 +505,7 @@ def start(settings: CliSettings, objective: str | None, weight: tuple[str, ...])
     if not (objective or weight):
         raise click.UsageError("name the second policy with --objective or --weight")
     with connect_operators(settings) as client:
-        wanted = resolve_weights(objective, weight, partial(_fetch_weights, client, settings))
+        wanted = resolve_weights(objective, weight, lambda: _fetch_policy(client, settings).weights)
         report = client.start_shadow(StartShadowRequest(weights=wanted), timeout=settings.timeout_s).report
         print_document(settings, report, _lines(report))
 

@@ -25,7 +25,7 @@ room leaves it out.
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.workloads import resolve_reported_models
@@ -77,6 +77,7 @@ from eelgrid_protos.messages import (
     PlanCapacityRequest,
     PlanCapacityResponse,
     Policy,
+    SetPowerBudgets,
     SetWeights,
     ShadowReport,
     SubmitCopies,
@@ -309,6 +310,10 @@ class _Trial:
                 self._add(shape, count)
             case SetWeights():
                 self._set_weights(change.change)
+            case SetPowerBudgets(budgets=budgets):
+                # Work that waits for watts is tried again.
+                self._core = None
+                self._set_policy(budgets=budgets)
             case PlaceAnew():
                 self._core = None
                 # Work that runs may run on whatever is spent: here it is not to wait for that.
@@ -363,9 +368,12 @@ class _Trial:
             self.state.apply(NodeJoined(time_ns=self.bench.now_ns, inventory=inventory))
 
     def _set_weights(self, change: SetWeights) -> None:
-        policy = self.state.policy
         weights = change.weights or OBJECTIVES[change.objective]
-        wanted = replace(policy, objective=change.objective or "custom", weights=weights, revision=policy.revision + 1)
+        self._set_policy(objective=change.objective or "custom", weights=weights)
+
+    def _set_policy(self, **changes: Any) -> None:
+        policy = self.state.policy
+        wanted = replace(policy, **changes, revision=policy.revision + 1)
         self.state.apply(PolicyChanged(time_ns=self.bench.now_ns, policy=wanted))
 
     def _submit(self, change: SubmitCopies) -> None:

@@ -329,6 +329,7 @@ if TYPE_CHECKING:
         RecommendPartitionsResponse,
         ReplicaMove,
         Resident,
+        SetPowerBudgets,
         SetWeights,
         ShadowReport,
         Standing,

@@ -331,6 +331,7 @@ MODULE_OF_NAME = {
     "ScheduleFluxResponse": "flux",
     "ServicePromise": "workload",
     "ServiceStatus": "workload",
+    "SetPowerBudgets": "proposals",
     "SetWeights": "proposals",
     "ShadowReport": "proposals",
     "Slice": "plan",

@@ -10,7 +10,7 @@ from typing import Annotated
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.explanation import Candidate
 from eelgrid_protos.messages.plan import GpuLayout, Slice
-from eelgrid_protos.messages.policy import OBJECTIVES, Weights
+from eelgrid_protos.messages.policy import OBJECTIVES, PowerBudget, Weights
 from eelgrid_protos.messages.workload import GpuModel, Placement, WorkloadSpec
 from eelgrid_protos.quantities import (
     Bytes,
@@ -100,6 +100,13 @@ class SetWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetPowerBudgets:
+    """Puts power budgets in the place of all that are in force."""
+
+    budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceAnew:
     """Places all work again from an empty cluster, in the order of submission."""
 
@@ -123,7 +130,7 @@ class CancelWorkloads:
 class WhatIfChange:
     """One change of a sequence; None for one of a newer version."""
 
-    change: DrainNodes | AddNodes | SetWeights | PlaceAnew | SubmitCopies | CancelWorkloads | None
+    change: DrainNodes | AddNodes | SetWeights | PlaceAnew | SubmitCopies | CancelWorkloads | SetPowerBudgets | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

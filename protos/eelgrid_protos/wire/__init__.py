@@ -242,6 +242,7 @@ MODULE_OF_NAME = {
     "ScheduleFluxResponse": "flux_service_pb2",
     "ServicePromise": "promise_pb2",
     "ServiceStatus": "operator_service_pb2",
+    "SetPowerBudgets": "whatif_pb2",
     "SetWeights": "whatif_pb2",
     "ShadowReport": "whatif_pb2",
     "Slice": "plan_pb2",

@@ -26,15 +26,15 @@ from eelgrid_protos.wire import policy_pb2 as eelgrid_dot_v1_dot_policy__pb2
 from eelgrid_protos.wire import workload_pb2 as eelgrid_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/whatif.proto\x12\neelgrid.v1\x1a\x17\x65\x65lgrid/v1/policy.proto\x1a\x19\x65\x65lgrid/v1/workload.proto\"g\n\tNodeShape\x12\x11\n\tlike_node\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x11\n\tgpu_count\x18\x03 \x01(\r\x12\x11\n\tcpu_milli\x18\x04 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\"0\n\nDrainNodes\x12\x12\n\nnode_names\x18\x01 \x03(\t\x12\x0e\n\x06remove\x18\x02 \x01(\x08\"?\n\x08\x41\x64\x64Nodes\x12$\n\x05shape\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.NodeShape\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"V\n\nSetWeights\x12\x11\n\tobjective\x18\x01 \x01(\t\x12)\n\x07weights\x18\x02 \x01(\x0b\x32\x13.eelgrid.v1.WeightsH\x00\x88\x01\x01\x42\n\n\x08_weights\"\x0b\n\tPlaceAnew\"F\n\x0cSubmitCopies\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12\x0e\n\x06\x63opies\x18\x02 \x01(\r\"\'\n\x0f\x43\x61ncelWorkloads\x12\x14\n\x0cworkload_ids\x18\x01 \x03(\t\"\x9d\x02\n\x0cWhatIfChange\x12\'\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x16.eelgrid.v1.DrainNodesH\x00\x12#\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x14.eelgrid.v1.AddNodesH\x00\x12-\n\x0bset_weights\x18\x03 \x01(\x0b\x32\x16.eelgrid.v1.SetWeightsH\x00\x12+\n\nplace_anew\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.PlaceAnewH\x00\x12*\n\x06submit\x18\x05 \x01(\x0b\x32\x18.eelgrid.v1.SubmitCopiesH\x00\x12-\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x1b.eelgrid.v1.CancelWorkloadsH\x00\x42\x08\n\x06\x63hange\"\xd9\x01\n\x0e\x43lusterFigures\x12\x13\n\x0bnodes_ready\x18\x01 \x01(\r\x12\x0c\n\x04gpus\x18\x02 \x01(\r\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x03 \x01(\x04\x12\x11\n\tcpu_milli\x18\x04 \x01(\x04\x12\x1b\n\x13\x61llocated_cpu_milli\x18\x05 \x01(\x04\x12\x0e\n\x06placed\x18\x06 \x01(\r\x12\x0f\n\x07pending\x18\x07 \x01(\r\x12\x18\n\x10modelled_power_w\x18\x08 \x01(\x01\x12\x1c\n\x14\x66ragmented_gpu_milli\x18\t \x01(\x04\"\x86\x01\n\tClassRoom\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x11\n\tgpu_count\x18\x02 \x01(\r\x12\x11\n\tgpu_milli\x18\x03 \x01(\r\x12\x12\n\ngpu_models\x18\x04 \x03(\t\x12\r\n\x05share\x18\x05 \x01(\x01\x12\x0e\n\x06\x62\x65\x66ore\x18\x06 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x07 \x01(\x04\"O\n\x0cOutcomeCount\x12,\n\x07outcome\x18\x01 \x01(\x0e\x32\x1b.eelgrid.v1.ImaginedOutcome\x12\x11\n\tworkloads\x18\x02 \x01(\r\"\xdd\x01\n\x12WorkloadDifference\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12,\n\x07outcome\x18\x03 \x01(\x0e\x32\x1b.eelgrid.v1.ImaginedOutcome\x12\x14\n\x0cnodes_before\x18\x04 \x03(\t\x12\x13\n\x0bnodes_after\x18\x05 \x03(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12-\n\tcandidate\x18\x07 \x01(\x0b\x32\x15.eelgrid.v1.CandidateH\x00\x88\x01\x01\x42\x0c\n\n_candidate\"T\n\rWhatIfRequest\x12)\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x18.eelgrid.v1.WhatIfChange\x12\x18\n\x10\x64ifferences_most\x18\x02 \x01(\r\"\xb1\x02\n\x0eWhatIfResponse\x12*\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12)\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12$\n\x05rooms\x18\x03 \x03(\x0b\x32\x15.eelgrid.v1.ClassRoom\x12(\n\x06\x63ounts\x18\x04 \x03(\x0b\x32\x18.eelgrid.v1.OutcomeCount\x12\x33\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x1e.eelgrid.v1.WorkloadDifference\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x07 \x01(\x08\x12\x0e\n\x06\x63opy_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\"z\n\x13PlanCapacityRequest\x12)\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x18.eelgrid.v1.WhatIfChange\x12$\n\x05shape\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.NodeShape\x12\x12\n\nnodes_most\x18\x03 \x01(\r\"\xa0\x01\n\x14PlanCapacityResponse\x12\x12\n\x05nodes\x18\x01 \x01(\rH\x00\x88\x01\x01\x12+\n\x07outcome\x18\x02 \x01(\x0b\x32\x1a.eelgrid.v1.WhatIfResponse\x12\x0e\n\x06wanted\x18\x03 \x01(\r\x12\x1d\n\x15waiting_with_one_less\x18\x04 \x01(\r\x12\x0e\n\x06trials\x18\x05 \x01(\rB\x08\n\x06_nodes\",\n\x15\x45xportDecisionRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"&\n\x16\x45xportDecisionResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"=\n\x12StartShadowRequest\x12\'\n\x07weights\x18\x01 \x01(\x0b\x32\x16.eelgrid.v1.SetWeights\"?\n\x13StartShadowResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.ShadowReport\"\x12\n\x10GetShadowRequest\"=\n\x11GetShadowResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.ShadowReport\"\x13\n\x11StopShadowRequest\">\n\x12StopShadowResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.ShadowReport\"\xff\x02\n\x0cShadowReport\x12\x11\n\tobjective\x18\x01 \x01(\t\x12$\n\x07weights\x18\x02 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12\x12\n\nstarted_ns\x18\x03 \x01(\x03\x12\x18\n\x10started_revision\x18\x04 \x01(\x04\x12\x10\n\x08revision\x18\x05 \x01(\x04\x12\x0e\n\x06\x65vents\x18\x06 \x01(\x04\x12(\n\x04live\x18\x07 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12*\n\x06shadow\x18\x08 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12\r\n\x05\x61like\x18\t \x01(\r\x12\x11\n\telsewhere\x18\n \x01(\r\x12\x12\n\nlive_alone\x18\x0b \x01(\r\x12\x14\n\x0cshadow_alone\x18\x0c \x01(\r\x12\x0f\n\x07neither\x18\r \x01(\r\x12\x33\n\x0b\x64ifferences\x18\x0e \x03(\x0b\x32\x1e.eelgrid.v1.WorkloadDifference*\xe6\x01\n\x0fImaginedOutcome\x12 \n\x1cIMAGINED_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17IMAGINED_OUTCOME_PLACED\x10\x01\x12\x1a\n\x16IMAGINED_OUTCOME_MOVED\x10\x02\x12\x1e\n\x1aIMAGINED_OUTCOME_DISPLACED\x10\x03\x12\x1a\n\x16IMAGINED_OUTCOME_WAITS\x10\x04\x12\x1c\n\x18IMAGINED_OUTCOME_REFUSED\x10\x05\x12\x1e\n\x1aIMAGINED_OUTCOME_CANCELLED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x65lgrid/v1/whatif.proto\x12\neelgrid.v1\x1a\x17\x65\x65lgrid/v1/policy.proto\x1a\x19\x65\x65lgrid/v1/workload.proto\"g\n\tNodeShape\x12\x11\n\tlike_node\x18\x01 \x01(\t\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12\x11\n\tgpu_count\x18\x03 \x01(\r\x12\x11\n\tcpu_milli\x18\x04 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\"0\n\nDrainNodes\x12\x12\n\nnode_names\x18\x01 \x03(\t\x12\x0e\n\x06remove\x18\x02 \x01(\x08\"?\n\x08\x41\x64\x64Nodes\x12$\n\x05shape\x18\x01 \x01(\x0b\x32\x15.eelgrid.v1.NodeShape\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"V\n\nSetWeights\x12\x11\n\tobjective\x18\x01 \x01(\t\x12)\n\x07weights\x18\x02 \x01(\x0b\x32\x13.eelgrid.v1.WeightsH\x00\x88\x01\x01\x42\n\n\x08_weights\"\x0b\n\tPlaceAnew\"F\n\x0cSubmitCopies\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.WorkloadSpec\x12\x0e\n\x06\x63opies\x18\x02 \x01(\r\"\'\n\x0f\x43\x61ncelWorkloads\x12\x14\n\x0cworkload_ids\x18\x01 \x03(\t\";\n\x0fSetPowerBudgets\x12(\n\x07\x62udgets\x18\x01 \x03(\x0b\x32\x17.eelgrid.v1.PowerBudget\"\xd1\x02\n\x0cWhatIfChange\x12\'\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x16.eelgrid.v1.DrainNodesH\x00\x12#\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x14.eelgrid.v1.AddNodesH\x00\x12-\n\x0bset_weights\x18\x03 \x01(\x0b\x32\x16.eelgrid.v1.SetWeightsH\x00\x12+\n\nplace_anew\x18\x04 \x01(\x0b\x32\x15.eelgrid.v1.PlaceAnewH\x00\x12*\n\x06submit\x18\x05 \x01(\x0b\x32\x18.eelgrid.v1.SubmitCopiesH\x00\x12-\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x1b.eelgrid.v1.CancelWorkloadsH\x00\x12\x32\n\x0bset_budgets\x18\x07 \x01(\x0b\x32\x1b.eelgrid.v1.SetPowerBudgetsH\x00\x42\x08\n\x06\x63hange\"\xd9\x01\n\x0e\x43lusterFigures\x12\x13\n\x0bnodes_ready\x18\x01 \x01(\r\x12\x0c\n\x04gpus\x18\x02 \x01(\r\x12\x1b\n\x13\x61llocated_gpu_milli\x18\x03 \x01(\x04\x12\x11\n\tcpu_milli\x18\x04 \x01(\x04\x12\x1b\n\x13\x61llocated_cpu_milli\x18\x05 \x01(\x04\x12\x0e\n\x06placed\x18\x06 \x01(\r\x12\x0f\n\x07pending\x18\x07 \x01(\r\x12\x18\n\x10modelled_power_w\x18\x08 \x01(\x01\x12\x1c\n\x14\x66ragmented_gpu_milli\x18\t \x01(\x04\"\x86\x01\n\tClassRoom\x12\x11\n\tcpu_milli\x18\x01 \x01(\r\x12\x11\n\tgpu_count\x18\x02 \x01(\r\x12\x11\n\tgpu_milli\x18\x03 \x01(\r\x12\x12\n\ngpu_models\x18\x04 \x03(\t\x12\r\n\x05share\x18\x05 \x01(\x01\x12\x0e\n\x06\x62\x65\x66ore\x18\x06 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x07 \x01(\x04\"O\n\x0cOutcomeCount\x12,\n\x07outcome\x18\x01 \x01(\x0e\x32\x1b.eelgrid.v1.ImaginedOutcome\x12\x11\n\tworkloads\x18\x02 \x01(\r\"\xdd\x01\n\x12WorkloadDifference\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12,\n\x07outcome\x18\x03 \x01(\x0e\x32\x1b.eelgrid.v1.ImaginedOutcome\x12\x14\n\x0cnodes_before\x18\x04 \x03(\t\x12\x13\n\x0bnodes_after\x18\x05 \x03(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12-\n\tcandidate\x18\x07 \x01(\x0b\x32\x15.eelgrid.v1.CandidateH\x00\x88\x01\x01\x42\x0c\n\n_candidate\"T\n\rWhatIfRequest\x12)\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x18.eelgrid.v1.WhatIfChange\x12\x18\n\x10\x64ifferences_most\x18\x02 \x01(\r\"\xb1\x02\n\x0eWhatIfResponse\x12*\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12)\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12$\n\x05rooms\x18\x03 \x03(\x0b\x32\x15.eelgrid.v1.ClassRoom\x12(\n\x06\x63ounts\x18\x04 \x03(\x0b\x32\x18.eelgrid.v1.OutcomeCount\x12\x33\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x1e.eelgrid.v1.WorkloadDifference\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x07 \x01(\x08\x12\x0e\n\x06\x63opy_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\"z\n\x13PlanCapacityRequest\x12)\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x18.eelgrid.v1.WhatIfChange\x12$\n\x05shape\x18\x02 \x01(\x0b\x32\x15.eelgrid.v1.NodeShape\x12\x12\n\nnodes_most\x18\x03 \x01(\r\"\xa0\x01\n\x14PlanCapacityResponse\x12\x12\n\x05nodes\x18\x01 \x01(\rH\x00\x88\x01\x01\x12+\n\x07outcome\x18\x02 \x01(\x0b\x32\x1a.eelgrid.v1.WhatIfResponse\x12\x0e\n\x06wanted\x18\x03 \x01(\r\x12\x1d\n\x15waiting_with_one_less\x18\x04 \x01(\r\x12\x0e\n\x06trials\x18\x05 \x01(\rB\x08\n\x06_nodes\",\n\x15\x45xportDecisionRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"&\n\x16\x45xportDecisionResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"=\n\x12StartShadowRequest\x12\'\n\x07weights\x18\x01 \x01(\x0b\x32\x16.eelgrid.v1.SetWeights\"?\n\x13StartShadowResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.ShadowReport\"\x12\n\x10GetShadowRequest\"=\n\x11GetShadowResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.ShadowReport\"\x13\n\x11StopShadowRequest\">\n\x12StopShadowResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.eelgrid.v1.ShadowReport\"\xff\x02\n\x0cShadowReport\x12\x11\n\tobjective\x18\x01 \x01(\t\x12$\n\x07weights\x18\x02 \x01(\x0b\x32\x13.eelgrid.v1.Weights\x12\x12\n\nstarted_ns\x18\x03 \x01(\x03\x12\x18\n\x10started_revision\x18\x04 \x01(\x04\x12\x10\n\x08revision\x18\x05 \x01(\x04\x12\x0e\n\x06\x65vents\x18\x06 \x01(\x04\x12(\n\x04live\x18\x07 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12*\n\x06shadow\x18\x08 \x01(\x0b\x32\x1a.eelgrid.v1.ClusterFigures\x12\r\n\x05\x61like\x18\t \x01(\r\x12\x11\n\telsewhere\x18\n \x01(\r\x12\x12\n\nlive_alone\x18\x0b \x01(\r\x12\x14\n\x0cshadow_alone\x18\x0c \x01(\r\x12\x0f\n\x07neither\x18\r \x01(\r\x12\x33\n\x0b\x64ifferences\x18\x0e \x03(\x0b\x32\x1e.eelgrid.v1.WorkloadDifference*\xe6\x01\n\x0fImaginedOutcome\x12 \n\x1cIMAGINED_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17IMAGINED_OUTCOME_PLACED\x10\x01\x12\x1a\n\x16IMAGINED_OUTCOME_MOVED\x10\x02\x12\x1e\n\x1aIMAGINED_OUTCOME_DISPLACED\x10\x03\x12\x1a\n\x16IMAGINED_OUTCOME_WAITS\x10\x04\x12\x1c\n\x18IMAGINED_OUTCOME_REFUSED\x10\x05\x12\x1e\n\x1aIMAGINED_OUTCOME_CANCELLED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eelgrid.v1.whatif_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_IMAGINEDOUTCOME']._serialized_start=2925
-  _globals['_IMAGINEDOUTCOME']._serialized_end=3155
+  _globals['_IMAGINEDOUTCOME']._serialized_start=3038
+  _globals['_IMAGINEDOUTCOME']._serialized_end=3268
   _globals['_NODESHAPE']._serialized_start=91
   _globals['_NODESHAPE']._serialized_end=194
   _globals['_DRAINNODES']._serialized_start=196
@@ -49,40 +49,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITCOPIES']._serialized_end=482
   _globals['_CANCELWORKLOADS']._serialized_start=484
   _globals['_CANCELWORKLOADS']._serialized_end=523
-  _globals['_WHATIFCHANGE']._serialized_start=526
-  _globals['_WHATIFCHANGE']._serialized_end=811
-  _globals['_CLUSTERFIGURES']._serialized_start=814
-  _globals['_CLUSTERFIGURES']._serialized_end=1031
-  _globals['_CLASSROOM']._serialized_start=1034
-  _globals['_CLASSROOM']._serialized_end=1168
-  _globals['_OUTCOMECOUNT']._serialized_start=1170
-  _globals['_OUTCOMECOUNT']._serialized_end=1249
-  _globals['_WORKLOADDIFFERENCE']._serialized_start=1252
-  _globals['_WORKLOADDIFFERENCE']._serialized_end=1473
-  _globals['_WHATIFREQUEST']._serialized_start=1475
-  _globals['_WHATIFREQUEST']._serialized_end=1559
-  _globals['_WHATIFRESPONSE']._serialized_start=1562
-  _globals['_WHATIFRESPONSE']._serialized_end=1867
-  _globals['_PLANCAPACITYREQUEST']._serialized_start=1869
-  _globals['_PLANCAPACITYREQUEST']._serialized_end=1991
-  _globals['_PLANCAPACITYRESPONSE']._serialized_start=1994
-  _globals['_PLANCAPACITYRESPONSE']._serialized_end=2154
-  _globals['_EXPORTDECISIONREQUEST']._serialized_start=2156
-  _globals['_EXPORTDECISIONREQUEST']._serialized_end=2200
-  _globals['_EXPORTDECISIONRESPONSE']._serialized_start=2202
-  _globals['_EXPORTDECISIONRESPONSE']._serialized_end=2240
-  _globals['_STARTSHADOWREQUEST']._serialized_start=2242
-  _globals['_STARTSHADOWREQUEST']._serialized_end=2303
-  _globals['_STARTSHADOWRESPONSE']._serialized_start=2305
-  _globals['_STARTSHADOWRESPONSE']._serialized_end=2368
-  _globals['_GETSHADOWREQUEST']._serialized_start=2370
-  _globals['_GETSHADOWREQUEST']._serialized_end=2388
-  _globals['_GETSHADOWRESPONSE']._serialized_start=2390
-  _globals['_GETSHADOWRESPONSE']._serialized_end=2451
-  _globals['_STOPSHADOWREQUEST']._serialized_start=2453
-  _globals['_STOPSHADOWREQUEST']._serialized_end=2472
-  _globals['_STOPSHADOWRESPONSE']._serialized_start=2474
-  _globals['_STOPSHADOWRESPONSE']._serialized_end=2536
-  _globals['_SHADOWREPORT']._serialized_start=2539
-  _globals['_SHADOWREPORT']._serialized_end=2922
+  _globals['_SETPOWERBUDGETS']._serialized_start=525
+  _globals['_SETPOWERBUDGETS']._serialized_end=584
+  _globals['_WHATIFCHANGE']._serialized_start=587
+  _globals['_WHATIFCHANGE']._serialized_end=924
+  _globals['_CLUSTERFIGURES']._serialized_start=927
+  _globals['_CLUSTERFIGURES']._serialized_end=1144
+  _globals['_CLASSROOM']._serialized_start=1147
+  _globals['_CLASSROOM']._serialized_end=1281
+  _globals['_OUTCOMECOUNT']._serialized_start=1283
+  _globals['_OUTCOMECOUNT']._serialized_end=1362
+  _globals['_WORKLOADDIFFERENCE']._serialized_start=1365
+  _globals['_WORKLOADDIFFERENCE']._serialized_end=1586
+  _globals['_WHATIFREQUEST']._serialized_start=1588
+  _globals['_WHATIFREQUEST']._serialized_end=1672
+  _globals['_WHATIFRESPONSE']._serialized_start=1675
+  _globals['_WHATIFRESPONSE']._serialized_end=1980
+  _globals['_PLANCAPACITYREQUEST']._serialized_start=1982
+  _globals['_PLANCAPACITYREQUEST']._serialized_end=2104
+  _globals['_PLANCAPACITYRESPONSE']._serialized_start=2107
+  _globals['_PLANCAPACITYRESPONSE']._serialized_end=2267
+  _globals['_EXPORTDECISIONREQUEST']._serialized_start=2269
+  _globals['_EXPORTDECISIONREQUEST']._serialized_end=2313
+  _globals['_EXPORTDECISIONRESPONSE']._serialized_start=2315
+  _globals['_EXPORTDECISIONRESPONSE']._serialized_end=2353
+  _globals['_STARTSHADOWREQUEST']._serialized_start=2355
+  _globals['_STARTSHADOWREQUEST']._serialized_end=2416
+  _globals['_STARTSHADOWRESPONSE']._serialized_start=2418
+  _globals['_STARTSHADOWRESPONSE']._serialized_end=2481
+  _globals['_GETSHADOWREQUEST']._serialized_start=2483
+  _globals['_GETSHADOWREQUEST']._serialized_end=2501
+  _globals['_GETSHADOWRESPONSE']._serialized_start=2503
+  _globals['_GETSHADOWRESPONSE']._serialized_end=2564
+  _globals['_STOPSHADOWREQUEST']._serialized_start=2566
+  _globals['_STOPSHADOWREQUEST']._serialized_end=2585
+  _globals['_STOPSHADOWRESPONSE']._serialized_start=2587
+  _globals['_STOPSHADOWRESPONSE']._serialized_end=2649
+  _globals['_SHADOWREPORT']._serialized_start=2652
+  _globals['_SHADOWREPORT']._serialized_end=3035
 # @@protoc_insertion_point(module_scope)

@@ -82,21 +82,29 @@ class CancelWorkloads(_message.Message):
     workload_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, workload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class SetPowerBudgets(_message.Message):
+    __slots__ = ("budgets",)
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    budgets: _containers.RepeatedCompositeFieldContainer[_policy_pb2.PowerBudget]
+    def __init__(self, budgets: _Optional[_Iterable[_Union[_policy_pb2.PowerBudget, _Mapping]]] = ...) -> None: ...
+
 class WhatIfChange(_message.Message):
-    __slots__ = ("drain", "add", "set_weights", "place_anew", "submit", "cancel")
+    __slots__ = ("drain", "add", "set_weights", "place_anew", "submit", "cancel", "set_budgets")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     SET_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PLACE_ANEW_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    SET_BUDGETS_FIELD_NUMBER: _ClassVar[int]
     drain: DrainNodes
     add: AddNodes
     set_weights: SetWeights
     place_anew: PlaceAnew
     submit: SubmitCopies
     cancel: CancelWorkloads
-    def __init__(self, drain: _Optional[_Union[DrainNodes, _Mapping]] = ..., add: _Optional[_Union[AddNodes, _Mapping]] = ..., set_weights: _Optional[_Union[SetWeights, _Mapping]] = ..., place_anew: _Optional[_Union[PlaceAnew, _Mapping]] = ..., submit: _Optional[_Union[SubmitCopies, _Mapping]] = ..., cancel: _Optional[_Union[CancelWorkloads, _Mapping]] = ...) -> None: ...
+    set_budgets: SetPowerBudgets
+    def __init__(self, drain: _Optional[_Union[DrainNodes, _Mapping]] = ..., add: _Optional[_Union[AddNodes, _Mapping]] = ..., set_weights: _Optional[_Union[SetWeights, _Mapping]] = ..., place_anew: _Optional[_Union[PlaceAnew, _Mapping]] = ..., submit: _Optional[_Union[SubmitCopies, _Mapping]] = ..., cancel: _Optional[_Union[CancelWorkloads, _Mapping]] = ..., set_budgets: _Optional[_Union[SetPowerBudgets, _Mapping]] = ...) -> None: ...
 
 class ClusterFigures(_message.Message):
     __slots__ = ("nodes_ready", "gpus", "allocated_gpu_milli", "cpu_milli", "allocated_cpu_milli", "placed", "pending", "modelled_power_w", "fragmented_gpu_milli")
