@@ -198,7 +198,11 @@ def open_processes(
             own_uid=os.geteuid(), run_as=config.run_as, users=dict(config.job_users), allows_root=config.allow_root
         )
         cgroups = AttemptCgroups(find_delegated_cgroup())
-        mps = MpsDaemons(folder / MPS, list_gpus=list_gpus) if config.gpu_sharing is GpuSharing.MPS else None
+        is_offered = config.gpu_sharing is GpuSharing.MPS
+        mps = None
+        # Jobs of a previous run may have daemons that this one would not start.
+        if is_offered or (folder / MPS).exists():
+            mps = MpsDaemons(folder / MPS, list_gpus=list_gpus, is_offered=is_offered)
         return LocalEngine(folder / PROCESSES, cgroups=cgroups, users=users, leases=leases, mps=mps)
     except MpsDaemonFailed as error:
         raise BudgetNotEnforceable(f"--gpu-sharing mps: {error}") from error

@@ -33,11 +33,12 @@ def program(tmp_path, monkeypatch):
     return MpsProgram(folder, monkeypatch)
 
 
-def build_daemons(tmp_path):
+def build_daemons(tmp_path, **options):
     # A path of a socket has a limit.
     return MpsDaemons(
         tmp_path / "m",
         list_gpus=lambda: (Gpu(index=0, uuid=GPU, product="A100", model="A100", memory_bytes=80_000 * MIB),),
+        **options,
     )
 
 
@@ -236,6 +237,32 @@ def test_a_restarted_agent_finds_the_daemons_in_use_and_ends_the_others(tmp_path
 
     play(second_agent, again)
     assert program.commands.count("quit") == 2
+
+
+def test_an_agent_that_offers_mps_no_more_ends_the_daemons_of_jobs_that_still_have_one(tmp_path, program):
+    before = build_engine(tmp_path)
+    old, new = share("exec sleep 60", "w-1"), share(SHOWS, "w-2")
+
+    async def first_agent():
+        before.start(old)
+        await wait_until(lambda: attempt_key(old) in before.list_attempts())
+        await wait_until(lambda: all("running" in path.read_text() for path in tmp_path.glob("p/attempts/*/rec*")))
+        before.fork_server.close()
+
+    asyncio.run(first_agent())
+    again = LocalEngine(tmp_path / "p", mps=build_daemons(tmp_path, is_offered=False))
+
+    async def second_agent():
+        again.adopt()
+        again.start(new)
+        await ended(again, new)
+        assert find_daemon(str(pipes(tmp_path)))
+        again.stop(attempt_key(old))
+        await ended(again, old)
+        return output(again, new).text
+
+    assert play(second_agent, again) == f"CUDA_VISIBLE_DEVICES={GPU}\n"
+    assert program.commands[-1] == "quit"
 
 
 def test_the_work_of_a_client_on_the_gpu_is_ended_before_it_is_killed(tmp_path, program):

@@ -73,19 +73,19 @@ def _ignore_settled(_assignments: Sequence[Assignment], _problem: str) -> None:
 class MpsDaemons:
     """The control daemons of this node. `on_settled` gets those who waited, and why theirs does not run, or nothing."""
 
-    def __init__(self, folder: Path, *, list_gpus: Callable[[], Iterable[Gpu]]) -> None:
-        """Limits memory where the GPU is listed.
+    def __init__(self, folder: Path, *, list_gpus: Callable[[], Iterable[Gpu]], is_offered: bool = True) -> None:
+        """Limits memory where the GPU is listed; without an offer only looks after those of a previous run.
 
         Raises OSError for a folder that cannot be used, and MpsDaemonFailed where there is no MPS.
         """
         # The launcher, which tells a daemon of clients that it kills, has no PATH.
         self.program = shutil.which(PROGRAM) or ""
-        if not self.program:
+        if is_offered and not self.program:
             raise MpsDaemonFailed(f"{PROGRAM} is not on PATH; install it with the driver, or give time-slicing")
-        if len(os.fsencode(folder)) > PATH_BYTES_MOST:
+        if is_offered and len(os.fsencode(folder)) > PATH_BYTES_MOST:
             raise MpsDaemonFailed(f"{folder} is too long for its sockets; give a --state of fewer letters")
         self.on_settled: Callable[[Sequence[Assignment], str], None] = _ignore_settled
-        self._folder, self._list_gpus = folder, list_gpus
+        self._folder, self._list_gpus, self._is_offered = folder, list_gpus, is_offered
         self._daemons: dict[str, _Daemon] = {}
         # Who is a client, and of which.
         self._clients: dict[AttemptKey, _Daemon] = {}
@@ -93,7 +93,7 @@ class MpsDaemons:
 
     def admit(self, assignment: Assignment, user: JobUser | None) -> Mapping[str, str] | None:
         """Returns the variables of an attempt, without any for one that has no share; None if it waits for its daemon."""
-        if not is_gpu_shared(assignment):
+        if not (self._is_offered and is_gpu_shared(assignment)):
             return {}
         key, uuid = attempt_key(assignment), assignment.gpu_uuids[0]
         daemon = self._find_daemon(self._pipes(uuid, os.geteuid() if user is None else user.uid))
