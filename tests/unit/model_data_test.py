@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.builders.agent import ManualClock, build_agent_node, build_devices
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.unit.decision_test import Recorder
+from tests.unit.whatif_test import imagined
 from tests.waiting import wait_until
 
 from eelgrid_agent.node import model_data
@@ -22,7 +23,16 @@ from eelgrid_controller.engines.kubernetes.model import annotations
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
 from eelgrid_controller.whatif.decision_record import replay_decision
-from eelgrid_protos.messages import MODEL_DATA_MOST, GpuPreference, ModelData, RecommendMovesRequest, WorkloadPhase
+from eelgrid_protos.messages import (
+    MODEL_DATA_MOST,
+    AddNodes,
+    GpuPreference,
+    ModelData,
+    NodeShape,
+    RecommendMovesRequest,
+    SubmitCopies,
+    WorkloadPhase,
+)
 from eelgrid_protos.schema import InvalidMessage, check_message
 
 LLAMA = ModelData(data_names=("llama",))
@@ -141,6 +151,17 @@ def test_the_choice_is_the_least_cost_less_what_a_node_with_the_data_is_worth(no
         assert has[chosen]
     else:
         assert has[chosen] == (has[cheapest] or min(near) - worth_w <= costs[cheapest] + 1e-6)
+
+
+def test_a_node_that_is_added_like_another_has_none_of_its_data():
+    core = build_core(build_node("a", gpus=1, model_data=("llama",)), build_node("b", gpus=4, model="T4"))
+    core.submit(build_request("near", model_data=LLAMA), now_ns=2)
+    core.submit(build_request("far"), now_ns=2)
+    assert (nodes_of(core, "near"), nodes_of(core, "far")) == (["a"], ["b"])
+    change = AddNodes(shape=NodeShape(like_node="a"), count=1)
+    (found,) = imagined(core, change, SubmitCopies(spec=build_request(model_data=LLAMA).spec)).differences
+    # The node that is awake costs less than one that is new.
+    assert found.nodes_after == ("b",)
 
 
 @pytest.mark.parametrize("loads", [False, True])

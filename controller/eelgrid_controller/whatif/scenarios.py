@@ -422,7 +422,8 @@ def _template(shape: NodeShape, state: ClusterState, catalogue: Catalogue) -> In
         if record is None:
             raise NotFound(f"no node is called {shape.like_node!r}; list nodes to see the names")
         healthy = tuple(replace(gpu, lost=False, cordon="") for gpu in record.inventory.gpus)
-        return replace(record.inventory, gpus=healthy)
+        # What lies on its disks is not on those of a new node.
+        return replace(record.inventory, gpus=healthy, model_data=())
     gpus: tuple[Gpu, ...] = ()
     if shape.gpu:
         one = _describe_gpu(shape.gpu, state, catalogue)
