@@ -358,15 +358,16 @@ class Side:
         """Whether it has not told this process."""
         return self.has_agent(name) and name not in self.met
 
-    def agent(self, name, *, gpus=8):
+    def agent(self, name, *, gpus=8, model_data=()):
         """The agent of a node connects, and says what it has."""
         devices = tuple(
             Gpu(uuid=f"GPU-{name}-{index}", index=index, product="NVIDIA H100 80GB HBM3", model="H100")
             for index in range(gpus)
         )
         inventory = Inventory(
-            node_name=name, cpu_milli=64_000, memory_bytes=512 * 2**30, agent_version="1", generation=1, gpus=devices
-        )
+            node_name=name, cpu_milli=64_000, memory_bytes=512 * 2**30, agent_version="1", generation=1, gpus=devices,
+            model_data=model_data,
+        )  # fmt: skip
         self.now_ns += 1
         self.met.add(name)
         self._heard(self.core.register_node(inventory, now_ns=self.now_ns).events)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.gate_rig import Api, Side, check, settle
 
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MODEL_DATA
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
@@ -37,6 +38,18 @@ def test_a_pod_is_pinned_and_bound_where_the_core_has_put_it(api):
     (node,) = api.bound.values()
     assert workload.placements[0].node_name == node
     check(api)
+
+
+@pytest.mark.parametrize("near", ["a", "b", "c"])
+def test_a_pod_goes_where_an_agent_has_the_model_data_that_it_loads(api, near):
+    side = leader(api)
+    for name in api.nodes:
+        side.agent(name, model_data=("llama",) if name == near else ())
+    pod = api.pods[api.pod()]
+    pod["metadata"]["annotations"][ANNOTATION_MODEL_DATA] = "llama"
+    api.put("pod", pod)
+    settle(api, [side], 0.0, rounds=3)
+    assert [found[0] for found in api.bound.values()] == [near]
 
 
 @pytest.mark.parametrize(
