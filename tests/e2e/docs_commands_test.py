@@ -64,6 +64,14 @@ UNRUN = {
     "eelctl --controller a:7443,b:7443 --stale nodes": "needs a PostgreSQL; tests/e2e/failover_test.py",
     "eelctl replay": "submits a whole trace",
     "eelctl box start": "starts daemons of this user; tests/e2e/box_test.py",
+    "eelctl box start --gpu-sharing mps": "starts daemons of this user; tests/e2e/box_test.py",
+    "eelctl run --gpus 0.5 -- python serve.py": "waits for a process; tests/e2e/box_test.py",
+    "eelctl run --gpus 1 --model-data meta-llama/Llama-3.1-8B -- python serve.py": (
+        "waits for a process; tests/e2e/model_data_test.py"
+    ),
+    "eelctl run --gpus 1 --model-data meta-llama/Llama-3.1-8B --model-data-worth 100 -- python serve.py": (
+        "waits for a process; tests/e2e/model_data_test.py"
+    ),
     "eelctl top": "runs until Ctrl-C; `--once` is run by the blocks",
 }
 # Verbs of kubectl and helm that pages use; each changes or shows what its reader means.
