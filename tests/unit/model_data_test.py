@@ -1,9 +1,11 @@
 """Model data: what agents find on their disks, and that work goes to it where there is room, or for so many watts more."""
 
 import asyncio
+import errno
 import logging
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import click
 import pytest
@@ -253,6 +255,24 @@ def test_what_lies_whole_in_a_folder_is_told_by_its_name(tmp_path):
     found = list_model_data((hub, plain, tmp_path / "none"))
     assert found.names == ("datasets/squad", "gpt2", "meta-llama/Llama-3.1-8B", "my--mistral.gguf", "phi-4")
     assert found.problems == (f"{tmp_path / 'none'}: No such file or directory",)
+
+
+def test_a_model_that_may_not_be_looked_at_costs_no_other(tmp_path, monkeypatch):
+    for name in ("models--one", "models--locked", "models--two"):
+        (fetch(tmp_path, name, "0a1b") / "model.safetensors").touch()
+
+    def deny(real):
+        def call(path, *arguments, **options):
+            if "models--locked" in str(path):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return real(path, *arguments, **options)
+
+        return call
+
+    # Root may look at everything.
+    for method in ("iterdir", "stat"):
+        monkeypatch.setattr(Path, method, deny(getattr(Path, method)))
+    assert list_model_data((tmp_path,)) == (("one", "two"), ())
 
 
 def test_more_names_than_a_node_tells_are_left_out_in_order(tmp_path):

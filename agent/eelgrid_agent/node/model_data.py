@@ -69,13 +69,18 @@ def _find_name(entry: os.DirEntry[str]) -> str:
 
 
 def _is_fetched(folder: Path) -> bool:
-    """Returns whether a folder of Hugging Face's cache has a snapshot, and nothing is still being fetched."""
+    """Returns whether a folder of Hugging Face's cache has a snapshot, and nothing is still being fetched.
+
+    One that may not be looked at is of no use to work either.
+    """
+    blobs = folder / "blobs"
     try:
-        snapshots = any(any(one.iterdir()) for one in (folder / "snapshots").iterdir())
-        return snapshots and not any(one.name.endswith(_BEING_WRITTEN) for one in (folder / "blobs").iterdir())
-    except OSError:
+        if not any(any(one.iterdir()) for one in (folder / "snapshots").iterdir()):
+            return False
         # A snapshot of files alone has no blobs.
-        return (folder / "snapshots").is_dir() and not (folder / "blobs").exists()
+        return not blobs.exists() or not any(one.name.endswith(_BEING_WRITTEN) for one in blobs.iterdir())
+    except OSError:
+        return False
 
 
 async def watch_model_data(
