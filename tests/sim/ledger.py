@@ -245,8 +245,9 @@ class Ledger:
         name, boot = hello.inventory.node_name, hello.inventory.boot_id
         if name.startswith(ROGUE):
             return
-        if boot != self.boots.get(name, boot):
-            # An opening of an earlier boot that was late: what it tells of has ended with that boot.
+        agent = self.ticks.running.get(name)
+        if boot != self.boots.get(name, boot) or (agent is not None and hello.incarnation != agent.incarnation):
+            # An opening of an earlier boot or agent that was late: what it tells of has ended with that.
             return
         unknown = self.unknown(hello.held.assignments if hello.held is not None else ())
         is_seen = record.ahead is not None or not unknown
