@@ -18,6 +18,7 @@ A process seen at one end of an interval only counts half: it came or went somew
 a sample describe the time since the sample before. A missing reading changes the method, never the sum.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -327,9 +328,9 @@ def _context_user_weights(
 
 def _weigh_clients(clients: Sequence[_Present], claims: Sequence[DeviceClaim]) -> list[float]:
     """Clients of MPS by the shares that they are held to, each owner's divided among its own; equal if one has none."""
-    shares = dict[UsageOwner, int]()
+    shares = Counter[UsageOwner]()
     for claim in claims:
-        shares[claim.owner.account()] = shares.get(claim.owner.account(), 0) + claim.shares
+        shares[claim.owner.account()] += claim.shares
     owners = [one.holder.owner.account() for one in clients]
     if any(owner not in shares for owner in owners):
         return [one.presence for one in clients]

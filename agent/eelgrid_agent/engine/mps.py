@@ -201,13 +201,10 @@ class MpsDaemons:
         finally:
             os.close(log)
         await _wait_at_most(process, _START_S)
-        until_s = time.monotonic() + _START_S
-        while process.returncode == 0 and not find_daemon(daemon.pipes):
-            if time.monotonic() >= until_s:
-                raise MpsDaemonFailed(f"{PROGRAM} -d wrote no {PROGRAM}.pid within {_START_S:g} s{_read_log(pipes)}")
-            await asyncio.sleep(_LOOK_AGAIN_S)
         if process.returncode != 0:
             raise MpsDaemonFailed(f"{PROGRAM} -d ended with {process.returncode}{_read_log(pipes)}")
+        if not await _becomes_true(lambda: find_daemon(daemon.pipes) > 0, _START_S):
+            raise MpsDaemonFailed(f"{PROGRAM} -d wrote no {PROGRAM}.pid within {_START_S:g} s{_read_log(pipes)}")
         _LOG.info("event=mps_started gpu=%s pipes=%s", daemon.gpu_uuid, daemon.pipes)
 
     async def _quit(self, pipes: str) -> None:
@@ -219,7 +216,7 @@ class MpsDaemons:
                 if number is not None:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
-                if await _is_gone(pipes, pid):
+                if await _becomes_true(lambda: find_daemon(pipes) != pid, _QUIT_S):
                     break
             _LOG.info("event=mps_stopped pipes=%s", pipes)
         # A user may have put as much there as the disk holds.
@@ -251,10 +248,10 @@ async def _wait_at_most(process: asyncio.subprocess.Process, seconds: float) -> 
         await process.wait()
 
 
-async def _is_gone(pipes: str, pid: int) -> bool:
-    """Waits for a daemon to end; returns whether it has."""
-    until_s = time.monotonic() + _QUIT_S
-    while find_daemon(pipes) == pid:
+async def _becomes_true(condition: Callable[[], bool], within_s: float) -> bool:
+    """Waits for what others do; returns whether it came in time."""
+    until_s = time.monotonic() + within_s
+    while not condition():
         if time.monotonic() >= until_s:
             return False
         await asyncio.sleep(_LOOK_AGAIN_S)

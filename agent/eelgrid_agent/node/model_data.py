@@ -2,27 +2,28 @@
 
 Owns which entries count, and when they are looked for. Must not read what is in them, nor know who loads them.
 
-Theory. A folder may be on a network disk that hangs, so a look has a daemon thread of its own, which holds up neither the
-event loop nor the end of the process; there is one at a time, and what the last one found stays until the next has ended.
-In Hugging Face's cache the folder `models--ORG--NAME` is told as `ORG/NAME`, and `datasets--NAME` as `datasets/NAME`, once it has a snapshot and no blob that is
-still being fetched. In other folders each entry is told by its name, except what is hidden or being written.
+Theory. A folder may be on a network disk that hangs, as a driver may, so looks have a thread like a driver's, which holds
+up neither the event loop nor the end of the process; there is one at a time, and what the last one found stays until the
+next has ended. In Hugging Face's cache the folder `models--ORG--NAME` is told as `ORG/NAME`, and `datasets--NAME` as
+`datasets/NAME`, once it has a snapshot and no blob that is still being fetched. In other folders each entry is told by its
+name, except what is hidden or being written.
 """
 
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from eelgrid_agent.node.loop import DriverThread
 from eelgrid_protos.messages import MODEL_DATA_MOST
+from eelgrid_protos.quantities import RequiredLabel
 
 _LOG = logging.getLogger("eelgrid.agent")
 LOOK_EVERY_S = 30.0
 _SLOW_S = 60.0
-_NAME_MOST = 253
+_NAME_MOST = get_args(RequiredLabel)[1].longest
 _BEING_WRITTEN = (".incomplete", ".lock", ".part", ".partial", ".tmp")
 _MODELS, _DATASETS = "models--", "datasets--"
 # Entries of one folder that are looked at: one with more is no folder of models.
@@ -88,30 +89,21 @@ async def watch_model_data(
 ) -> None:
     """Reports what is in the folders, at first and whenever a look has ended, until cancelled."""
     said: tuple[str, ...] = ()
+    thread, found = DriverThread(), ModelDataFound()
+
+    def look() -> None:
+        nonlocal found
+        found = list_model_data(folders)
+
     while True:
-        look = asyncio.wrap_future(_look_aside(folders))
-        done, _ = await asyncio.wait((look,), timeout=_SLOW_S)
+        looking = asyncio.wrap_future(thread.call(look))
+        done, _ = await asyncio.wait((looking,), timeout=_SLOW_S)
         if not done:
             _LOG.warning("event=model_data_slow folders=%s", ",".join(map(str, folders)))
-        found = await look
+        await looking
         if found.problems != said:
             said = found.problems
             for problem in said:
                 _LOG.warning("event=model_data_problem reason=%r", problem)
         report(found.names)
         await asyncio.sleep(every_s)
-
-
-def _look_aside(folders: Sequence[Path]) -> "Future[ModelDataFound]":
-    """Looks in a thread that nothing waits for at the end of the process."""
-    future: Future[ModelDataFound] = Future()
-
-    def look() -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(list_model_data(folders))
-            except BaseException as error:  # noqa: BLE001  # whoever waits gets it
-                future.set_exception(error)
-
-    threading.Thread(target=look, name="model-data", daemon=True).start()
-    return future

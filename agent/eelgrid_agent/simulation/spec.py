@@ -28,7 +28,7 @@ from eelgrid_protos.catalogue import GpuNameError, resolve_product
 from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry, Product
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, MODEL_DATA_MOST, TOPOLOGY_PARTS_MOST
-from eelgrid_protos.quantities import Name
+from eelgrid_protos.quantities import Name, RequiredLabel
 
 # PCI device ids by catalogue key; the vendor is always NVIDIA, 0x10DE.
 PCI_DEVICE_IDS: Mapping[str, int] = {
@@ -99,8 +99,7 @@ _LINK_BYTES_PER_S_BLACKWELL = 50_000_000_000
 # Boards on which each device cannot be linked to every other; smaller ones are wired directly.
 _LARGE_FROM = 5
 _MESHED_MOST = 8
-# As labels have it, in the contract.
-_LABEL_MOST = 253
+_LABEL_MOST = get_args(RequiredLabel)[1].longest
 # Memory power: read on these alone.
 _MEMORY_POWER = frozenset({"h100", "b200", "gb200"})
 # Power of the module around them: of these alone.
