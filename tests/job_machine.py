@@ -17,7 +17,7 @@ SECOND = 10**9
 
 
 class JobMachine(RuleBasedStateMachine):
-    """Jobs that are cancelled, end, fail, are evicted, and outlive restarts; who inherits makes `core` and `do`."""
+    """Jobs that are cancelled, requeued, end, fail, are evicted, and outlive restarts; who inherits makes `core` and `do`."""
 
     def jobs(self, *phases):
         return [key for key, one in self.core.state.workloads.items() if one.phase in phases]
@@ -29,11 +29,17 @@ class JobMachine(RuleBasedStateMachine):
         self.do(lambda core, now_ns: core.cancel(key, now_ns=now_ns))
 
     @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
-    @rule(data=st.data(), code=st.sampled_from((0, 0, 3)))
-    def finish(self, data, code):
+    @rule(data=st.data(), code=st.sampled_from((0, 0, 3)), node_fault=st.sampled_from(("", "", "GPU 0: XID 79")))
+    def finish(self, data, code, node_fault):
         key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PLACED)))
-        status = ended(key, code, attempt=self.core.state.workloads[key].attempt)
+        status = ended(key, code, attempt=self.core.state.workloads[key].attempt, node_fault=node_fault if code else "")
         self.do(lambda core, now_ns: report(core, status, now_ns=now_ns))
+
+    @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
+    @rule(data=st.data())
+    def requeue(self, data):
+        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PENDING, WorkloadPhase.PLACED)))
+        self.do(lambda core, now_ns: core.requeue(key, now_ns=now_ns))
 
     @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
     @rule(data=st.data())

@@ -60,7 +60,7 @@ from eelgrid_agent.node.lease_socket import LeaseSocket
 from eelgrid_agent.node.loop import (
     DriverThread,
     MachineLoop,
-    read_uses_by_driver,
+    QuestionsToDriver,
     run_process_engine,
     watch_slurm_jobs,
 )
@@ -329,7 +329,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         loop = MachineLoop(
             node, device, clock=clock, driver=driver, stalled=drop, looking=device, collection_s=collection_s
         )
-        started = (run_process_engine(node, read_uses_by_driver(device, driver)),) if node.runs_processes else ()
+        started = (run_process_engine(node, QuestionsToDriver(device, driver)),) if node.runs_processes else ()
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
         folders = config.model_data_folders

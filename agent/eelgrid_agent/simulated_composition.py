@@ -48,8 +48,8 @@ from eelgrid_agent.node.enforcement_loop import (
 from eelgrid_agent.node.inventory import NodeIdentity, SequentialReader, survey_devices
 from eelgrid_agent.node.leader_terms import LEADER_FILE, LEADER_RECORD, LeaderTerms
 from eelgrid_agent.node.loop import (
+    QuestionsInPlace,
     SimulatedNodesLoop,
-    read_uses_in_place,
     run_process_engine,
 )
 from eelgrid_agent.node.node import AgentClock, AgentNode
@@ -241,7 +241,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
         wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
         # A thousand simulated nodes that looked twenty times a second would have no time for anything else.
         runners = ((node, device) for node, device in pairs if node.runs_processes)
-        processes = (run_process_engine(node, read_uses_in_place(device)) for node, device in runners)
+        processes = (run_process_engine(node, QuestionsInPlace(device)) for node, device in runners)
         jobs = watch_jobs(config, *(node for node, _ in pairs))
         leased = (work for serve in served for work in serve())
         return wheel.run(), keeper.run(), *processes, *jobs, *leased, *(faults.follow_file() for faults in followed)

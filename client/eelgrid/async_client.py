@@ -618,6 +618,12 @@ class AsyncClient:
         answer = await self._call(request, messages.ReleaseWorkloadResponse)
         return answer.workload
 
+    async def requeue_workload(self, workload_id: str, reason: str = "", *, hold: bool = False) -> messages.Workload:
+        """Stops a running job, which then waits in the queue again, held or not; it is not counted as failed."""
+        request = messages.RequeueWorkloadRequest(workload_id=workload_id, reason=reason, hold=hold)
+        answer = await self._call(request, messages.RequeueWorkloadResponse)
+        return answer.workload
+
     # What would happen
 
     async def what_if(

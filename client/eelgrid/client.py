@@ -609,6 +609,12 @@ class Client:
         answer = self._call(request, messages.ReleaseWorkloadResponse)
         return answer.workload
 
+    def requeue_workload(self, workload_id: str, reason: str = "", *, hold: bool = False) -> messages.Workload:
+        """Stops a running job, which then waits in the queue again, held or not; it is not counted as failed."""
+        request = messages.RequeueWorkloadRequest(workload_id=workload_id, reason=reason, hold=hold)
+        answer = self._call(request, messages.RequeueWorkloadResponse)
+        return answer.workload
+
     # What would happen
 
     def what_if(

@@ -197,6 +197,7 @@ _RAY_SETTINGS = {
 _OPTIONS = {
     "abilities": "--kubernetes-abilities",
     "lost_node_ttl_s": "--lost-node-ttl",
+    "lost_gpu_grace_s": "--lost-gpu-grace",
     "metrics_hosts": "--metrics-host",
     **{
         setting: "--" + option.replace("_", "-")
@@ -461,6 +462,15 @@ def _read_roles(given: dict[str, Any]) -> RoleRules:
     default=_DEFAULTS.lost_node_ttl_s,
     show_default=True,
     help="Seconds after which a lost node that holds no work is removed; 0 for never.",
+)
+@click.option(
+    "--lost-gpu-grace",
+    "lost_gpu_grace_s",
+    type=float,
+    default=_DEFAULTS.lost_gpu_grace_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="Seconds after which work leaves a GPU that is lost, and returns to the queue; 0 for never.",
 )
 @click.option(
     "--registrations",

@@ -264,12 +264,10 @@ class Controller:
     async def _compose(self, journal: AuditedJournal, recover: Callable[[], RecoveredState] | None) -> RecoveredState:
         """Builds all internal parts, and recovers the state."""
         products = catalogue.load_catalogue()
-        engines = (self.config.kubernetes, self.config.slurm, self.config.ray)
-        is_engine_run = self.config.flux or engines != (None, None, None)
         self.loop = ControllerLoop(
             journal=journal,
             fresh_state=ClusterState,
-            make_core=partial(Core, catalogue=products, joins_closed=is_engine_run, joins_doubted=journal.is_remote),
+            make_core=partial(Core, catalogue=products, joins_doubted=journal.is_remote, **self.config.core_options),
             config=self.config,
             clock=self._clock,
             log=self._log.getChild("loop"),
@@ -281,7 +279,7 @@ class Controller:
         recovered = await self.loop.start(recover)
         self._stack.push_async_callback(self.loop.stop)
         self._begin_audit(journal)
-        if is_engine_run:
+        if self.config.is_engine_run:
             # The external usage in a journal is as old as the journal.
             await self.loop.expect_reports()
         await self._adopt_placement()

@@ -417,7 +417,7 @@ def test_a_killed_launcher_is_a_lost_attempt_and_nothing_of_it_is_left(tmp_path,
         kill_launcher()
     found = asyncio.run(scene())
     assert found.state is AttemptState.LOST
-    assert found.reason == "its launcher was killed, or the machine restarted"
+    assert found.reason == "its launcher was killed"
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 

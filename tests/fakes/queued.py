@@ -28,6 +28,11 @@ class FakeQueues:
     ) -> messages.ReleaseWorkloadResponse:
         return messages.ReleaseWorkloadResponse(workload=self.find(request.workload_id))
 
+    async def requeue_workload(
+        self, request: messages.RequeueWorkloadRequest, context: Any
+    ) -> messages.RequeueWorkloadResponse:
+        return messages.RequeueWorkloadResponse(workload=replace(self.find(request.workload_id), requeuing=True))
+
     async def move_to_queue(self, request: messages.MoveToQueueRequest, context: Any) -> messages.MoveToQueueResponse:
         found = self.find(request.workload_id)
         return messages.MoveToQueueResponse(

@@ -308,7 +308,7 @@ class Cluster(RuleBasedStateMachine):
         assert taken[0] == taken[1]
         self.journal.extend(taken[0])
         state = self.core.state
-        for unit in list_drain_units(state, {name: state.nodes[name] for name in state.draining}):
+        for unit in list_drain_units(state, {name: state.nodes[name] for name in state.draining}, {}):
             nodes = [state.nodes[place.node_name] for place in unit.placements]
             is_bound = unit.workload.spec.mobility is Mobility.FIXED or unit.workload.spec.required_traits
             is_stuck = not all(record.is_ready for record in nodes) or is_bound

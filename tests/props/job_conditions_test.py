@@ -135,7 +135,20 @@ class Chains(JobMachine):
     def release(self, data):
         key = data.draw(st.sampled_from(sorted(self.held & self.core.state.workloads.keys())))
         self.held.discard(key)
-        self.do(lambda core, now_ns: core.release(key, now_ns=now_ns))
+        try:
+            self.do(lambda core, now_ns: core.release(key, now_ns=now_ns))
+        except FailedPrecondition:
+            # It is requeued, and stops.
+            assert self.core.state.workloads[key].phase is WorkloadPhase.PLACED
+            self.held.add(key)
+            self.let_time_pass(0)
+
+    @precondition(lambda self: self.jobs(WorkloadPhase.PLACED))
+    @rule(data=st.data())
+    def requeue_and_hold(self, data):
+        key = data.draw(st.sampled_from(self.jobs(WorkloadPhase.PLACED)))
+        self.held.add(key)
+        self.do(lambda core, now_ns: core.requeue(key, held_by="ana", now_ns=now_ns))
 
     @rule(wait_s=st.sampled_from((1, 10, 40, 400)))
     def let_time_pass(self, wait_s):

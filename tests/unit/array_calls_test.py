@@ -15,11 +15,14 @@ from eelgrid_protos.messages import (
     HoldWorkloadRequest,
     JobArrayRequest,
     ListWorkloadsRequest,
+    Mobility,
     MoveToQueueRequest,
     Policy,
+    ProcessSpec,
     Queue,
     ReadLogsRequest,
     ReleaseWorkloadRequest,
+    RequeueWorkloadRequest,
     ScaleWorkloadRequest,
     SubmitWorkloadRequest,
     UpdatePolicyRequest,
@@ -93,6 +96,31 @@ async def test_all_elements_are_changed_by_one_call_in_steps(tmp_path: Path, mon
         assert (await api.cancel_workload(CancelWorkloadRequest(workload_id="a"))).workload == ended
         with pytest.raises(NotFound):
             await api.cancel_workload(CancelWorkloadRequest(workload_id="b"))
+
+
+async def test_the_elements_that_run_are_requeued_by_one_call(tmp_path: Path) -> None:
+    async with run_controller(tmp_path) as rig:
+        api = rig.operators
+        await rig.join(build_node(gpus=2, runs_processes=True))
+        jobs = {"process": ProcessSpec(argv=("true",), working_directory="/"), "mobility": Mobility.FIXED}
+        await api.submit_workload(submission("a", "0-4%2", **jobs))
+        request = RequeueWorkloadRequest(workload_id="a", reason="new data")
+        whole = (await api.requeue_workload(request)).workload
+        assert (whole.array.placed, whole.array.pending) == (2, 3)
+        found = (await api.list_workloads(ListWorkloadsRequest(array_id="a"))).workloads
+        assert [one.requeuing for one in found] == [True, True, False, False, False]
+        assert found[0].reason == "evicted: it was requeued: new data"
+        assert (await api.requeue_workload(request)).workload.array == whole.array
+        with pytest.raises(InvalidArgument, match="hold: is set, and this is an array"):
+            await api.requeue_workload(RequeueWorkloadRequest(workload_id="a", hold=True))
+        one = (await api.requeue_workload(RequeueWorkloadRequest(workload_id="a_3", hold=True))).workload
+        assert (one.phase, one.held_by) == (WorkloadPhase.PENDING, "an operator")
+        await api.cancel_workload(CancelWorkloadRequest(workload_id="a"))
+        await api.submit_workload(submission("b", "0-4"))
+        with pytest.raises(FailedPrecondition, match="no element of b runs"):
+            await api.requeue_workload(RequeueWorkloadRequest(workload_id="b"))
+        with pytest.raises(NotFound):
+            await api.requeue_workload(RequeueWorkloadRequest(workload_id="c"))
 
 
 async def test_what_is_of_one_process_names_an_element(tmp_path: Path) -> None:

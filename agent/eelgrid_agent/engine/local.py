@@ -39,6 +39,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
+from eelgrid_agent.devices.host import read_boot_id
 from eelgrid_agent.enforce.device_leases import DeviceLeases
 from eelgrid_agent.enforce.lease_table import LOCAL_ENGINE, LeaseDevice, LeaseEntry, LeaseHolder, LeaseRefused
 from eelgrid_agent.engine import launcher
@@ -141,7 +142,7 @@ class LocalEngine:
         Without `users` every process runs as this process's own user; without `leases` no other engine is here; without
         `mps` processes that share a GPU take turns on it.
         """
-        self._leases, self._mps = leases, mps
+        self._leases, self._mps, self._boot_id = leases, mps, read_boot_id()
         if mps is not None:
             mps.on_settled = self._on_mps_settled
         self.on_change: Callable[[], None] = _ignore_change
@@ -516,9 +517,11 @@ class LocalEngine:
                         os.kill(pid, signal.SIGKILL)
                 asyncio.get_running_loop().call_later(_KILL_AGAIN_S, self._finish, key)
                 return
+            is_restarted = spec.get("boot_id", self._boot_id) != self._boot_id
             record = {
                 "is_lost": True,
-                "reason": "its launcher was killed, or the machine restarted",
+                "reason": "the machine restarted" if is_restarted else "its launcher was killed",
+                "node_fault": "the machine restarted" if is_restarted else "",
                 "started_ns": attempt.status.started_ns,
                 "ended_ns": time.time_ns(),
             }
@@ -591,6 +594,7 @@ class LocalEngine:
             "key": key,
             # Of which the digest is told, if the controller asks how it ended.
             "process": to_plain(process, brief=True),
+            "boot_id": self._boot_id,
             "argv": process.argv,
             "environment": environment,
             "working_directory": process.working_directory,
@@ -675,6 +679,7 @@ def _describe_end(key: AttemptKey, record: Mapping[str, Any]) -> AttemptStatus:
         started_ns=record["started_ns"],
         ended_ns=record["ended_ns"],
         gpu_held=record.get("gpu_held", False),
+        node_fault=record.get("node_fault", ""),
     )
 
 

@@ -157,6 +157,21 @@ def read_each_gpu(device: DevicePort, uuids: tuple[str, ...]) -> GpuReadings:
     return tuple(looks)
 
 
+def look_for_faults(device: DevicePort, uuids: tuple[str, ...]) -> tuple[GpuReadings, tuple[DeviceEvent, ...]]:
+    """One look at each device, and what the driver announced since the last time; may block."""
+    try:
+        events = device.take_events()
+    except DeviceError:
+        events = ()
+    return read_each_gpu(device, uuids), events
+
+
+def is_lost(readings: RawReadings) -> bool:
+    """Returns whether a look says that the device is lost."""
+    values = readings.values.values()
+    return any(isinstance(value, Missing) and value.reason is AbsenceReason.GPU_LOST for value in values)
+
+
 class BatchReader(Protocol):
     """Looks at many devices at once: a driver in another process answers them in one round trip."""
 
@@ -188,6 +203,8 @@ def missing_gpu_readings(uuids: tuple[str, ...], reason: AbsenceReason) -> GpuRe
 
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+# After which what runs on the GPU has ended, whatever program it was.
+FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 94, 95, 119, 120, 140})
 MAX_XIDS = 512
 _ACTIONS = {
     1: "reset the GPU",
@@ -253,6 +270,19 @@ class HealthMonitor:
             elif value and reading is Reading.ROW_REMAP_FAILED:
                 found.setdefault(uuid, _STATES[reading])
         return found
+
+    @property
+    def hung_gpus(self) -> frozenset[str]:
+        """Devices that hang."""
+        return frozenset(self._hung)
+
+    def find_fault(self, uuid: str, *, since_ns: int) -> str:
+        """Returns what ended the work on a device since a moment of the wall clock: it hangs, or an XID; else empty."""
+        if uuid in self._hung:
+            return "a call to it did not return"
+        codes = (code for (of, code), at_ns in self.xid_last_ns.items() if of == uuid and at_ns >= since_ns)
+        fatal = min(FATAL_XIDS.intersection(codes), default=None)
+        return "" if fatal is None else f"XID {fatal}"
 
     def _xid(self, event: DeviceEvent, wall_ns: int) -> NodeEvent:
         key = (event.gpu_uuid, event.code)

@@ -11,12 +11,13 @@ import contextlib
 import heapq
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
+from typing import Protocol
 
-from eelgrid_agent.devices.port import DevicePort
+from eelgrid_agent.devices.port import DeviceEvent, DevicePort
 from eelgrid_agent.devices.sampler import ExtendedReader, ExtendedReadings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
 from eelgrid_agent.engine.readiness import GpuUse, read_gpu_use
@@ -26,6 +27,7 @@ from eelgrid_agent.node.inventory import (
     DeviceSurvey,
     GpuReadings,
     SequentialReader,
+    look_for_faults,
     missing_gpu_readings,
     read_each_gpu,
     survey_devices,
@@ -56,6 +58,7 @@ READ_TIMEOUT_LEAST_S = 2.0
 
 
 GpuUses = dict[str, GpuUse]
+FaultLook = tuple[GpuReadings, tuple[DeviceEvent, ...]]
 _LOG = logging.getLogger("eelgrid.agent")
 
 
@@ -102,11 +105,60 @@ class DriverThread:
                 future.set_exception(error)
 
 
-async def run_process_engine(node: AgentNode, read_uses: Callable[[tuple[str, ...]], Awaitable[GpuUses]]) -> None:
+class GpuQuestions(Protocol):
+    """What processes ask of the driver beside the looks at intervals."""
+
+    async def read_uses(self, uuids: tuple[str, ...]) -> GpuUses:
+        """Asks who uses GPUs; empty if the driver does not answer, and then no attempt starts meanwhile."""
+
+    async def read_faults(self, uuids: tuple[str, ...]) -> FaultLook:
+        """Looks at GPUs, and at what the driver announced; empty if it does not answer."""
+
+
+class QuestionsInPlace:
+    """Asks simulated GPUs, which answer at once."""
+
+    def __init__(self, device: DevicePort) -> None:
+        self._device = device
+
+    async def read_uses(self, uuids: tuple[str, ...]) -> GpuUses:
+        """Asks who uses GPUs."""
+        return read_gpu_use(self._device, uuids)
+
+    async def read_faults(self, uuids: tuple[str, ...]) -> FaultLook:
+        """Looks at GPUs, and at what the driver announced."""
+        return look_for_faults(self._device, uuids)
+
+
+class QuestionsToDriver:
+    """Asks GPUs on the driver's thread; one question that is not answered in time is asked no second time meanwhile."""
+
+    def __init__(self, device: DevicePort, driver: DriverThread) -> None:
+        self._device, self._driver = device, driver
+        self._asked: dict[str, asyncio.Future[object]] = {}
+
+    async def read_uses(self, uuids: tuple[str, ...]) -> GpuUses:
+        """Asks who uses GPUs."""
+        found = await self._ask("uses", lambda: read_gpu_use(self._device, uuids))
+        return {} if found is None else found  # type: ignore[return-value]
+
+    async def read_faults(self, uuids: tuple[str, ...]) -> FaultLook:
+        """Looks at GPUs, and at what the driver announced."""
+        found = await self._ask("faults", lambda: look_for_faults(self._device, uuids))
+        return ((), ()) if found is None else found  # type: ignore[return-value]
+
+    async def _ask(self, question: str, ask: Callable[[], object]) -> object | None:
+        if question not in self._asked:
+            self._asked[question] = asyncio.wrap_future(self._driver.call(ask))
+        done, _ = await asyncio.wait((self._asked[question],), timeout=READ_TIMEOUT_LEAST_S)
+        return self._asked.pop(question).result() if done else None
+
+
+async def run_process_engine(node: AgentNode, driver: GpuQuestions) -> None:
     """Runs what processes need of this loop, until cancelled.
 
-    Adopts those of the agent's previous run, asks the driver about GPUs before starts, and answers whoever follows
-    output.
+    Adopts those of the agent's previous run, asks the driver about GPUs before starts and after failures, and answers
+    whoever follows output.
     """
     node.adopt_processes()
     starting = asyncio.Event()
@@ -118,7 +170,10 @@ async def run_process_engine(node: AgentNode, read_uses: Callable[[tuple[str, ..
         starting.clear()
         uuids = node.list_gpus_to_check()
         if uuids:
-            node.on_gpu_use(await read_uses(uuids))
+            node.on_gpu_use(await driver.read_uses(uuids))
+        suspected = node.list_suspected_gpus()
+        if suspected:
+            node.on_fault_look(*await driver.read_faults(suspected))
         node.answer_log_requests()
         if asyncio.get_running_loop().time() >= starts_due_s:
             starts_due_s = asyncio.get_running_loop().time() + START_REPORT_S
@@ -152,31 +207,6 @@ async def watch_slurm_jobs(node: AgentNode, folder: HandoverFolder) -> None:
             )
         problem, refused = fault, folder.refused
         await asyncio.sleep(HANDOVER_POLL_S)
-
-
-def read_uses_in_place(device: DevicePort) -> Callable[[tuple[str, ...]], Awaitable[GpuUses]]:
-    """Reads simulated GPUs, which answer at once."""
-
-    async def read_uses(uuids: tuple[str, ...]) -> GpuUses:
-        return read_gpu_use(device, uuids)
-
-    return read_uses
-
-
-def read_uses_by_driver(device: DevicePort, driver: DriverThread) -> Callable[[tuple[str, ...]], Awaitable[GpuUses]]:
-    """Reads GPUs on the driver's thread; one that does not answer is asked again, and no attempt starts meanwhile."""
-    asked: list[asyncio.Future[object]] = []
-
-    async def read_uses(uuids: tuple[str, ...]) -> GpuUses:
-        if not asked:
-            asked.append(asyncio.wrap_future(driver.call(lambda: read_gpu_use(device, uuids))))
-        done, _ = await asyncio.wait(asked, timeout=READ_TIMEOUT_LEAST_S)
-        if not done:
-            return {}
-        found: GpuUses = asked.pop().result()  # type: ignore[assignment]
-        return found
-
-    return read_uses
 
 
 class MachineLoop:

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 from eelgrid_agent.devices.host import Host
+from eelgrid_agent.devices.port import DeviceEvent
 from eelgrid_agent.devices.sampler import (
     ExtendedColumns,
     ExtendedReadings,
@@ -29,6 +29,7 @@ from eelgrid_agent.enforce.guard.plan import Guard
 from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, attempt_key, plan_actions
 from eelgrid_agent.engine.readiness import GpuReadiness, GpuUse, needs_free_gpus
 from eelgrid_agent.engine.slurm_jobs import HandedJob
+from eelgrid_agent.node.attempt_reports import AttemptReports
 from eelgrid_agent.node.inventory import (
     DeviceSurvey,
     GpuReadings,
@@ -42,13 +43,11 @@ from eelgrid_agent.node.leader_terms import LeaderTerms
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
 from eelgrid_agent.node.workload_engine import WorkloadEngine
 from eelgrid_protos.messages import (
-    ATTEMPTS_MOST,
     Acknowledgement,
     ApplyResult,
     ApplyStatus,
     Assignment,
     AttemptReport,
-    AttemptStatus,
     Cadence,
     ConnectRequest,
     ConnectResponse,
@@ -191,10 +190,8 @@ class AgentNode:
         self._readiness = readiness
         self.terms = terms or LeaderTerms()
         self._possible: tuple[Assignment, ...] = ()
-        self._reported: dict[AttemptKey, AttemptStatus] = {}
-        self._untold_ends, self._forgotten = deque[AttemptStatus](), tuple[AttemptKey, ...]()
-        # Of attempts that have begun; anything else that changes goes at once, and takes them along.
-        self._is_start_report_due, self._has_untold_starts = True, False
+        self._reports = AttemptReports(dict if processes is None else processes.list_attempts)
+        self._forgotten: tuple[AttemptKey, ...] = ()
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks, self._streams, self._is_answer_due = deque[LogChunk | InputResult](), 0, False
         self._charged, self._clock = _ChargedAssignments(), clock
@@ -521,11 +518,8 @@ class AgentNode:
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
-        self._reported.clear()
-        self._untold_ends.clear()
-        if message.wants_ended_attempts and self._processes is not None:
-            self._untold_ends.extend(self._processes.list_ended())
-        self._is_start_report_due = True
+        is_asked = message.wants_ended_attempts
+        self._reports.begin(self._processes.list_ended() if is_asked and self._processes is not None else ())
         self._chunks.clear()
         self._log_requests.clear()
         self._streams += 1
@@ -691,27 +685,27 @@ class AgentNode:
         """
         if self._plain_answer is not None:
             self._queue_answer(self._plain_answer)
-        if self._has_untold_starts:
-            self._is_start_report_due = True
+        if self._reports.report_starts():
             self.wake()
 
     def _next_report(self) -> AttemptReport | None:
         """Returns the attempts that the controller was not told of on this stream, as they are now."""
-        if self._processes is None:
-            return None
-        if self._untold_ends:
-            told = min(ATTEMPTS_MOST, len(self._untold_ends))
-            return AttemptReport(attempts=tuple(self._untold_ends.popleft() for _ in range(told)))
-        now = self._processes.list_attempts()
-        changed = {key: status for key, status in now.items() if self._reported.get(key) != status}
-        is_urgent = any(status.is_over or key in self._reported for key, status in changed.items())
-        if not (is_urgent or self._is_start_report_due):
-            self._has_untold_starts = bool(changed)
-            return None
-        self._is_start_report_due = self._has_untold_starts = False
-        sent = dict(islice(changed.items(), ATTEMPTS_MOST))
-        self._reported = {key: status for key, status in self._reported.items() if key in now} | sent
-        return AttemptReport(attempts=tuple(sent.values())) if sent else None
+        report = self._reports.next_report(self._assignments() or (), self._clock.monotonic_ns())
+        if self.list_suspected_gpus():
+            self.starting()
+        return report
+
+    def list_suspected_gpus(self) -> tuple[str, ...]:
+        """Returns the GPUs of processes that failed, about which the driver is to be asked before that is told."""
+        return self._reports.list_suspected_gpus(self._assignments() or ())
+
+    def on_fault_look(self, quick: GpuReadings, events: tuple[DeviceEvent, ...]) -> None:
+        """Takes what the driver said of such GPUs, and judges whether they ended what ran there."""
+        if told := self.health.on_device_events(events, wall_ns=self._clock.wall_ns()):
+            self.queue_events(told)
+            self._report_health()
+        if self._reports.judge_ends(self._assignments() or (), quick, self.inventory.gpus, self.health):
+            self.wake()
 
     def _read_log(self, request: LogRequest) -> None:
         due_ns = self._clock.monotonic_ns() + int(request.wait_s * 1e9)

@@ -60,6 +60,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "wait": ("jobs", "Wait until jobs have ended."),
     "hold": ("job_control", "Keep pending workloads from starting."),
     "release": ("job_control", "Let held workloads start."),
+    "requeue": ("job_control", "Stop running jobs and let them wait again."),
     "rerun": ("job_control", "Run a job that has ended again."),
     "box": ("box", "Start, show or stop a controller and an agent on this machine."),
     "get": ("workloads", "Show one workload."),
@@ -100,7 +101,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 # Help lists commands in groups, by what somebody wants to do.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Jobs": ("run", "jobs", "logs", "attach", "wait", "hold", "release", "rerun", "box"),
+    "Jobs": ("run", "jobs", "logs", "attach", "wait", "hold", "release", "requeue", "rerun", "box"),
     "Look": (
         "overview",
         "clusters",

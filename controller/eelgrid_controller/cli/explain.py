@@ -194,7 +194,10 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
     if workload.lost_replicas:
         numbers = ", ".join(map(str, workload.lost_replicas[:_SHOWN]))
         noun = "replica" if len(workload.lost_replicas) == 1 else "replicas"
-        yield f"On a lost GPU: {noun} {numbers}. Reset the GPU or restart its node; the place is kept until then."
+        yield (
+            f"On a lost GPU: {noun} {numbers}. Its work leaves it after --lost-gpu-grace of the controller, unless it is "
+            "fixed and runs no process, or an engine runs it. Reset the GPU or restart its node."
+        )
     if workload.checkpoint_advice is not None:
         advice = describe_checkpoint_advice(workload.checkpoint_advice)
         yield f"{advice[:1].upper()}{advice[1:]}."

@@ -1,10 +1,11 @@
-"""eelctl hold, release and rerun, and the options of run that say what a job waits for before its turn.
+"""eelctl hold, release, requeue and rerun, and the options of run that say what a job waits for before its turn.
 
 Times are by the controller's clock, in UTC. What a job depends on is named by id, by name or as `last`; the controller gets ids.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -29,8 +30,10 @@ from eelgrid_protos.messages import (
     JobDependency,
     JobSchedule,
     ReleaseWorkloadRequest,
+    RequeueWorkloadRequest,
     SubmitWorkloadRequest,
     Workload,
+    WorkloadPhase,
 )
 
 _CONDITIONS = {
@@ -123,12 +126,32 @@ def release(settings: CliSettings, /, workload: tuple[str, ...]) -> None:
             print_document(settings, found, [f"{found.workload_id}: released; {state}"])
 
 
+@click.command()
+@click.argument("workload", nargs=-1, required=True, shell_complete=complete_workloads)
+@click.option("--reason", default="", help="Why, shown to whoever asks what it waits for.")
+@click.option("--hold", is_flag=True, help="Hold them once they wait, until `eelctl release`.")
+@output_option
+@click.pass_obj
+def requeue(settings: CliSettings, /, workload: tuple[str, ...], reason: str, *, hold: bool) -> None:
+    """Stop running jobs and let them wait again, as scontrol requeue does.
+
+    Each is told by its stop signal and has its grace to write a checkpoint. It then waits at the place in the queue that
+    it had, is not counted as failed, and goes on from its checkpoint, on any node.
+    """
+    with connect_operators(settings) as client:
+        make_request = partial(RequeueWorkloadRequest, reason=reason, hold=hold)
+        for found in _change_each(client, settings, workload, client.requeue_workload, make_request):
+            is_waiting = found.phase is WorkloadPhase.PENDING
+            state = f"waits: {found.reason}" if is_waiting else "stopping, then it waits again"
+            print_document(settings, found, [f"{found.workload_id}: {state}"])
+
+
 def _change_each(
     client: Any,
     settings: CliSettings,
     names: Iterable[str],
     call: Callable[..., Any],
-    make_request: type[HoldWorkloadRequest | ReleaseWorkloadRequest],
+    make_request: Callable[..., HoldWorkloadRequest | ReleaseWorkloadRequest | RequeueWorkloadRequest],
 ) -> Iterator[Workload]:
     """Calls for each workload that is named, by id, name or as `last`; yields each as it is answered."""
 

@@ -19,12 +19,13 @@ from eelgrid_controller.core.job_control import plan_end
 from eelgrid_controller.state.attempts import (
     drop_undurable,
     find_outcome,
+    has_stopped,
     is_stale,
     make_attempt_event,
     recover_attempts,
 )
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted
+from eelgrid_controller.state.events import Event, RecoveredAttempt, WorkloadCompleted, WorkloadEvicted
 from eelgrid_protos.messages import AttemptStatus, Workload
 from eelgrid_protos.plain_messages import digest_plain, to_plain
 
@@ -81,6 +82,8 @@ class AttemptReports:
             outcome = find_outcome(now)
             if outcome is not None:
                 do(plan_end(now, *outcome, now_ns=now_ns))
+            elif now.requeuing and has_stopped(now):
+                do(WorkloadEvicted(time_ns=now_ns, workload_id=now.workload_id, reason=now.reason))
         return events, nodes, stale
 
     def pop_early(self, node_name: str) -> list[AttemptStatus]:

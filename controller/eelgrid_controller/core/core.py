@@ -20,7 +20,7 @@ from typing import TypeVar
 from eelgrid_controller.core.attempt_reports import AttemptReports
 from eelgrid_controller.core.backfill import BackfillPlanner
 from eelgrid_controller.core.capacity_holds import CapacityHolds
-from eelgrid_controller.core.drains import DrainOrder, DrainRounds, find_node, preview_drain, resolve_gpus
+from eelgrid_controller.core.drains import LOST_GPU_GRACE_S, DrainRounds, find_node, preview_drain, resolve_gpus
 from eelgrid_controller.core.elastic_deadlines import ElasticDeadlines
 from eelgrid_controller.core.elastic_returns import ElasticReturns
 from eelgrid_controller.core.expected_starts import StartEstimator
@@ -36,6 +36,7 @@ from eelgrid_controller.core.job_control import (
     plan_cancelled_submission,
     plan_hold,
     plan_release,
+    plan_requeue,
 )
 from eelgrid_controller.core.node_plans import build_node_plan
 from eelgrid_controller.core.nodes import (
@@ -150,6 +151,7 @@ class Core:
         nodes_most: int = NODES_MOST,
         joins_closed: bool = False,
         joins_doubted: bool = False,
+        lost_gpu_grace_s: float | None = LOST_GPU_GRACE_S,
     ) -> None:
         """Creates a core; nodes that `joins_closed` wait for an engine's report, those `joins_doubted` for their agents."""
         self.state = state
@@ -186,7 +188,7 @@ class Core:
         self._retrying = RetryRounds(
             state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds, gangs=self._gangs
         )
-        self._drains = DrainRounds(state, self._chooser)
+        self._drains = DrainRounds(state, self._chooser, lost_gpu_grace_s=lost_gpu_grace_s)
 
     @property
     def has_backlog(self) -> bool:
@@ -399,6 +401,10 @@ class Core:
         """Lets held work start again, and tries it; idempotent. Raises NotFound."""
         return self._finish_step(plan_release(self.workload(workload_id), now_ns=now_ns), workload_id, now_ns)
 
+    def requeue(self, workload_id: str, cause: str = "", *, held_by: str = "", now_ns: int) -> CoreStep[Workload]:
+        """Stops a running job, which then waits again; idempotent. Raises NotFound and FailedPrecondition."""
+        return self._finish_step(plan_requeue(self.workload(workload_id), cause, now_ns, held_by), workload_id, now_ns)
+
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> CoreStep[Workload]:
         """Sets the power limit of each GPU of a running workload, None for the default; raises FailedPrecondition."""
         workload = self.workload(workload_id)
@@ -556,13 +562,7 @@ class Core:
         self, node_name: str, gpus: tuple[str, ...], drain: DrainTerms, *, now_ns: int
     ) -> tuple[DrainedWorkload, ...]:
         """Returns what a drain would do with the work there; raises NotFound."""
-        record = find_node(self.state, node_name)
-        order = DrainOrder(
-            node_name=node_name,
-            gpu_uuids=resolve_gpus(record, gpus),
-            cordon=OperatorCordon(since_ns=now_ns, drain=drain),
-        )
-        return preview_drain(self.state, self._chooser, order, now_ns=now_ns)
+        return preview_drain(self.state, self._chooser, node_name, gpus, OperatorCordon(since_ns=now_ns, drain=drain))
 
     def is_drain_due(self, now_ns: int) -> bool:
         """Returns whether work may leave drained nodes, or be preempted, now that could not before."""

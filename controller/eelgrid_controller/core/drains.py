@@ -1,4 +1,4 @@
-"""Drains: which work leaves cordoned nodes and GPUs next, where to, and what stays there and why.
+"""Drains: which work leaves drained nodes and GPUs, and lost GPUs, next, where to, and what stays there and why.
 
 `plan_departure` decides for one unit of work; `DrainRounds` carries out what is due, a bounded number of decisions per
 step, and `preview_drain` tells what a drain would do. Must not know how events become durable, nor who asked.
@@ -6,20 +6,25 @@ step, and `preview_drain` tells what a drain would do. Must not know how events 
 Theory. What leaves together is one unit: a replica of a service or of a batch job, or all replicas of a gang that are
 drained, since it stops as a whole. A unit that may move goes as soon as it fits elsewhere, by the placer's own
 decision and the same checks as any move (`plan_migration`). Work that cannot move ends by itself; after the grace it
-returns to the queue, except what is declared fixed or in MIG slices, unless the drain is forced. Of a service that has
-replicas elsewhere only those that are drained are released. Nothing leaves a node that cannot be told to stop it:
-there it may still run. Work that an engine runs is left to the engine's own drain, which follows the cordons.
+returns to the queue, except what is declared fixed or in MIG slices, unless the drain is forced. Processes cannot move:
+they are told to stop, and their work returns to the queue when they have. Of a service that has replicas elsewhere only
+those that are drained are released. Nothing leaves a node that cannot be told to stop it: there it may still run. Work
+that an engine runs is left to the engine's own drain, which follows the cordons.
+
+Work on a GPU that is lost leaves by the same rules as from one that is drained with a grace: what is on it cannot go
+on, but a process that notices ends sooner by itself.
 
 A drain is a fact of the state (`OperatorCordon.drain`), so it continues after a restart; a round is due whenever the
 state has changed since the last complete one, or a grace has ended.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 from typing import NamedTuple
 
+from eelgrid_controller.core.job_control import stop_for_requeue
 from eelgrid_controller.core.workloads import MoveRefused, plan_migration
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.queueing.reservations import list_closed_nodes
@@ -37,6 +42,7 @@ from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
     DRAINED_WORKLOADS_MOST,
+    Assignment,
     Candidate,
     DrainedWorkload,
     DrainOutcome,
@@ -51,17 +57,25 @@ from eelgrid_protos.messages import (
 
 # A decision takes 0.1 to 1 ms, so that a step stays well under a tenth of a second.
 _DECISIONS_MOST = 32
+# A driver that is loaded anew answers again within seconds; what ran on its GPUs has ended by then.
+LOST_GPU_GRACE_S = 60.0
+# The terms of work on GPUs that were lost for longer than the grace.
+_AT_ONCE = DrainTerms(deadline_ns=1)
 # Names that are compared with one that is unknown: some milliseconds.
 _COMPARED_MOST = 2000
 
 
+# By node: the GPUs of which work leaves since they are lost.
+LostGpus = Mapping[str, Collection[str]]
+
+
 class DrainUnit(NamedTuple):
-    """Replicas of one workload that leave together, and the cordon and terms by which they do."""
+    """Replicas of one workload that leave together, the terms by which they do, and why."""
 
     workload: Workload
     placements: tuple[Placement, ...]
-    cordon: OperatorCordon
     terms: DrainTerms
+    reason: str
 
     @property
     def key(self) -> tuple[str, int]:
@@ -104,28 +118,41 @@ def resolve_gpus(record: NodeRecord, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(by_name[name] for name in names))
 
 
-def list_drain_units(state: ClusterState, records: Mapping[str, NodeRecord]) -> list[DrainUnit]:
+def list_drain_units(state: ClusterState, records: Mapping[str, NodeRecord], lost: LostGpus) -> list[DrainUnit]:
     """Lists the units that leave these nodes, by workload and replica."""
-    found: dict[tuple[str, int], list[tuple[Placement, OperatorCordon, DrainTerms]]] = {}
+    found: dict[tuple[str, int], list[tuple[Placement, DrainTerms, str]]] = {}
     places: dict[str, dict[int, Placement]] = {}
-    for record in records.values():
+    for name, record in records.items():
         for (key, replica), assignment in record.assignments.items():
-            drained = record.drain_terms(assignment)
-            if drained is None:
+            leaving = _find_terms(record, assignment, lost.get(name, ()))
+            if leaving is None:
                 continue
             workload = state.workloads[key]
             if key not in places:
                 places[key] = {place.replica: place for place in workload.placements}
             at = places[key][replica]
             is_gang = workload.spec.kind is WorkloadKind.TRAINING_JOB and len(workload.placements) > 1
-            found.setdefault((key, -1 if is_gang else replica), []).append((at, drained[1], drained[0]))
+            found.setdefault((key, -1 if is_gang else replica), []).append((at, *leaving))
     units = []
-    for (key, _), leaving in found.items():
-        leaving.sort(key=lambda item: item[0].replica)
+    for (key, _), items in found.items():
+        items.sort(key=lambda item: item[0].replica)
         # Of a gang on several drained nodes, the terms of its first replica there.
-        _, cordon, terms = leaving[0]
-        units.append(DrainUnit(state.workloads[key], tuple(item[0] for item in leaving), cordon, terms))
+        _, terms, reason = items[0]
+        units.append(DrainUnit(state.workloads[key], tuple(item[0] for item in items), terms, reason))
     return sorted(units, key=lambda unit: unit.key)
+
+
+def _find_terms(record: NodeRecord, assignment: Assignment, lost: Collection[str]) -> tuple[DrainTerms, str] | None:
+    """Returns the terms by which an assignment leaves a node, and why; None if it may stay."""
+    node = record.inventory.node_name
+    if lost and not set(assignment.gpu_uuids).isdisjoint(lost):
+        return _AT_ONCE, PendingConstraint.EVICTED.describe("gpu_lost", node=node)
+    drained = record.drain_terms(assignment)
+    if drained is None:
+        return None
+    terms, cordon = drained
+    cause = describe_cause(cordon.user, cordon.reason)
+    return terms, PendingConstraint.EVICTED.describe(node=node, cause=cause)
 
 
 def plan_departure(
@@ -144,7 +171,7 @@ def plan_departure(
     if unit.workload.spec.required_traits:
         return _plan_engine_departure(unit)
     if unit.workload.spec.process is not None:
-        return Departure(DrainOutcome.FINISHES, "it runs a process, which cannot move: eelctl cancel stops it")
+        return _plan_requeue(unit, None if altered is not None else now_ns)
     bound = _find_bond(unit)
     reason = bound or "no other place has room for it"
     closed = list_closed_nodes(state, unit.workload, now_ns)
@@ -160,6 +187,16 @@ def plan_departure(
     if not unit.terms.deadline_ns:
         return Departure(DrainOutcome.FINISHES, reason)
     events = (_make_eviction(unit, now_ns),) if altered is None and unit.terms.is_over(now_ns) else ()
+    return Departure(DrainOutcome.REQUEUED, reason, events=events)
+
+
+def _plan_requeue(unit: DrainUnit, now_ns: int | None) -> Departure:
+    """Decides what becomes of processes, which stop where they are, or run on; without a moment for a preview."""
+    reason = "it runs a process, which cannot move"
+    if not unit.terms.deadline_ns:
+        return Departure(DrainOutcome.FINISHES, f"{reason}: eelctl requeue stops it")
+    is_due = now_ns is not None and unit.terms.is_over(now_ns) and not unit.workload.stopping_ns
+    events = (stop_for_requeue(unit.workload, unit.reason, now_ns),) if is_due and now_ns is not None else ()
     return Departure(DrainOutcome.REQUEUED, reason, events=events)
 
 
@@ -239,29 +276,21 @@ def _make_eviction(unit: DrainUnit, now_ns: int) -> Event:
         if is_sliced(workload):
             return PartitionsPlanned(time_ns=now_ns, services=(SlicedService(workload_id=key, placements=left),))
         return WorkloadScaled(time_ns=now_ns, workload_id=key, released=tuple(sorted(gone)))
-    cause = describe_cause(unit.cordon.user, unit.cordon.reason)
-    reason = PendingConstraint.EVICTED.describe(node=unit.placements[0].node_name, cause=cause)
-    return WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainOrder:
-    """A cordon that an operator asks for: the node, the GPUs by UUID if not all of it, and what it says."""
-
-    node_name: str
-    gpu_uuids: tuple[str, ...]
-    cordon: OperatorCordon
+    return WorkloadEvicted(time_ns=now_ns, workload_id=key, reason=unit.reason)
 
 
 def preview_drain(
-    state: ClusterState, placer: WorkloadPlacer, order: DrainOrder, *, now_ns: int
+    state: ClusterState, placer: WorkloadPlacer, node_name: str, gpus: tuple[str, ...], cordon: OperatorCordon
 ) -> tuple[DrainedWorkload, ...]:
-    """Returns what a drain would do with the work there, as far as is known now; changes nothing."""
-    record = state.nodes[order.node_name].copy()
-    record.set_cordon(order.gpu_uuids, order.cordon)
-    altered = {order.node_name: record}
+    """Returns what a drain of a node, or of GPUs by index or UUID, would do with the work there, as far as is known now.
+
+    Changes nothing. Raises NotFound.
+    """
+    record = find_node(state, node_name).copy()
+    record.set_cordon(resolve_gpus(record, gpus), cordon)
+    altered, now_ns = {node_name: record}, cordon.since_ns
     found = []
-    for unit in list_drain_units(state, {order.node_name: record})[:DRAINED_WORKLOADS_MOST]:
+    for unit in list_drain_units(state, {node_name: record}, {})[:DRAINED_WORKLOADS_MOST]:
         departure = plan_departure(state, placer, unit, now_ns=now_ns, altered=altered)
         for item in departure.move.replicas if departure.move is not None else ():
             for name in (item.source.node_name, item.target.node_name):
@@ -288,8 +317,10 @@ def _describe_departure(unit: DrainUnit, departure: Departure) -> DrainedWorkloa
 class DrainRounds:
     """Carries out the drains of one state in rounds, a bounded number of decisions per step."""
 
-    def __init__(self, state: ClusterState, placer: WorkloadPlacer) -> None:
+    def __init__(self, state: ClusterState, placer: WorkloadPlacer, *, lost_gpu_grace_s: float | None) -> None:
+        """Work leaves a lost GPU after this grace, with None never."""
         self._state, self._placer = state, placer
+        self._lost_gpu_grace_ns = None if lost_gpu_grace_s is None else round(lost_gpu_grace_s * 1e9)
         # Where the round continues; None between rounds.
         self._resume: tuple[str, int] | None = None
         # The revision after the last complete round, and the first grace that ended after it; a new core knows none.
@@ -300,14 +331,21 @@ class DrainRounds:
         """Returns whether work may leave now that could not before."""
         if not self._state.draining:
             return False
-        is_over = self._deadline_ns is not None and now_ns >= self._deadline_ns
-        return self._resume is not None or self._revision != self._state.revision or is_over
+        if self._resume is not None or (self._deadline_ns is not None and now_ns >= self._deadline_ns):
+            return True
+        if self._revision == self._state.revision:
+            return False
+        if any(_may_hold_units(self._state.nodes[name]) for name in self._state.draining):
+            return True
+        self._revision = self._state.revision
+        return False
 
     def step(self, apply: Callable[[Event], frozenset[str]], now_ns: int) -> tuple[list[Event], frozenset[str]]:
         """Continues the round, up to the bound; returns the events, already applied, and their nodes."""
         events, nodes = list[Event](), frozenset[str]()
         records = {name: self._state.nodes[name] for name in sorted(self._state.draining)}
-        units = list_drain_units(self._state, records)
+        lost, ends_ns = self._find_lost(records, now_ns)
+        units = list_drain_units(self._state, records, lost)
         begin = self._resume
         left = units if begin is None else [unit for unit in units if unit.key > begin]
         for unit in left[:_DECISIONS_MOST]:
@@ -322,9 +360,21 @@ class DrainRounds:
         self._resume = left[_DECISIONS_MOST - 1].key if len(left) > _DECISIONS_MOST else None
         if self._resume is None:
             self._revision = self._state.revision
-            deadlines = (unit.terms.deadline_ns for unit in units if unit.terms.deadline_ns > now_ns)
-            self._deadline_ns = min(deadlines, default=None)
+            ends_ns += [unit.terms.deadline_ns for unit in units if unit.terms.deadline_ns > now_ns]
+            self._deadline_ns = min(ends_ns, default=None)
         return events, nodes
+
+    def _find_lost(self, records: Mapping[str, NodeRecord], now_ns: int) -> tuple[LostGpus, list[int]]:
+        """Returns the GPUs that are lost for longer than the grace, and when it ends for the others that hold work."""
+        overdue, ends_ns = dict[str, list[str]](), list[int]()
+        for name, record in records.items():
+            for uuid in record.lost_gpus & record.gpu_milli.keys() if self._lost_gpu_grace_ns is not None else ():
+                end_ns = record.gpus_lost_ns.get(uuid, 0) + (self._lost_gpu_grace_ns or 0)
+                if end_ns <= now_ns:
+                    overdue.setdefault(name, []).append(uuid)
+                else:
+                    ends_ns.append(end_ns)
+        return overdue, ends_ns
 
     def _refresh_unit(self, unit: DrainUnit) -> DrainUnit | None:
         """Returns the unit with its workload as it is now; None if it has left."""
@@ -332,6 +382,14 @@ class DrainRounds:
         if workload is None or not set(unit.placements) <= set(workload.placements):
             return None
         return unit._replace(workload=workload)
+
+
+def _may_hold_units(record: NodeRecord) -> bool:
+    """Returns whether anything is left on a node, or on GPUs of it, that are drained or lost; cheap."""
+    if record.cordon is not None and record.cordon.drain is not None:
+        return bool(record.assignments)
+    emptied = record.lost_gpus.union(uuid for uuid, one in record.gpu_cordons.items() if one.drain is not None)
+    return not emptied.isdisjoint(record.gpu_milli)
 
 
 def count_left(record: NodeRecord, gpu_uuid: str = "") -> int:

@@ -23,6 +23,7 @@ from eelgrid_controller.core.job_control import (
     plan_cancel,
     plan_hold,
     plan_release,
+    plan_requeue,
 )
 from eelgrid_controller.core.preemptions import resolve_priority_class
 from eelgrid_controller.core.start_decision import StartDecider
@@ -72,6 +73,7 @@ class ElementChange(Enum):
 
     CANCEL = "cancel"
     HOLD = "hold"
+    REQUEUE = "requeue"
     RELEASE = "release"
     MOVE = "move"
 
@@ -220,7 +222,7 @@ class ArrayPlanner:
     def plan_change(self, change: ElementChange, workload_id: str, word: str, now_ns: int) -> Sequence[Event]:
         """Returns the events by which an element follows what was asked of its array; none if that is no change, or it is gone.
 
-        `word` is the user who holds it, or the queue that it moves to. Raises what `StartDecider.plan_queue_change` raises.
+        `word` is the user who holds it, who requeues it and why, or the queue that it moves to. Raises what `StartDecider.plan_queue_change` raises.
         """
         workload = self._state.workloads.get(workload_id)
         if workload is None:
@@ -231,6 +233,9 @@ class ArrayPlanner:
                 return () if event is None else (event,)
             case ElementChange.RELEASE:
                 return plan_release(workload, now_ns=now_ns)
+            case ElementChange.REQUEUE:
+                is_running = workload.phase is WorkloadPhase.PLACED and not workload.stopping_ns
+                return plan_requeue(workload, word, now_ns) if is_running else ()
             case _ if workload.phase is not WorkloadPhase.PENDING:
                 return ()
             case ElementChange.HOLD:

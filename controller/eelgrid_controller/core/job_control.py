@@ -6,6 +6,7 @@ each step; what is left is settled in the next. Must not know how work is placed
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from eelgrid_controller.formatting import count_noun
 from eelgrid_controller.queueing.admission import QueueIndex
@@ -14,7 +15,7 @@ from eelgrid_controller.queueing.job_conditions import (
     compute_backoff_ns,
     find_failed_dependency,
 )
-from eelgrid_controller.state.attempts import find_held_attempt, has_stopped
+from eelgrid_controller.state.attempts import find_held_attempt, find_node_fault, has_stopped
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import (
     Event,
@@ -32,14 +33,22 @@ from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
-from eelgrid_protos.messages import DependencyCondition, SubmitWorkloadRequest, Workload, WorkloadPhase, WorkloadSpec
+from eelgrid_protos.messages import (
+    DependencyCondition,
+    SubmitWorkloadRequest,
+    Workload,
+    WorkloadPhase,
+    WorkloadSpec,
+)
 from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
 
 # Looked at in one step; each costs some tens of microseconds.
 _SETTLED_MOST = 512
-# Who holds work, where the caller has no certificate.
 # Why work that was submitted as cancelled has ended.
 ON_SUBMISSION = "submitted as cancelled"
+# Attempts of one workload that its nodes may end without being counted as failed: more may be its own doing.
+NODE_FAULTS_MOST = 3
+# Who holds work, where the caller has no certificate.
 _UNNAMED = "an operator"
 
 
@@ -135,12 +144,47 @@ def plan_cancel(
     """Returns the event that ends a workload, or tells its processes to end; None if it has ended or is being stopped."""
     is_running = workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED
     if is_running and not has_stopped(workload) and not is_immediate:
-        if workload.stopping_ns and not workload.preempted_for:
+        if workload.stopping_ns and not (workload.preempted_for or workload.requeuing):
             return None
         return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason or "cancelled")
     if workload.phase.is_ended:
         return None
     return WorkloadCancelled(time_ns=now_ns, workload_id=workload.workload_id, reason=reason)
+
+
+def plan_requeue(workload: Workload, cause: str, now_ns: int, held_by: str = "") -> tuple[Event, ...]:
+    """Returns the event that stops a running job, which then waits again; none if it waits, or is being stopped for that.
+
+    `cause` is who asked for it and why, as the end of a sentence; `held_by` holds it there. Raises FailedPrecondition.
+    """
+    key = workload.workload_id
+    if workload.phase.is_ended:
+        raise FailedPrecondition(f"workload {key} has ended, and is not requeued: run it again with eelctl rerun {key}")
+    if workload.phase is WorkloadPhase.PENDING:
+        return plan_hold(workload, held_by, now_ns=now_ns) if held_by else ()
+    if workload.preempted_for and held_by:
+        raise FailedPrecondition(
+            f"workload {key} makes room for {workload.preempted_for} already; hold it when it waits"
+        )
+    if workload.preempted_for or (workload.requeuing and held_by in ("", workload.held_by)):
+        return ()
+    if workload.stopping_ns and not workload.requeuing:
+        raise FailedPrecondition(
+            f"workload {key} is being cancelled: run it again with eelctl rerun {key} when it has ended"
+        )
+    if workload.spec.process is None:
+        raise FailedPrecondition(
+            f"workload {key} runs no process that an agent could stop: requeue it where it was started "
+            "(scontrol requeue, kubectl delete pod), or cancel it and submit it again"
+        )
+    stopping = stop_for_requeue(workload, PendingConstraint.EVICTED.describe("requeued", cause=cause), now_ns)
+    return (replace(stopping, held_by=held_by),)
+
+
+def stop_for_requeue(workload: Workload, reason: str, now_ns: int) -> WorkloadStopping:
+    """Returns the event that stops the processes of a job, which then waits in the queue again for a reason."""
+    reason = reason[:SENTENCE_LETTERS_MOST]
+    return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason, requeues=True)
 
 
 def plan_cancelled_submission(
@@ -164,19 +208,27 @@ def plan_cancelled_submission(
 
 
 def plan_release(workload: Workload, *, now_ns: int) -> tuple[Event, ...]:
-    """Returns the event that releases a held workload; none if nobody holds it."""
+    """Returns the event that releases a held workload; none if nobody holds it. Raises FailedPrecondition."""
+    if workload.held_by and workload.phase is WorkloadPhase.PLACED:
+        raise FailedPrecondition(f"workload {workload.workload_id} is being stopped; release it when it waits")
     return (WorkloadReleased(time_ns=now_ns, workload_id=workload.workload_id),) if workload.held_by else ()
 
 
 def plan_end(workload: Workload, phase: WorkloadPhase, reason: str, *, now_ns: int) -> Event:
     """Returns the event that follows the end of a workload's last process: it ends, or waits for its next attempt.
 
-    One that never began, since another process held its GPU, returns to the queue as it was.
+    One that never began, since another process held its GPU, returns to the queue as it was; so does one whose node
+    failed, unless that happened to it too often.
     """
     held = find_held_attempt(workload) if phase is WorkloadPhase.FAILED else None
     if held is not None:
         evicted = PendingConstraint.EVICTED.describe("held", why=held.reason)[:SENTENCE_LETTERS_MOST]
         return WorkloadEvicted(time_ns=now_ns, workload_id=workload.workload_id, reason=evicted)
+    fault = find_node_fault(workload) if phase is WorkloadPhase.FAILED else ""
+    if fault and workload.node_faults < NODE_FAULTS_MOST:
+        evicted = PendingConstraint.EVICTED.describe("node_fault", attempt=str(workload.attempt), why=fault)
+        evicted = evicted[:SENTENCE_LETTERS_MOST]
+        return WorkloadEvicted(time_ns=now_ns, workload_id=workload.workload_id, reason=evicted, is_node_fault=True)
     schedule, failures = workload.spec.schedule, workload.failures + 1
     if phase is not WorkloadPhase.FAILED or schedule is None or failures > schedule.retries_most:
         return WorkloadCompleted(time_ns=now_ns, workload_id=workload.workload_id, phase=phase, reason=reason)

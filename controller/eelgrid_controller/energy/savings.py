@@ -301,7 +301,7 @@ class BestFitCluster:
         record = self.nodes.get(name)
         if record is None:
             record = self.nodes[name] = NodeRecord(inventory=inventory)
-        record.update_inventory(inventory)
+        record.update_inventory(inventory, 0)
         record.set_partitioned(partitioned=partitioned)
         self._mark_stale(name)
 

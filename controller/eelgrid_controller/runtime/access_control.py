@@ -34,7 +34,7 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
     ),
     # Of its own work alone: see check_owner and bind_spec.
     Role.SUBMITTER: (
-        "SubmitWorkload MoveToQueue HoldWorkload ReleaseWorkload CancelWorkload ScaleWorkload ReadLogs Attach ReportProgress "
+        "SubmitWorkload MoveToQueue HoldWorkload ReleaseWorkload RequeueWorkload CancelWorkload ScaleWorkload ReadLogs Attach ReportProgress "
         "ConfirmEnergyExport"
     ),
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.

@@ -26,14 +26,18 @@ def is_array(loop: ControllerLoop, workload_id: str) -> bool:
 async def change_array(
     loop: ControllerLoop, change: ElementChange, array_id: str, word: str = "", *, call: AuditedCall | None
 ) -> Workload:
-    """Changes all elements of an array, with the user or the queue that this is about; returns the array as a whole.
+    """Changes all elements of an array, with the user, cause or queue that this is about; returns the array as a whole.
 
-    Raises RoleRefused if it is not the caller's, FailedPrecondition if it must wait and does not, and what a queue refuses with.
+    Raises RoleRefused if it is not the caller's, FailedPrecondition if elements must wait or run and none does, and what a queue refuses with.
     """
     caller = None if call is None else call.caller
     found = await loop.read(lambda core: core.workload_or_array(array_id))
     if change in (ElementChange.HOLD, ElementChange.MOVE) and found.array is not None and not found.array.pending:
         raise FailedPrecondition(f"no element of {array_id} waits; only pending work is held or moved")
+    if change is ElementChange.REQUEUE and found.array is not None and not found.array.placed:
+        raise FailedPrecondition(
+            f"no element of {array_id} runs; elements that have ended run again with eelctl rerun --failed"
+        )
     # The last first, so that none starts in the place of one before it.
     ids = (await loop.read(lambda core: core.state.arrays.list_elements(array_id)))[::-1]
     batch: tuple[str, ...] = ()

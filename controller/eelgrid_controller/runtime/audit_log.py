@@ -33,6 +33,7 @@ JOURNALLED = frozenset(
         "MoveToQueue",
         "HoldWorkload",
         "ReleaseWorkload",
+        "RequeueWorkload",
         "UpdatePolicy",
         "ApplyMoves",
         "ApplyPartitions",

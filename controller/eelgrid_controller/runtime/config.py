@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from eelgrid_controller.core.drains import LOST_GPU_GRACE_S
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.runtime.audit_log import AUDIT_ROWS_MOST
@@ -305,6 +307,8 @@ class ControllerConfig:
     local_users: bool = False
     # A lost node that holds no work is removed after this long; 0 for never. A week is longer than a repair takes.
     lost_node_ttl_s: float = 7 * 86_400.0
+    # Work leaves a GPU that is lost after this long; 0 for never.
+    lost_gpu_grace_s: float = LOST_GPU_GRACE_S
     # New nodes that one certificate, or without TLS one address, may register per hour; twice as many in total.
     # Ten thousand nodes that share a certificate join an empty controller at once.
     registrations_most: int = 12_000
@@ -325,6 +329,16 @@ class ControllerConfig:
     ray: RayConfig | None = None
     # None: nobody is sent series.
     remote_write: RemoteWriteConfig | None = None
+
+    @property
+    def is_engine_run(self) -> bool:
+        """Whether an engine runs the work of nodes."""
+        return self.flux or (self.kubernetes, self.slurm, self.ray) != (None, None, None)
+
+    @property
+    def core_options(self) -> Mapping[str, Any]:
+        """What `core.Core` is made with: nodes of an engine wait for its report, and work leaves lost GPUs after a grace."""
+        return {"joins_closed": self.is_engine_run, "lost_gpu_grace_s": self.lost_gpu_grace_s or None}
 
     def __post_init__(self) -> None:
         """Raises ControllerConfigError for values that no controller can run with."""
@@ -349,10 +363,10 @@ class ControllerConfig:
             raise ControllerConfigError(f"lease_s is {self.lease_s}", "give seconds between 0.5 and 600")
         if self.advertise and not is_reachable_name(self.advertise):
             raise ControllerConfigError(f"advertise is {self.advertise!r}", "write HOST:PORT, as agents call it")
-        if not (self.lost_node_ttl_s == 0.0 or 1.0 <= self.lost_node_ttl_s <= 1e9):
-            raise ControllerConfigError(
-                f"lost_node_ttl_s is {self.lost_node_ttl_s}", "give seconds from 1 to 1e9, or 0 for never"
-            )
+        for name in ("lost_node_ttl_s", "lost_gpu_grace_s"):
+            if not (getattr(self, name) == 0.0 or 1.0 <= getattr(self, name) <= 1e9):
+                problem = f"{name} is {getattr(self, name)}"
+                raise ControllerConfigError(problem, "give seconds from 1 to 1e9, or 0 for never")
         if len(self.metrics_hosts) > NAMES_MOST:
             raise ControllerConfigError(
                 f"metrics_hosts has {len(self.metrics_hosts)} names", f"give {NAMES_MOST} at most"

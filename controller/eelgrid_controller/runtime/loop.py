@@ -303,6 +303,15 @@ class ControllerLoop:
 
         return await self.command(apply, is_decision=True, call=call)
 
+    async def requeue(self, workload_id: str, cause: str, held_by: str, *, call: AuditedCall | None) -> Workload:
+        """Stops a running job, which then waits again; raises RoleRefused as `cancel` does."""
+
+        def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
+            self.check_owner(core, workload_id, call)
+            return core.requeue(workload_id, cause, held_by=held_by, now_ns=now_ns)
+
+        return await self.command(apply, call=call)
+
     def queue_attempts(self, node_name: str, statuses: Sequence[AttemptStatus]) -> asyncio.Future[int]:
         """Queues what an agent reports of processes; the result is how many reports are about earlier attempts."""
         return self._enqueue(lambda core, now_ns: core.record_attempts(node_name, statuses, now_ns=now_ns))

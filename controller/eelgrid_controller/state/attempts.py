@@ -1,4 +1,4 @@
-"""Attempts: the processes of a placed workload, from their start to their end.
+"""Attempts: the processes of a placed workload, from their start to their end, and its return to the queue.
 
 A workload counts how often it was placed; each of its replicas runs one process in each attempt. A report names its
 attempt, so that one about an earlier attempt changes nothing. The workload holds its devices until the end of every
@@ -7,7 +7,7 @@ the engine may report one attempt, which is that of the whole job.
 
     (not reported) --AttemptStarted--> RUNNING --AttemptEnded--> ENDED, LOST
     (not reported) --AttemptEnded--> ENDED, LOST
-    all of them ENDED, LOST --WorkloadCompleted, or WorkloadEvicted if it is preempted
+    all of them ENDED, LOST --WorkloadCompleted, or WorkloadEvicted if it is preempted or requeued
     (start lost, ENDED, LOST) --WorkloadCompleted, with what was recovered
 """
 
@@ -15,7 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eelgrid_controller.formatting import describe_attempt
-from eelgrid_controller.state.events import AttemptEnded, AttemptStarted, RecoveredAttempt
+from eelgrid_controller.state.events import (
+    AttemptEnded,
+    AttemptStarted,
+    RecoveredAttempt,
+    WorkloadEvicted,
+    WorkloadRetried,
+)
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
 from eelgrid_controller.state.pending_reasons import PendingConstraint
 from eelgrid_protos.messages import AttemptState, AttemptStatus, Placement, Workload, WorkloadPhase, WorkloadSpec
@@ -90,6 +96,33 @@ def recover_attempts(workload: Workload, recovered: Sequence[RecoveredAttempt]) 
     )
 
 
+def return_to_queue(workload: Workload, event: WorkloadEvicted | WorkloadRetried) -> Workload:
+    """Returns a placed workload as it waits again, with the number of replicas with which it was submitted."""
+    failures, not_before_ns, is_preempted, is_fault = workload.failures, 0, False, False
+    if isinstance(event, WorkloadEvicted):
+        is_preempted, is_fault = bool(event.preempted_for), event.is_node_fault
+    else:
+        failures, not_before_ns = failures + 1, event.not_before_ns
+    return replace(
+        workload,
+        spec=replace(workload.spec, replicas=workload.replicas_begun or workload.spec.replicas),
+        phase=WorkloadPhase.PENDING,
+        reason=event.reason,
+        placements=(),
+        placed_ns=0,
+        power_limit_w=None,
+        replicas_begun=0,
+        attempts=(),
+        stopping_ns=0,
+        preempted_for="",
+        requeuing=False,
+        preemptions=workload.preemptions + is_preempted,
+        failures=failures,
+        node_faults=workload.node_faults + is_fault,
+        not_before_ns=not_before_ns,
+    )
+
+
 def must_stop(workload: Workload) -> bool:
     """Returns whether the processes that still run must end: the workload was cancelled, or one of them failed."""
     return bool(workload.stopping_ns) or any(one.is_over and not one.is_success for one in workload.attempts)
@@ -112,7 +145,7 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
         return None
     if all(one.is_success for one in workload.attempts):
         return WorkloadPhase.SUCCEEDED, ""
-    if workload.preempted_for:
+    if workload.preempted_for or workload.requeuing:
         return None
     if workload.stopping_ns:
         return WorkloadPhase.CANCELLED, workload.reason
@@ -128,6 +161,14 @@ def find_held_attempt(workload: Workload) -> AttemptStatus | None:
     failed = [one for one in workload.attempts if not one.is_success]
     first = min(failed, key=lambda one: one.ended_ns, default=None)
     return first if first is not None and first.gpu_held else None
+
+
+def find_node_fault(workload: Workload) -> str:
+    """Returns why the node of an attempt that failed is to blame; empty if none is.
+
+    Of a gang the processes on other nodes may have ended before the one whose node failed.
+    """
+    return next((one.node_fault for one in workload.attempts if not one.is_success and one.node_fault), "")
 
 
 def describe_start_hold(workload: Workload, nodes: Mapping[str, NodeRecord]) -> str:

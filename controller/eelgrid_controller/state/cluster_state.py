@@ -34,6 +34,7 @@ from eelgrid_controller.state.attempts import (
     holds_until_stopped,
     must_stop,
     recover_attempts,
+    return_to_queue,
 )
 from eelgrid_controller.state.cordons import OperatorCordon
 from eelgrid_controller.state.deadline_changes import DeadlineEvent, apply_deadline_event
@@ -151,7 +152,7 @@ class ClusterState:
         self.losses = JournalLosses()
         # Nodes whose agents have not reported since the controller started.
         self.doubted: set[str] = set()
-        # Nodes that are drained, or of which GPUs are.
+        # Nodes that are drained, or of which GPUs are, or have lost GPUs.
         self.draining: set[str] = set()
         # Live workloads whose promised deadline is not kept.
         self.broken_deadlines: set[str] = set()
@@ -508,16 +509,20 @@ class ClusterState:
     def _apply_stopping(self, event: WorkloadStopping) -> frozenset[str]:
         workload = self._running(event.workload_id)
         # Its user may cancel what is being preempted.
-        if workload.stopping_ns and not workload.preempted_for:
+        if workload.stopping_ns and not (workload.preempted_for or workload.requeuing):
             raise ContradictoryEvent(f"workload {event.workload_id} is being stopped already")
-        return self._stop_processes(workload, event.reason, event.time_ns)
+        workload = replace(workload, held_by=event.held_by)
+        return self._stop_processes(workload, event.reason, event.time_ns, requeuing=event.requeues)
 
-    def _stop_processes(self, workload: Workload, reason: str, now_ns: int, preempted_for: str = "") -> frozenset[str]:
+    def _stop_processes(
+        self, workload: Workload, reason: str, now_ns: int, *, preempted_for: str = "", requeuing: bool = False
+    ) -> frozenset[str]:
         self.workloads[workload.workload_id] = replace(
             workload,
             stopping_ns=max(1, now_ns),
             reason=reason,
             preempted_for=preempted_for,
+            requeuing=requeuing,
             revision=self.revision + 1,
         )
         return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
@@ -528,7 +533,7 @@ class ClusterState:
             self._node(place.node_name)
         for victim in (self.workloads[key] for key in event.victims):
             if holds_until_stopped(victim.spec):
-                names |= self._stop_processes(victim, event.reason, event.time_ns, event.workload_id)
+                names |= self._stop_processes(victim, event.reason, event.time_ns, preempted_for=event.workload_id)
         self.nominations.begin(event)
         if gainer.phase is WorkloadPhase.PENDING:
             gainer = replace(gainer, reason=event.waits)
@@ -578,36 +583,14 @@ class ClusterState:
         workload = self.workloads.get(key)
         if workload is None or workload.phase is not WorkloadPhase.PLACED:
             raise ContradictoryEvent(f"workload {key} does not run")
-        failures, not_before_ns, is_preempted = workload.failures, 0, False
-        if isinstance(event, WorkloadEvicted):
-            is_preempted = bool(event.preempted_for)
-        else:
-            if find_outcome(self._running(key)) is None:
-                raise ContradictoryEvent(f"processes of workload {key} may still run")
-            failures, not_before_ns = failures + 1, event.not_before_ns
+        if isinstance(event, WorkloadRetried) and find_outcome(self._running(key)) is None:
+            raise ContradictoryEvent(f"processes of workload {key} may still run")
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.explanations.forget_workload(key)
         self.nominations.end(key)
         self.runtimes.forget_start(key)
-        replicas = workload.replicas_begun or workload.spec.replicas
-        self.workloads[key] = replace(
-            workload,
-            spec=replace(workload.spec, replicas=replicas),
-            phase=WorkloadPhase.PENDING,
-            reason=event.reason,
-            placements=(),
-            placed_ns=0,
-            power_limit_w=None,
-            replicas_begun=0,
-            revision=self.revision + 1,
-            attempts=(),
-            stopping_ns=0,
-            preempted_for="",
-            preemptions=workload.preemptions + is_preempted,
-            failures=failures,
-            not_before_ns=not_before_ns,
-        )
+        self.workloads[key] = replace(return_to_queue(workload, event), revision=self.revision + 1)
         self.pending.add(key, priority=workload.spec.priority, number=self._numbers[key])
         return self._bump_plans(workload, (), workload.placements)
 
@@ -631,16 +614,17 @@ class ClusterState:
             if event.is_doubted:
                 record.doubt_plan()
                 self.doubted.add(name)
-            record.update_inventory(event.inventory)
+            record.update_inventory(event.inventory, event.time_ns)
             record.set_partitioned(partitioned=is_pool_partitioned(self.policy, pool))
         else:
             before = is_pool_enforced(self.policy, record.inventory.pool), record.slice_devices()
-            record.update_inventory(event.inventory)
+            record.update_inventory(event.inventory, event.time_ns)
             turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, pool))
             if turned or (is_pool_enforced(self.policy, pool), record.slice_devices()) != before:
                 record.advance_plan(self.losses.withdrawn_epoch)
         if event.plan_epoch > record.plan_epoch:
             record.advance_plan(max(event.plan_epoch, self.losses.withdrawn_epoch))
+        self._note_drain(record)
         return frozenset((name,))
 
     def _apply_loss(self, event: LossEvent) -> frozenset[str]:
@@ -687,10 +671,11 @@ class ClusterState:
     def _apply_gpu_change(self, event: GpuLost | GpuReturned) -> frozenset[str]:
         record = self._node(event.node_name)
         if isinstance(event, GpuLost):
-            record.mark_gpu_lost(event.gpu_uuid)
+            record.mark_gpu_lost(event.gpu_uuid, event.time_ns)
             self.nominations.end_on((event.node_name,), event.gpu_uuid)
         else:
-            record.lost_gpus.discard(event.gpu_uuid)
+            record.mark_gpu_returned(event.gpu_uuid)
+        self._note_drain(record)
         return frozenset((event.node_name,))
 
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:

@@ -369,6 +369,8 @@ class WorkloadEvicted:
     reason: Sentence
     # The workload that it made room for; empty if it was not preempted.
     preempted_for: Label = ""
+    # Its processes ended since their node failed.
+    is_node_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,6 +491,9 @@ class WorkloadStopping:
     time_ns: Nanoseconds
     workload_id: Identifier
     reason: Sentence
+    # It returns to the queue then, instead of ending; and who holds it there, if anybody does.
+    requeues: bool = False
+    held_by: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -697,8 +702,10 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             for one in body["spec"].get("schedule", {}).get("after", ()):
                 if not one["each"]:
                     del one["each"]
-        case WorkloadEvicted() if not event.preempted_for:
-            del body["preempted_for"]
+        case WorkloadEvicted():
+            omit_defaults(body, event, ("preempted_for", "is_node_fault"))
+        case WorkloadStopping():
+            omit_defaults(body, event, ("requeues", "held_by"))
         case AttemptStarted() | AttemptEnded():
             _omit_of_status(body["status"], event.status)
         case WorkloadCompleted():
@@ -717,7 +724,7 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
 def _omit_of_status(body: dict[str, Any], status: AttemptStatus) -> None:
     for name in ("progress", "process_digest"):
         body.pop(name, None)
-    omit_defaults(body, status, ("checkpointed_ns", "checkpoint_s", "gpu_held"))
+    omit_defaults(body, status, ("checkpointed_ns", "checkpoint_s", "gpu_held", "node_fault"))
 
 
 # Fields of ProcessSpec that are written only where they are used.

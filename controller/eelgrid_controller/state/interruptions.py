@@ -149,7 +149,7 @@ class InterruptionHistory:
             self._told[event.workload_id] = inputs.cost_s, inputs.mean_between_s
 
     def _observe_attempt(self, event: AttemptEnded, workload: Workload) -> None:
-        if event.status.state is AttemptState.LOST:
+        if event.status.state is AttemptState.LOST or event.status.node_fault:
             self._count_loss(workload.workload_id, event.time_ns)
         if has_stopped(workload):
             # All replicas wait for the slowest.

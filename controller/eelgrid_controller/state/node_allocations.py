@@ -85,6 +85,7 @@ class DurableNode(NamedTuple):
     state: NodeState
     plan_epoch: int
     lost_gpus: tuple[str, ...]
+    gpus_lost_ns: tuple[tuple[str, int], ...]
     lost_ns: int
     layouts: tuple[GpuLayout, ...]
     others: ExternalUsage
@@ -104,6 +105,7 @@ class DurableNode(NamedTuple):
             "state": self.state.name.lower(),
             "plan_epoch": self.plan_epoch,
             "lost_gpus": list(self.lost_gpus),
+            **({"gpus_lost_ns": dict(self.gpus_lost_ns)} if self.gpus_lost_ns else {}),
             **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NO_EXTERNAL_USAGE else {}),
@@ -143,6 +145,8 @@ class NodeRecord:
     # Milli-GPU held by UUID, also of devices that are gone; never 0.
     gpu_milli: dict[str, int] = field(default_factory=dict)
     lost_gpus: set[str] = field(default_factory=set)
+    # Since when they are lost, by UUID; without those that were before this was kept.
+    gpus_lost_ns: dict[str, int] = field(default_factory=dict)
     assignments: dict[tuple[str, int], Assignment] = field(default_factory=dict)
     # How many assignments outside of slices hold so many GPUs at such a share; never 0.
     shares_held: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -172,6 +176,7 @@ class NodeRecord:
             self,
             gpu_milli=self.gpu_milli.copy(),
             lost_gpus=self.lost_gpus.copy(),
+            gpus_lost_ns=self.gpus_lost_ns.copy(),
             assignments=self.assignments.copy(),
             shares_held=self.shares_held.copy(),
             layouts=self.layouts.copy(),
@@ -261,9 +266,9 @@ class NodeRecord:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the controller empties the node or GPUs of it."""
+        """Whether the controller empties the node or GPUs of it: an operator drains them, or they are lost."""
         own = self.cordon is not None and self.cordon.drain is not None
-        return own or any(one.drain is not None for one in self.gpu_cordons.values())
+        return own or bool(self.lost_gpus) or any(one.drain is not None for one in self.gpu_cordons.values())
 
     def drain_terms(self, assignment: Assignment) -> tuple[DrainTerms, OperatorCordon] | None:
         """Returns the terms by which an assignment is drained, and their cordon; None if it may stay.
@@ -377,18 +382,26 @@ class NodeRecord:
             self.lost_ns = time_ns
         self.state = NodeState.LOST
 
-    def mark_gpu_lost(self, uuid: str) -> None:
+    def mark_gpu_lost(self, uuid: str, time_ns: int) -> None:
         """Marks a device as lost; raises ContradictoryEvent if the node has none of this name."""
         if self.gpu(uuid) is None:
             raise ContradictoryEvent(f"node {self.inventory.node_name} has no GPU {uuid}")
         self.lost_gpus.add(uuid)
+        self.gpus_lost_ns[uuid] = time_ns
 
-    def update_inventory(self, inventory: Inventory) -> None:
+    def mark_gpu_returned(self, uuid: str) -> None:
+        """Marks a device as there again."""
+        self.lost_gpus.discard(uuid)
+        self.gpus_lost_ns.pop(uuid, None)
+
+    def update_inventory(self, inventory: Inventory, time_ns: int) -> None:
         """Updates the node's inventory; it keeps what it holds."""
         self.inventory = inventory
         self.state = NodeState.READY
         self.lost_ns = 0
-        self.lost_gpus = _lost_of(inventory)
+        before, self.lost_gpus = self.lost_gpus, _lost_of(inventory)
+        since_ns = {uuid: self.gpus_lost_ns.get(uuid, 0) if uuid in before else time_ns for uuid in self.lost_gpus}
+        self.gpus_lost_ns = {uuid: lost_ns for uuid, lost_ns in since_ns.items() if lost_ns}
         self.update_overcommitted()
 
     def find_unknown_assignments(self, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
@@ -491,6 +504,7 @@ class NodeRecord:
             self.state,
             self.plan_epoch,
             tuple(sorted(self.lost_gpus)) if self.lost_gpus else (),
+            tuple(sorted(self.gpus_lost_ns.items())) if self.gpus_lost_ns else (),
             self.lost_ns,
             tuple(self.layouts[uuid] for uuid in sorted(self.layouts)) if self.layouts else (),
             self.others,
@@ -512,6 +526,7 @@ class NodeRecord:
             state=NodeState[row["state"].upper()],
             plan_epoch=healer.epoch(inventory.node_name, row["plan_epoch"]),
             lost_gpus=set(map(healer.identifier, row["lost_gpus"])),
+            gpus_lost_ns={healer.identifier(uuid): ns for uuid, ns in row.get("gpus_lost_ns", {}).items()},
             others=healer.read(ExternalUsage, row.get("others", {})),
             layouts={layout.gpu_uuid: layout for layout in layouts},
             ahead=ahead and AheadOfJournal(**{**ahead, "workload_ids": tuple(ahead["workload_ids"])}),

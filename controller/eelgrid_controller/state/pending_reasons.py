@@ -49,6 +49,9 @@ class PendingConstraint(StrEnum):
         "nothing is needed: it is tried again, at the place in the queue that it had",
         {
             "": "node {node} was drained{cause}",
+            "gpu_lost": "its GPU on node {node} was lost",
+            "node_fault": "attempt {attempt} ended with its node: {why}",
+            "requeued": "it was requeued{cause}",
             "held": "it had not begun: {why}",
             "gone_on": "it has run on {node} by entries that the journal has lost",
         },

@@ -216,6 +216,8 @@ if TYPE_CHECKING:
         ReleaseWorkloadResponse,
         RemoveNodeRequest,
         RemoveNodeResponse,
+        RequeueWorkloadRequest,
+        RequeueWorkloadResponse,
         SubmitWorkloadRequest,
         SubmitWorkloadResponse,
         Summary,

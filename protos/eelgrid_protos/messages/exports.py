@@ -312,6 +312,8 @@ MODULE_OF_NAME = {
     "ReplicaMove": "proposals",
     "ReportProgressRequest": "workload",
     "ReportProgressResponse": "workload",
+    "RequeueWorkloadRequest": "operator",
+    "RequeueWorkloadResponse": "operator",
     "Reservation": "queue",
     "Resident": "proposals",
     "ResourceRequest": "workload",

@@ -552,6 +552,22 @@ class ReleaseWorkloadResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueWorkloadRequest:
+    """Names a running job that is to stop and to wait in the queue again, held or not, and says why."""
+
+    workload_id: Identifier
+    reason: Label = ""
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueWorkloadResponse:
+    """The workload, which is being stopped, or waits."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveNodeRequest:
     """Names a node to remove permanently."""
 

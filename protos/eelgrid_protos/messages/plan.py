@@ -169,6 +169,8 @@ class AttemptStatus:
     progress: JobProgress | None = None
     # `digest_plain` of its process: of ended attempts that Welcome asked for; never in the journal.
     process_digest: Label = ""
+    # Why its node is to blame for its end, and not its program.
+    node_fault: Label = ""
 
     @property
     def is_over(self) -> bool:

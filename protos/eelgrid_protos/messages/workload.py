@@ -585,6 +585,10 @@ class Workload:
     share: ElasticShare | None = None
     # When it is expected to start; only in answers to dry runs, 0 if nobody knows.
     expected_start_ns: Nanoseconds = 0
+    # It returns to the queue when its processes have been stopped.
+    requeuing: bool = False
+    # How many of its attempts ended since their node failed, and were followed by another.
+    node_faults: Count = 0
 
     @property
     def exit_code(self) -> int | None:

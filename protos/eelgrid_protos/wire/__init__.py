@@ -228,6 +228,8 @@ MODULE_OF_NAME = {
     "ReplicaMove": "moves_pb2",
     "ReportProgressRequest": "operator_service_pb2",
     "ReportProgressResponse": "operator_service_pb2",
+    "RequeueWorkloadRequest": "operator_service_pb2",
+    "RequeueWorkloadResponse": "operator_service_pb2",
     "Reservation": "queue_pb2",
     "Resident": "partition_pb2",
     "ResourceRequest": "workload_pb2",

@@ -616,6 +616,22 @@ class ReleaseWorkloadResponse(_message.Message):
     workload: _workload_pb2.Workload
     def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
 
+class RequeueWorkloadRequest(_message.Message):
+    __slots__ = ("workload_id", "reason", "hold")
+    WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    workload_id: str
+    reason: str
+    hold: bool
+    def __init__(self, workload_id: _Optional[str] = ..., reason: _Optional[str] = ..., hold: bool = ...) -> None: ...
+
+class RequeueWorkloadResponse(_message.Message):
+    __slots__ = ("workload",)
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    workload: _workload_pb2.Workload
+    def __init__(self, workload: _Optional[_Union[_workload_pb2.Workload, _Mapping]] = ...) -> None: ...
+
 class ScaleWorkloadRequest(_message.Message):
     __slots__ = ("workload_id", "replicas")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]

@@ -107,7 +107,7 @@ class ProcessSpec(_message.Message):
     def __init__(self, argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., working_directory: _Optional[str] = ..., stop_signal: _Optional[str] = ..., grace_s: _Optional[float] = ..., time_limit_s: _Optional[float] = ..., log_bytes_most: _Optional[int] = ..., element_variables: _Optional[_Mapping[str, str]] = ..., standard_input: _Optional[_Union[StandardInput, str]] = ..., terminal_size: _Optional[_Union[TerminalSize, _Mapping]] = ..., warn_signal: _Optional[str] = ..., warn_before_s: _Optional[float] = ...) -> None: ...
 
 class AttemptStatus(_message.Message):
-    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns", "checkpoint_s", "gpu_held", "progress", "process_digest")
+    __slots__ = ("workload_id", "replica", "attempt", "state", "exit_code", "signal", "reason", "started_ns", "ended_ns", "checkpointed_ns", "checkpoint_s", "gpu_held", "progress", "process_digest", "node_fault")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class AttemptStatus(_message.Message):
     GPU_HELD_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NODE_FAULT_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     replica: int
     attempt: int
@@ -136,7 +137,8 @@ class AttemptStatus(_message.Message):
     gpu_held: bool
     progress: JobProgress
     process_digest: str
-    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., gpu_held: bool = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., process_digest: _Optional[str] = ...) -> None: ...
+    node_fault: str
+    def __init__(self, workload_id: _Optional[str] = ..., replica: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., checkpointed_ns: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., gpu_held: bool = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., process_digest: _Optional[str] = ..., node_fault: _Optional[str] = ...) -> None: ...
 
 class JobProgress(_message.Message):
     __slots__ = ("step", "total", "metric", "time_ns")

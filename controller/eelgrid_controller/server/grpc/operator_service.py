@@ -17,13 +17,14 @@ from eelgrid_controller.core.job_arrays import ElementChange
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
+from eelgrid_controller.runtime.access_control import owner_of
 from eelgrid_controller.runtime.array_changes import change_array, is_array
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.resource_reads import get_node
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
-from eelgrid_controller.state.cordons import DrainTerms
+from eelgrid_controller.state.cordons import DrainTerms, describe_cause
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import (
     Aborted,
@@ -55,6 +56,8 @@ from eelgrid_protos.messages import (
     ReleaseWorkloadResponse,
     RemoveNodeRequest,
     RemoveNodeResponse,
+    RequeueWorkloadRequest,
+    RequeueWorkloadResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UncordonNodeRequest,
@@ -345,6 +348,19 @@ class OperatorService:
             whole = await change_array(self._loop, ElementChange.RELEASE, request.workload_id, call=call)
             return ReleaseWorkloadResponse(workload=whole)
         return ReleaseWorkloadResponse(workload=await self._loop.release(request.workload_id, call=call))
+
+    async def requeue_workload(self, request: RequeueWorkloadRequest, context: Context) -> RequeueWorkloadResponse:
+        """Stop a running job of the caller's own, or each of an array; it then waits again."""
+        key, call = request.workload_id, self._call_of("RequeueWorkload", request, context)
+        user = owner_of(None if call is None else call.caller)
+        cause, held_by = describe_cause(user, request.reason), (user or "an operator") if request.hold else ""
+        if is_array(self._loop, key):
+            if request.hold:
+                problem = Violation("hold", "is set, and this is an array", "name its elements, such as w-7_3")
+                raise InvalidArgument("an array is not held while it is requeued", (problem,))
+            whole = await change_array(self._loop, ElementChange.REQUEUE, key, cause, call=call)
+            return RequeueWorkloadResponse(workload=whole)
+        return RequeueWorkloadResponse(workload=await self._loop.requeue(key, cause, held_by, call=call))
 
     # Moves
 

@@ -1,0 +1,153 @@
+"""Jobs of real processes that return to the queue: on request, by a drain, and since a GPU was lost under them."""
+
+import json
+import os
+import sys
+
+import pytest
+from tests.e2e.preemption_test import CLIENT, TRAINING
+from tests.e2e.processes import Cluster, fleet_of
+
+from eelgrid_protos.messages import Mobility, ProcessSpec, ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
+
+ROOT = ("--allow-root",) if os.geteuid() == 0 else ()
+NODE = {"name": "box", "cpu_milli": 64_000, "memory_bytes": 2**36, "gpus": [{"product": "a10", "count": 2}]}
+# Fails as soon as it is told to, in its first attempt; then it succeeds.
+FAILS = 'test $EELGRID_ATTEMPT = 1 || exit 0; while ! test -e "$0"; do sleep 0.05; done; exit 1'
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(tmp_path) as found:
+        yield found
+
+
+def begin(cluster, *arguments, nodes=(NODE,)):
+    """Starts a controller, and an agent that runs processes of each node; returns how to inject a fault."""
+    cluster.controller(*arguments)
+    cluster.set_policy(sample_interval_s=0.5, send_interval_s=0.5)
+    faults = {}
+    for node in nodes:
+        folder = cluster.folder / node["name"]
+        folder.mkdir()
+        faults[node["name"]] = folder / "faults"
+        faults[node["name"]].write_text("")
+        fleet = fleet_of(folder / "fleet.json", [node])
+        options = ("--faults", str(faults[node["name"]]), "--run-processes", *ROOT, "--state", str(folder / "agent"))
+        cluster.agent(fleet, *options)
+    cluster.until_ready(len(nodes))
+
+    def inject(fault, key, **more):
+        (at,) = get(cluster, key)["placements"]
+        with faults[at["node_name"]].open("a") as out:
+            out.write(json.dumps({"fault": fault, "gpu": at["gpu_indexes"][0], **more}) + "\n")
+
+    return inject
+
+
+def run(cluster, key, *argv, gpus=1):
+    spec = WorkloadSpec(
+        name=key,
+        request=ResourceRequest(gpu_count=gpus, gpu_milli=1000),
+        mobility=Mobility.FIXED,
+        process=ProcessSpec(argv=argv, working_directory=str(cluster.folder), grace_s=30.0),
+    )
+    cluster.operators.submit_workload(SubmitWorkloadRequest(spec=spec, workload_id=key), timeout=10.0)
+
+
+def get(cluster, key):
+    return json.loads(cluster.eelctl("get", key, "-o", "json").stdout)
+
+
+def until_attempt(cluster, key, attempt):
+    def begun():
+        found = get(cluster, key)
+        return found["attempt"] == attempt and any(one["state"] == "running" for one in found.get("attempts", ()))
+
+    cluster.until(begun, what=f"attempt {attempt} of {key} runs", within_s=60.0)
+
+
+def until_told(cluster, event, inject):
+    """Injects a fault until the controller has heard of it: what is announced before the agent listens is lost."""
+
+    def is_told():
+        inject()
+        return f"event={event}" in cluster.children[0].text()
+
+    cluster.until(is_told, what=f"the controller hears of {event}", within_s=60.0)
+
+
+def test_a_training_program_is_requeued_by_hand_and_loses_no_step(cluster):
+    begin(cluster)
+    trace, finish = cluster.folder / "trace", cluster.folder / "finish"
+    run(cluster, "train", sys.executable, "-I", "-c", TRAINING, str(CLIENT), str(trace), str(finish))
+    for attempt in (1, 2):
+        steps = len(trace.read_text().splitlines()) if trace.exists() else 0
+        cluster.until(
+            lambda steps=steps: trace.exists() and len(trace.read_text().splitlines()) > steps + 3, what="steps"
+        )
+        until_attempt(cluster, "train", attempt)
+        said = cluster.eelctl("requeue", "train", "--reason", "new data").stdout
+        assert said == "train: stopping, then it waits again\n"
+    until_attempt(cluster, "train", 3)
+    finish.touch()
+    cluster.until(lambda: get(cluster, "train")["phase"] == "succeeded", what="it ends")
+    rows = [tuple(map(int, line.split())) for line in trace.read_text().splitlines()]
+    assert [step for step, _ in rows] == list(range(1, len(rows) + 1))
+    assert {attempt for _, attempt in rows} == {1, 2, 3}
+    found = get(cluster, "train")
+    assert (found["failures"], found["preemptions"], found["node_faults"]) == (0, 0, 0)
+    late = cluster.eelctl("requeue", "train", code=5)
+    assert "run it again with eelctl rerun train" in late.stderr
+    assert "RequeueWorkload" in cluster.eelctl("audit").stdout
+
+
+def test_a_process_that_hangs_on_a_lost_gpu_is_stopped_and_runs_on_another(cluster):
+    inject = begin(cluster, "--lost-gpu-grace", "1")
+    run(cluster, "hangs", "sleep", "600")
+    until_attempt(cluster, "hangs", 1)
+    (before,) = get(cluster, "hangs")["placements"]
+    inject("lose", "hangs")
+    until_attempt(cluster, "hangs", 2)
+    (after,) = get(cluster, "hangs")["placements"]
+    assert after["gpu_indexes"] != before["gpu_indexes"]
+    assert get(cluster, "hangs")["failures"] == 0
+
+
+@pytest.mark.parametrize(("fault", "event"), [({"fault": "lose"}, "gpu_lost"), ({"fault": "xid", "code": 79}, "xid")])
+def test_a_process_that_fails_since_its_gpu_did_runs_again(cluster, fault, event):
+    inject = begin(cluster)
+    told = cluster.folder / "fail"
+    run(cluster, "job", "sh", "-c", FAILS, str(told))
+    until_attempt(cluster, "job", 1)
+    until_told(cluster, event, lambda: inject(key="job", **fault))
+    told.touch()
+    cluster.until(lambda: get(cluster, "job")["phase"] == "succeeded", what="its second attempt succeeds")
+    found = get(cluster, "job")
+    assert (found["attempt"], found["node_faults"], found["failures"]) == (2, 1, 0)
+
+
+def test_a_process_that_fails_by_itself_fails(cluster):
+    inject = begin(cluster)
+    told = cluster.folder / "fail"
+    run(cluster, "job", "sh", "-c", FAILS, str(told))
+    until_attempt(cluster, "job", 1)
+    # An error of its own, which XID 31 is.
+    until_told(cluster, "xid", lambda: inject("xid", "job", code=31))
+    told.touch()
+    cluster.until(lambda: get(cluster, "job")["phase"] == "failed", what="it has failed")
+    assert get(cluster, "job")["node_faults"] == 0
+
+
+def test_a_drain_with_a_grace_requeues_processes(cluster):
+    begin(cluster, nodes=[NODE, NODE | {"name": "other"}])
+    run(cluster, "job", "sleep", "600", gpus=2)
+    until_attempt(cluster, "job", 1)
+    (before,) = get(cluster, "job")["placements"]
+    dry = cluster.eelctl("drain", before["node_name"], "--dry-run", "--grace", "1s").stdout
+    assert "job returns to the queue after the grace: it runs a process" in dry
+    done = cluster.eelctl("drain", before["node_name"], "--grace", "1s", "--yes", "--reason", "kernel").stdout
+    assert f"{before['node_name']}: drained" in done
+    until_attempt(cluster, "job", 2)
+    (after,) = get(cluster, "job")["placements"]
+    assert after["node_name"] != before["node_name"]
