@@ -96,6 +96,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "after": "the workloads that must have ended before, all of them; each once",
         "retries_most": "how often it is started again after a failed attempt, 10 s later, then 20 s, up to 6 minutes; "
         "only with a process",
+        "no_requeue": "it never runs a second time: it is not preempted, a drain leaves it unless it is forced, and it "
+        "has ended if its node or GPU failed; only with a process and without retries",
     },
     JobDependency: {
         "workload_id": "a workload that the controller knows, or an array: all of its elements",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -151,3 +152,34 @@ def test_a_drain_with_a_grace_requeues_processes(cluster):
     until_attempt(cluster, "job", 2)
     (after,) = get(cluster, "job")["placements"]
     assert after["node_name"] != before["node_name"]
+
+
+@pytest.mark.parametrize("how", ["requeue", "lose"])
+def test_an_attached_run_goes_on_with_the_next_attempt(cluster, how):
+    inject = begin(cluster)
+    told = cluster.folder / "fail"
+    script = f"echo attempt $EELGRID_ATTEMPT; {FAILS.replace('$0', str(told))}"
+    command = [sys.executable, *cluster.eelctl_command("run", "--gpus", 1, "--", "sh", "-c", script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attached:
+        assert attached.stdout.readline() == "attempt 1\n"
+        if how == "requeue":
+            cluster.eelctl("requeue", "w-1")
+        else:
+            until_told(cluster, "gpu_lost", lambda: inject("lose", "w-1"))
+            told.touch()
+        assert attached.stdout.readline() == "attempt 2\n"
+        assert attached.wait(60) == 0
+
+
+def test_a_job_that_must_not_run_again_ends_with_its_gpu(cluster):
+    inject = begin(cluster, "--lost-gpu-grace", "1")
+    cluster.eelctl("run", "-d", "--no-requeue", "--gpus", 1, "--", "sleep", "600")
+    until_attempt(cluster, "w-1", 1)
+    assert "--no-requeue" in cluster.eelctl("requeue", "w-1", code=5).stderr
+    inject("lose", "w-1")
+    cluster.until(lambda: get(cluster, "w-1")["phase"] == "cancelled", what="it ends")
+    assert "its GPU on node box was lost" in get(cluster, "w-1")["reason"]
+    assert (
+        "leave one of them out"
+        in cluster.eelctl("run", "-d", "--no-requeue", "--retries", 1, "--", "true", code=125).stderr
+    )

@@ -27,6 +27,7 @@ from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
+    JobSchedule,
     LatencyMetric,
     LatencyObjective,
     Mobility,
@@ -371,6 +372,15 @@ def test_processes_are_stopped_first_and_nobody_gets_their_devices_meanwhile():
     assert core.workload(one).phase is WorkloadPhase.PENDING
     assert core.workload(one).submitted_ns == 3
     assert not len(core.state.nominations)
+
+
+def test_work_that_must_not_run_again_is_no_victim_whatever_its_queue_says():
+    for victims in (PreemptionVictims.UNSPECIFIED, PreemptionVictims.ALL):
+        core = begin(queue("x", 4, RECLAIM), queue("y", 0, QueuePreemption(victims=victims)))
+        submit(core, "once", "y", gpus=4, process=PROCESS, schedule=JobSchedule(no_requeue=True))
+        submit(core, "x1", "x", gpus=1)
+        assert phase(core, "x1") is WorkloadPhase.PENDING
+        assert not core.workload("once").stopping_ns
 
 
 def test_a_preempted_process_begins_its_next_attempt_and_old_reports_change_nothing():

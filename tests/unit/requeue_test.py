@@ -16,6 +16,7 @@ from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
     DrainOutcome,
+    JobSchedule,
     Mobility,
     ProcessSpec,
     WorkloadKind,
@@ -355,3 +356,41 @@ def test_a_cancelled_job_whose_node_fails_ends():
     core.cancel("j", now_ns=9)
     end(core, "j", code=1, node_fault="the machine restarted")
     assert core.workload("j").phase is WorkloadPhase.CANCELLED
+
+
+# Work that must not run again
+
+ONCE = {"schedule": JobSchedule(no_requeue=True)}
+
+
+def test_work_that_must_not_run_again_fails_with_its_node():
+    core = build_core(node("a"))
+    begin(core, job("j", **ONCE))
+    end(core, "j", code=1, node_fault="GPU 0: it was lost")
+    assert core.workload("j").phase is WorkloadPhase.FAILED
+
+
+def test_work_that_must_not_run_again_is_not_requeued_and_stays_under_a_drain_that_is_not_forced():
+    core = build_core(node("a"))
+    begin(core, job("j", **ONCE))
+    with pytest.raises(FailedPrecondition, match="was submitted with --no-requeue: cancel it to stop it"):
+        core.requeue("j", now_ns=9)
+    (found,) = core.preview_drain("a", (), DrainTerms(deadline_ns=50), now_ns=10)
+    assert (found.outcome, found.reason) == (DrainOutcome.STAYS, "it was submitted with --no-requeue")
+    core.cordon_node("a", drain=DrainTerms(deadline_ns=50), now_ns=10)
+    assert drain(core, 60) == []
+    core.cordon_node("a", drain=DrainTerms(deadline_ns=70, force=True), now_ns=61)
+    (event,) = drain(core, 70)
+    assert not event.requeues
+    end(core, "j", now_ns=80)
+    assert core.workload("j").phase is WorkloadPhase.CANCELLED
+
+
+def test_work_that_must_not_run_again_ends_on_a_lost_gpu():
+    core = build_core(node("a"))
+    begin(core, job("j", **ONCE))
+    lose(core, "j", now_ns=1 * S)
+    drain(core, 61 * S)
+    end(core, "j", now_ns=62 * S)
+    found = core.workload("j")
+    assert (found.phase, found.reason) == (WorkloadPhase.CANCELLED, "evicted: its GPU on node a was lost")

@@ -142,9 +142,10 @@ def build_array_rerun(
 
 def prepare_rerun(spec: WorkloadSpec) -> WorkloadSpec:
     """Returns what an ended workload ran, as a new one that waits for nothing and has neither deadline nor gang."""
-    retries_most = 0 if spec.schedule is None else spec.schedule.retries_most
-    schedule = JobSchedule(retries_most=retries_most) if retries_most else None
-    return replace(spec, schedule=schedule, array=None, deadline=None, gang=None)
+    before = spec.schedule or JobSchedule()
+    schedule = JobSchedule(retries_most=before.retries_most, no_requeue=before.no_requeue)
+    schedule_left = None if schedule == JobSchedule() else schedule
+    return replace(spec, schedule=schedule_left, array=None, deadline=None, gang=None)
 
 
 def _list_ranges(indexes: Iterable[int]) -> Iterator[str]:

@@ -70,6 +70,11 @@ schedule_options = add_options(
         show_default=True,
         help="Start it again so often after it failed.",
     ),
+    click.option(
+        "--no-requeue",
+        is_flag=True,
+        help="Never run it a second time: it is not preempted, and ends if its node fails or is drained by force.",
+    ),
 )
 
 
@@ -91,6 +96,7 @@ def add_schedule(
         begin_ns=parse_start_ns(begin, read_now_ns(client, settings), "--begin") if begin else 0,
         after=after,
         retries_most=flags["retries"],
+        no_requeue=flags["no_requeue"],
     )
     spec = request.spec if schedule == JobSchedule() else replace(request.spec, schedule=schedule)
     return replace(request, spec=spec, hold=flags["hold"])

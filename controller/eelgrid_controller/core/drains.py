@@ -76,6 +76,8 @@ class DrainUnit(NamedTuple):
     placements: tuple[Placement, ...]
     terms: DrainTerms
     reason: str
+    # It cannot go on, since a GPU of it is lost.
+    is_lost: bool
 
     @property
     def key(self) -> tuple[str, int]:
@@ -120,7 +122,7 @@ def resolve_gpus(record: NodeRecord, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def list_drain_units(state: ClusterState, records: Mapping[str, NodeRecord], lost: LostGpus) -> list[DrainUnit]:
     """Lists the units that leave these nodes, by workload and replica."""
-    found: dict[tuple[str, int], list[tuple[Placement, DrainTerms, str]]] = {}
+    found: dict[tuple[str, int], list[tuple[Placement, DrainTerms, str, bool]]] = {}
     places: dict[str, dict[int, Placement]] = {}
     for name, record in records.items():
         for (key, replica), assignment in record.assignments.items():
@@ -137,22 +139,24 @@ def list_drain_units(state: ClusterState, records: Mapping[str, NodeRecord], los
     for (key, _), items in found.items():
         items.sort(key=lambda item: item[0].replica)
         # Of a gang on several drained nodes, the terms of its first replica there.
-        _, terms, reason = items[0]
-        units.append(DrainUnit(state.workloads[key], tuple(item[0] for item in items), terms, reason))
+        _, terms, reason, is_lost = items[0]
+        units.append(DrainUnit(state.workloads[key], tuple(item[0] for item in items), terms, reason, is_lost))
     return sorted(units, key=lambda unit: unit.key)
 
 
-def _find_terms(record: NodeRecord, assignment: Assignment, lost: Collection[str]) -> tuple[DrainTerms, str] | None:
-    """Returns the terms by which an assignment leaves a node, and why; None if it may stay."""
+def _find_terms(
+    record: NodeRecord, assignment: Assignment, lost: Collection[str]
+) -> tuple[DrainTerms, str, bool] | None:
+    """Returns the terms by which an assignment leaves a node, why, and whether that is a loss; None if it may stay."""
     node = record.inventory.node_name
     if lost and not set(assignment.gpu_uuids).isdisjoint(lost):
-        return _AT_ONCE, PendingConstraint.EVICTED.describe("gpu_lost", node=node)
+        return _AT_ONCE, PendingConstraint.EVICTED.describe("gpu_lost", node=node), True
     drained = record.drain_terms(assignment)
     if drained is None:
         return None
     terms, cordon = drained
     cause = describe_cause(cordon.user, cordon.reason)
-    return terms, PendingConstraint.EVICTED.describe(node=node, cause=cause)
+    return terms, PendingConstraint.EVICTED.describe(node=node, cause=cause), False
 
 
 def plan_departure(
@@ -195,6 +199,8 @@ def _plan_requeue(unit: DrainUnit, now_ns: int | None) -> Departure:
     reason = "it runs a process, which cannot move"
     if not unit.terms.deadline_ns:
         return Departure(DrainOutcome.FINISHES, f"{reason}: eelctl requeue stops it")
+    if not unit.workload.spec.may_run_again and not (unit.terms.force or unit.is_lost):
+        return Departure(DrainOutcome.STAYS, "it was submitted with --no-requeue")
     is_due = now_ns is not None and unit.terms.is_over(now_ns) and not unit.workload.stopping_ns
     events = (stop_for_requeue(unit.workload, unit.reason, now_ns),) if is_due and now_ns is not None else ()
     return Departure(DrainOutcome.REQUEUED, reason, events=events)

@@ -177,14 +177,20 @@ def plan_requeue(workload: Workload, cause: str, now_ns: int, held_by: str = "")
             f"workload {key} runs no process that an agent could stop: requeue it where it was started "
             "(scontrol requeue, kubectl delete pod), or cancel it and submit it again"
         )
+    if not workload.spec.may_run_again:
+        raise FailedPrecondition(f"workload {key} was submitted with --no-requeue: cancel it to stop it")
     stopping = stop_for_requeue(workload, PendingConstraint.EVICTED.describe("requeued", cause=cause), now_ns)
     return (replace(stopping, held_by=held_by),)
 
 
 def stop_for_requeue(workload: Workload, reason: str, now_ns: int) -> WorkloadStopping:
-    """Returns the event that stops the processes of a job, which then waits in the queue again for a reason."""
-    reason = reason[:SENTENCE_LETTERS_MOST]
-    return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason, requeues=True)
+    """Returns the event that stops the processes of a job, which then waits in the queue again for a reason if it may."""
+    return WorkloadStopping(
+        time_ns=now_ns,
+        workload_id=workload.workload_id,
+        reason=reason[:SENTENCE_LETTERS_MOST],
+        requeues=workload.spec.may_run_again,
+    )
 
 
 def plan_cancelled_submission(
@@ -218,14 +224,14 @@ def plan_end(workload: Workload, phase: WorkloadPhase, reason: str, *, now_ns: i
     """Returns the event that follows the end of a workload's last process: it ends, or waits for its next attempt.
 
     One that never began, since another process held its GPU, returns to the queue as it was; so does one whose node
-    failed, unless that happened to it too often.
+    failed, unless that happened to it too often or it must not run again.
     """
     held = find_held_attempt(workload) if phase is WorkloadPhase.FAILED else None
     if held is not None:
         evicted = PendingConstraint.EVICTED.describe("held", why=held.reason)[:SENTENCE_LETTERS_MOST]
         return WorkloadEvicted(time_ns=now_ns, workload_id=workload.workload_id, reason=evicted)
     fault = find_node_fault(workload) if phase is WorkloadPhase.FAILED else ""
-    if fault and workload.node_faults < NODE_FAULTS_MOST:
+    if fault and workload.spec.may_run_again and workload.node_faults < NODE_FAULTS_MOST:
         evicted = PendingConstraint.EVICTED.describe("node_fault", attempt=str(workload.attempt), why=fault)
         evicted = evicted[:SENTENCE_LETTERS_MOST]
         return WorkloadEvicted(time_ns=now_ns, workload_id=workload.workload_id, reason=evicted, is_node_fault=True)

@@ -142,7 +142,7 @@ def is_requeueable_job(spec: WorkloadSpec) -> bool:
     That is a process, a job that its owner submits anew, or one that is not fixed.
     """
     if spec.process is not None:
-        return True
+        return spec.may_run_again
     is_requeued = spec.evicted_by_engine or spec.mobility is not Mobility.FIXED
     return spec.kind is not WorkloadKind.INFERENCE_SERVICE and is_requeued
 
@@ -582,7 +582,7 @@ class Preemptions:
     def _may_end(self, workload: Workload, rules: QueuePreemption, now_ns: int) -> bool:
         """Returns whether running work may be a victim of anybody."""
         key, spec = workload.workload_id, workload.spec
-        if is_protected(rules, is_job=is_requeueable_job(spec)):
+        if is_protected(rules, is_job=is_requeueable_job(spec)) or not spec.may_run_again:
             return False
         is_of_engine = bool(spec.required_traits) or self._placer.uses_engine_rules(key)
         if is_sliced(workload) or (is_of_engine and not spec.evicted_by_engine):

@@ -108,6 +108,14 @@ if TYPE_CHECKING:
         ArrayStatus,
         JobArrayRequest,
     )
+    from eelgrid_protos.messages.job_schedule import (
+        DEPENDENCIES_MOST,
+        RETRIES_MOST,
+        DependencyCondition,
+        JobDeadline,
+        JobDependency,
+        JobSchedule,
+    )
     from eelgrid_protos.messages.node import (
         ATTEMPTS_MOST,
         ENERGY_ANOMALIES_MOST,
@@ -376,22 +384,16 @@ if TYPE_CHECKING:
         SampleBatch,
     )
     from eelgrid_protos.messages.workload import (
-        DEPENDENCIES_MOST,
         POINTS_A_CALL_MOST,
         PROCESSES_MOST,
         PROMISE_ENDS_MOST,
-        RETRIES_MOST,
         BudgetStatus,
         CheckpointAdvice,
         CheckpointCostSource,
         DeadlineBreach,
-        DependencyCondition,
         GpuPreference,
         ImagineBudgetsRequest,
         ImagineBudgetsResponse,
-        JobDeadline,
-        JobDependency,
-        JobSchedule,
         JobStatus,
         LatencyMetric,
         LatencyObjective,

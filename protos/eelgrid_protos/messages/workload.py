@@ -14,6 +14,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.elastic_share import ElasticShare
 from eelgrid_protos.messages.gang import GangPart
 from eelgrid_protos.messages.job_array import ArrayElement, ArrayStatus
+from eelgrid_protos.messages.job_schedule import JobDeadline, JobSchedule
 from eelgrid_protos.messages.plan import AttemptStatus, JobProgress, ProcessSpec, Slice
 from eelgrid_protos.messages.policy import PowerBudget, Priority, RuntimeSeconds
 from eelgrid_protos.quantities import (
@@ -202,9 +203,6 @@ GpuModel = RequiredLabel
 Replicas = Annotated[int, Range(1, 10_000)]
 
 
-# Workloads on which one may depend, and how often it may be started again after a failure.
-DEPENDENCIES_MOST = 64
-RETRIES_MOST = 100
 # Workloads that a promise names of those that end before it.
 PROMISE_ENDS_MOST = 8
 
@@ -304,56 +302,6 @@ class ModelData:
             yield Violation("data_names", "is empty", "name the model data that it loads, or leave them out")
 
 
-class DependencyCondition(OpenEnum):
-    """How another workload must have ended; NOT_SUCCEEDED is failed or cancelled."""
-
-    UNSPECIFIED = 0
-    SUCCEEDED = 1
-    ENDED = 2
-    NOT_SUCCEEDED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDependency:
-    """A workload, or all elements of an array, that must have ended before another one starts."""
-
-    workload_id: Identifier
-    condition: DependencyCondition = DependencyCondition.SUCCEEDED
-    # Of an array for an array: each element waits only for the one with its own index.
-    each: bool = False
-
-    def violations(self) -> Iterator[Violation]:
-        """Checks that the condition is set."""
-        if self.condition is DependencyCondition.UNSPECIFIED:
-            yield Violation("condition", "is not set or not known here", "choose succeeded, ended or not_succeeded")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSchedule:
-    """What a workload waits for before capacity, queue and priority count."""
-
-    # It does not start before this time; 0 for at once.
-    begin_ns: Nanoseconds = 0
-    # All of them must be met.
-    after: Annotated[tuple[JobDependency, ...], Many(DEPENDENCIES_MOST)] = ()
-    # How often it is started again after a failed attempt.
-    retries_most: Annotated[int, Range(0, RETRIES_MOST)] = 0
-
-    def violations(self) -> Iterator[Violation]:
-        """Checks that each dependency is named once."""
-        names = [one.workload_id for one in self.after]
-        if len(set(names)) < len(names):
-            yield Violation("after", "names a workload twice", "name each workload once, with one condition")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDeadline:
-    """By when a workload must have ended: promised or refused at submission, or accepted without a promise."""
-
-    end_ns: Nanoseconds
-    best_effort: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """What a user requests."""
@@ -387,6 +335,11 @@ class WorkloadSpec:
     gang: GangPart | None = None
     gpu_preference: GpuPreference | None = None
     model_data: ModelData | None = None
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether it may start a second time by itself, after something other than its program ended it."""
+        return self.schedule is None or not self.schedule.no_requeue
 
     @property
     def has_promised_deadline(self) -> bool:
@@ -428,6 +381,9 @@ class WorkloadSpec:
         elif self.schedule is not None and self.schedule.retries_most:
             remedy = "leave it out: only attempts of processes that agents run are counted"
             yield Violation("schedule.retries_most", "is set without a process", remedy)
+        elif self.schedule is not None and self.schedule.no_requeue:
+            remedy = "leave it out, or set mobility to fixed"
+            yield Violation("schedule.no_requeue", "is set without a process", remedy)
 
     def _check_process(self) -> Iterator[Violation]:
         """Checks that nothing is asked of a process that agents cannot do yet."""

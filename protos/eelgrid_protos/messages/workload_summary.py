@@ -10,11 +10,11 @@ mask either, which would leave a reader to guess whether a value is absent or wa
 from typing import Annotated
 
 from eelgrid_protos.messages.job_array import ArrayStatus
+from eelgrid_protos.messages.job_schedule import JobDeadline
 from eelgrid_protos.messages.plan import JobProgress
 from eelgrid_protos.messages.policy import Priority
 from eelgrid_protos.messages.workload import (
     PROCESSES_MOST,
-    JobDeadline,
     Replicas,
     ResourceRequest,
     Workload,

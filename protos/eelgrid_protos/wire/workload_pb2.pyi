@@ -219,14 +219,16 @@ class JobDependency(_message.Message):
     def __init__(self, workload_id: _Optional[str] = ..., condition: _Optional[_Union[DependencyCondition, str]] = ..., each: bool = ...) -> None: ...
 
 class JobSchedule(_message.Message):
-    __slots__ = ("begin_ns", "after", "retries_most")
+    __slots__ = ("begin_ns", "after", "retries_most", "no_requeue")
     BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     RETRIES_MOST_FIELD_NUMBER: _ClassVar[int]
+    NO_REQUEUE_FIELD_NUMBER: _ClassVar[int]
     begin_ns: int
     after: _containers.RepeatedCompositeFieldContainer[JobDependency]
     retries_most: int
-    def __init__(self, begin_ns: _Optional[int] = ..., after: _Optional[_Iterable[_Union[JobDependency, _Mapping]]] = ..., retries_most: _Optional[int] = ...) -> None: ...
+    no_requeue: bool
+    def __init__(self, begin_ns: _Optional[int] = ..., after: _Optional[_Iterable[_Union[JobDependency, _Mapping]]] = ..., retries_most: _Optional[int] = ..., no_requeue: bool = ...) -> None: ...
 
 class RuntimeEstimate(_message.Message):
     __slots__ = ("expected_s", "source")

@@ -263,13 +263,14 @@ class JobStreamService:
         )
 
     async def _runs_again(self, reading: _Reading) -> bool:
-        """Waits while a process that was preempted or failed is in the queue; returns whether it has a later attempt."""
+        """Waits while it is not known whether a process that ended runs again; returns whether it has a later attempt."""
         attempt = reading.attempt
         while not self._closing.is_set():
             now = await self._loop.read(lambda core: core.state.workloads.get(reading.workload_id))
             if now is None or now.phase.is_ended or now.attempt > attempt:
                 return now is not None and now.attempt > attempt
-            if now.placements and not now.preempted_for and not _may_be_retried(now):
+            # Of several processes the others may run for long.
+            if now.placements and now.spec.replicas > 1 and not (now.preempted_for or now.requeuing):
                 return False
             await self._changes.wait_change()
         return False
@@ -346,12 +347,6 @@ async def _run(
     else:
         if ends:
             await responses.put(None)
-
-
-def _may_be_retried(workload: Workload) -> bool:
-    """Returns whether another attempt follows if this one failed; of several processes the others may still run."""
-    schedule = workload.spec.schedule
-    return workload.spec.replicas == 1 and schedule is not None and workload.failures < schedule.retries_most
 
 
 def _place_of(workload: Workload, replica: int) -> str:
