@@ -140,6 +140,7 @@ COMMANDS = {
     "wait": Use(untried=(("calls", "waits until a job has ended; tests/e2e/run_test.py"),)),
     "hold": Use((WAITING,), 2, (WORK_UNKNOWN, ((ENDED,), REFUSED, "only pending work"))),
     "release": Use((WAITING,), 2, (WORK_UNKNOWN,)),
+    "requeue": Use((WAITING,), 2, (WORK_UNKNOWN, ((ENDED,), REFUSED, "run it again with eelctl rerun"))),
     "rerun": Use(untried=(("calls", "needs a job that has ended; tests/e2e/run_test.py"),)),
     "box start": Use(untried=(("calls", "starts daemons of this user; tests/e2e/box_test.py"),)),
     "box status": Use(untried=(("calls", "is of daemons of this user; tests/e2e/box_test.py"),)),
