@@ -144,7 +144,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "rate_hz": "requests per second that are expected at the start",
         "replicas_least": "never fewer; 1 with `slices`",
         "replicas_most": "never more; `replicas` must be between the two",
-        "start_s": "time until a new replica serves",
+        "start_s": "time until a new replica serves, until that is measured",
         "metrics": "where its replicas' metrics are: [metrics](#metrics)",
         "output_tokens": "tokens of a typical response; needed for objectives on tokens",
         "arrival_cv2": "squared coefficient of variation of the times between requests: 1 is random arrivals, more is bursts",

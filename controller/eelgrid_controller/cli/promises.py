@@ -51,6 +51,12 @@ def _latency_colour(one: ServiceStatus) -> str | None:
     return "green" if one.live_s <= one.objective_s else "red"
 
 
+def _format_start(one: ServiceStatus) -> str:
+    if not one.start_s:
+        return ""
+    return f"{one.start_s:g} s {'measured' if one.is_start_measured else 'stated'}"
+
+
 _SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
     TableColumn("SERVICE", lambda one: one.workload_id),
     TableColumn("PHASE", lambda one: one.phase),
@@ -62,6 +68,7 @@ _SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
     TableColumn(
         "SLOWNESS", lambda one: f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %", right=True, wide=True
     ),
+    TableColumn("START", _format_start, right=True, wide=True),
     TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
 )
 _JOBS: tuple[TableColumn[JobStatus], ...] = (

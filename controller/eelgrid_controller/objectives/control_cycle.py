@@ -514,6 +514,10 @@ class ControlCycle:
         """Whether a job is to be taken up, which may learn from the points of other profiles."""
         return self._jobs.has_unstarted
 
+    def list_divided_starts(self) -> list[str]:
+        """Services of which it matters whether the next replica has its model data."""
+        return self._services.list_divided_starts()
+
     def unmanaged_reasons(self) -> dict[str, str]:
         """Workloads with a promise that are not managed, and why."""
         return self._services.unmanaged_reasons() | self._jobs.unmanaged_reasons()

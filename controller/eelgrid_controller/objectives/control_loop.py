@@ -33,6 +33,7 @@ from eelgrid_controller.objectives.observation import (
     ObjectiveSettings,
     ObservedNode,
     ProgressReading,
+    holds_model_data,
     iter_batches,
     node_readings,
     observe_node,
@@ -79,6 +80,7 @@ from eelgrid_protos.messages import (
     MeasuredPoint,
     Policy,
     PowerBudget,
+    SubmitWorkloadRequest,
     Workload,
     WorkloadPhase,
 )
@@ -150,6 +152,9 @@ class ControllerCommands(Protocol):
     @property
     def core(self) -> Core:
         """The core at this moment."""
+
+    async def submit(self, request: SubmitWorkloadRequest) -> Workload:
+        """What would become of a workload; only dry runs."""
 
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """So many replicas, or as near as there is room for."""
@@ -250,6 +255,7 @@ def _shared_points(profiles: Iterable[str]) -> list[str]:
 
 _PROFILES_MOST = 256  # whose points a new job may learn from
 _BEHIND_S = 5.0
+_ASKED_MOST = 32  # services of which it is asked in one cycle where their next replica would go
 
 
 class MonotonicUnixClock:
@@ -497,7 +503,22 @@ class ControlLoop:
             grown=dict(outside.grown),
             serving=dict(outside.serving),
             room_s=self._room.list_times_s(),
+            near=await self._find_near(workloads),
         )
+
+    async def _find_near(self, workloads: Mapping[str, Workload]) -> dict[str, bool]:
+        """Returns whether the next replica of services would have its model data, of those for which that matters."""
+        found: dict[str, bool] = {}
+        for name in [name for name in self._desk.list_divided_starts() if name in workloads][:_ASKED_MOST]:
+            spec = workloads[name].spec
+            with contextlib.suppress(Fault, ContractError):
+                tried = SubmitWorkloadRequest(spec=replace(spec, replicas=1), dry_run=True)
+                places = (await self._loop.submit(tried)).placements
+                nodes = [self._loop.core.state.nodes.get(place.node_name) for place in places]
+                found[name] = bool(nodes) and all(
+                    record is not None and holds_model_data(spec, record.inventory) for record in nodes
+                )
+        return found
 
     # Acting
 

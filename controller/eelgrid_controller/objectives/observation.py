@@ -43,7 +43,7 @@ from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import ApplyStatus, Inventory, PlanApplied, Policy, Reading, Workload
+from eelgrid_protos.messages import ApplyStatus, Inventory, PlanApplied, Policy, Reading, Workload, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +237,9 @@ class ClusterObservation:
     pages: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # of metrics, where no promise can say it
     grown: Mapping[str, frozenset[int]] = field(default_factory=dict)  # replicas that did not begin just now
     room_s: Mapping[str, float] = field(default_factory=dict)  # how long others took to make room for services
+    near: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # whether services' next replicas would have their model data
     serving: Mapping[str, int] = field(
         default_factory=dict
     )  # replicas that serve, where pages are not theirs one by one
@@ -252,6 +255,11 @@ def gpu_models_of(workload: Workload, world: ClusterObservation) -> frozenset[st
         for gpu in node.inventory.gpus
         if gpu.uuid in placement.gpu_uuids
     )
+
+
+def holds_model_data(spec: WorkloadSpec, inventory: Inventory) -> bool:
+    """Whether a node has all that a workload loads; False for one that names nothing."""
+    return spec.model_data is not None and set(spec.model_data.data_names).issubset(inventory.model_data)
 
 
 def allows_enforcement(world: ClusterObservation, workload: Workload) -> bool:

@@ -33,6 +33,7 @@ from eelgrid_controller.objectives.services.service_metrics import (
     served_increment,
     service_window,
 )
+from eelgrid_controller.objectives.start_times import StartTime, StartTimes
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.events import (
@@ -139,7 +140,7 @@ class ScrapeWindows:
         """`grace_s` is how long a replica may take to its first page, `age_most_s` how old a pair's first may be."""
         self._names = names
         self._model = model
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._age_most_s = age_most_s
         self._replicas: dict[tuple[int, str], _Replica] = {}
         self._round_s: float | None = None  # of the round before
@@ -160,7 +161,7 @@ class ScrapeWindows:
         for key, page in taken.pages.items():
             replica = self._replicas[key]
             if isinstance(page, str):
-                is_due = replica.page is not None or taken.at_s - replica.since_s >= self._grace_s
+                is_due = replica.page is not None or taken.at_s - replica.since_s >= self.grace_s
                 missing += is_due and key[0] not in doubtful
                 why = why or f"replica {key[0]}: {page}"
                 continue
@@ -199,7 +200,7 @@ class ScrapeWindows:
 
     def _nothing(self, replica: _Replica, at_s: float) -> ExpositionPage | None:
         """The page that a replica which has just begun had in the round before: all counters at 0."""
-        if self._round_s is None or at_s - replica.since_s >= self._grace_s:
+        if self._round_s is None or at_s - replica.since_s >= self.grace_s:
             return None
         return ExpositionPage(self._round_s, {})
 
@@ -237,6 +238,7 @@ class ServiceObservation(NamedTuple):
     answered: int = 0  # replicas in the last round
     expected: int = 0
     reason: str = ""  # what is missing of its metrics
+    start: StartTime | None = None  # of its next replica
 
 
 _NOTHING = ServicePlan(())
@@ -261,6 +263,7 @@ class _Service:
     rounds: ScrapeWindows | None = None
     asked: ScrapeTarget | None = None
     serving: int | None = None  # as the steering was told
+    start: StartTime | None = None
     seen: ServiceObservation = field(default_factory=ServiceObservation)
 
 
@@ -280,6 +283,7 @@ class ServiceObserver:
         self._foreseen = foreseen or PredictedPlans()
         self._services: dict[str, _Service] = {}
         self._worked: list[WorkInterval] = []
+        self._starts = StartTimes()
 
     def collect_work(self) -> list[WorkInterval]:
         """What services have done since the last time."""
@@ -292,7 +296,12 @@ class ServiceObserver:
 
     def observations(self) -> dict[str, ServiceObservation]:
         """What operators see of each managed service."""
-        return {name: one.seen for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
+        managed = {name: one for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
+        return {name: one.seen._replace(start=one.start) for name, one in managed.items()}
+
+    def list_divided_starts(self) -> list[str]:
+        """Services of which it matters whether the next replica has its model data."""
+        return [name for name in self._services if self._starts.is_divided(name)]
 
     def unmanaged_reasons(self) -> dict[str, str]:
         """Services that are not managed, and why."""
@@ -309,6 +318,8 @@ class ServiceObserver:
     def end_missing(self, kept: Mapping[str, Workload], at_s: float) -> list[ControlEvent]:
         """Events of services that ended."""
         left = sorted(self._services.keys() - kept.keys())
+        for name in left:
+            self._starts.forget(name)
         return [
             WorkloadEnded(at_s, name)
             for name in left
@@ -318,6 +329,7 @@ class ServiceObserver:
     def observe_service(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
         """Events of one service in this cycle."""
         service = self._services.setdefault(name, _Service())
+        self._starts.observe_places(name, workload, world)
         made = self._start_events(name, service, workload, world)
         self._metrics(service, workload, world.pages.get(name))
         if isinstance(service.promised, str):
@@ -330,6 +342,9 @@ class ServiceObserver:
         if taken is None:
             return made
         grown, serving = world.grown.get(name, frozenset()), world.serving.get(name)
+        if serving is None and not _is_shared(service.source):
+            answered = {number for (number, _), page in taken.pages.items() if not isinstance(page, str)}
+            self._starts.observe_pages(name, answered, grown, world)
         if _is_shared(service.source):
             outcome = service.rounds.add_round(taken)._replace(serving=len(ready))
         elif serving is not None:
@@ -351,9 +366,11 @@ class ServiceObserver:
     def _start_events(
         self, name: str, service: _Service, workload: Workload, world: ClusterObservation
     ) -> list[ControlEvent]:
-        workload = _start_earlier(workload, world.room_s.get(name, 0.0))
-        promise = workload.spec.service
-        assert promise is not None, "services have a promise"
+        stated = workload.spec.service
+        assert stated is not None, "services have a promise"
+        service.start = self._starts.find(name, stated.start_s, world.near)
+        promise = replace(stated, start_s=service.start.seconds + world.room_s.get(name, 0.0))
+        workload = replace(workload, spec=replace(workload.spec, service=promise))
         models = tuple(sorted(gpu_models_of(workload, world)))
         points = world.points.get(promise.profile, ())
         service.planned = self._foreseen.plan_service(name, workload, models, points)
@@ -387,10 +404,13 @@ class ServiceObserver:
                 service.rounds = ScrapeWindows(
                     names,
                     source.model,
-                    grace_s=2.0 * max(promise.start_s, settings.scrape_s),
+                    grace_s=0.0,
                     age_most_s=settings.stale_rounds * settings.scrape_s,
                 )
                 service.asked = ScrapeTarget({}, required_names(names))
+        if service.rounds is not None and service.start is not None:
+            # A replica that is known to start slowly is not missing meanwhile.
+            service.rounds.grace_s = 2.0 * max(service.start.seconds, self._settings.scrape_s)
         if source is not None and service.asked is not None:
             if pages is None and _OUTSIDE in source.url:
                 pages = {}  # addresses that only somebody outside knows, who has not told them yet
@@ -422,11 +442,3 @@ class ServiceObserver:
             None if window is None else window.arrived_hz, outcome.answered, outcome.expected, outcome.reason
         )
         return [] if window is None else [ServiceWindow(at_s, name, window)]
-
-
-def _start_earlier(workload: Workload, room_s: float) -> Workload:
-    """Returns a service as one whose replicas take longer to serve, by the time in which others make room for them."""
-    promise = workload.spec.service
-    if promise is None or not room_s:
-        return workload
-    return replace(workload, spec=replace(workload.spec, service=replace(promise, start_s=promise.start_s + room_s)))

@@ -125,6 +125,8 @@ def _service(
         slowness_error=_finite(one.factor_error) or 0.0,
         reason=reason[:_REASON_MOST],
         is_advice=is_advice,
+        start_s=0.0 if seen.start is None else seen.start.seconds,
+        is_start_measured=seen.start is not None and seen.start.is_measured,
     )
 
 

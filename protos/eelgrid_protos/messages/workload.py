@@ -689,6 +689,9 @@ class ServiceStatus:
     slowness_error: Annotated[float, Range(0.0, 1e6)] = 0.0
     reason: Sentence = ""
     is_advice: bool = False
+    # Of its next replica, until it serves; as its promise states unless it was measured.
+    start_s: Seconds = 0.0
+    is_start_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

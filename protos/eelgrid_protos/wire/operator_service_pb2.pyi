@@ -701,7 +701,7 @@ class ListPromisesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
-    __slots__ = ("workload_id", "name", "replicas_serving", "replicas_wanted", "phase", "arrived_hz", "objective_s", "live_s", "modelled_s", "slowness", "slowness_error", "reason", "is_advice")
+    __slots__ = ("workload_id", "name", "replicas_serving", "replicas_wanted", "phase", "arrived_hz", "objective_s", "live_s", "modelled_s", "slowness", "slowness_error", "reason", "is_advice", "start_s", "is_start_measured")
     WORKLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_SERVING_FIELD_NUMBER: _ClassVar[int]
@@ -715,6 +715,8 @@ class ServiceStatus(_message.Message):
     SLOWNESS_ERROR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    IS_START_MEASURED_FIELD_NUMBER: _ClassVar[int]
     workload_id: str
     name: str
     replicas_serving: int
@@ -728,7 +730,9 @@ class ServiceStatus(_message.Message):
     slowness_error: float
     reason: str
     is_advice: bool
-    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., replicas_serving: _Optional[int] = ..., replicas_wanted: _Optional[int] = ..., phase: _Optional[str] = ..., arrived_hz: _Optional[float] = ..., objective_s: _Optional[float] = ..., live_s: _Optional[float] = ..., modelled_s: _Optional[float] = ..., slowness: _Optional[float] = ..., slowness_error: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ...) -> None: ...
+    start_s: float
+    is_start_measured: bool
+    def __init__(self, workload_id: _Optional[str] = ..., name: _Optional[str] = ..., replicas_serving: _Optional[int] = ..., replicas_wanted: _Optional[int] = ..., phase: _Optional[str] = ..., arrived_hz: _Optional[float] = ..., objective_s: _Optional[float] = ..., live_s: _Optional[float] = ..., modelled_s: _Optional[float] = ..., slowness: _Optional[float] = ..., slowness_error: _Optional[float] = ..., reason: _Optional[str] = ..., is_advice: bool = ..., start_s: _Optional[float] = ..., is_start_measured: bool = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("workload_id", "name", "phase", "power_limit_w", "slowdown", "saving", "reason", "is_advice")
