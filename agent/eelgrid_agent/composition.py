@@ -82,6 +82,7 @@ from eelgrid_protos.messages import Gpu
 from eelgrid_protos.values import dataclass
 
 if TYPE_CHECKING:
+    from eelgrid_agent.engine.contact import LeaderContact
     from eelgrid_agent.engine.local import LocalEngine
     from eelgrid_agent.kubelet.device_plugins import DevicePlugins
     from eelgrid_agent.kubelet.dra_driver import DraDriver
@@ -203,13 +204,28 @@ def open_processes(
         # Jobs of a previous run may have daemons that this one would not start.
         if is_offered or (folder / MPS).exists():
             mps = MpsDaemons(folder / MPS, list_gpus=list_gpus, is_offered=is_offered)
-        return LocalEngine(folder / PROCESSES, cgroups=cgroups, users=users, leases=leases, mps=mps)
+        contact = _open_contact(folder / PROCESSES, config.fence_after_s)
+        return LocalEngine(folder / PROCESSES, cgroups=cgroups, users=users, leases=leases, mps=mps, contact=contact)
     except MpsDaemonFailed as error:
         raise BudgetNotEnforceable(f"--gpu-sharing mps: {error}") from error
     except OSError as error:
         raise BudgetNotEnforceable(
             f"--run-processes cannot use {folder}: {error.strerror}; give --state DIR"
         ) from error
+
+
+def _open_contact(folder: Path, fence_after_s: float) -> "LeaderContact":
+    """The contact by which jobs are fenced, which not all do that an earlier version started; raises OSError."""
+    from eelgrid_agent.engine.contact import LeaderContact
+    from eelgrid_agent.engine.local import has_unfenced_attempts
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if fence_after_s and has_unfenced_attempts(folder):
+        _LOG.warning(
+            "event=not_fenced reason='jobs run that an agent without --fence-after started' remedy='restart it later'"
+        )
+        fence_after_s = 0.0
+    return LeaderContact(folder / "contact.json", fence_after_s)
 
 
 def watch_jobs(config: AgentConfig, *nodes: AgentNode) -> tuple[Awaitable[None], ...]:

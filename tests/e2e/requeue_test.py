@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from tests.e2e.preemption_test import CLIENT, TRAINING
@@ -60,12 +61,12 @@ def get(cluster, key):
     return json.loads(cluster.eelctl("get", key, "-o", "json").stdout)
 
 
-def until_attempt(cluster, key, attempt):
+def until_attempt(cluster, key, attempt, within_s=60.0):
     def begun():
         found = get(cluster, key)
         return found["attempt"] == attempt and any(one["state"] == "running" for one in found.get("attempts", ()))
 
-    cluster.until(begun, what=f"attempt {attempt} of {key} runs", within_s=60.0)
+    cluster.until(begun, what=f"attempt {attempt} of {key} runs", within_s=within_s)
 
 
 def until_told(cluster, event, inject):
@@ -183,3 +184,47 @@ def test_a_job_that_must_not_run_again_ends_with_its_gpu(cluster):
         "leave one of them out"
         in cluster.eelctl("run", "-d", "--no-requeue", "--retries", 1, "--", "true", code=125).stderr
     )
+
+
+def stamps(path):
+    """Of each attempt, when its first and last lines were written."""
+    rows = [line.split() for line in path.read_text().splitlines()]
+    found = {}
+    for attempt, at_s in rows:
+        first_s, _ = found.get(attempt, (float(at_s), 0.0))
+        found[attempt] = first_s, float(at_s)
+    return found
+
+
+def test_jobs_of_a_node_that_is_silent_run_elsewhere_and_never_twice_at_once(cluster):
+    """Its agent is killed, and its job runs on, until that ends by itself since no controller is heard."""
+    cluster.controller("--away-grace", "1")
+    cluster.set_policy(sample_interval_s=0.5, send_interval_s=0.5)
+    agents, begins = {}, {}
+    for name in ("n1", "n2"):
+        folder = cluster.folder / name
+        folder.mkdir()
+        fleet = fleet_of(folder / "fleet.json", [NODE | {"name": name}])
+        options = ("--run-processes", *ROOT, "--state", str(folder / "agent"), "--fence-after", "5")
+        begins[name] = partial(cluster.agent, fleet, *options)
+        agents[name] = begins[name]()
+    cluster.until_ready(2)
+    trace = cluster.folder / "trace"
+    loop = 'while true; do echo "$EELGRID_ATTEMPT $(date +%s.%N)" >> "$0"; sleep 0.1; done'
+    run(cluster, "job", "sh", "-c", loop, str(trace))
+    until_attempt(cluster, "job", 1)
+    (before,) = get(cluster, "job")["placements"]
+    agents[before["node_name"]].kill()
+    until_attempt(cluster, "job", 2, within_s=120.0)
+    (after,) = get(cluster, "job")["placements"]
+    assert after["node_name"] != before["node_name"]
+    assert get(cluster, "job")["node_faults"] == 1
+    cluster.until(lambda: "2" in stamps(trace), what="the second attempt writes")
+    assert stamps(trace)["1"][1] < stamps(trace)["2"][0]
+    # The node comes back, and takes nothing away.
+    begins[before["node_name"]]()
+    cluster.until_ready(2)
+    lines = len(trace.read_text().splitlines())
+    cluster.until(lambda: len(trace.read_text().splitlines()) > lines + 3, what="the second attempt goes on")
+    assert get(cluster, "job")["attempt"] == 2
+    assert set(stamps(trace)) == {"1", "2"}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from tests.builders.agent import ManualClock, build_agent_node, build_devices
 
+from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.port import AttemptKey
 from eelgrid_protos.messages import (
     Assignment,
@@ -30,7 +31,9 @@ class ReportedAttempts:
 
     def __init__(self):
         self._attempts, self.wakes = {}, 0
-        self._processes = SimpleNamespace(list_attempts=lambda: self._attempts, on_change=None, start=lambda *_: None)
+        self._processes = SimpleNamespace(
+            list_attempts=lambda: self._attempts, on_change=None, start=lambda *_: None, contact=LeaderContact()
+        )
         clock = ManualClock()
         self.node = build_agent_node(build_devices(clock), clock, processes=self._processes)
         self.node.on_welcome(WELCOME)

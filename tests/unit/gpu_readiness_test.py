@@ -6,6 +6,7 @@ from tests.builders.agent import ManualClock, build_agent_node, build_devices
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.port import attempt_key
 from eelgrid_agent.engine.readiness import (
     HELD_MOST_NS,
@@ -114,6 +115,7 @@ class RecordedProcesses:
     """A process engine that records starts and never ends anything."""
 
     def __init__(self):
+        self.contact = LeaderContact()
         self.attempts = {}
         self.on_change = lambda: None
 

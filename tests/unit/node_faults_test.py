@@ -13,6 +13,7 @@ from tests.waiting import wait_until
 
 from eelgrid_agent.devices.port import DeviceEvent, DeviceEventKind
 from eelgrid_agent.engine import local
+from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import AttemptKey
 from eelgrid_agent.node import loop as loop_module
@@ -44,7 +45,11 @@ class FailingJobs:
         # The first call begins to listen.
         self.device.take_events()
         processes = SimpleNamespace(
-            list_attempts=lambda: self.attempts, on_change=None, start=lambda *_: None, forget=lambda *_: None
+            list_attempts=lambda: self.attempts,
+            on_change=None,
+            start=lambda *_: None,
+            forget=lambda *_: None,
+            contact=LeaderContact(),
         )
         self.node = build_agent_node(self.device, self.clock, processes=processes)
         self.node.on_welcome(Welcome(acknowledged_sequence=0, cadence=Cadence()))

@@ -394,3 +394,104 @@ def test_work_that_must_not_run_again_ends_on_a_lost_gpu():
     end(core, "j", now_ns=62 * S)
     found = core.workload("j")
     assert (found.phase, found.reason) == (WorkloadPhase.CANCELLED, "evicted: its GPU on node a was lost")
+
+
+# Fenced nodes
+
+
+def fenced(name="a", **known):
+    return replace(node(name, **known), fence_after_s=100.0)
+
+
+# 100 s, a tenth more, the grace of the process and 10 s.
+ENDS_S = 100.0 * 1.1 + PROCESS.grace_s + 10.0
+
+
+def test_processes_of_a_lost_node_that_fences_them_run_elsewhere_once_they_must_have_ended():
+    core = build_core(fenced("a"))
+    begin(core, job("j"))
+    core.submit(build_request("placed", gpus=1), now_ns=4)
+    core.register_node(node("b"), now_ns=5)
+    core.mark_node_lost("a", now_ns=1 * S)
+    assert drain(core, 1 * S) == []
+    assert drain(core, int((1 + ENDS_S) * S) - 1) == []
+    core = reload(core)
+    assert drain(core, int((1 + ENDS_S) * S) - 1) == []
+    drain(core, int((1 + ENDS_S) * S))
+    again = core.workload("j")
+    assert (again.attempt, again.node_faults, again.placements[0].node_name) == (2, 1, "b")
+    assert core.workload("placed").placements[0].node_name == "a", "of it nobody knows whether it runs"
+    # The node is back, with what it had ended.
+    core.register_node(fenced("a"), now_ns=999 * S)
+    place = again.placements[0]
+    status = AttemptStatus(workload_id="j", replica=place.replica, attempt=1, state=AttemptState.ENDED, signal=15)
+    assert core.record_attempts("a", (status,), now_ns=1000 * S).result == 1
+    assert core.workload("j").attempt == 2
+    check_invariants(core.state)
+
+
+def test_a_node_that_comes_back_in_time_keeps_its_processes():
+    core = build_core(fenced("a"), node("b"))
+    core.cordon_node("b", now_ns=1)
+    begin(core, job("j"))
+    core.mark_node_lost("a", now_ns=1 * S)
+    drain(core, 50 * S)
+    core.register_node(fenced("a"), now_ns=100 * S)
+    assert drain(core, 999 * S) == []
+    core.mark_node_lost("a", now_ns=1000 * S)
+    assert drain(core, 1100 * S) == []
+    assert core.workload("j").attempt == 1
+
+
+def test_a_lost_node_that_fences_nothing_keeps_its_processes():
+    core = build_core(node("a"), node("b"))
+    begin(core, job("j"))
+    core.mark_node_lost(core.workload("j").placements[0].node_name, now_ns=1 * S)
+    assert drain(core, 10**6 * S) == []
+    assert core.workload("j").attempt == 1
+
+
+def test_a_gang_on_a_fenced_node_stops_elsewhere_before_it_begins_again():
+    core = build_core(fenced("a"), fenced("b"))
+    begin(core, job("g", gpus=2, replicas=2, kind=WorkloadKind.TRAINING_JOB))
+    first, second = core.workload("g").placements
+    core.mark_node_lost(first.node_name, now_ns=1 * S)
+    drain(core, 500 * S)
+    found = core.workload("g")
+    assert (found.attempt, found.phase) == (1, WorkloadPhase.PLACED)
+    (item,) = core.node_plan(second.node_name).assignments
+    assert item.stop
+    core.register_node(node("c"), now_ns=501 * S)
+    end(core, "g", second, now_ns=502 * S)
+    again = core.workload("g")
+    assert (again.attempt, again.node_faults) == (2, 1)
+    assert {place.node_name for place in again.placements} == {second.node_name, "c"}
+
+
+def test_many_processes_of_a_fenced_node_end_a_bounded_number_at_a_time():
+    core = build_core(fenced("a", gpus=8), fenced("b", gpus=8))
+    core.cordon_node("b", now_ns=1)
+    begin(core, *(job(f"j-{number}", gpus=0, cpu=0.01) for number in range(40)))
+    core.mark_node_lost("a", now_ns=1 * S)
+    first = core.continue_drains(now_ns=500 * S)
+    assert sum(isinstance(event, WorkloadEvicted) for event in first.events) == 32
+    rest = drain(core, 500 * S)
+    assert sum(isinstance(event, WorkloadEvicted) for event in rest) == 8
+    assert drain(core, 500 * S) == []
+
+
+def test_work_that_must_not_run_again_fails_with_a_fenced_node():
+    core = build_core(fenced("a"))
+    begin(core, job("j", **ONCE))
+    core.mark_node_lost("a", now_ns=1 * S)
+    drain(core, 500 * S)
+    assert core.workload("j").phase is WorkloadPhase.FAILED
+
+
+def test_a_cancelled_job_ends_with_its_fenced_node():
+    core = build_core(fenced("a"))
+    begin(core, job("j"))
+    core.mark_node_lost("a", now_ns=1 * S)
+    core.cancel("j", now_ns=2 * S)
+    drain(core, 500 * S)
+    assert core.workload("j").phase is WorkloadPhase.CANCELLED

@@ -13,6 +13,9 @@ As a subreaper it is the parent of every orphan below it, so that a process that
 cgroup of its own they are killed at once, without a race against fork. It reads the output through a pipe, so that
 neither a full disk nor the limit of the log stops the process. SIGTERM asks it to stop the process: the stop signal to
 its group, then KILL to all that is left when the grace is over. Time limits count suspended time.
+
+Where the agent has named a file of its last contact with the controller (`contact.py`), the process is stopped as well
+once that is too old, whether the agent lives or not: the controller may start it elsewhere then.
 """
 
 import contextlib
@@ -42,6 +45,9 @@ _SUBREAPER = 36
 _CHUNK_BYTES = 65_536
 # While what was killed is still there; a process in an uninterruptible call ends when that returns.
 _KILL_AGAIN_S = 0.02
+# How often the last contact with the controller is looked at, at least so many times until it is too old.
+_CONTACT_S_MOST = 5.0
+_LOOKS_PER_FENCE = 4.0
 # For each of the two questions to an MPS daemon before.
 _TERMINATE_S = 2.0
 # Its output is read for so long after it ended and nothing of it is left.
@@ -334,6 +340,10 @@ class Launcher:
         self._is_warned = False
         self._stop_at_s: float | None = None
         self._limit_at_s: float | None = None
+        # When the last contact with the controller is looked at next, and what was read last.
+        self._contact_at_s: float | None = None
+        self._contact = 0.0, 0.0
+        self._is_silent = False
         self._started_ns = 0
         self._input: JobInput | None = None
 
@@ -367,6 +377,9 @@ class Launcher:
         log = BoundedLog(os.path.join(self._folder, "output.log"), self._spec["log_bytes_most"], owner.get("uid", -1))
         poll = self._poll
         self._started_ns = time.time_ns()
+        if self._spec.get("contact"):
+            self._contact = _now_s(), 0.0
+            self._contact_at_s = 0.0
         running = self._identity | {"started_ns": self._started_ns}
         append_record(self._records, "running", running)
         os.fsync(self._records)
@@ -486,6 +499,8 @@ class Launcher:
     def _act_before_stop(self, now_s: float) -> None:
         """Sends the warning and the stop signal when they are due."""
         warn_before_s = self._spec.get("warn_before_s", 0.0)
+        if self._contact_at_s is not None and now_s >= self._contact_at_s:
+            self._look_for_contact(now_s)
         if self._limit_at_s is not None and now_s >= self._limit_at_s:
             self._begin_stop(f"time limit of {self._spec['time_limit_s']:g} s", now_s)
         elif self._stop_due and self._stop_at_s is None:
@@ -496,6 +511,20 @@ class Launcher:
             self._warn()
         if self._kill_at_s is None and self._stop_at_s is not None and now_s >= self._stop_at_s:
             self._begin_stop(STOPPED, now_s)
+
+    def _look_for_contact(self, now_s: float) -> None:
+        """Begins a stop if the controller was not heard for too long; where the file cannot be read, what was read last holds."""
+        try:
+            with open(self._spec["contact"], "rb") as file:
+                noted = json.loads(file.read())
+            self._contact = float(noted["contact_s"]), float(noted["fence_after_s"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        contact_s, fence_after_s = self._contact
+        self._contact_at_s = now_s + min(_CONTACT_S_MOST, (fence_after_s or _CONTACT_S_MOST) / _LOOKS_PER_FENCE)
+        if fence_after_s and now_s - contact_s >= fence_after_s and not self._stop_due:
+            self._is_silent = self._stop_due = True
+            self._reason = self._reason or f"no controller was heard for {fence_after_s:g} s"
 
     @property
     def _warns(self) -> bool:
@@ -523,7 +552,7 @@ class Launcher:
             limit_at_s = self._limit_at_s
             if limit_at_s is not None and self._warns and not self._is_warned:
                 limit_at_s -= self._spec["warn_before_s"]
-            due = [limit_at_s, self._stop_at_s]
+            due = [limit_at_s, self._stop_at_s, self._contact_at_s]
         waits = [at for at in due if at is not None]
         return -1 if not waits else max(0, min(60_000, int((min(waits) - _now_s()) * 1000) + 1))
 
@@ -548,6 +577,7 @@ class Launcher:
             "exit_code": None if is_signalled else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if is_signalled else 0,
             "reason": self._reason,
+            "node_fault": self._reason if self._is_silent else "",
             "started_ns": self._started_ns,
             "ended_ns": max(self._started_ns, time.time_ns()),
         }

@@ -22,14 +22,11 @@ for this: a file that is made costs more than all that is computed here, so few 
 
 import asyncio
 import contextlib
-import errno
 import hashlib
-import json
 import logging
 import os
 import shutil
 import signal
-import stat
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +49,10 @@ from eelgrid_agent.engine.attempt_records import (
     was_launcher_forked,
 )
 from eelgrid_agent.engine.cgroups import AttemptCgroups
+from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.fork_server import REQUESTS_MOST, ForkServer, ForkServerEnded
 from eelgrid_agent.engine.input import InputConnection
+from eelgrid_agent.engine.job_notes import read_checkpoint_note, read_progress_note
 from eelgrid_agent.engine.mps import MpsDaemons
 from eelgrid_agent.engine.output import read_output
 from eelgrid_agent.engine.port import AttemptKey, attempt_key, is_gpu_shared
@@ -65,7 +64,6 @@ from eelgrid_protos.messages import (
     AttemptStatus,
     InputChunk,
     InputResult,
-    JobProgress,
     LogChunk,
     LogRequest,
     ProcessSpec,
@@ -73,7 +71,6 @@ from eelgrid_protos.messages import (
     TerminalSize,
 )
 from eelgrid_protos.plain_messages import digest_plain, to_plain
-from eelgrid_protos.schema import is_valid_message
 
 _LOG = logging.getLogger("eelgrid.agent")
 # In the state directory of the agent.
@@ -91,9 +88,6 @@ _PROGRESS_NOTE = ".eelgrid-progress"
 _CHECKPOINTS_READ_S = 2.0
 # Ends that are remembered after nobody named the attempt any more: far more than a database's standby is behind.
 _ENDED_MOST = 1024
-_CHECKPOINT_NOTE_BYTES_MOST = 4096
-# More is a mistake of the program.
-_CHECKPOINT_S_MOST = 86_400.0
 _KILL_AGAIN_S = 0.05
 # An end that the controller has not taken by then is flushed.
 _FLUSH_S = 1.0
@@ -136,12 +130,14 @@ class LocalEngine:
         users: JobUsers | None = None,
         leases: DeviceLeases | None = None,
         mps: MpsDaemons | None = None,
+        contact: LeaderContact | None = None,
     ) -> None:
         """Reads the notes of checkpoints in this interval; raises OSError for a folder that cannot be used.
 
         Without `users` every process runs as this process's own user; without `leases` no other engine is here; without
-        `mps` processes that share a GPU take turns on it.
+        `mps` processes that share a GPU take turns on it, without `contact` they run on whatever becomes of the controller.
         """
+        self.contact = contact or LeaderContact()
         self._leases, self._mps, self._boot_id = leases, mps, read_boot_id()
         if mps is not None:
             mps.on_settled = self._on_mps_settled
@@ -476,7 +472,7 @@ class LocalEngine:
         if not modified_ns or modified_ns == attempt.checkpoint_mtime_ns:
             return False
         attempt.checkpoint_mtime_ns = modified_ns
-        noted = _read_checkpoint_note(path)
+        noted = read_checkpoint_note(path)
         if noted is None or noted[0] == attempt.status.checkpointed_ns:
             return False
         attempt.status = replace(attempt.status, checkpointed_ns=noted[0], checkpoint_s=noted[1])
@@ -489,7 +485,7 @@ class LocalEngine:
         if not modified_ns or modified_ns == attempt.progress_mtime_ns:
             return False
         attempt.progress_mtime_ns = modified_ns
-        progress = _read_progress_note(path, attempt.status.started_ns)
+        progress = read_progress_note(path, attempt.status.started_ns)
         if progress is None or progress == attempt.status.progress:
             return False
         attempt.status = replace(attempt.status, progress=progress)
@@ -606,6 +602,8 @@ class LocalEngine:
             "gpu_shared": is_gpu_shared(assignment),
             "devices": [asdict(device) for device in devices],
         }
+        if self.contact.path is not None:
+            spec["contact"] = str(self.contact.path)
         if self._mps is not None and share:
             spec["mps_program"] = self._mps.program
         if process.warn_signal:
@@ -706,6 +704,12 @@ def adopt_attempts(leases: DeviceLeases, folder: Path) -> None:
                 _adopt_lease(leases, AttemptKey(*records["spec"]["key"]), records)
 
 
+def has_unfenced_attempts(folder: Path) -> bool:
+    """Returns whether launchers of an earlier run live, in the folder of an engine, that watch no contact."""
+    alive = filter(is_launcher_alive, (folder / "attempts").glob("*"))
+    return any("contact" not in read_records(attempt).get("spec", ()) for attempt in alive)
+
+
 def _adopt_lease(leases: DeviceLeases, key: AttemptKey, records: Mapping[str, Any]) -> None:
     """Leases what an attempt has by its records."""
     spec = records.get("spec", {})
@@ -738,51 +742,6 @@ def _describe_interruptions(assignment: Assignment) -> dict[str, str]:
         "EELGRID_INTERRUPTED_EVERY_S": assignment.interrupted_every_s,
     }
     return {name: f"{seconds:.0f}" for name, seconds in known.items() if seconds >= 1.0}
-
-
-def _read_checkpoint_note(path: Path) -> tuple[int, float] | None:
-    """Returns the time of a noted checkpoint, in nanoseconds since 1970, and the seconds that one takes; 0: not told.
-
-    None if a job wrote no such thing.
-    """
-    try:
-        noted = json.loads(_read_note(path))
-        time_ns, cost_s = noted["time_ns"], noted.get("seconds", 0.0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    if not isinstance(time_ns, int) or not 0 < time_ns <= time.time_ns():
-        return None
-    is_cost = not isinstance(cost_s, bool) and isinstance(cost_s, int | float) and 0.0 <= cost_s <= _CHECKPOINT_S_MOST
-    return time_ns, float(cost_s) if is_cost else 0.0
-
-
-def _read_progress_note(path: Path, since_ns: int) -> JobProgress | None:
-    """Returns what a job says of its progress since its start; None if it wrote no such thing."""
-    try:
-        noted = json.loads(_read_note(path))
-        metric = noted.get("metric")
-        progress = JobProgress(
-            step=noted["step"],
-            total=noted.get("total", 0),
-            metric=None if metric is None else float(metric),
-            time_ns=noted["time_ns"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return None
-    is_of_this_attempt = isinstance(progress.time_ns, int) and since_ns <= progress.time_ns <= time.time_ns()
-    return progress if is_of_this_attempt and is_valid_message(progress) else None
-
-
-def _read_note(path: Path) -> bytes:
-    """Reads a small file that a job wrote, who may have put anything in its place; raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _CHECKPOINT_NOTE_BYTES_MOST:
-            raise OSError(errno.EINVAL, "is no note")
-        return os.read(descriptor, _CHECKPOINT_NOTE_BYTES_MOST)
-    finally:
-        os.close(descriptor)
 
 
 def _modified_ns(folder: Path) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_protos.messages import Assignment, AttemptStatus, InputChunk, InputResult, LogChunk, LogRequest
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
@@ -30,13 +31,14 @@ class AttemptKey(NamedTuple):
 
 
 class ProcessEngine(Protocol):
-    """Runs processes of this node.
+    """Runs processes of this node, which end without `contact` to a controller if it says so.
 
     `on_change` is called after the status of an attempt has changed, `on_output` after one that is attached has written.
     """
 
     on_change: Callable[[], None]
     on_output: Callable[[], object]
+    contact: LeaderContact
 
     def adopt(self) -> None:
         """Finds the attempts of the agent's previous run: those that run, and those whose end was not collected."""

@@ -27,6 +27,8 @@ SPOOL_TICKS_MOST = 86_400
 # All nodes of a process together: 5 GPUs a tick are 0.6 kB, so about 90 MB.
 SPOOL_TICKS_TOGETHER = 150_000
 SPOOL_TICKS_LEAST = 30
+# Of --fence-after.
+FENCE_S_LEAST = 5.0
 
 # Far beyond any node that is sold, and far under what an overflow could make of it.
 POWER_BUDGET_W_MOST = 1_000_000.0
@@ -112,6 +114,8 @@ class AgentConfig:
     run_as: RunAs
     job_users: tuple[tuple[str, str], ...]
     gpu_sharing: GpuSharing
+    # 0 for never.
+    fence_after_s: float
     power_budget_w: float | None
     web_config: Path | None
     kubelet: Path
@@ -174,6 +178,14 @@ def _add_process_flags(add: Callable[..., Any]) -> None:
         help="with --run-processes: how processes on shares of a GPU share it: in turns, which limits nothing, or by "
         "NVIDIA's Multi-Process Service, side by side and each held to its share of multiprocessors and memory "
         "(default time-slicing)",
+    )
+    add(
+        "--fence-after",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="with --run-processes: stop the jobs of this node when no controller was heard for so long, so that they "
+        "may start elsewhere; they have their grace to save a checkpoint (default 0, never)",
     )
 
 
@@ -452,6 +464,7 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         "roles": _roles(flags),
         "run_as": RunAs(flags.run_as or RunAs.OWNER.value),
         "job_users": tuple(flags.job_users),
+        "fence_after_s": flags.fence_after,
         "gpu_sharing": GpuSharing(flags.gpu_sharing or GpuSharing.TIME_SLICING.value),
         "lease_socket": flags.lease_socket or _default_lease_socket(flags),
     }
@@ -504,6 +517,7 @@ def _check_processes(flags: argparse.Namespace, *, is_root: bool) -> None:
         ("--run-as", flags.run_as),
         ("--map-user", flags.job_users),
         ("--gpu-sharing", flags.gpu_sharing),
+        ("--fence-after", flags.fence_after),
     ):
         if value and not flags.run_processes:
             raise BadEnforcement(flag, "is given without --run-processes", "leave it out")
@@ -515,6 +529,9 @@ def _check_processes(flags: argparse.Namespace, *, is_root: bool) -> None:
         raise BadEnforcement("--run-processes", problem, remedy)
     if flags.device_plugin != "off" or flags.dra == "on":
         raise BadEnforcement("--run-processes", "is given with --device-plugin or --dra", "let Kubernetes run the work")
+    if flags.fence_after and flags.fence_after < FENCE_S_LEAST:
+        problem = f"is {flags.fence_after:g} s, and a controller is heard every few seconds at best"
+        raise BadEnforcement("--fence-after", problem, f"give {FENCE_S_LEAST:g} or more, such as 300, or 0 for never")
     if flags.simulate is not None and flags.state is None:
         raise BadEnforcement("--run-processes", "is given with --simulate and without --state", "give --state DIR")
 

@@ -56,6 +56,7 @@ class NodeIdentity:
     topology: tuple[str, ...] = ()
     runs_processes: bool = False
     model_data: tuple[str, ...] = ()
+    fence_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ def build_inventory(
         topology=identity.topology,
         runs_processes=identity.runs_processes,
         model_data=identity.model_data,
+        fence_after_s=identity.fence_after_s,
     )
 
 

@@ -26,6 +26,7 @@ from eelgrid_agent.devices.sampler import (
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, NodeEnergy, SourceReadings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.plan import Guard
+from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, attempt_key, plan_actions
 from eelgrid_agent.engine.readiness import GpuReadiness, GpuUse, needs_free_gpus
 from eelgrid_agent.engine.slurm_jobs import HandedJob
@@ -183,12 +184,13 @@ class AgentNode:
         readiness: GpuReadiness | None = None,
         terms: LeaderTerms | None = None,
     ) -> None:
+        self._contact, self.terms = LeaderContact() if processes is None else processes.contact, terms or LeaderTerms()
+        identity = replace(identity, fence_after_s=self._contact.fence_after_s)
         self._identity, self._host, self._engine = identity, host, engine
         # None where the agent runs no processes.
         self._processes = processes
         # None where nobody asks the driver before a start.
         self._readiness = readiness
-        self.terms = terms or LeaderTerms()
         self._possible: tuple[Assignment, ...] = ()
         self._reports = AttemptReports(dict if processes is None else processes.list_attempts)
         self._forgotten: tuple[AttemptKey, ...] = ()
@@ -459,6 +461,7 @@ class AgentNode:
     def build_hello(self) -> ConnectRequest:
         """Opens a connection with the newest inventory."""
         self._inventory_due = False
+        self._contact.note_opening()
         return ConnectRequest(
             message=Hello(
                 incarnation=self._incarnation,
@@ -480,6 +483,7 @@ class AgentNode:
         if self._digest[0] is not self.inventory:
             self._digest = self.inventory, digest(self.inventory)
         self._inventory_due = False
+        self._contact.note_opening()
         return ConnectRequest(
             message=Resume(
                 incarnation=self._incarnation,
@@ -518,6 +522,7 @@ class AgentNode:
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
+        self._contact.note_welcome()
         is_asked = message.wants_ended_attempts
         self._reports.begin(self._processes.list_ended() if is_asked and self._processes is not None else ())
         self._chunks.clear()
@@ -547,6 +552,7 @@ class AgentNode:
         match message:
             case Acknowledgement():
                 self.guard.renew_lease(now_ns)
+                self._contact.note_acknowledged(message.sequence)
                 if self.spool.acknowledge(message.sequence) is Acknowledged.NEWER:
                     self._events.acknowledge(message.sequence)
                     self._times.waits_since_ns = now_ns
@@ -591,6 +597,7 @@ class AgentNode:
             self._times.due = self._times.due and (self._is_answer_due or self.spool.waiting_ticks > 0)
             return None
         self._is_answer_due = False
+        self._contact.note_sent(batch.sequence)
         if idle:
             self._times.waits_since_ns = self._clock.monotonic_ns()
         self._report_dropped(batch)

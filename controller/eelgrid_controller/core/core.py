@@ -188,7 +188,7 @@ class Core:
         self._retrying = RetryRounds(
             state, self._chooser, self.queues, self._backfill, self._preemptions, holds=self._holds, gangs=self._gangs
         )
-        self._drains = DrainRounds(state, self._chooser, lost_gpu_grace_s=lost_gpu_grace_s)
+        self._drains = DrainRounds(state, self._chooser, self._reports, lost_gpu_grace_s=lost_gpu_grace_s)
 
     @property
     def has_backlog(self) -> bool:

@@ -11,6 +11,10 @@ they are told to stop, and their work returns to the queue when they have. Of a 
 those that are drained are released. Nothing leaves a node that cannot be told to stop it: there it may still run. Work
 that an engine runs is left to the engine's own drain, which follows the cordons.
 
+Processes on a lost node whose agent fences them are taken for ended once that has happened: the node was told to stop
+them without contact to a controller, and its time for that, their grace and some more have passed since it was lost,
+which was no sooner than the last contact. Then their end is recorded as if the agent had told it.
+
 Work on a GPU that is lost leaves by the same rules as from one that is drained with a grace: what is on it cannot go
 on, but a process that notices ends sooner by itself.
 
@@ -24,10 +28,12 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import NamedTuple
 
+from eelgrid_controller.core.attempt_reports import AttemptReports
 from eelgrid_controller.core.job_control import stop_for_requeue
 from eelgrid_controller.core.workloads import MoveRefused, plan_migration
 from eelgrid_controller.placement.placer import AlteredNodes, WorkloadPlacer
 from eelgrid_controller.queueing.reservations import list_closed_nodes
+from eelgrid_controller.state.attempts import find_attempt
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms, OperatorCordon, describe_cause
 from eelgrid_controller.state.events import (
@@ -43,6 +49,8 @@ from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
     DRAINED_WORKLOADS_MOST,
     Assignment,
+    AttemptState,
+    AttemptStatus,
     Candidate,
     DrainedWorkload,
     DrainOutcome,
@@ -61,6 +69,8 @@ _DECISIONS_MOST = 32
 LOST_GPU_GRACE_S = 60.0
 # The terms of work on GPUs that were lost for longer than the grace.
 _AT_ONCE = DrainTerms(deadline_ns=1)
+# How much longer a fence may take than it says: clocks that run apart, looks at the contact, KILL of what is left.
+_FENCE_SLACK, _FENCE_SLACK_S = 0.1, 10.0
 # Names that are compared with one that is unknown: some milliseconds.
 _COMPARED_MOST = 2000
 
@@ -323,9 +333,16 @@ def _describe_departure(unit: DrainUnit, departure: Departure) -> DrainedWorkloa
 class DrainRounds:
     """Carries out the drains of one state in rounds, a bounded number of decisions per step."""
 
-    def __init__(self, state: ClusterState, placer: WorkloadPlacer, *, lost_gpu_grace_s: float | None) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        placer: WorkloadPlacer,
+        reports: AttemptReports,
+        *,
+        lost_gpu_grace_s: float | None,
+    ) -> None:
         """Work leaves a lost GPU after this grace, with None never."""
-        self._state, self._placer = state, placer
+        self._state, self._placer, self._reports = state, placer, reports
         self._lost_gpu_grace_ns = None if lost_gpu_grace_s is None else round(lost_gpu_grace_s * 1e9)
         # Where the round continues; None between rounds.
         self._resume: tuple[str, int] | None = None
@@ -351,6 +368,12 @@ class DrainRounds:
         events, nodes = list[Event](), frozenset[str]()
         records = {name: self._state.nodes[name] for name in sorted(self._state.draining)}
         lost, ends_ns = self._find_lost(records, now_ns)
+        for name, record in records.items():
+            ended, due_ns = self._find_fenced(record, now_ns)
+            told, touched, _ = self._reports.record(name, ended[:_DECISIONS_MOST], apply, now_ns)
+            events, nodes = [*events, *told], nodes | touched
+            # What is beyond the bound is ended in the next step.
+            ends_ns += [*due_ns, *([now_ns] if len(ended) > _DECISIONS_MOST else ())]
         units = list_drain_units(self._state, records, lost)
         begin = self._resume
         left = units if begin is None else [unit for unit in units if unit.key > begin]
@@ -369,6 +392,36 @@ class DrainRounds:
             ends_ns += [unit.terms.deadline_ns for unit in units if unit.terms.deadline_ns > now_ns]
             self._deadline_ns = min(ends_ns, default=None)
         return events, nodes
+
+    def _find_fenced(self, record: NodeRecord, now_ns: int) -> tuple[list[AttemptStatus], list[int]]:
+        """Returns how processes on a lost node have ended that it fences, and when others will have."""
+        ended, due_ns = list[AttemptStatus](), list[int]()
+        if not record.is_fenced or not record.lost_ns or self._state.losses.withholds_starts:
+            return ended, due_ns
+        name, fence_s = record.inventory.node_name, record.inventory.fence_after_s
+        for key, replica in record.assignments:
+            workload = self._state.workloads[key]
+            process, begun = workload.spec.process, find_attempt(workload, replica)
+            if process is None or (begun is not None and begun.is_over):
+                continue
+            stop_s = process.grace_s + (process.warn_before_s if process.warn_signal else 0.0)
+            end_ns = record.lost_ns + round((fence_s * (1.0 + _FENCE_SLACK) + stop_s + _FENCE_SLACK_S) * 1e9)
+            if end_ns > now_ns:
+                due_ns.append(end_ns)
+                continue
+            ended.append(
+                AttemptStatus(
+                    workload_id=key,
+                    replica=replica,
+                    attempt=workload.attempt,
+                    state=AttemptState.LOST,
+                    reason=f"node {name} was lost",
+                    node_fault=f"node {name} was lost",
+                    started_ns=0 if begun is None else begun.started_ns,
+                    ended_ns=now_ns,
+                )
+            )
+        return ended, due_ns
 
     def _find_lost(self, records: Mapping[str, NodeRecord], now_ns: int) -> tuple[LostGpus, list[int]]:
         """Returns the GPUs that are lost for longer than the grace, and when it ends for the others that hold work."""
@@ -392,7 +445,7 @@ class DrainRounds:
 
 def _may_hold_units(record: NodeRecord) -> bool:
     """Returns whether anything is left on a node, or on GPUs of it, that are drained or lost; cheap."""
-    if record.cordon is not None and record.cordon.drain is not None:
+    if record.is_fenced or (record.cordon is not None and record.cordon.drain is not None):
         return bool(record.assignments)
     emptied = record.lost_gpus.union(uuid for uuid, one in record.gpu_cordons.items() if one.drain is not None)
     return not emptied.isdisjoint(record.gpu_milli)

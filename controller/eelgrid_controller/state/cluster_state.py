@@ -152,7 +152,7 @@ class ClusterState:
         self.losses = JournalLosses()
         # Nodes whose agents have not reported since the controller started.
         self.doubted: set[str] = set()
-        # Nodes that are drained, or of which GPUs are, or have lost GPUs.
+        # Nodes that are drained, or of which GPUs are, or have lost GPUs; lost ones that end their processes.
         self.draining: set[str] = set()
         # Live workloads whose promised deadline is not kept.
         self.broken_deadlines: set[str] = set()
@@ -652,7 +652,9 @@ class ClusterState:
         return frozenset((event.node_name,))
 
     def _apply_lost(self, event: NodeLost) -> frozenset[str]:
-        self._node(event.node_name).mark_lost(event.time_ns)
+        record = self._node(event.node_name)
+        record.mark_lost(event.time_ns)
+        self._note_drain(record)
         self.nominations.end_on((event.node_name,))
         return frozenset((event.node_name,))
 

@@ -265,10 +265,20 @@ class NodeRecord:
                 self.gpu_cordons[uuid] = new
 
     @property
+    def is_fenced(self) -> bool:
+        """Whether the node is lost, and ends its processes by itself meanwhile."""
+        return self.state is NodeState.LOST and self.inventory.fence_after_s > 0.0
+
+    @property
     def is_draining(self) -> bool:
         """Whether the controller empties the node or GPUs of it: an operator drains them, or they are lost."""
         own = self.cordon is not None and self.cordon.drain is not None
-        return own or bool(self.lost_gpus) or any(one.drain is not None for one in self.gpu_cordons.values())
+        return (
+            own
+            or self.is_fenced
+            or bool(self.lost_gpus)
+            or any(one.drain is not None for one in self.gpu_cordons.values())
+        )
 
     def drain_terms(self, assignment: Assignment) -> tuple[DrainTerms, OperatorCordon] | None:
         """Returns the terms by which an assignment is drained, and their cordon; None if it may stay.

@@ -72,6 +72,8 @@ class Inventory:
     runs_processes: bool = False
     # What lies whole on the node's disks.
     model_data: Annotated[tuple[RequiredLabel, ...], Many(MODEL_DATA_MOST)] = ()
+    # After so long without contact to a controller processes end here; 0 for never.
+    fence_after_s: Seconds = 0.0
 
     def violations(self) -> Iterator[Violation]:
         """Checks that UUIDs and indexes of devices are distinct."""
