@@ -13,7 +13,8 @@ that an engine runs is left to the engine's own drain, which follows the cordons
 
 Processes on a lost node whose agent fences them are taken for ended once that has happened: the node was told to stop
 them without contact to a controller, and its time for that, their grace and some more have passed since it was lost,
-which was no sooner than the last contact. Then their end is recorded as if the agent had told it.
+which was no sooner than the last contact. Then their end is recorded as if the agent had told it. A wall clock that
+jumps ahead must not end them: so much time must have passed in small steps as well, since this core saw the loss.
 
 Work on a GPU that is lost leaves by the same rules as from one that is drained with a grace: what is on it cannot go
 on, but a process that notices ends sooner by itself.
@@ -69,6 +70,8 @@ _DECISIONS_MOST = 32
 LOST_GPU_GRACE_S = 60.0
 # The terms of work on GPUs that were lost for longer than the grace.
 _AT_ONCE = DrainTerms(deadline_ns=1)
+# A longer step of the time is a clock that jumps, or a process that was stopped.
+_STEP_MOST_NS = 10 * 10**9
 # How much longer a fence may take than it says: clocks that run apart, looks at the contact, KILL of what is left.
 _FENCE_SLACK, _FENCE_SLACK_S = 0.1, 10.0
 # Names that are compared with one that is unknown: some milliseconds.
@@ -344,6 +347,9 @@ class DrainRounds:
         """Work leaves a lost GPU after this grace, with None never."""
         self._state, self._placer, self._reports = state, placer, reports
         self._lost_gpu_grace_ns = None if lost_gpu_grace_s is None else round(lost_gpu_grace_s * 1e9)
+        # The time that has passed in small steps, and what it was when nodes were first seen lost that fence processes.
+        self._now_ns, self._passed_ns = 0, 0
+        self._fenced_ns: dict[str, int] = {}
         # Where the round continues; None between rounds.
         self._resume: tuple[str, int] | None = None
         # The revision after the last complete round, and the first grace that ended after it; a new core knows none.
@@ -351,7 +357,9 @@ class DrainRounds:
         self._deadline_ns: int | None = None
 
     def is_due(self, now_ns: int) -> bool:
-        """Returns whether work may leave now that could not before."""
+        """Returns whether work may leave now that could not before; asked every few seconds at least."""
+        self._passed_ns += min(max(0, now_ns - self._now_ns), _STEP_MOST_NS)
+        self._now_ns = now_ns
         if not self._state.draining:
             return False
         if self._resume is not None or (self._deadline_ns is not None and now_ns >= self._deadline_ns):
@@ -368,6 +376,8 @@ class DrainRounds:
         events, nodes = list[Event](), frozenset[str]()
         records = {name: self._state.nodes[name] for name in sorted(self._state.draining)}
         lost, ends_ns = self._find_lost(records, now_ns)
+        fenced = (name for name, record in records.items() if record.is_fenced)
+        self._fenced_ns = {name: self._fenced_ns.get(name, self._passed_ns) for name in fenced}
         for name, record in records.items():
             ended, due_ns = self._find_fenced(record, now_ns)
             told, touched, _ = self._reports.record(name, ended[:_DECISIONS_MOST], apply, now_ns)
@@ -399,13 +409,15 @@ class DrainRounds:
         if not record.is_fenced or not record.lost_ns or self._state.losses.withholds_starts:
             return ended, due_ns
         name, fence_s = record.inventory.node_name, record.inventory.fence_after_s
+        passed_ns = self._passed_ns - self._fenced_ns[name]
         for key, replica in record.assignments:
             workload = self._state.workloads[key]
             process, begun = workload.spec.process, find_attempt(workload, replica)
             if process is None or (begun is not None and begun.is_over):
                 continue
             stop_s = process.grace_s + (process.warn_before_s if process.warn_signal else 0.0)
-            end_ns = record.lost_ns + round((fence_s * (1.0 + _FENCE_SLACK) + stop_s + _FENCE_SLACK_S) * 1e9)
+            span_ns = round((fence_s * (1.0 + _FENCE_SLACK) + stop_s + _FENCE_SLACK_S) * 1e9)
+            end_ns = max(record.lost_ns + span_ns, now_ns + span_ns - passed_ns)
             if end_ns > now_ns:
                 due_ns.append(end_ns)
                 continue
