@@ -215,6 +215,7 @@ def test_jobs_of_a_node_that_is_silent_run_elsewhere_and_never_twice_at_once(clu
     until_attempt(cluster, "job", 1)
     (before,) = get(cluster, "job")["placements"]
     agents[before["node_name"]].kill()
+    cluster.until(lambda: "lost, fences jobs after 5 s" in cluster.eelctl("nodes").stdout, what="its node is lost")
     until_attempt(cluster, "job", 2, within_s=120.0)
     (after,) = get(cluster, "job")["placements"]
     assert after["node_name"] != before["node_name"]

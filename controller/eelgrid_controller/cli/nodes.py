@@ -137,7 +137,7 @@ def _age(age_s: float | None) -> str:
 
 
 def _node_state(node: Node) -> str:
-    """Formats the state of a node, with its cordon and its lost GPUs: `ready, draining 3 left, 1 GPU lost`."""
+    """Formats the state of a node, with its cordon, lost GPUs and fence: `ready, draining 3 left, 1 GPU lost`."""
     lost = sum(gpu.lost for gpu in node.inventory.gpus) if node.state is NodeState.READY else 0
     ahead = "" if node.ahead_epoch is None else ", ahead of journal"
     own = cordon_word([one for one in node.cordons if not one.gpu_uuid])
@@ -145,6 +145,8 @@ def _node_state(node: Node) -> str:
     parts = [own] if own else []
     parts += [f"{count_noun(len(gpus), 'GPU')} {cordon_word(gpus)}"] if gpus else []
     parts += [f"{count_noun(lost, 'GPU')} lost"] if lost else []
+    is_fenced = node.state is NodeState.LOST and node.inventory.fence_after_s > 0.0
+    parts += [f"fences jobs after {node.inventory.fence_after_s:g} s"] if is_fenced else []
     return ", ".join([node.state.name.lower() + ahead, *parts])
 
 
