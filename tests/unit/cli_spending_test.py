@@ -54,8 +54,8 @@ def test_limits_are_set_changed_shown_and_taken_away(eelctl, fake):
         ("namespace=research watts=2000 per month", "gpu-hours, kwh, money, co2-kg"),
         ("namespace=research kwh=2,000 per month", "write a number above 0 such as 2000, or none"),
         ("namespace=research kwh=0 per month", "write a number above 0"),
-        ("namespace=research kwh=5 per month, softly", "write observe, enforce or warn at 90%"),
-        ("namespace=research kwh=5 per month, warn at 101%", "write observe, enforce or warn at 90%"),
+        ("namespace=research kwh=5 per month, softly", "write observe, enforce, stop or warn at 90%"),
+        ("namespace=research kwh=5 per month, warn at 101%", "write observe, enforce, stop or warn at 90%"),
         ("namespace=research kwh=none per month", "removes a limit that does not exist"),
     ],
 )

@@ -169,17 +169,21 @@ _HINT = "--spend"
 _NS = 10**9
 
 
-def _options(text: str) -> tuple[EnforcementMode, float | None]:
-    mode, warn_ratio = EnforcementMode.ENFORCE, None
+def _options(text: str) -> tuple[EnforcementMode, bool, float | None]:
+    mode, stops, warn_ratio = EnforcementMode.ENFORCE, False, None
     for option in filter(None, (part.strip() for part in text.split(","))):
         match = _WARN.fullmatch(option)
         if option in ("observe", "enforce"):
             mode = EnforcementMode[option.upper()]
+        elif option == "stop":
+            stops = True
         elif match is not None and float(match[1]) <= 100.0:
             warn_ratio = float(match[1]) / 100.0
         else:
-            raise click.BadParameter(f"{option!r}; write observe, enforce or warn at 90%", param_hint=_HINT)
-    return mode, warn_ratio
+            raise click.BadParameter(f"{option!r}; write observe, enforce, stop or warn at 90%", param_hint=_HINT)
+    if stops and mode is EnforcementMode.OBSERVE:
+        raise click.BadParameter(f"{text!r} is observed and stops jobs; leave one of the two out", param_hint=_HINT)
+    return mode, stops, warn_ratio
 
 
 def parse_spending_limit(text: str) -> tuple[SpendingLimit, bool]:
@@ -194,7 +198,7 @@ def parse_spending_limit(text: str) -> tuple[SpendingLimit, bool]:
     amount, is_kept = match["amount"], match["amount"] != "none"
     if is_kept and (not _AMOUNT.fullmatch(amount) or not float(amount)):
         raise click.BadParameter(f"{amount!r}; write a number above 0 such as 2000, or none", param_hint=_HINT)
-    mode, warn_ratio = _options(match["options"] or "")
+    mode, stops, warn_ratio = _options(match["options"] or "")
     scope = "label" if match["label"] else match["scope"]
     quantity = _QUANTITIES[match["what"]]
     limit = SpendingLimit(
@@ -206,6 +210,7 @@ def parse_spending_limit(text: str) -> tuple[SpendingLimit, bool]:
         period=_PERIODS[match["period"]],
         warn_ratio=warn_ratio,
         mode=mode,
+        stops=stops,
     )
     return limit, is_kept
 
@@ -233,7 +238,8 @@ def _state(one: SpendingStatus) -> str:
     if one.spent is None:
         return "not known"
     if one.spent >= one.limit.most:
-        return "spent, observed" if one.limit.mode is EnforcementMode.OBSERVE else "spent"
+        is_observed = one.limit.mode is EnforcementMode.OBSERVE
+        return "spent, observed" if is_observed else "spent, stops jobs" if one.limit.stops else "spent"
     return "nearly spent" if one.spent >= warn_ratio_of(one.limit) * one.limit.most else "under"
 
 
@@ -487,7 +493,7 @@ def get_policy(settings: CliSettings) -> None:
     multiple=True,
     metavar="LIMIT",
     help="'namespace=research gpu-hours=2000 per month'; user, queue, label:KEY; kwh, money, co2-kg, none to take it "
-    "away; per day, week; then ', observe' or ', warn at 90%'; repeatable.",
+    "away; per day, week; then ', observe', ', stop' or ', warn at 90%'; repeatable.",
 )
 @click.option(
     "--lease",

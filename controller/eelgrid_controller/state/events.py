@@ -718,6 +718,9 @@ def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
             del body["reason"]
         case WorkloadPromised() if event.promise is not None:
             omit_defaults(body["promise"], event.promise, ("placements", "assumes"))
+        case SpendingJudged():
+            for row, over in zip(body["over"], event.over, strict=True):
+                omit_defaults(row["limit"], over.limit, ("stops",))
         case PolicyChanged():
             body["policy"] = policy_to_plain(event.policy)
     return _NAMES[type(event)], body

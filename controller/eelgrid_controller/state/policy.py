@@ -283,6 +283,8 @@ def policy_to_plain(policy: Policy) -> dict[str, Any]:
     for name in (*queues, "backfill", "reservations", "priority_classes"):
         if getattr(policy, name) == getattr(default, name):
             del plain[name]
+    for row, limit in zip(plain.get("spending", ()), policy.spending, strict=False):
+        omit_defaults(row, limit, ("stops",))
     for row, reservation in zip(plain.get("reservations", ()), policy.reservations, strict=False):
         omit_defaults(row, reservation, ("gpus", "gpu_models", "lacking_gpus", "change_cause"))
     for row, queue in zip(plain.get("queues", ()), policy.queues, strict=False):

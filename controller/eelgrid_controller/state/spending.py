@@ -137,7 +137,7 @@ def format_limit(limit: SpendingLimit, most: float | None = None) -> str:
     """Formats a limit as `eelctl policy set --spend` takes it, with another amount if one is given."""
     amount = QUANTITY_UNITS[limit.quantity]
     shown = (limit.most if most is None else most) / amount.size
-    options = ", observe" if limit.mode is EnforcementMode.OBSERVE else ""
+    options = ", observe" if limit.mode is EnforcementMode.OBSERVE else ", stop" if limit.stops else ""
     if limit.warn_ratio is not None:
         options += f", warn at {100.0 * limit.warn_ratio:.6g}%"
     return f"{format_subject(limit)} {amount.name}={shown:.12g} per {limit.period.name.lower()}{options}"
@@ -338,6 +338,19 @@ class SpendingState:
             found = values.get(subject_name(spec, dimension))
             if found is not None:
                 return found
+        return None
+
+    @property
+    def stopping(self) -> frozenset[SpendingKey]:
+        """The exceeded limits by which running jobs are stopped."""
+        return frozenset(spending_key(one.limit) for one in self.over if one.limit.stops)
+
+    def find_stopping_limit(self, spec: WorkloadSpec) -> OverspentLimit | None:
+        """Returns the exceeded limit by which a running job is stopped, if any; work without GPUs spends nothing."""
+        for one in self.over if spec.request.gpu_count else ():
+            dimension, name, *_ = spending_key(one.limit)
+            if one.limit.stops and subject_name(spec, dimension) == name:
+                return one
         return None
 
     def spent_gpu_s(self, key: SpendingKey, now_ns: int) -> float:

@@ -172,6 +172,8 @@ class SpendingLimit:
     # Share at which it counts as nearly spent; None means 0.8.
     warn_ratio: Ratio | None = None
     mode: EnforcementMode
+    # Jobs that run are stopped as well, and wait until it is not spent any more.
+    stops: bool = False
 
     def violations(self) -> Iterator[Violation]:
         """Checks that all fields are set, a label has its key, and the limit is positive."""
@@ -181,6 +183,8 @@ class SpendingLimit:
                 yield Violation(field, "is not set or not known here", f"choose one of {known}")
         if self.mode is EnforcementMode.UNSPECIFIED:
             yield Violation("mode", "is not set or not known here", "choose observe or enforce")
+        if self.stops and self.mode is EnforcementMode.OBSERVE:
+            yield Violation("stops", "is set of a limit that is only observed", "leave one of the two out")
         if not self.name:
             yield Violation("name", "is empty", "name the namespace, user or queue, or the label's value")
         if (self.scope is SpendingScope.LABEL) != bool(self.label):

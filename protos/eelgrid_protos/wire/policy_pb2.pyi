@@ -144,7 +144,7 @@ class EnergyPrices(_message.Message):
     def __init__(self, currency: _Optional[str] = ..., periods: _Optional[_Iterable[_Union[PricePeriod, _Mapping]]] = ..., pue: _Optional[float] = ..., carbon_price_per_kg: _Optional[float] = ..., utc_offset_minutes: _Optional[int] = ...) -> None: ...
 
 class SpendingLimit(_message.Message):
-    __slots__ = ("scope", "name", "label", "quantity", "most", "period", "warn_ratio", "mode")
+    __slots__ = ("scope", "name", "label", "quantity", "most", "period", "warn_ratio", "mode", "stops")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class SpendingLimit(_message.Message):
     PERIOD_FIELD_NUMBER: _ClassVar[int]
     WARN_RATIO_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
     scope: SpendingScope
     name: str
     label: str
@@ -161,7 +162,8 @@ class SpendingLimit(_message.Message):
     period: SpendingPeriod
     warn_ratio: float
     mode: EnforcementMode
-    def __init__(self, scope: _Optional[_Union[SpendingScope, str]] = ..., name: _Optional[str] = ..., label: _Optional[str] = ..., quantity: _Optional[_Union[SpendingQuantity, str]] = ..., most: _Optional[float] = ..., period: _Optional[_Union[SpendingPeriod, str]] = ..., warn_ratio: _Optional[float] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ...) -> None: ...
+    stops: bool
+    def __init__(self, scope: _Optional[_Union[SpendingScope, str]] = ..., name: _Optional[str] = ..., label: _Optional[str] = ..., quantity: _Optional[_Union[SpendingQuantity, str]] = ..., most: _Optional[float] = ..., period: _Optional[_Union[SpendingPeriod, str]] = ..., warn_ratio: _Optional[float] = ..., mode: _Optional[_Union[EnforcementMode, str]] = ..., stops: bool = ...) -> None: ...
 
 class PriorityClass(_message.Message):
     __slots__ = ("name", "priority", "never_preempts")
