@@ -210,6 +210,21 @@ def test_a_file_that_disappears_keeps_no_process_alive(tmp_path):
     asyncio.run(scene())
 
 
+def test_a_process_is_not_even_started_by_an_order_that_waited_for_too_long(tmp_path):
+    item = shell(f"touch {tmp_path}/begun; sleep 600")
+
+    async def scene():
+        engine, contact = engine_of(tmp_path)
+        contact.path.write_text(json.dumps({"contact_s": 0.0, "fence_after_s": 0.1}))
+        engine.start(item)
+        found = await ended(engine, item)
+        assert (found.reason, found.exit_code) == ("no controller was heard for 0.1 s", 126)
+        assert found.node_fault == found.reason
+        assert not (tmp_path / "begun").exists()
+
+    asyncio.run(scene())
+
+
 def test_attempts_of_an_agent_without_a_fence_are_known(tmp_path):
     async def scene():
         before = LocalEngine(tmp_path / "engine")

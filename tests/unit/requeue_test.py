@@ -445,6 +445,18 @@ def test_a_node_that_comes_back_in_time_keeps_its_processes():
     assert core.workload("j").attempt == 1
 
 
+def test_a_second_loss_counts_from_its_own_begin_also_where_a_clock_jumps():
+    core = build_core(fenced("a"), node("b"))
+    core.cordon_node("b", now_ns=1)
+    begin(core, job("j"))
+    core.mark_node_lost("a", now_ns=1 * S)
+    wait(core, 1, 100)
+    core.register_node(fenced("a"), now_ns=101 * S)
+    core.mark_node_lost("a", now_ns=102 * S)
+    assert wait(core, 10_000, 10_100) == []
+    assert wait(core, 10_101, 10_000 + ENDS_S)
+
+
 def test_a_lost_node_that_fences_nothing_keeps_its_processes():
     core = build_core(node("a"), node("b"))
     begin(core, job("j"))

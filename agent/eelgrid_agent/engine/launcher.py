@@ -405,6 +405,10 @@ class Launcher:
 
     def _start(self, poll: "select.poll") -> int:
         """Starts the process; why it cannot be started becomes its reason. Returns where its output is read."""
+        if self._contact_at_s is not None and self._look_for_contact(_now_s()):
+            # An order that waited in a stopped agent: by now it may run elsewhere.
+            self._status = _FAILED
+            return -1
         try:
             self._make_checkpoint_folder()
             streams, output = self._open_streams(poll)
@@ -512,8 +516,11 @@ class Launcher:
         if self._kill_at_s is None and self._stop_at_s is not None and now_s >= self._stop_at_s:
             self._begin_stop(STOPPED, now_s)
 
-    def _look_for_contact(self, now_s: float) -> None:
-        """Begins a stop if the controller was not heard for too long; where the file cannot be read, what was read last holds."""
+    def _look_for_contact(self, now_s: float) -> bool:
+        """Begins a stop if the controller was not heard for too long, and returns whether that is so.
+
+        Where the file cannot be read, what was read last holds.
+        """
         try:
             with open(self._spec["contact"], "rb") as file:
                 noted = json.loads(file.read())
@@ -525,6 +532,7 @@ class Launcher:
         if fence_after_s and now_s - contact_s >= fence_after_s and not self._stop_due:
             self._is_silent = self._stop_due = True
             self._reason = self._reason or f"no controller was heard for {fence_after_s:g} s"
+        return self._is_silent
 
     @property
     def _warns(self) -> bool:

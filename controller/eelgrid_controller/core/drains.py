@@ -352,9 +352,10 @@ class DrainRounds:
         """Work leaves a lost GPU after this grace, with None never."""
         self._state, self._placer, self._reports = state, placer, reports
         self._lost_gpu_grace_ns = None if lost_gpu_grace_s is None else round(lost_gpu_grace_s * 1e9)
-        # The time that has passed in small steps, and what it was when nodes were first seen lost that fence processes.
+        # The time that has passed in small steps, and what it was when a loss of a node was first seen that fences processes,
+        # by node and time of the loss.
         self._now_ns, self._passed_ns = 0, 0
-        self._fenced_ns: dict[str, int] = {}
+        self._fenced_ns: dict[tuple[str, int], int] = {}
         # The spent limits by which jobs were stopped, and the jobs that are still to be told.
         self._stopping, self._told_next = frozenset[SpendingKey](), list[str]()
         # Where the round continues; None between rounds.
@@ -388,8 +389,8 @@ class DrainRounds:
             events.append(event)
         records = {name: self._state.nodes[name] for name in sorted(self._state.draining)}
         lost, ends_ns = self._find_lost(records, now_ns)
-        fenced = (name for name, record in records.items() if record.is_fenced)
-        self._fenced_ns = {name: self._fenced_ns.get(name, self._passed_ns) for name in fenced}
+        losses = ((name, record.lost_ns) for name, record in records.items() if record.is_fenced)
+        self._fenced_ns = {loss: self._fenced_ns.get(loss, self._passed_ns) for loss in losses}
         for name, record in records.items():
             ended, due_ns = self._find_fenced(record, now_ns)
             told, touched, _ = self._reports.record(name, ended[:_DECISIONS_MOST], apply, now_ns)
@@ -441,7 +442,7 @@ class DrainRounds:
         if not record.is_fenced or not record.lost_ns or self._state.losses.withholds_starts:
             return ended, due_ns
         name, fence_s = record.inventory.node_name, record.inventory.fence_after_s
-        passed_ns = self._passed_ns - self._fenced_ns[name]
+        passed_ns = self._passed_ns - self._fenced_ns[name, record.lost_ns]
         for key, replica in record.assignments:
             workload = self._state.workloads[key]
             process, begun = workload.spec.process, find_attempt(workload, replica)
