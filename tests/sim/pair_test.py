@@ -33,7 +33,7 @@ def test_what_once_failed_holds(seed, steps):
 
 
 def test_the_world_is_busy():
-    worlds = [run_pair(seed, 2000) for seed in (23, 50, 105, 106)]
+    worlds = [run_pair(seed, 2000) for seed in (50, 106, 108, 111)]
     faults = {name for world in worlds for name, count in world.faults.counts.items() if count}
     assert len(faults) >= 12
     assert sum(seat.terms for world in worlds for seat in world.pair.seats) >= 16
