@@ -117,6 +117,24 @@ def test_a_survey_is_of_one_moment_whatever_happens_before_its_problem_is_built(
     assert recommend_moves(build_migration_problem(core.survey_moves(RecommendMovesRequest(moves_ratio=1.0)))) != first
 
 
+@pytest.mark.parametrize("doubts", [True, False])
+def test_nothing_moves_to_a_node_of_which_nobody_knows_what_it_holds(doubts):
+    """A controller has just begun, and moves were recommended before; or entries of the journal may be lost."""
+    core = two_halves()
+    found = asked(core)
+    target = core.state.nodes[found.moves[0].replicas[0].target.node_name]
+    if doubts:
+        target.doubt_plan()
+    else:
+        target.withheld = True
+    with pytest.raises(MoveRefused, match="what node . holds is not known yet; nothing was moved"):
+        core.apply_moves(found.moves, now_ns=3)
+    # A move that its engine could not make goes back.
+    (move,) = found.moves
+    (replica,) = move.replicas
+    assert core.apply_moves((replace(move, replicas=(replica,)),), now_ns=4, is_back=True).result == 1
+
+
 def test_the_explanation_of_a_moved_replica_is_that_of_the_move():
     core = two_halves()
     (move,) = asked(core).moves

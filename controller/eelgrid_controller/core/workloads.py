@@ -541,7 +541,7 @@ def plan_migration(
     for number, move in enumerate(moves, start=1):
         problem = _standing_problem(state, move, seen)
         # A move that an engine could not make goes back to where the replica runs, cordoned or not.
-        problem = problem or ("" if is_back else _cordon_problem(state, move)) or _room_problem(state, ledgers, move)
+        problem = problem or ("" if is_back else _closed_problem(state, move)) or _room_problem(state, ledgers, move)
         if problem:
             raise MoveRefused(number, moves, problem)
         seen |= {(move.workload_id, item.source.replica) for item in move.replicas}
@@ -596,10 +596,12 @@ def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]
     return ""
 
 
-def _cordon_problem(state: ClusterState, move: Move) -> str:
-    """Returns which target is cordoned, by whom and why; empty if none is."""
+def _closed_problem(state: ClusterState, move: Move) -> str:
+    """Returns which target is closed: cordoned, by whom and why, or its agent has yet to say what it holds; else empty."""
     for item in move.replicas:
         record = state.nodes.get(item.target.node_name)
+        if record is not None and (record.withheld or not record.is_reported):
+            return f"what node {item.target.node_name} holds is not known yet"
         gpus = () if record is None else tuple(map(record.gpu, item.target.gpu_uuids))
         reasons = (record.cordon_reason(gpu) for gpu in (None, *gpus)) if record is not None else ()
         reason = next(filter(None, reasons), "")
