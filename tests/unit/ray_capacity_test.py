@@ -88,19 +88,25 @@ def test_what_is_launched_waits_as_the_first_run_of_a_job_and_a_repeated_request
     assert len(capacity.list_instances()) == 3
 
 
-def test_a_job_that_makes_room_is_listed_with_the_run_that_ends_and_the_one_that_waits(jobs, capacity):
+# How a job is that stops and waits again then.
+LEAVES = ({"preempted_for": "urgent"}, {"requeuing": True})
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_a_job_that_makes_room_is_listed_with_the_run_that_ends_and_the_one_that_waits(jobs, capacity, leaves):
     key = launch(jobs, capacity)
     jobs.change(key, phase=WorkloadPhase.PLACED, attempt=1)
     assert capacity.list_instances() == [RayInstance(f"{key}.1", "gpu", True)]
-    jobs.change(key, preempted_for="urgent")
+    jobs.change(key, **leaves)
     assert capacity.list_instances() == [RayInstance(f"{key}.1", "gpu", True), RayInstance(f"{key}.2", "gpu", False)]
     jobs.change(key, phase=WorkloadPhase.PENDING)
     assert capacity.list_instances() == [RayInstance(f"{key}.2", "gpu", False)]
 
 
-def test_clearing_away_a_run_that_ended_leaves_the_job_that_waits_for_the_next(jobs, capacity):
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_clearing_away_a_run_that_ended_leaves_the_job_that_waits_for_the_next(jobs, capacity, leaves):
     key = launch(jobs, capacity)
-    jobs.change(key, phase=WorkloadPhase.PLACED, attempt=1, preempted_for="urgent")
+    jobs.change(key, phase=WorkloadPhase.PLACED, attempt=1, **leaves)
     capacity.terminate([f"{key}.1"], "r")
     jobs.change(key, phase=WorkloadPhase.PENDING)
     capacity.terminate([f"{key}.1", "strange", "gone.1"], "r")
