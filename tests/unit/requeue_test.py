@@ -16,6 +16,7 @@ from eelgrid_protos.messages import (
     AttemptState,
     AttemptStatus,
     DrainOutcome,
+    GangPart,
     JobSchedule,
     Mobility,
     ProcessSpec,
@@ -130,6 +131,23 @@ def test_a_job_that_is_requeued_and_held_waits_until_it_is_released():
     check_invariants(core.state)
     core.release("j", now_ns=30)
     assert core.workload("j").attempt == 2
+
+
+def test_a_gang_whose_parts_are_requeued_and_held_starts_together_again():
+    core = build_core(node("a", gpus=4))
+    part = GangPart(name="llama", parts=2)
+    for key in ("driver", "workers"):
+        core.submit(job(key, gpus=2, gang=part), now_ns=2)
+    for key in ("driver", "workers"):
+        report(core, key, now_ns=3)
+        core.requeue(key, held_by="ann", now_ns=4)
+    for key in ("driver", "workers"):
+        end(core, key, now_ns=20)
+        assert core.workload(key).phase is WorkloadPhase.PENDING
+    core.release("driver", now_ns=30)
+    assert core.workload("driver").phase is WorkloadPhase.PENDING
+    core.release("workers", now_ns=31)
+    assert [core.workload(key).attempt for key in ("driver", "workers")] == [2, 2]
 
 
 def test_a_job_that_waits_or_stops_already_is_held_all_the_same():
