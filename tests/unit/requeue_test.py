@@ -8,9 +8,12 @@ from tests.builders.cluster import build_core, build_node, build_request
 from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.job_control import NODE_FAULTS_MOST
+from eelgrid_controller.core.steps import CommitResult
+from eelgrid_controller.server.metric_collectors import FleetMetrics
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.cordons import DrainTerms
 from eelgrid_controller.state.events import WorkloadEvicted, WorkloadStopping, event_from_plain, event_to_plain
+from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     AttemptState,
@@ -20,6 +23,7 @@ from eelgrid_protos.messages import (
     JobSchedule,
     Mobility,
     ProcessSpec,
+    Summary,
     WorkloadKind,
     WorkloadPhase,
 )
@@ -540,3 +544,20 @@ def test_a_cancelled_job_ends_with_its_fenced_node():
     core.cancel("j", now_ns=2 * S)
     wait(core, 1, 500)
     assert core.workload("j").phase is WorkloadPhase.CANCELLED
+
+
+def test_attempts_that_nodes_ended_are_counted_apart():
+    core = build_core(node("a"))
+    metrics = FleetMetrics(
+        core=lambda: core,
+        summary=Summary,
+        telemetry=Telemetry(send_interval_s=5.0),
+        monotonic_s=lambda: 0.0,
+        now_ns=lambda: 0,
+    )
+    begin(core, job("j"), job("k"))
+    events = end(core, "j", code=1, node_fault="GPU 0: it was lost")
+    core.requeue("k", now_ns=60)
+    events = (*events, *end(core, "k", now_ns=61))
+    metrics.on_commit(CommitResult(events, frozenset(), core.state.revision))
+    assert (metrics._changes["node_fault"], metrics._changes["evicted"]) == (1, 1)

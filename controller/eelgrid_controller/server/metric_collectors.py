@@ -179,6 +179,8 @@ class FleetMetrics:
             change = _CHANGES.get(type(event))
             if isinstance(event, WorkloadEvicted | WorkloadCancelled) and self._is_preemption(event):
                 change = "preempted"
+            elif isinstance(event, WorkloadEvicted) and event.is_node_fault:
+                change = "node_fault"
             if change is not None:
                 self._changes[change] += 1
 

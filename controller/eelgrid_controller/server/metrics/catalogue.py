@@ -24,6 +24,7 @@ PLAN_CHANGES = (
     "evicted",
     "limited",
     "moved",
+    "node_fault",
     "partitioned",
     "placed",
     "preempted",
