@@ -1,4 +1,4 @@
-"""Fenced nodes in random weather: links that break, agents that are stopped or killed, leaders that restart, clocks that jump.
+"""Fenced nodes in random weather: links that break, agents that are stopped or killed, reboots, leaders that restart, clocks.
 
 The core and the agents' contact are the real ones; launchers, agents and links are played by the clock. No workload ever
 runs on two nodes at once, and each runs again in the end.
@@ -75,6 +75,14 @@ class Node:
         self.contact = LeaderContact(self.folder / f"{self.name}.json", FENCE_S, self.boottime_s)
         self.is_agent, self.stream, self.sequence, self.sent_s, self.try_s = True, None, 0, 0.0, at_s
         self.inbox = deque()
+
+    def reboot(self, at_s):
+        """All that ran is gone, the clock of the boot begins anew, and the file of the contact is still there."""
+        for launcher in self.launchers:
+            launcher.is_alive, launcher.is_silent = False, True
+        self.kill_agent()
+        self.now_s, self.begin_s = at_s, -at_s * self.rate
+        self.start_agent(at_s)
 
     def kill_agent(self):
         self.is_agent, self.stream = False, None
@@ -263,7 +271,9 @@ class World:
             case 10:
                 self.jump_s += chance.choice((-3600.0, -60.0, 60.0, 3600.0))
             case _:
-                pass
+                if (stream := self.streams.get(node.name)) is not None:
+                    stream.breaks_at_s = self.now_s
+                node.reboot(self.now_s)
 
     def freeze(self, node):
         """The agent is stopped; whoever talks to it finds out at once, or by pings, and what comes meanwhile waits."""

@@ -106,6 +106,23 @@ def test_until_the_controller_knows_of_a_longer_time_the_shorter_one_holds(path,
         assert read_contact(path)[1] == fence_s
 
 
+def test_contact_of_an_earlier_boot_does_not_outlive_it(path, clock):
+    contact = LeaderContact(path, 60.0, clock)
+    contact.note_opening()
+    contact.note_welcome()
+    clock.now_s = 50.0
+    contact = LeaderContact(path, 60.0, clock)
+    assert read_contact(path) == (50.0, 60.0)
+    contact.note_opening()
+    clock.now_s = 55.0
+    contact.note_welcome()
+    assert read_contact(path) == (50.0, 60.0)
+    contact.note_sent(1)
+    clock.now_s = 60.0
+    contact.note_acknowledged(1)
+    assert read_contact(path) == (55.0, 60.0)
+
+
 def test_without_a_fence_nothing_is_written(path, clock):
     contact = LeaderContact(path, 0.0, clock)
     assert contact.path is None

@@ -37,7 +37,8 @@ class LeaderContact:
         self._written_s = 0.0
         if path is not None and (fence_after_s or path.exists()):
             contact_s, before_s = read_contact(path) or (0.0, 0.0)
-            self._write(contact_s or now_s(), min(before_s or fence_after_s, fence_after_s) or before_s)
+            # One in the future is of another boot, whose launchers are gone.
+            self._write(min(contact_s or now_s(), now_s()), min(before_s or fence_after_s, fence_after_s) or before_s)
         elif path is not None:
             self.path = None
 
