@@ -1,7 +1,9 @@
 """The last contact with the controller, and the launchers that end their process without one."""
 
 import asyncio
+import errno
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +123,29 @@ def test_contact_of_an_earlier_boot_does_not_outlive_it(path, clock):
     clock.now_s = 60.0
     contact.note_acknowledged(1)
     assert read_contact(path) == (55.0, 60.0)
+
+
+def test_on_a_full_disk_what_is_there_is_written_over_and_nothing_else_ends(path, clock, monkeypatch, caplog):
+    contact = LeaderContact(path, 60.0, clock)
+
+    def refuse(*_args, **_kinds):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    clock.now_s = 1030.0
+    contact.note_opening()
+    contact.note_welcome()
+    assert read_contact(path) == (1030.0, 60.0)
+    path.unlink()
+    for _ in range(2):
+        clock.now_s += 10.0
+        contact.note_opening()
+        contact.note_welcome()
+    assert caplog.text.count("event=contact_not_written") == 1
+    monkeypatch.undo()
+    contact.note_opening()
+    contact.note_welcome()
+    assert read_contact(path) == (1050.0, 60.0)
 
 
 def test_without_a_fence_nothing_is_written(path, clock):

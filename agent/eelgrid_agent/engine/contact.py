@@ -7,6 +7,7 @@ Times are of CLOCK_BOOTTIME, which all processes of one boot share.
 """
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from pathlib import Path
 _WRITES_PER_FENCE = 10.0
 _WRITTEN_S_MOST = 5.0
 _SENT_MOST = 1024
+# More than the file has.
+_BYTES = 128
+_LOG = logging.getLogger("eelgrid.agent")
 
 
 def _read_boottime_s() -> float:
@@ -34,7 +38,7 @@ class LeaderContact:
         self._opened_s = 0.0
         # When batches were sent that were not acknowledged.
         self._sent_s = deque[tuple[int, float]](maxlen=_SENT_MOST)
-        self._written_s = 0.0
+        self._written_s, self._is_failing = 0.0, False
         if path is not None and (fence_after_s or path.exists()):
             contact_s, before_s = read_contact(path) or (0.0, 0.0)
             # One in the future is of another boot, whose launchers are gone.
@@ -68,14 +72,28 @@ class LeaderContact:
         often_s = min(_WRITTEN_S_MOST, self.fence_after_s / _WRITES_PER_FENCE)
         # An answer to an opening may come after one to a batch that was sent later.
         contact_s = max(contact_s, self._written_s)
-        if self.path is not None and (is_first or contact_s - self._written_s >= often_s):
+        if self.path is None or not (is_first or contact_s - self._written_s >= often_s):
+            return
+        try:
             self._write(contact_s, self.fence_after_s)
+            self._is_failing = False
+        except OSError as error:
+            # Launchers take that for silence in the end, which is what the controller counts on.
+            if not self._is_failing:
+                _LOG.warning("event=contact_not_written path=%s reason=%r", self.path, error.strerror)
+            self._is_failing = True
 
     def _write(self, contact_s: float, fence_after_s: float) -> None:
         assert self.path is not None
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps({"contact_s": contact_s, "fence_after_s": fence_after_s}), encoding="ascii")
-        new.replace(self.path)
+        text = json.dumps({"contact_s": contact_s, "fence_after_s": fence_after_s})
+        try:
+            new.write_text(text, encoding="ascii")
+            new.replace(self.path)
+        except OSError:
+            # On a full disk what is there can be written over.
+            with self.path.open("r+b") as file:
+                file.write(text.encode("ascii").ljust(_BYTES))
         self._written_s = contact_s
 
 
