@@ -292,7 +292,7 @@ def _describe_run(job: Workload) -> NodeRun:
     node_type, following = job.spec.labels.get(ray_names.NODE_TYPE, ""), f"{job.workload_id}.{job.attempt + 1}"
     if job.phase is WorkloadPhase.PENDING:
         return NodeRun(following, node_type, is_placed=False)
-    next_id = following if job.preempted_for or job.requeuing else ""
+    next_id = following if job.returns_to_queue else ""
     return NodeRun(f"{job.workload_id}.{job.attempt}", node_type, is_placed=True, next_id=next_id)
 
 

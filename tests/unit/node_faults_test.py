@@ -17,7 +17,7 @@ from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.local import LocalEngine
 from eelgrid_agent.engine.port import AttemptKey
 from eelgrid_agent.node import loop as loop_module
-from eelgrid_agent.node.attempt_reports import LOOK_MOST_NS
+from eelgrid_agent.node.attempt_reporter import LOOK_MOST_NS
 from eelgrid_agent.node.inventory import APPLICATION_XIDS, FATAL_XIDS, look_for_faults
 from eelgrid_agent.node.loop import DriverThread, QuestionsInPlace, QuestionsToDriver
 from eelgrid_protos.messages import (
@@ -198,7 +198,7 @@ def test_a_fault_is_told_again_on_another_stream_and_forgotten_with_the_attempt(
     jobs.attempts.clear()
     jobs.processes.on_change()
     assert jobs.read() == {}
-    assert jobs.node._reports._faults == {}
+    assert jobs.node._reporter._faults == {}
 
 
 def test_questions_to_a_driver_that_does_not_answer_in_time_are_asked_once(monkeypatch, jobs):

@@ -30,7 +30,7 @@ from eelgrid_agent.engine.contact import LeaderContact
 from eelgrid_agent.engine.port import AttemptKey, ProcessEngine, attempt_key, plan_actions
 from eelgrid_agent.engine.readiness import GpuReadiness, GpuUse, needs_free_gpus
 from eelgrid_agent.engine.slurm_jobs import HandedJob
-from eelgrid_agent.node.attempt_reports import AttemptReports
+from eelgrid_agent.node.attempt_reporter import AttemptReporter
 from eelgrid_agent.node.inventory import (
     DeviceSurvey,
     GpuReadings,
@@ -192,7 +192,7 @@ class AgentNode:
         # None where nobody asks the driver before a start.
         self._readiness = readiness
         self._possible: tuple[Assignment, ...] = ()
-        self._reports = AttemptReports(dict if processes is None else processes.list_attempts)
+        self._reporter = AttemptReporter(dict if processes is None else processes.list_attempts)
         self._forgotten: tuple[AttemptKey, ...] = ()
         self._log_requests: list[_PendingLogRequest] = []
         self._chunks, self._streams, self._is_answer_due = deque[LogChunk | InputResult](), 0, False
@@ -524,7 +524,7 @@ class AgentNode:
         self.connected = True
         self._contact.note_welcome()
         is_asked = message.wants_ended_attempts
-        self._reports.begin(self._processes.list_ended() if is_asked and self._processes is not None else ())
+        self._reporter.begin(self._processes.list_ended() if is_asked and self._processes is not None else ())
         self._chunks.clear()
         self._log_requests.clear()
         self._streams += 1
@@ -692,26 +692,26 @@ class AgentNode:
         """
         if self._plain_answer is not None:
             self._queue_answer(self._plain_answer)
-        if self._reports.report_starts():
+        if self._reporter.report_starts():
             self.wake()
 
     def _next_report(self) -> AttemptReport | None:
         """Returns the attempts that the controller was not told of on this stream, as they are now."""
-        report = self._reports.next_report(self._assignments() or (), self._clock.monotonic_ns())
+        report = self._reporter.next_report(self._assignments() or (), self._clock.monotonic_ns())
         if self.list_suspected_gpus():
             self.starting()
         return report
 
     def list_suspected_gpus(self) -> tuple[str, ...]:
         """Returns the GPUs of processes that failed, about which the driver is to be asked before that is told."""
-        return self._reports.list_suspected_gpus(self._assignments() or ())
+        return self._reporter.list_suspected_gpus(self._assignments() or ())
 
     def on_fault_look(self, quick: GpuReadings, events: tuple[DeviceEvent, ...]) -> None:
         """Takes what the driver said of such GPUs, and judges whether they ended what ran there."""
         if told := self.health.on_device_events(events, wall_ns=self._clock.wall_ns()):
             self.queue_events(told)
             self._report_health()
-        if self._reports.judge_ends(self._assignments() or (), quick, self.inventory.gpus, self.health):
+        if self._reporter.judge_ends(self._assignments() or (), quick, self.inventory.gpus, self.health):
             self.wake()
 
     def _read_log(self, request: LogRequest) -> None:

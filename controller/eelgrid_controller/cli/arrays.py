@@ -143,9 +143,8 @@ def build_array_rerun(
 def prepare_rerun(spec: WorkloadSpec) -> WorkloadSpec:
     """Returns what an ended workload ran, as a new one that waits for nothing and has neither deadline nor gang."""
     before = spec.schedule or JobSchedule()
-    schedule = JobSchedule(retries_most=before.retries_most, no_requeue=before.no_requeue)
-    schedule_left = None if schedule == JobSchedule() else schedule
-    return replace(spec, schedule=schedule_left, array=None, deadline=None, gang=None)
+    kept = JobSchedule(retries_most=before.retries_most, no_requeue=before.no_requeue)
+    return replace(spec, schedule=None if kept == JobSchedule() else kept, array=None, deadline=None, gang=None)
 
 
 def _list_ranges(indexes: Iterable[int]) -> Iterator[str]:

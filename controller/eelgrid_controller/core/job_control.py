@@ -49,7 +49,7 @@ ON_SUBMISSION = "submitted as cancelled"
 # Attempts of one workload that its nodes may end without being counted as failed: more may be its own doing.
 NODE_FAULTS_MOST = 3
 # Who holds work, where the caller has no certificate.
-_UNNAMED = "an operator"
+UNNAMED_USER = "an operator"
 
 
 def check_dependencies(state: ClusterState, spec: WorkloadSpec, indexes: Sequence[int] = ()) -> None:
@@ -112,7 +112,7 @@ def make_waiting(workload_id: str, spec: WorkloadSpec, owner: str, *, is_held: b
         phase=WorkloadPhase.PENDING,
         submitted_ns=now_ns,
         owner=owner,
-        held_by=(owner or spec.user or _UNNAMED) if is_held else "",
+        held_by=(owner or spec.user or UNNAMED_USER) if is_held else "",
     )
 
 
@@ -125,7 +125,7 @@ def plan_hold(workload: Workload, user: str, *, now_ns: int) -> tuple[Event, ...
         )
     if workload.held_by:
         return ()
-    return (WorkloadHeld(time_ns=now_ns, workload_id=workload.workload_id, user=user or _UNNAMED),)
+    return (WorkloadHeld(time_ns=now_ns, workload_id=workload.workload_id, user=user or UNNAMED_USER),)
 
 
 def begin_workload(workload: Workload) -> tuple[Event, ...]:
@@ -144,7 +144,7 @@ def plan_cancel(
     """Returns the event that ends a workload, or tells its processes to end; None if it has ended or is being stopped."""
     is_running = workload.spec.process is not None and workload.phase is WorkloadPhase.PLACED
     if is_running and not has_stopped(workload) and not is_immediate:
-        if workload.stopping_ns and not (workload.preempted_for or workload.requeuing):
+        if workload.stopping_ns and not workload.returns_to_queue:
             return None
         return WorkloadStopping(time_ns=now_ns, workload_id=workload.workload_id, reason=reason or "cancelled")
     if workload.phase.is_ended:

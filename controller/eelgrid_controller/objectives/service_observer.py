@@ -391,6 +391,10 @@ class ServiceObserver:
         """Where its pages are now, and the rounds that they are taken in."""
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
+        assert service.start is not None, "_start_events finds it first"
+        settings = self._settings
+        # A replica that is known to start slowly is not missing meanwhile.
+        grace_s = 2.0 * max(service.start.seconds, settings.scrape_s)
         source = promise.metrics
         if source != service.source:
             service.source, service.rounds, service.asked = source, None, None
@@ -400,17 +404,15 @@ class ServiceObserver:
                 except ControllerError as error:
                     service.seen = ServiceObservation(reason=str(error))
                     return
-                settings = self._settings
                 service.rounds = ScrapeWindows(
                     names,
                     source.model,
-                    grace_s=0.0,
+                    grace_s=grace_s,
                     age_most_s=settings.stale_rounds * settings.scrape_s,
                 )
                 service.asked = ScrapeTarget({}, required_names(names))
-        if service.rounds is not None and service.start is not None:
-            # A replica that is known to start slowly is not missing meanwhile.
-            service.rounds.grace_s = 2.0 * max(service.start.seconds, self._settings.scrape_s)
+        if service.rounds is not None:
+            service.rounds.grace_s = grace_s
         if source is not None and service.asked is not None:
             if pages is None and _OUTSIDE in source.url:
                 pages = {}  # addresses that only somebody outside knows, who has not told them yet

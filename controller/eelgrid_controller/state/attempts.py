@@ -145,7 +145,7 @@ def find_outcome(workload: Workload) -> tuple[WorkloadPhase, str] | None:
         return None
     if all(one.is_success for one in workload.attempts):
         return WorkloadPhase.SUCCEEDED, ""
-    if workload.preempted_for or workload.requeuing:
+    if workload.returns_to_queue:
         return None
     if workload.stopping_ns:
         return WorkloadPhase.CANCELLED, workload.reason

@@ -509,7 +509,7 @@ class ClusterState:
     def _apply_stopping(self, event: WorkloadStopping) -> frozenset[str]:
         workload = self._running(event.workload_id)
         # Its user may cancel what is being preempted.
-        if workload.stopping_ns and not (workload.preempted_for or workload.requeuing):
+        if workload.stopping_ns and not workload.returns_to_queue:
             raise ContradictoryEvent(f"workload {event.workload_id} is being stopped already")
         workload = replace(workload, held_by=event.held_by)
         return self._stop_processes(workload, event.reason, event.time_ns, requeuing=event.requeues)

@@ -547,6 +547,11 @@ class Workload:
     node_faults: Count = 0
 
     @property
+    def returns_to_queue(self) -> bool:
+        """Returns whether its processes are being stopped so that it waits again, instead of ending."""
+        return bool(self.preempted_for) or self.requeuing
+
+    @property
     def exit_code(self) -> int | None:
         """Returns the exit code of its processes as a shell has it, of the first that failed; None while it runs."""
         if not self.phase.is_ended or not self.attempts:

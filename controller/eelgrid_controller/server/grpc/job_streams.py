@@ -270,7 +270,7 @@ class JobStreamService:
             if now is None or now.phase.is_ended or now.attempt > attempt:
                 return now is not None and now.attempt > attempt
             # Of several processes the others may run for long.
-            if now.placements and now.spec.replicas > 1 and not (now.preempted_for or now.requeuing):
+            if now.placements and now.spec.replicas > 1 and not now.returns_to_queue:
                 return False
             await self._changes.wait_change()
         return False

@@ -14,6 +14,7 @@ import grpc.aio
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.drains import find_node, resolve_gpus
 from eelgrid_controller.core.job_arrays import ElementChange
+from eelgrid_controller.core.job_control import UNNAMED_USER
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.core.steps import CommandOrigin, CommitResult
 from eelgrid_controller.placement.migration_planner import build_migration_problem, recommend_moves
@@ -353,7 +354,7 @@ class OperatorService:
         """Stop a running job of the caller's own, or each of an array; it then waits again."""
         key, call = request.workload_id, self._call_of("RequeueWorkload", request, context)
         user = owner_of(None if call is None else call.caller)
-        cause, held_by = describe_cause(user, request.reason), (user or "an operator") if request.hold else ""
+        cause, held_by = describe_cause(user, request.reason), (user or UNNAMED_USER) if request.hold else ""
         if is_array(self._loop, key):
             if request.hold:
                 problem = Violation("hold", "is set, and this is an array", "name its elements, such as w-7_3")

@@ -1,4 +1,4 @@
-"""Attempt reports: what the controller is told of processes on one stream, and when their node is to blame for their end.
+"""Attempt reporter: what the controller is told of processes on one stream, and when their node is to blame for their end.
 
 Starts wait to be told with others, ends go at once. The end of a process that failed and had GPUs is kept back until the
 driver was asked about these after it, or did not answer in time. Its node is to blame if one of them is lost or hangs, or
@@ -21,8 +21,8 @@ LOOK_MOST_NS = 2_000_000_000
 ListAttempts = Callable[[], Mapping[AttemptKey, AttemptStatus]]
 
 
-class AttemptReports:
-    """The reports of one node; times are monotonic."""
+class AttemptReporter:
+    """Reports the attempts of one node; times are monotonic."""
 
     def __init__(self, list_attempts: ListAttempts) -> None:
         self._list_attempts = list_attempts
